@@ -43,26 +43,12 @@ impl Admission {
                 amount_minor,
                 funding_seq,
                 key_hash,
-            } => {
-                let pool = self.fundable(*hold, *funding_seq)?;
-                if amount_minor.0 <= 0 {
-                    return Err(RejectReason::Malformed.into());
-                }
-                if *amount_minor > pool.free {
-                    let known = Known::Balance {
-                        free: pool.free,
-                        main: *amount_minor,
-                        fee: types::Minor::ZERO,
-                    };
-                    return Err(Reject::with(RejectReason::HoldInUse, known));
-                }
-                Ok(Command::Defund(Defund {
-                    hold: *hold,
-                    amount_minor: *amount_minor,
-                    funding_seq: *funding_seq,
-                    key_hash: *key_hash,
-                }))
-            }
+            } => self.admit_defund(Defund {
+                hold: *hold,
+                amount_minor: *amount_minor,
+                funding_seq: *funding_seq,
+                key_hash: *key_hash,
+            }),
             Request::CloseHold {
                 hold,
                 funding_seq,
@@ -131,6 +117,22 @@ impl Admission {
                 unreachable!("orders are checked in their own file")
             }
         }
+    }
+
+    fn admit_defund(&self, c: Defund) -> Result<Command, Reject> {
+        let pool = self.fundable(c.hold, c.funding_seq)?;
+        if c.amount_minor.0 <= 0 {
+            return Err(RejectReason::Malformed.into());
+        }
+        if c.amount_minor > pool.free {
+            let known = Known::Balance {
+                free: pool.free,
+                main: c.amount_minor,
+                fee: types::Minor::ZERO,
+            };
+            return Err(Reject::with(RejectReason::HoldInUse, known));
+        }
+        Ok(Command::Defund(c))
     }
 
     fn admit_kill_switch(

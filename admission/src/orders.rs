@@ -225,25 +225,8 @@ impl Admission {
         self.check_session(r.session, r.user, r.client_seq)?;
         self.check_key(r.key_hash, now_ns)?;
         let order = self.find_order(r.order, r.user)?;
-        let changes_nothing =
-            r.price.is_none() && r.quantity.is_none() && r.new_client_order_id == 0;
-        if order.is_market || changes_nothing {
-            return Err(RejectReason::InvalidAmend.into());
-        }
+        check_amend_form(r, order)?;
         self.check_client_order_id(order.user, r.new_client_order_id)?;
-        if let Some(price) = r.price
-            && !(1..=Ticks::ORDER_MAX.0).contains(&price.0)
-        {
-            return Err(RejectReason::PriceTick.into());
-        }
-        if let Some(quantity) = r.quantity {
-            if quantity.is_zero() || quantity > Lots::ORDER_MAX {
-                return Err(RejectReason::QuantityLot.into());
-            }
-            if quantity <= order.filled() {
-                return Err(RejectReason::InvalidAmend.into());
-            }
-        }
         if self
             .tables
             .users
@@ -485,6 +468,27 @@ fn check_form(r: &NewRequest, now_ns: u64) -> Result<(), Reject> {
         return Err(RejectReason::InvalidCombination.into());
     }
     Ok(())
+}
+
+/// What an amend says fits the order as it is.
+#[inline]
+fn check_amend_form(r: &AmendRequest, order: &OpenOrder) -> Result<(), Reject> {
+    let changes_nothing = r.price.is_none() && r.quantity.is_none() && r.new_client_order_id == 0;
+    if order.is_market || changes_nothing {
+        return Err(RejectReason::InvalidAmend.into());
+    }
+    if let Some(price) = r.price
+        && !(1..=Ticks::ORDER_MAX.0).contains(&price.0)
+    {
+        return Err(RejectReason::PriceTick.into());
+    }
+    match r.quantity {
+        Some(quantity) if quantity.is_zero() || quantity > Lots::ORDER_MAX => {
+            Err(RejectReason::QuantityLot.into())
+        }
+        Some(quantity) if quantity <= order.filled() => Err(RejectReason::InvalidAmend.into()),
+        _ => Ok(()),
+    }
 }
 
 fn check_free(pool: &Pool, draw: Reserve) -> Result<(), Reject> {

@@ -218,6 +218,9 @@ impl Admission {
 
     /// The state of an image. Panics on an image that admission cannot have made (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
+        // Pools are listed by user: before there is a place for each user up to one that does not exist.
+        let has_user = |pool: &Pool| pool.user.index() < image.users.len();
+        assert!(image.pools.iter().all(has_user), "a pool belongs to a user");
         let mut room = Self::new(config);
         let mut slots = core::mem::take(&mut room.tables.slots);
         slots.extend_from_slice(&image.slots);

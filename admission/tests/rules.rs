@@ -601,6 +601,15 @@ fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
     assert_eq!(reject.unwrap_err().reason, RejectReason::UserOrderLimit);
 }
 
+// A damaged image ends before it asks for a place for each of 2^32 users.
+#[test]
+#[should_panic(expected = "a pool belongs to a user")]
+fn an_image_with_a_pool_of_no_user_is_refused() {
+    let mut image = Market::small().room.image();
+    image.pools[0].user = UserIx(u32::MAX - 1);
+    let _ = Admission::restore(&image, AdmissionConfig::default());
+}
+
 // `design.md` 7: the last eighth is for users with fewer than 1,000 open orders.
 #[test]
 fn the_last_slots_are_for_users_with_few_orders() {

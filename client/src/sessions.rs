@@ -8,8 +8,9 @@
 //! [`crate::spinning::Connection`].
 //!
 //! Invariants: the numbered messages of a session arrive in order, each once, across connections,
-//! except for those that the caller asks for once more ([`wire::Retransmit`]). A request is sent under one client sequence, and again only if the server has not seen it;
-//! requests sent again leave before new ones, in the order of the first calls.
+//! except for those that the caller asks for once more ([`wire::Retransmit`]). A request is sent
+//! under one client sequence, and again only if the server has not seen it; requests sent again
+//! leave before new ones, in the order of the first calls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

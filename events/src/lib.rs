@@ -21,7 +21,7 @@ pub mod log;
 mod many;
 pub mod migrations;
 pub mod outbox;
-mod pack;
+pub mod pack;
 pub mod postgres;
 pub mod row;
 pub mod sqlite;

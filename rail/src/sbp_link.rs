@@ -124,7 +124,11 @@ impl SbpLink {
             .filter(|crc| crc.len() == 4 && crc.bytes().all(|b| b.is_ascii_hexdigit()))
             .and_then(|crc| u16::from_str_radix(crc, 16).ok())
             .ok_or(LinkError::Checksum)?;
-        let (signed, _) = text.rsplit_once("&crc=").ok_or(LinkError::Parameters)?;
+        let (signed, last) = text.rsplit_once("&crc=").ok_or(LinkError::Parameters)?;
+        // The checksum does not cover a parameter after it.
+        if Some(last) != checksum {
+            return Err(LinkError::Checksum);
+        }
         if crc16_ccitt_false(signed.as_bytes()) != given {
             return Err(LinkError::Checksum);
         }
@@ -267,6 +271,14 @@ mod tests {
         ] {
             assert_eq!(sealed(&text), Err(error), "{text}");
         }
+        // What follows the checksum is not covered by it.
+        let signed = format!("{base}?type=01&bank=100000000001");
+        let crc = crc16_ccitt_false(signed.as_bytes());
+        assert!(SbpLink::parse(&format!("{signed}&crc={crc:04X}")).is_ok());
+        assert_eq!(
+            SbpLink::parse(&format!("{signed}&crc={crc:04X}&sum=253&cur=RUB")),
+            Err(LinkError::Checksum)
+        );
         assert_eq!(
             SbpLink::parse(&format!("{base}?type=01&bank=100000000001")),
             Err(LinkError::Checksum)

@@ -29,7 +29,7 @@ pub struct Checkpoint {
 
 impl State {
     /// Cost: a copy of the state.
-    pub(crate) fn take(&self) -> Checkpoint {
+    pub fn take(&self) -> Checkpoint {
         let tables = self.tables();
         let open = self.core().admission().orders();
         let details = open.map(|order| {
@@ -96,9 +96,11 @@ impl Beside {
 }
 
 impl Checkpoint {
+    /// The payload of a checkpoint.
+    ///
     /// # Errors
     /// There is no memory for it.
-    pub(crate) fn encode(self) -> Result<AlignedVec, RkyvError> {
+    pub fn encode(self) -> Result<AlignedVec, RkyvError> {
         let beside = rkyv::to_bytes::<RkyvError>(&self.beside)?;
         self.image.with_beside(beside.to_vec()).encode()
     }
@@ -118,6 +120,18 @@ impl Checkpoint {
         let row = self.image.session(session);
         row.map_or((0, 0), |row| (row.last_number, row.client_seq))
     }
+}
+
+/// The state of a checkpoint's payload, whose bytes may be anything.
+///
+/// # Errors
+/// A text: no journal of this node can have made it.
+pub fn restore(
+    node: NodeId,
+    limits: AdmissionConfig,
+    payload: &AlignedVec,
+) -> Result<State, String> {
+    State::restore(node, limits, &Checkpoint::decode(payload)?)
 }
 
 /// The newest state at or before `until` that is written down and that `is_wanted` takes; the
@@ -150,8 +164,6 @@ pub(crate) fn oldest(
     limits: AdmissionConfig,
     from: Sequence,
 ) -> Result<Option<State>, CheckpointError> {
-    let restored = Checkpoints::new(dir).oldest(from, |_, payload| {
-        State::restore(node, limits, &Checkpoint::decode(payload)?)
-    });
+    let restored = Checkpoints::new(dir).oldest(from, |_, payload| restore(node, limits, payload));
     Ok(restored?)
 }

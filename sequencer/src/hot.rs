@@ -457,21 +457,11 @@ impl Hot {
                 at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
             };
             let route = place.command.route();
+            let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if route == Route::Listed {
                 let filtered = filtered_mass_cancel(request);
-                if let Some(user) = filtered
-                    && self.walks.wait_ns(user, clock_ns) > 0
-                {
-                    return Err(NotTaken::Refused(RejectReason::Throttle.into()));
-                }
-                admission.list(&place.command, &mut self.listed);
-                if let Some(user) = filtered {
-                    let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
-                    let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
-                    self.walks.charge(user, clock_ns, left);
-                }
+                self.list(filtered, clock_ns)?;
             }
-            let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
                 if is_order {
                     self.intake.entered(clock_ns);

@@ -78,6 +78,12 @@ impl Core {
             let reason = "an order rests in a slot that admission does not have";
             return Err(ImageError::Invariant(reason.to_owned()));
         }
+        // Best prices are kept by instrument: the same.
+        let numbers = image.books.iter().map(|book| book.spec.ix.index());
+        if !numbers.eq(0..image.admission.instruments.len()) {
+            let reason = "there is not one book for each instrument";
+            return Err(ImageError::Invariant(reason.to_owned()));
+        }
         let admission = Admission::restore(&image.admission, config);
         let books = image.books.iter();
         let books = books.map(|book| Book::restore(book, book_config(config.orders_max)));
@@ -150,4 +156,49 @@ pub fn load(
             .map_err(|error| error.to_string())
     });
     Ok(restored?)
+}
+
+#[cfg(test)]
+mod tests {
+    use types::command::SetInstrument;
+    use types::{
+        Command, Envelope, FeeRate, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec,
+        Phase, Ticks, VelocityRule,
+    };
+
+    use super::*;
+
+    #[test]
+    fn an_image_with_a_book_of_no_instrument_is_refused() {
+        let spec = InstrumentSpec::new(&InstrumentParams {
+            ix: InstrumentIx(0),
+            id: InstrumentId::new("BOND").expect("an id"),
+            decimals: 0,
+            tick_size: "0.01".parse().expect("a number"),
+            lot_size: "1".parse().expect("a number"),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(1),
+            band_high: Ticks(1_000),
+            collar_ppm: 50_000,
+            velocity: VelocityRule::OFF,
+            phase: Phase::Open,
+        });
+        let spec = spec.expect("a consistent instrument");
+        let mut core = Core::new(crate::limits());
+        core.apply(&Envelope {
+            sequence: Sequence(1),
+            time_ns: 1,
+            received_ns: 1,
+            command: Command::SetInstrument(SetInstrument { spec }),
+        });
+        let mut image = core.image();
+        assert!(Core::restore(&image, crate::limits()).is_ok());
+        // Best prices would ask for a place for each of 2^32 instruments.
+        image.books[0].spec.ix = InstrumentIx(u32::MAX - 1);
+        let refused = Core::restore(&image, crate::limits()).err();
+        assert!(
+            matches!(refused, Some(ImageError::Invariant(_))),
+            "{refused:?}"
+        );
+    }
 }

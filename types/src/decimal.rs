@@ -174,8 +174,10 @@ impl Decimal {
 
     pub fn checked_add(self, other: Self) -> Result<Self, DecimalError> {
         let scale = self.scale.max(other.scale);
-        let sum = self.rescale(scale)?.mantissa() + other.rescale(scale)?.mantissa();
-        Self::new(sum, scale)
+        let (a, b) = (self.rescale(scale)?, other.rescale(scale)?);
+        // Two of 38 digits may pass 128 bits.
+        let sum = a.mantissa().checked_add(b.mantissa());
+        Self::new(sum.ok_or(DecimalError::Overflow)?, scale)
     }
 
     pub fn checked_sub(self, other: Self) -> Result<Self, DecimalError> {
@@ -350,6 +352,18 @@ mod tests {
             "100000000000000000000000000000000000000".parse::<Decimal>(),
             Err(DecimalError::Overflow)
         );
+    }
+
+    #[test]
+    fn a_sum_past_the_longest_number_is_an_overflow() {
+        // Two of 38 digits: past 128 bits together.
+        let nines = d("99999999999999999999999999999999999999");
+        assert_eq!(nines.checked_add(nines), Err(DecimalError::Overflow));
+        assert_eq!(
+            nines.negated().checked_sub(nines),
+            Err(DecimalError::Overflow)
+        );
+        assert_eq!(nines.checked_sub(nines), Ok(Decimal::ZERO));
     }
 
     #[test]

@@ -25,7 +25,9 @@ pub struct Layout {
 macro_rules! messages {
     ($(
         $(#[$set_meta:meta])* $set:ident {
-            $( $(#[doc = $about:literal])+ $kind:literal $name:ident { $( $(#[$field_meta:meta])* $field:ident : $type:ty ),* $(,)? } )+
+            $( $(#[doc = $about:literal])+ $kind:literal $name:ident {
+                $( $(#[$field_meta:meta])* $field:ident : $type:ty ),* $(,)?
+            } )+
         }
     )+) => {
         $($(
@@ -342,8 +344,8 @@ messages! {
             request: RequestKind,
             reason: RejectReason,
             /// Limit value of the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
-            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`: the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`:
-            /// what there is, in minor units.
+            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`:
+            /// the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`: what there is, in minor units.
             limit: u64,
             node_sequence: u64,
             time_ns: u64,

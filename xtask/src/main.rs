@@ -6,6 +6,8 @@ mod contracts;
 mod deny;
 mod files;
 mod full;
+mod fuzz;
+mod harness;
 mod miri;
 mod powerloss;
 mod proto;
@@ -45,6 +47,28 @@ enum Chore {
     },
     /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
     Full,
+    /// The decoders' fuzz targets under libFuzzer. Needs a C++ compiler, which it does not install.
+    Fuzz {
+        /// Time for each target.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Only this one; may be repeated.
+        #[arg(long)]
+        target: Vec<String>,
+    },
+    /// Conformance cases and scenarios of the public matching-engine benchmark harness
+    /// (flash1-dev/matching-engine-benchmark), whose built checkout the caller brings.
+    Harness {
+        /// The checkout, with harness and baselines built as its README says.
+        #[arg(long, value_name = "DIR")]
+        source: std::path::PathBuf,
+        /// Core of the thread that matches.
+        #[arg(long, default_value_t = 0)]
+        matcher_core: u32,
+        /// Core of the thread that takes the reports.
+        #[arg(long, default_value_t = 1)]
+        drainer_core: u32,
+    },
     /// The book's rules under Miri; needs a nightly toolchain with that component.
     Miri,
     /// System calls of the hot thread under load, counted by strace.
@@ -100,6 +124,12 @@ fn main() -> anyhow::Result<()> {
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
         Chore::Full => full::run(),
+        Chore::Fuzz { seconds, target } => fuzz::run(seconds, &target),
+        Chore::Harness {
+            source,
+            matcher_core,
+            drainer_core,
+        } => harness::run(&source, matcher_core, drainer_core),
         Chore::Miri => miri::run(),
         Chore::Powerloss { seeds } => powerloss::run(seeds),
         Chore::Syscalls { commands } => syscalls::run(commands),

@@ -53,8 +53,19 @@ pub fn run_with(
 
 /// Runs `program` and gives what it printed.
 pub fn output(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
+    output_with(dir, program, args, &[])
+}
+
+/// As [`output`], with further environment variables.
+pub fn output_with(
+    dir: &Path,
+    program: &str,
+    args: &[&str],
+    environment: &[(&str, &str)],
+) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(args)
+        .envs(environment.iter().copied())
         .current_dir(dir)
         .stderr(std::process::Stdio::inherit())
         .output()
@@ -66,5 +77,16 @@ pub fn output(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String
             output.status
         );
     }
+    String::from_utf8(output.stdout).context("the output is no text")
+}
+
+/// Runs `program` and gives what it printed, whatever its exit code.
+pub fn said(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program)
+        .args(args)
+        .current_dir(dir)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{program}`"))?;
     String::from_utf8(output.stdout).context("the output is no text")
 }

@@ -77,8 +77,12 @@ pub fn parse(line: &str) -> anyhow::Result<Row> {
         "6" | "7" => Kind::Other,
         other => bail!("`{other}` is no type of row"),
     };
+    let seconds = seconds.parse::<u64>().context("time")?;
+    let time_ns = seconds
+        .checked_mul(1_000_000_000)
+        .and_then(|ns| ns.checked_add(nanos));
     Ok(Row {
-        time_ns: seconds.parse::<u64>().context("time")? * 1_000_000_000 + nanos,
+        time_ns: time_ns.with_context(|| format!("`{time}` is too late a time"))?,
         kind,
         order_id: order_id.parse().context("order id")?,
         size: size.parse().context("size")?,
@@ -134,6 +138,9 @@ mod tests {
             "1.0,9,1,1,1,1",
             "1.0,1,1,-5,1,1",
             "1.0,1,1,1,1,0",
+            // Past the nanoseconds that 64 bits count.
+            "18446744074.0,1,1,1,1,1",
+            "18446744073.709551616,1,1,1,1,1",
         ] {
             parse(line).expect_err(line);
         }

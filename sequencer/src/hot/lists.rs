@@ -1,13 +1,36 @@
 //! Commands that end the orders of a list: to the engines of those orders alone.
 
-use types::Envelope;
 use types::command::Listed;
+use types::{Envelope, RejectReason, UserIx};
 
 use super::Hot;
 use crate::flight::Owed;
 use crate::lane::Lane;
+use crate::port::NotTaken;
 
 impl Hot {
+    /// Lists the orders that the command to be admitted ends. `filtered`: the user of a mass cancel that may
+    /// leave some of the owner's orders.
+    ///
+    /// # Errors
+    /// `THROTTLE`: the user has walked too many orders in vain.
+    #[cold]
+    pub(super) fn list(&mut self, filtered: Option<UserIx>, now_ns: u64) -> Result<(), NotTaken> {
+        if let Some(user) = filtered
+            && self.walks.wait_ns(user, now_ns) > 0
+        {
+            return Err(NotTaken::Refused(RejectReason::Throttle.into()));
+        }
+        let admission = self.core.admission();
+        admission.list(&self.flights.vacant().command, &mut self.listed);
+        if let Some(user) = filtered {
+            let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
+            let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
+            self.walks.charge(user, now_ns, left);
+        }
+        Ok(())
+    }
+
     /// The lanes of the instruments in the list.
     pub(super) fn listed_lanes(&self) -> impl Iterator<Item = &Lane> {
         Listed::by_instrument(&self.listed).map(|list| &self.lanes[lane_of(list)])

@@ -20,7 +20,11 @@ impl Walks {
     /// Nanoseconds until the user may walk again; 0 = now.
     pub fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
         let even_ns = self.even_ns.get(user.index()).copied().unwrap_or(0);
-        even_ns.saturating_sub(now_ns).saturating_sub(SECOND_NS)
+        match even_ns.saturating_sub(now_ns) {
+            // No walk brings it that far: the clock was set back.
+            ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
+            ahead_ns => ahead_ns.saturating_sub(SECOND_NS),
+        }
     }
 
     /// Counts orders that were walked and left.
@@ -32,7 +36,10 @@ impl Walks {
             self.even_ns.resize(user.index() + 1, 0);
         }
         let even_ns = &mut self.even_ns[user.index()];
-        *even_ns = (*even_ns).max(now_ns) + orders * ORDER_NS;
+        if *even_ns < now_ns || *even_ns > now_ns + 2 * SECOND_NS {
+            *even_ns = now_ns;
+        }
+        *even_ns += orders * ORDER_NS;
     }
 }
 
@@ -51,6 +58,7 @@ mod tests {
         assert_eq!(walks.wait_ns(user, start), 20_000_000);
         assert_eq!(walks.wait_ns(UserIx(4), start), 0);
         assert_eq!(walks.wait_ns(user, start + 20_000_000), 0);
+        assert_eq!(walks.wait_ns(user, 1), 0, "the clock was set back");
         walks.charge(UserIx(9), start, 0);
         assert_eq!(
             walks.even_ns.len(),

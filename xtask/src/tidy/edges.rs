@@ -106,7 +106,8 @@ const DEV_RULES: &[Rule] = &[
 ];
 
 /// Crates that nothing depends on, tests included.
-const ROOTS: [&str; 5] = ["benches", "conformance", "node", "tests", "xtask"];
+#[rustfmt::skip]
+const ROOTS: [&str; 7] = ["benches", "conformance", "fuzz", "harness", "node", "tests", "xtask"];
 
 /// Dependencies of all crates of the workspace.
 pub fn read(root: &Path) -> anyhow::Result<Vec<Edge>> {

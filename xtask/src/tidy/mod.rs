@@ -23,7 +23,8 @@ use source::Source;
 const EXCEPTIONS: &str = "xtask/tidy.txt";
 
 /// Crates that only tests, measurements and chores run.
-const TEST_CRATES: &[&str] = &["benches", "conformance", "testkit", "tests", "xtask"];
+#[rustfmt::skip]
+const TEST_CRATES: &[&str] = &["benches", "conformance", "fuzz", "harness", "testkit", "tests", "xtask"];
 
 /// Something that breaks a rule.
 #[derive(Debug)]

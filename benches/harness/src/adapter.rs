@@ -1,0 +1,309 @@
+//! The harness's messages as commands of the book, and the book's events as reports.
+
+use core::ffi::c_void;
+
+use engine::{Book, BookConfig, EventSink};
+use types::event::Event;
+use types::{
+    CancelReason, Command, Envelope, EventEnvelope, FeeRate, Handle, HoldIx, Id128, InstrumentId,
+    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Quote, Reserve,
+    Sequence, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx, VelocityRule,
+    command,
+};
+
+use crate::abi::{self, Amend, Cancel, New, Push, Report};
+use crate::orders::Orders;
+
+const IX: InstrumentIx = InstrumentIx(0);
+/// Orders that have their place in the book from the start.
+const ORDERS_FIRST: u32 = 1 << 20;
+
+/// The harness's queue.
+#[derive(Clone, Copy)]
+pub struct Reports {
+    push: Push,
+    sink: *mut c_void,
+}
+
+impl Reports {
+    /// # Safety
+    /// `push` may be called with `sink` as long as a copy of this exists.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(push: Push, sink: *mut c_void) -> Self {
+        Self { push, sink }
+    }
+
+    /// Hands a report over; waits, spinning, while the queue is full.
+    #[inline]
+    fn send(self, report: &Report) {
+        // SAFETY: `new` was promised that `push` may be called with `sink`; the report lives across the call.
+        #[allow(unsafe_code)]
+        while unsafe { (self.push)(self.sink, report) } == 0 {
+            core::hint::spin_loop();
+        }
+    }
+}
+
+/// One book, and what the harness's messages need besides.
+pub struct Adapter {
+    book: Book,
+    orders: Orders,
+    reports: Reports,
+    sequence: u64,
+}
+
+impl Adapter {
+    pub fn new(reports: Reports) -> Self {
+        let config = BookConfig {
+            orders: ORDERS_FIRST,
+            ..BookConfig::default()
+        };
+        Self {
+            book: Book::new(instrument(), config),
+            orders: Orders::new(),
+            reports,
+            sequence: 0,
+        }
+    }
+
+    /// An order that the book refuses, and one whose id a live order has, get no report: the ABI has
+    /// none for them.
+    pub fn new_order(&mut self, message: &New) {
+        let Some(handle) = self.orders.open(message.order_id) else {
+            return;
+        };
+        let side = side(message.side);
+        let command = Command::New(new_order(message, handle, side));
+        self.apply(command, Answer::new(message.sequence, side, message.price));
+    }
+
+    pub fn cancel(&mut self, message: &Cancel) {
+        let handle = self.orders.handle(message.order_id);
+        // The event does not repeat what a report of it shows.
+        let order = self.book.order(handle);
+        let (side, price) = order.map_or((Side::Buy, 0), |order| (order.side, order.price.0));
+        let command = Command::Cancel(command::Cancel {
+            handle,
+            instrument: IX,
+            user: UserIx(handle.slot),
+            session: SessionIx::NONE,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        });
+        self.apply(
+            command,
+            Answer::new(message.sequence, side, price).to(message.order_id),
+        );
+    }
+
+    /// The harness counts the open quantity, the book the total one: what was filled is added.
+    pub fn amend(&mut self, message: &Amend) {
+        let handle = self.orders.handle(message.order_id);
+        let order = self.book.order(handle);
+        let filled = order.map_or(Lots::ZERO, |order| order.quantity - order.open);
+        let command = Command::Amend(command::Amend {
+            handle,
+            instrument: IX,
+            user: UserIx(handle.slot),
+            session: SessionIx::NONE,
+            client_seq: 0,
+            price: Some(Ticks(message.price)),
+            quantity: Some(filled + Lots(message.quantity.into())),
+            draw: Reserve::ZERO,
+            budget_minor: Minor::ZERO,
+            key_hash: Id128::NONE,
+            new_client_order_id: 0,
+        });
+        let side = side(message.side);
+        let answer = Answer::new(message.sequence, side, message.price);
+        self.apply(command, answer.to(message.order_id));
+    }
+
+    fn apply(&mut self, command: Command, answer: Answer) {
+        self.sequence += 1;
+        let envelope = Envelope {
+            sequence: Sequence(self.sequence),
+            time_ns: self.sequence,
+            command,
+            received_ns: self.sequence,
+        };
+        let (orders, reports) = (&mut self.orders, self.reports);
+        self.book.apply(
+            &envelope,
+            &mut Told {
+                orders,
+                reports,
+                answer,
+            },
+        );
+    }
+
+    /// Best price of a side.
+    pub fn best(&self, of: u8) -> Option<i64> {
+        Some(self.book.best(side(of))?.0)
+    }
+
+    /// Open quantity at a price; walks the levels before it.
+    pub fn depth_at(&self, price: i64, of: u8) -> u64 {
+        let found = self
+            .book
+            .depth(side(of))
+            .find(|level| level.price.0 == price);
+        found.map_or(0, |level| level.open.0)
+    }
+}
+
+/// What the reports of one message repeat.
+#[derive(Clone, Copy)]
+struct Answer {
+    sequence: u64,
+    side: Side,
+    price: i64,
+    /// The order that a cancel or an amend names, live or not.
+    order_id: u64,
+}
+
+impl Answer {
+    fn new(sequence: u64, side: Side, price: i64) -> Self {
+        Self {
+            sequence,
+            side,
+            price,
+            order_id: 0,
+        }
+    }
+
+    fn to(self, order_id: u64) -> Self {
+        Self { order_id, ..self }
+    }
+
+    /// A report about one order; the queue's own numbers are 32 bits wide, and so is every quantity that
+    /// came in.
+    #[inline]
+    fn report(&self, kind: u8, order_id: u64, quantity: Lots) -> Report {
+        Report {
+            kind,
+            side: self.side.index() as u8,
+            sequence: self.sequence,
+            order_id,
+            price: self.price,
+            quantity: quantity.0 as u32,
+            ..Report::default()
+        }
+    }
+}
+
+/// Turns the events of one message into reports, and frees what has closed.
+struct Told<'a> {
+    orders: &'a mut Orders,
+    reports: Reports,
+    answer: Answer,
+}
+
+impl EventSink for Told<'_> {
+    #[inline]
+    fn event(&mut self, envelope: &EventEnvelope) {
+        let answer = &self.answer;
+        let id = |handle| self.orders.id(handle);
+        let report = match &envelope.event {
+            Event::Accepted(e) => Some(answer.report(abi::ORDER_ACK, id(e.handle), e.open)),
+            Event::Amended(e) => Some(answer.report(abi::MODIFY_ACK, id(e.handle), e.open)),
+            Event::Cancelled(e) => Some(answer.report(abi::CANCEL_ACK, id(e.handle), e.quantity)),
+            Event::Trade(e) => Some(Report {
+                kind: abi::TRADE,
+                sequence: answer.sequence,
+                price: e.price.0,
+                quantity: e.quantity.0 as u32,
+                maker_order_id: id(e.maker),
+                taker_order_id: id(e.taker),
+                ..Report::default()
+            }),
+            Event::CancelRejected(_) => Some(Report {
+                kind: abi::CANCEL_REJECT,
+                sequence: answer.sequence,
+                order_id: answer.order_id,
+                ..Report::default()
+            }),
+            Event::AmendRejected(_) => Some(Report {
+                kind: abi::MODIFY_REJECT,
+                sequence: answer.sequence,
+                order_id: answer.order_id,
+                ..Report::default()
+            }),
+            Event::Rejected(_) | Event::Rested(_) | Event::Reduced(_) | Event::PhaseChanged(_) => {
+                None
+            }
+        };
+        if let Some(report) = &report {
+            self.reports.send(report);
+        }
+        for handle in envelope.event.closed().into_iter().flatten() {
+            self.orders.close(handle);
+        }
+    }
+
+    #[inline]
+    fn quote(&mut self, _: InstrumentIx, _: Quote) {}
+}
+
+fn side(of: u8) -> Side {
+    if of == abi::BUY {
+        Side::Buy
+    } else {
+        Side::Sell
+    }
+}
+
+/// Every order has an account of its own: self-trade prevention compares at each match and never fires.
+#[inline]
+fn new_order(message: &New, handle: Handle, side: Side) -> command::New {
+    let user = UserIx(handle.slot);
+    let time_in_force = if message.ioc == 0 {
+        TimeInForce::Gtc
+    } else {
+        TimeInForce::Ioc
+    };
+    command::New {
+        post_only: false,
+        side,
+        order_type: OrderType::Limit,
+        time_in_force,
+        stp: StpMode::CancelNewest,
+        handle,
+        price: Ticks(message.price),
+        quantity: Lots(message.quantity.into()),
+        instrument: IX,
+        stp_group: StpGroup::of_user(user),
+        user,
+        session: SessionIx::NONE,
+        expire_at_ns: 0,
+        pool: HoldIx(0),
+        fee_rate: FeeRate::TRADING,
+        client_order_id: message.order_id,
+        client_seq: 0,
+        draw: Reserve::ZERO,
+        budget_minor: Minor::ZERO,
+        key_hash: Id128::NONE,
+    }
+}
+
+/// Every price that the book can hold is allowed. The harness's tick is half a cent; here a tick has no
+/// value, since nothing is paid.
+fn instrument() -> InstrumentSpec {
+    let cent = "0.01".parse().expect("a number");
+    InstrumentSpec::new(&InstrumentParams {
+        ix: IX,
+        id: InstrumentId::new("HARNESS").expect("an id"),
+        decimals: 0,
+        tick_size: cent,
+        lot_size: "1".parse().expect("a number"),
+        fee_rate: FeeRate::TRADING,
+        band_low: Ticks(1),
+        band_high: Ticks::ORDER_MAX,
+        collar_ppm: 50_000,
+        velocity: VelocityRule::OFF,
+        phase: Phase::Open,
+    })
+    .expect("a consistent instrument")
+}

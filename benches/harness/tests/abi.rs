@@ -1,0 +1,295 @@
+//! The functions that the harness loads, called as it calls them: one engine per process, one call at a
+//! time, reports through a queue that is sometimes full.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use harness::abi::{
+    Amend, BUY, CANCEL_ACK, CANCEL_REJECT, Cancel, MODIFY_ACK, MODIFY_REJECT, New, ORDER_ACK,
+    Report, SELL, TRADE, Transport,
+};
+
+/// The library holds one engine, so one test at a time has it.
+static ENGINE: Mutex<()> = Mutex::new(());
+
+/// Reports in order. Every second push finds the queue full.
+#[derive(Default)]
+struct Queue {
+    reports: Vec<Report>,
+    pushes: usize,
+}
+
+#[allow(unsafe_code)]
+unsafe extern "C" fn push(sink: *mut c_void, report: *const Report) -> c_int {
+    // SAFETY: the sink is the `Queue` of the `Engine` under test, which the library alone reaches
+    // during a call, and the library passes a report of its own.
+    let (queue, report) = unsafe { (&mut *sink.cast::<Queue>(), *report) };
+    queue.pushes += 1;
+    if queue.pushes % 2 == 1 {
+        return 0;
+    }
+    queue.reports.push(report);
+    1
+}
+
+/// The engine between `engine_init` and `engine_shutdown`.
+struct Engine {
+    queue: *mut Queue,
+    sequence: u64,
+    _one: MutexGuard<'static, ()>,
+}
+
+#[allow(unsafe_code)]
+impl Engine {
+    fn new() -> Self {
+        let one = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = Box::into_raw(Box::new(Queue::default()));
+        let transport = Transport {
+            create: None,
+            push: Some(push),
+            drain: None,
+            flush: None,
+            destroy: None,
+        };
+        // SAFETY: the lock keeps other calls out; `queue` lives until `drop`, after `engine_shutdown`.
+        unsafe { harness::engine_init(7, &raw const transport, queue.cast()) };
+        Self {
+            queue,
+            sequence: 0,
+            _one: one,
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    /// What has been reported since the last call, by kind, order and quantity; of a trade: its price,
+    /// quantity, maker and taker.
+    fn told(&mut self) -> Vec<(u8, u64, u64, u64)> {
+        // SAFETY: the library reaches the queue during its calls alone, and none is under way.
+        let reports = std::mem::take(unsafe { &mut (*self.queue).reports });
+        let row = |report: Report| {
+            assert_eq!(report.sequence, self.sequence, "a report names its message");
+            match report.kind {
+                TRADE => (
+                    TRADE,
+                    report.price as u64 * 1_000 + u64::from(report.quantity),
+                    report.maker_order_id,
+                    report.taker_order_id,
+                ),
+                kind => (
+                    kind,
+                    report.order_id,
+                    report.price as u64,
+                    report.quantity.into(),
+                ),
+            }
+        };
+        reports.into_iter().map(row).collect()
+    }
+
+    fn new_order(
+        &mut self,
+        order_id: u64,
+        side: u8,
+        quantity: u32,
+        price: i64,
+        ioc: u8,
+    ) -> Vec<(u8, u64, u64, u64)> {
+        let message = New {
+            order_id,
+            sequence: self.next(),
+            price,
+            quantity,
+            side,
+            ioc,
+            reserved: [0; 2],
+        };
+        // SAFETY: `self` holds the lock, and the message lives across the call.
+        unsafe { harness::engine_on_new_order(&raw const message) };
+        self.told()
+    }
+
+    fn rest(&mut self, order_id: u64, side: u8, quantity: u32, price: i64) {
+        let told = self.new_order(order_id, side, quantity, price, 0);
+        assert_eq!(told, [(ORDER_ACK, order_id, price as u64, quantity.into())]);
+    }
+
+    fn cancel(&mut self, order_id: u64) -> Vec<(u8, u64, u64, u64)> {
+        let message = Cancel {
+            order_id,
+            sequence: self.next(),
+        };
+        // SAFETY: as in `new_order`.
+        unsafe { harness::engine_on_cancel(&raw const message) };
+        self.told()
+    }
+
+    fn amend(
+        &mut self,
+        order_id: u64,
+        side: u8,
+        quantity: u32,
+        price: i64,
+    ) -> Vec<(u8, u64, u64, u64)> {
+        let message = Amend {
+            order_id,
+            sequence: self.next(),
+            price,
+            quantity,
+            side,
+            reserved: [0; 3],
+        };
+        // SAFETY: as in `new_order`.
+        unsafe { harness::engine_on_modify(&raw const message) };
+        self.told()
+    }
+
+    fn bests(&self) -> (i64, i64) {
+        // SAFETY: `self` holds the lock.
+        unsafe {
+            (
+                harness::engine_query_best_bid(),
+                harness::engine_query_best_ask(),
+            )
+        }
+    }
+
+    fn depth(&self, side: u8, price: i64) -> u64 {
+        // SAFETY: `self` holds the lock.
+        unsafe { harness::engine_query_depth_at(price, side) }
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // SAFETY: `self` holds the lock; after the shutdown nothing else knows the queue.
+        unsafe {
+            harness::engine_shutdown();
+            drop(Box::from_raw(self.queue));
+        }
+    }
+}
+
+const fn trade(price: u64, quantity: u64, maker: u64, taker: u64) -> (u8, u64, u64, u64) {
+    (TRADE, price * 1_000 + quantity, maker, taker)
+}
+
+#[test]
+fn orders_rest_trade_and_end() {
+    let mut engine = Engine::new();
+    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    engine.rest(1, SELL, 10, 101);
+    engine.rest(2, SELL, 10, 100);
+    engine.rest(3, SELL, 5, 100);
+    assert_eq!(engine.bests(), (i64::MIN, 100));
+    assert_eq!(engine.depth(SELL, 100), 15);
+    assert_eq!((engine.depth(SELL, 102), engine.depth(BUY, 100)), (0, 0));
+    // Best price first, earliest first, at the maker's price; the rest of it rests at its own price.
+    assert_eq!(
+        engine.new_order(4, BUY, 30, 105, 0),
+        [
+            (ORDER_ACK, 4, 105, 30),
+            trade(100, 10, 2, 4),
+            trade(100, 5, 3, 4),
+            trade(101, 10, 1, 4),
+        ]
+    );
+    assert_eq!(engine.bests(), (105, i64::MAX));
+    assert_eq!(engine.depth(BUY, 105), 5);
+    assert_eq!(engine.cancel(4), [(CANCEL_ACK, 4, 105, 5)]);
+    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    // Filled, cancelled, never seen.
+    for order_id in [2, 4, 2_000_000, u64::MAX] {
+        assert_eq!(engine.cancel(order_id), [(CANCEL_REJECT, order_id, 0, 0)]);
+        assert_eq!(
+            engine.amend(order_id, BUY, 1, 1),
+            [(MODIFY_REJECT, order_id, 0, 0)]
+        );
+    }
+}
+
+#[test]
+fn an_immediate_order_never_rests() {
+    let mut engine = Engine::new();
+    engine.rest(1, BUY, 10, 100);
+    assert_eq!(
+        engine.new_order(2, SELL, 15, 100, 1),
+        [
+            (ORDER_ACK, 2, 100, 15),
+            trade(100, 10, 1, 2),
+            (CANCEL_ACK, 2, 100, 5)
+        ]
+    );
+    assert_eq!(
+        engine.new_order(3, SELL, 5, 100, 1),
+        [(ORDER_ACK, 3, 100, 5), (CANCEL_ACK, 3, 100, 5)]
+    );
+    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+}
+
+#[test]
+fn an_amend_counts_the_open_quantity_and_loses_its_place() {
+    let mut engine = Engine::new();
+    engine.rest(1, SELL, 10, 100);
+    engine.rest(2, SELL, 10, 100);
+    engine.new_order(3, BUY, 4, 100, 1);
+    assert_eq!(engine.amend(1, SELL, 7, 100), [(MODIFY_ACK, 1, 100, 7)]);
+    assert_eq!(engine.depth(SELL, 100), 17);
+    assert_eq!(
+        engine.new_order(4, BUY, 12, 100, 1),
+        [
+            (ORDER_ACK, 4, 100, 12),
+            trade(100, 10, 2, 4),
+            trade(100, 2, 1, 4)
+        ]
+    );
+    engine.rest(5, BUY, 9, 90);
+    // Into the other side: at the maker's price, what is left rests.
+    assert_eq!(
+        engine.amend(5, BUY, 9, 110),
+        [(MODIFY_ACK, 5, 110, 9), trade(100, 5, 1, 5)]
+    );
+    assert_eq!(engine.bests(), (110, i64::MAX));
+    assert_eq!(engine.depth(BUY, 110), 4);
+}
+
+#[test]
+fn ids_are_free_after_their_order_and_need_not_be_dense() {
+    let mut engine = Engine::new();
+    // In the table, past its first length, past its last.
+    for order_id in [0, 1, (1 << 21) + 5, 1 << 30, u64::MAX] {
+        engine.rest(order_id, BUY, 10, 100);
+        assert_eq!(engine.cancel(order_id), [(CANCEL_ACK, order_id, 100, 10)]);
+        engine.rest(order_id, SELL, 10, 200);
+        // The id of a live order makes no second one.
+        assert_eq!(engine.new_order(order_id, SELL, 3, 199, 0), []);
+        assert_eq!(
+            engine.new_order(7, BUY, 10, 200, 1),
+            [(ORDER_ACK, 7, 200, 10), trade(200, 10, order_id, 7)]
+        );
+        assert_eq!(engine.cancel(order_id), [(CANCEL_REJECT, order_id, 0, 0)]);
+    }
+    // What the book refuses leaves nothing behind.
+    for (quantity, price) in [(0, 100), (1, 0), (1, -5), (1, i64::MAX)] {
+        assert_eq!(engine.new_order(9, BUY, quantity, price, 0), []);
+        assert_eq!(engine.cancel(9), [(CANCEL_REJECT, 9, 0, 0)]);
+    }
+}
+
+#[test]
+fn a_deep_queue_is_swept_in_order() {
+    let mut engine = Engine::new();
+    for order_id in 1..=5_000 {
+        engine.rest(order_id, SELL, 1, 100);
+    }
+    let told = engine.new_order(5_001, BUY, 5_000, 100, 1);
+    assert_eq!(told.len(), 5_001);
+    for (order_id, report) in (1..).zip(&told[1..]) {
+        assert_eq!(*report, trade(100, 1, order_id, 5_001));
+    }
+    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+}

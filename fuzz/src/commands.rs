@@ -1,0 +1,121 @@
+//! Payloads of journalled commands and events.
+
+use std::sync::Arc;
+
+use journal::fault::MemoryStorage;
+use journal::{Config, Frame, FrameKind, Journal, walk};
+use sequencer::record::{append, decode_command, decode_event};
+use types::command::Cancel;
+use types::{
+    CancelReason, Command, Envelope, EventEnvelope, Handle, Id128, InstrumentIx, Sequence,
+    SessionIx, UserIx,
+};
+
+use crate::market::Market;
+
+const SEQUENCE: u64 = 1;
+/// Far enough from 1970 for the longest wait before a command.
+const TIME_NS: u64 = 8_000_000_000;
+
+/// Any bytes as the payload of a command and of an event: refused with a text, or a value that can be
+/// shown and that is journalled and read the same.
+pub fn check(bytes: &[u8]) {
+    let event = decode_event(&frame(FrameKind::Event, bytes));
+    let command = decode_command(&frame(FrameKind::Command, bytes));
+    for reason in [event.as_ref().err(), command.as_ref().err()]
+        .into_iter()
+        .flatten()
+    {
+        assert!(!reason.is_empty());
+    }
+    if event.is_err() && command.is_err() {
+        return;
+    }
+    // An event is journalled after a command.
+    let command = command.unwrap_or_else(|_| cancel());
+    let events: Vec<EventEnvelope> = event.into_iter().collect();
+    assert!(!format!("{command:?} {events:?}").is_empty());
+    assert_eq!(journalled(&command, &events), (command, events));
+}
+
+fn frame(kind: FrameKind, payload: &[u8]) -> Frame {
+    Frame {
+        kind,
+        unit_end: true,
+        sequence: SEQUENCE,
+        time_ns: TIME_NS,
+        durable: 0,
+        crc: 0,
+        prev: 0,
+        payload: payload.to_vec(),
+    }
+}
+
+fn cancel() -> Envelope {
+    Envelope {
+        sequence: Sequence(SEQUENCE),
+        time_ns: TIME_NS,
+        received_ns: TIME_NS,
+        command: Command::Cancel(Cancel {
+            handle: Handle::NONE,
+            instrument: InstrumentIx(0),
+            user: UserIx(0),
+            session: SessionIx::NONE,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+    }
+}
+
+/// A command and its events as they come out of a journal.
+fn journalled(command: &Envelope, events: &[EventEnvelope]) -> (Envelope, Vec<EventEnvelope>) {
+    let (mut first, mut rest) = (None, Vec::new());
+    for frame in frames(command, events) {
+        match frame.kind {
+            FrameKind::Command => first = Some(decode_command(&frame).expect("as written")),
+            FrameKind::Event => rest.push(decode_event(&frame).expect("as written")),
+        }
+    }
+    (first.expect("a command"), rest)
+}
+
+/// A log of one record.
+fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
+    let storage = Arc::new(MemoryStorage::default());
+    let config = Config {
+        segment_bytes: 8 << 10,
+        pending_bytes_max: 1 << 16,
+    };
+    let journal =
+        Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("an empty log");
+    let mut appender = journal.appender();
+    append(&mut appender, command, events);
+    appender.flush();
+    journal.close();
+    let mut frames = Vec::new();
+    walk(&storage, |frame| {
+        frames.push(frame.clone());
+        Ok(())
+    })
+    .expect("a whole log");
+    frames
+}
+
+/// Payloads of a small market; one of each kind is in `fuzz/seeds/commands`.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let payloads = |command: &Envelope, events: &[EventEnvelope]| {
+        let first = Envelope {
+            sequence: Sequence(SEQUENCE),
+            ..*command
+        };
+        frames(&first, events)
+            .into_iter()
+            .map(|frame| frame.payload)
+    };
+    let records = Market::new(2, 60).records;
+    records
+        .iter()
+        .flat_map(|record| payloads(&record.command, &record.events))
+        .collect()
+}

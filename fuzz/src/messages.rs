@@ -1,0 +1,102 @@
+//! The binary trading protocol in both directions.
+
+use bytes::BytesMut;
+use wire::{
+    ClientMessage, HEADER_LEN, Header, MESSAGE_LEN_MAX, ServerMessage, WireError, append, parse,
+    peek, set_channel, take,
+};
+
+use crate::Random;
+
+/// What is done alike with the messages of one direction, whose trait the crate keeps to itself.
+macro_rules! direction {
+    ($set:ident, $check:ident, $seeds:ident) => {
+        /// Any bytes as a stream of messages.
+        pub fn $check(bytes: &[u8]) {
+            let mut at = 0;
+            let (whole, error) = loop_over(|| {
+                let rest = &bytes[at..];
+                let head = peek::<$set>(rest)?;
+                let Some((header, message)) = parse::<$set>(rest)? else {
+                    return Ok(None);
+                };
+                assert_eq!(head, Some(header), "the header alone says the same");
+                let length = usize::from(header.length);
+                assert!((HEADER_LEN..=MESSAGE_LEN_MAX).contains(&length));
+                let mut again = Vec::new();
+                append(&message, header.channel, header.sequence, &mut again);
+                assert_eq!(again, rest[..length], "{message:?}");
+                // Another channel changes the channel alone.
+                set_channel(&mut again, !header.channel);
+                let other = parse::<$set>(&again)
+                    .expect("still a message")
+                    .expect("whole");
+                let channel = !header.channel;
+                assert_eq!(other, (Header { channel, ..header }, message));
+                at += length;
+                Ok(Some((header, message)))
+            });
+            // The same stream as it comes in pieces.
+            let size = 1 + usize::from(bytes.first().copied().unwrap_or(0) % 61);
+            let (mut buffer, mut pieces) = (BytesMut::new(), bytes.chunks(size));
+            let (cut, cut_error) = loop_over(|| {
+                loop {
+                    match (take::<$set>(&mut buffer)?, pieces.clone().next()) {
+                        (Some(found), _) => return Ok(Some(found)),
+                        (None, Some(piece)) => {
+                            assert!(buffer.len() < MESSAGE_LEN_MAX, "what is kept has a bound");
+                            buffer.extend_from_slice(piece);
+                            pieces.next();
+                        }
+                        (None, None) => return Ok(None),
+                    }
+                }
+            });
+            assert_eq!((whole, error), (cut, cut_error));
+        }
+
+        /// Each type with fields of zeros, of ones and of anything; a stream of all.
+        pub fn $seeds() -> Vec<Vec<u8>> {
+            let mut random = Random(1);
+            let mut seeds = Vec::new();
+            for layout in $set::LAYOUTS {
+                let rows = (layout.rows)();
+                let length: usize = rows.iter().map(|(_, _, length, _)| length).sum();
+                for body in [vec![0; length], vec![1; length], random.bytes(length)] {
+                    seeds.push(stream(layout.kind, &body));
+                }
+            }
+            seeds.push(seeds.iter().step_by(3).flatten().copied().collect());
+            seeds
+        }
+    };
+}
+
+direction!(ClientMessage, check_client, client_seeds);
+direction!(ServerMessage, check_server, server_seeds);
+
+/// Messages up to the end or to an error.
+fn loop_over<M>(
+    mut next: impl FnMut() -> Result<Option<(Header, M)>, WireError>,
+) -> (Vec<(Header, M)>, Option<WireError>) {
+    let mut found = Vec::new();
+    loop {
+        match next() {
+            Ok(Some(message)) => found.push(message),
+            Ok(None) => return (found, None),
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                return (found, Some(error));
+            }
+        }
+    }
+}
+
+fn stream(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    out.extend_from_slice(&((HEADER_LEN + body.len()) as u16).to_le_bytes());
+    out.extend_from_slice(&[kind, wire::VERSION, 3, 0]);
+    out.extend_from_slice(&7_u64.to_le_bytes());
+    out.extend_from_slice(body);
+    out
+}

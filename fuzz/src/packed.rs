@@ -1,0 +1,89 @@
+//! Packed rows of an outbox and of the embedded log.
+
+use events::pack::{Survey, pack, survey, unpack};
+use events::{Event, Record};
+use uuid::Uuid;
+
+use crate::Random;
+
+/// The first byte is the number of records that the row's other column says, the rest is the value, as it
+/// is and with a checksum that fits.
+pub fn check(bytes: &[u8]) {
+    let Some((count, value)) = bytes.split_first() else {
+        return;
+    };
+    let count = i64::from(*count);
+    check_value(count, value);
+    let mut sealed = value.to_vec();
+    sealed.extend_from_slice(&crc32c::crc32c(value).to_le_bytes());
+    check_value(count, &sealed);
+}
+
+fn check_value(count: i64, value: &[u8]) {
+    let (records, survey) = (unpack(value, count), survey(value, count));
+    match (records, survey) {
+        (Ok(records), Ok(survey)) => check_records(&records, &survey),
+        (Err(reason), Err(other)) => assert_eq!(reason, other),
+        (records, survey) => panic!("{records:?} but {survey:?}"),
+    }
+}
+
+fn check_records(records: &[Record], survey: &Survey) {
+    assert!(
+        records
+            .iter()
+            .map(|record| record.event.id)
+            .eq(survey.ids.iter().copied())
+    );
+    let has_headers = records.iter().any(|record| !record.headers.is_empty());
+    assert_eq!(survey.has_headers, has_headers);
+    let of = |topics: &mut Vec<String>| topics.dedup();
+    let (mut topics, mut found) = (survey.topics.clone(), Vec::new());
+    found.extend(records.iter().map(|record| record.event.topic.clone()));
+    of(&mut topics);
+    of(&mut found);
+    assert_eq!(topics, found);
+    let again = packed(records);
+    assert_eq!(unpack(&again, records.len() as i64).as_deref(), Ok(records));
+}
+
+fn packed(records: &[Record]) -> Vec<u8> {
+    pack(
+        records
+            .iter()
+            .map(|record| (&record.event, &*record.headers)),
+    )
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut random = Random(3);
+    let mut of = |count: usize| {
+        let records: Vec<Record> = (0..count).map(|at| record(at, &mut random)).collect();
+        let value = packed(&records);
+        let mut seed = vec![count as u8];
+        // With its checksum, and without: the target makes one.
+        seed.extend_from_slice(&value);
+        [seed.clone(), seed[..seed.len() - 4].to_vec()]
+    };
+    [0, 1, 2, 7].into_iter().flat_map(&mut of).collect()
+}
+
+fn record(at: usize, random: &mut Random) -> Record {
+    let topics = ["platform.ledger.events", "platform.cfa.events"];
+    let event = Event {
+        id: Uuid::from_u128(u128::from(random.long())),
+        topic: topics[random.below(2)].to_owned(),
+        key: format!("user-{}", random.below(3)),
+        type_name: "platform.ledger.v1.HoldCreated".to_owned(),
+        subject: format!("user-{}", random.below(3)),
+        source: "ledger".to_owned(),
+        correlation_id: "c".repeat(random.below(4)),
+        occurred_at_us: 1_700_000_000_000_000 + random.below(3) as i64,
+        payload: [&b"common to all of a request"[..], &random.bytes(at)].concat(),
+    };
+    let headers = (0..random.below(2)).map(|at| (format!("h{at}"), "value".to_owned()));
+    Record {
+        event,
+        headers: headers.collect(),
+    }
+}

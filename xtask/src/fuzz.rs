@@ -1,0 +1,205 @@
+//! Fuzz targets of every decoder (`fuzz/src/lib.rs` lists them) under libFuzzer, with the workspace's own
+//! compiler: the coverage that libFuzzer follows is a pass of LLVM, no nightly and no sanitizer is needed.
+//!
+//! Needs a C++ compiler: libFuzzer is C++ and comes as the source of the crate `libfuzzer-sys`, which Cargo
+//! fetches as it does any other. Nothing is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::shell;
+
+/// A workspace of its own: only this chore needs libFuzzer.
+const MANIFEST: &str = "fuzz/libfuzzer/Cargo.toml";
+
+/// What LLVM adds to every crate: counters of edges, the places they count, operands of comparisons.
+const COVERAGE: &[&str] = &[
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// Longest input: a journal segment or a checkpoint of a small market has that.
+const INPUT_BYTES_MAX: &str = "16384";
+/// Seconds that one input may take.
+const TIMEOUT_S: &str = "10";
+const MEMORY_MB: &str = "2048";
+
+/// Runs the targets one after the other for `seconds` each: all of them, or those named.
+///
+/// # Errors
+/// A compiler is missing, a name is no target, or an input breaks a target; the error names its file.
+pub fn run(seconds: u64, names: &[String]) -> anyhow::Result<()> {
+    let root = shell::root();
+    let fuzzer = build(&root)?;
+    let all = shell::output_with(&root, &fuzzer.to_string_lossy(), &[], &[("FUZZ_LIST", "1")])?;
+    let all: Vec<&str> = all.lines().collect();
+    for name in names {
+        ensure!(
+            all.contains(&&**name),
+            "`{name}` is no target: {}",
+            all.join(", ")
+        );
+    }
+    for name in all
+        .iter()
+        .filter(|name| names.is_empty() || names.iter().any(|wanted| wanted == *name))
+    {
+        fuzz(&root, &fuzzer, name, seconds)?;
+    }
+    Ok(())
+}
+
+/// Builds all targets as one program and gives its path.
+fn build(root: &Path) -> anyhow::Result<PathBuf> {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let works = Command::new(&compiler)
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success());
+    ensure!(
+        works,
+        "libFuzzer needs a C++ compiler: `{compiler}` does not run (CXX names another)"
+    );
+    let host = host(root)?;
+    // Of its own: flags differ from those of every other build.
+    let target = target_folder(root).join("fuzz");
+    // With `--target` the flags are those of the targets alone, not of build scripts and macros.
+    let args = [
+        "build",
+        "--locked",
+        "--release",
+        "--manifest-path",
+        MANIFEST,
+        "--target",
+        &host,
+    ];
+    let folder = target.to_string_lossy();
+    let environment = [
+        ("RUSTFLAGS", &*COVERAGE.join(" ")),
+        ("CARGO_TARGET_DIR", &*folder),
+    ];
+    shell::run_with(root, "cargo", &args, &environment)?;
+    Ok(target.join(host).join("release/fuzz"))
+}
+
+fn target_folder(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// The platform that the compiler builds for.
+fn host(root: &Path) -> anyhow::Result<String> {
+    let version = shell::output(root, "rustc", &["--version", "--verbose"])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not say its host")?.to_owned())
+}
+
+/// Runs one target on its corpus, which is kept for the next run.
+fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<()> {
+    let folder = |kind: &str| -> anyhow::Result<String> {
+        let folder = target_folder(root).join("fuzz").join(kind).join(name);
+        std::fs::create_dir_all(&folder)?;
+        Ok(folder.to_string_lossy().into_owned())
+    };
+    let (corpus, seeds, found) = (folder("corpus")?, folder("seeds")?, folder("found")?);
+    let program = fuzzer.to_string_lossy();
+    let target = ("FUZZ_TARGET", name);
+    shell::run_with(root, &program, &[], &[target, ("FUZZ_SEEDS", &seeds)])?;
+    let committed = root
+        .join("fuzz/seeds")
+        .join(name)
+        .to_string_lossy()
+        .into_owned();
+    let mut folders = vec![&*corpus, &*seeds];
+    if Path::new(&committed).is_dir() {
+        folders.push(&committed);
+    }
+    let (time, prefix) = (
+        format!("-max_total_time={seconds}"),
+        format!("-artifact_prefix={found}/"),
+    );
+    let limits = [
+        format!("-max_len={INPUT_BYTES_MAX}"),
+        format!("-timeout={TIMEOUT_S}"),
+        format!("-rss_limit_mb={MEMORY_MB}"),
+    ];
+    let mut args = vec![&*time, &*prefix, "-print_final_stats=1"];
+    args.extend(limits.iter().map(String::as_str));
+    args.extend(folders);
+    println!("fuzz: {name}, {seconds} s");
+    let output = Command::new(fuzzer)
+        .args(&args)
+        .env(target.0, target.1)
+        .current_dir(root)
+        .output()
+        .with_context(|| format!("cannot start {program}"))?;
+    // libFuzzer writes to the standard error alone.
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        println!("fuzz: {name}: {}", summary(&said));
+        return Ok(());
+    }
+    let last: Vec<&str> = said.lines().rev().take(30).collect();
+    last.iter().rev().for_each(|line| println!("{line}"));
+    bail!("{name}: {}; ended with {}", artifact(&said), output.status)
+}
+
+/// How much was run, of the statistics at the end.
+fn summary(said: &str) -> String {
+    let of = |name: &str| {
+        let line = said
+            .lines()
+            .find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name));
+        line.map_or("?", |line| line.trim_start_matches(':').trim())
+            .to_owned()
+    };
+    let edges = said
+        .lines()
+        .rev()
+        .find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
+    format!(
+        "{} executions, {} a second, {} edges, {} MB, no finding",
+        of("number_of_executed_units"),
+        of("average_exec_per_sec"),
+        edges.unwrap_or("?"),
+        of("peak_rss_mb"),
+    )
+}
+
+/// Where the input is that ended the run.
+fn artifact(said: &str) -> String {
+    let path = said
+        .lines()
+        .find_map(|line| Some(line.split_once("Test unit written to ")?.1.trim()));
+    path.map_or_else(
+        || "no input was written".to_owned(),
+        |path| format!("the input is {path}: copied into `fuzz/seeds/<target>` the tests run it"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_libfuzzer_says_is_read() {
+        let said = "\
+#2\tINITED cov: 10 ft: 11 corp: 1/1b exec/s: 0 rss: 30Mb
+#1234\tDONE   cov: 210 ft: 311 corp: 9/100b lim: 4 exec/s: 617 rss: 31Mb
+stat::number_of_executed_units: 1234
+stat::average_exec_per_sec:     617
+stat::peak_rss_mb:              31
+";
+        assert_eq!(
+            summary(said),
+            "1234 executions, 617 a second, 210 edges, 31 MB, no finding"
+        );
+        let crash = "artifact_prefix='/f/'; Test unit written to /f/crash-1\nBase64: AA==\n";
+        assert!(artifact(crash).contains("/f/crash-1"));
+        assert_eq!(artifact(""), "no input was written");
+    }
+}

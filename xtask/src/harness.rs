@@ -1,0 +1,229 @@
+//! The public matching-engine benchmark harness over `engine`: its conformance cases and its five
+//! scenarios of seed 23, whose reports must have the harness's reference hashes.
+//!
+//! The harness is the public repository flash1-dev/matching-engine-benchmark. The caller brings a
+//! checkout that is built as its own documents say: `harness` and `generator`, the three adapters that
+//! its conformance gate compares with and the two that its state audit replays. This chore builds the
+//! adapter in `benches/harness` alone and changes nothing in the checkout but the files that the
+//! harness itself writes there (workloads, `results/`).
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::shell;
+
+const SCENARIOS: [&str; 5] = ["static", "normal", "swing-25", "swing-40", "flash-crash"];
+/// The seed and the number of orders whose hashes the harness publishes.
+const SEED: &str = "23";
+const ORDERS: &str = "1000000";
+/// Cases of the conformance gate.
+const CASES: usize = 34;
+
+/// What the checkout must have, and how it comes there.
+const PARTS: &[(&str, &str)] = &[
+    ("harness", "build the harness as its README says"),
+    ("generator", "build the harness as its README says"),
+    (
+        "scripts/conformance_check.py",
+        "this is no checkout of the harness",
+    ),
+    (
+        "reference/correctness_hash.txt",
+        "this is no checkout of the harness",
+    ),
+    (
+        "cpp_orderbook_adapter.so",
+        "build the adapters that docs/CONFORMANCE.md names",
+    ),
+    (
+        "llc993_adapter.so",
+        "build the adapters that docs/CONFORMANCE.md names",
+    ),
+    (
+        "hroptatyr_clob_adapter.so",
+        "build the adapters that docs/CONFORMANCE.md names",
+    ),
+    (
+        "liquibook_adapter.so",
+        "build the baselines as the README says",
+    ),
+    (
+        "quantcup_adapter.so",
+        "build the baselines as the README says",
+    ),
+];
+
+/// Runs the gate and the scenarios of the checkout `source` on the given cores.
+///
+/// # Errors
+/// The checkout lacks something, or a case or a hash differs.
+pub fn run(source: &Path, matcher_core: u32, drainer_core: u32) -> anyhow::Result<()> {
+    let source = source
+        .canonicalize()
+        .with_context(|| format!("--source {}: no such folder", source.display()))?;
+    for (part, how) in PARTS {
+        ensure!(
+            source.join(part).is_file(),
+            "{} has no {part}: {how}",
+            source.display()
+        );
+    }
+    let adapter = build()?;
+    let adapter = adapter
+        .to_str()
+        .context("the target folder's path is no text")?;
+    conformance(&source, adapter)?;
+    let cores = [matcher_core, drainer_core].map(|core| core.to_string());
+    for scenario in SCENARIOS {
+        let (hash, speed) = perf(&source, adapter, scenario, &cores)?;
+        println!("{scenario}: hash {hash} is the reference; {speed}");
+    }
+    println!(
+        "harness: {CASES} of {CASES} cases, {0} of {0} hashes",
+        SCENARIOS.len()
+    );
+    Ok(())
+}
+
+fn build() -> anyhow::Result<PathBuf> {
+    let root = shell::root();
+    shell::run(
+        &root,
+        "cargo",
+        &["build", "--release", "--package", "harness"],
+    )?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(target.join("release/libharness.so"))
+}
+
+/// The gate compares reports and book of each case with those of other engines. (The scenarios' own
+/// audit of the book is left out: the engine that it replays is slower than the harness waits.)
+fn conformance(source: &Path, adapter: &str) -> anyhow::Result<()> {
+    // Its exit code says less than its lines do: a case that could not be judged passes there.
+    let said = shell::said(
+        source,
+        "python3",
+        &["scripts/conformance_check.py", adapter],
+    )?;
+    print!("{said}");
+    match unproven(&said) {
+        Ok(()) => Ok(()),
+        Err(why) => bail!("conformance: {why}"),
+    }
+}
+
+/// Why the gate's output is not a pass of every case.
+fn unproven(said: &str) -> Result<(), String> {
+    let cases: Vec<&str> = said
+        .lines()
+        .filter(|line| line.contains("report="))
+        .collect();
+    if cases.len() != CASES {
+        return Err(format!("{} cases ran, {CASES} expected", cases.len()));
+    }
+    // `-`: the case is longer than the state audit goes.
+    let is_pass = |line: &&&str| {
+        let word = |key: &str| {
+            line.split_whitespace()
+                .find_map(|word| word.strip_prefix(key))
+        };
+        word("report=") == Some("PASS") && matches!(word("state="), Some("PASS" | "-"))
+    };
+    let passed = cases.iter().filter(is_pass).count();
+    let is_conformant = said
+        .lines()
+        .any(|line| line.starts_with("VERDICT:") && line.contains(": CONFORMANT"));
+    if passed == CASES && is_conformant {
+        return Ok(());
+    }
+    Err(format!("{passed} of {CASES} cases pass"))
+}
+
+/// One timed run: the hash of its reports, and how fast it was.
+fn perf(
+    source: &Path,
+    adapter: &str,
+    scenario: &str,
+    cores: &[String; 2],
+) -> anyhow::Result<(String, String)> {
+    let args = [
+        &[
+            "--engine",
+            adapter,
+            "--scenario",
+            scenario,
+            "--mode",
+            "perf",
+        ][..],
+        &["--seed", SEED, "--count", ORDERS],
+        &["--matcher-core", &cores[0], "--drainer-core", &cores[1]],
+    ];
+    let said = shell::said(source, "./harness", &args.concat())?;
+    let hash = field(&said, "Computed hash:").context("the harness computed no hash")?;
+    let expected = field(&said, "Expected hash:").context("the harness has no reference hash")?;
+    ensure!(
+        hash == expected && field(&said, "Status:") == Some("PASS"),
+        "{scenario}: hash {hash}, the reference is {expected}"
+    );
+    let speed = field(&said, "Throughput:").unwrap_or("no throughput");
+    Ok((hash.to_owned(), speed.to_owned()))
+}
+
+/// What follows a word at the beginning of a line.
+fn field<'a>(said: &'a str, name: &str) -> Option<&'a str> {
+    said.lines()
+        .find_map(|line| Some(line.trim().strip_prefix(name)?.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(state: &str, cases: usize, verdict: &str) -> String {
+        let mut said = "=== conformance: x ===\n".to_owned();
+        for case in 0..cases {
+            said += &format!("  case_{case} report=PASS  state={state}\n");
+        }
+        said + "VERDICT: x: " + verdict + "\n"
+    }
+
+    #[test]
+    fn only_a_pass_of_every_case_is_one() {
+        assert_eq!(unproven(&gate("PASS", CASES, "CONFORMANT (..)")), Ok(()));
+        assert_eq!(unproven(&gate("-", CASES, "CONFORMANT (..)")), Ok(()));
+        for said in [
+            gate("SKIP", CASES, "CONFORMANT (..)"),
+            gate("FAIL", CASES, "NON-CONFORMANT"),
+            gate("PASS", CASES, "NON-CONFORMANT"),
+            gate("PASS", CASES - 1, "CONFORMANT (..)"),
+            gate("PASS", CASES, "CONFORMANT (..)").replacen("report=PASS", "report=SKIP", 1),
+            String::new(),
+        ] {
+            assert!(unproven(&said).is_err(), "{said}");
+        }
+    }
+
+    #[test]
+    fn fields_are_read_by_their_name() {
+        let said = "  Computed hash: ab\n  Status: PASS\n";
+        assert_eq!(field(said, "Computed hash:"), Some("ab"));
+        assert_eq!(field(said, "Status:"), Some("PASS"));
+        assert_eq!(field(said, "Expected hash:"), None);
+    }
+
+    #[test]
+    fn a_folder_that_is_no_checkout_is_refused_with_what_it_lacks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = run(folder.path(), 0, 1).expect_err("it is empty");
+        assert!(
+            error
+                .to_string()
+                .contains("has no harness: build the harness"),
+            "{error}"
+        );
+        let missing = run(&folder.path().join("none"), 0, 1).expect_err("there is none");
+        assert!(missing.to_string().contains("no such folder"), "{missing}");
+    }
+}
