@@ -70,6 +70,7 @@ impl Session {
                 engine_order_id: 0,
                 price_ticks: (random.below(2) * near).cast_signed(),
                 quantity_lots: 1 + random.below(4),
+                new_client_order_id: 0,
             }
             .into();
         }
