@@ -256,6 +256,8 @@ impl Driver<Conn> for State {
             return end_connection(link, now, DisconnectCode::LoginExpected);
         }
         if link.user.last_received + link.user.heartbeat <= now {
+            // The grace begins now, not when the transport has given up on the goodbye.
+            self.lose_sessions(link);
             return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
         }
         if link.user.slow_since.is_some() {
@@ -284,11 +286,7 @@ impl Driver<Conn> for State {
                 self.addresses.remove(&link.user.address);
             }
         }
-        for channel in link.user.channels.iter_mut() {
-            if let Channel::Live(at) = std::mem::take(channel) {
-                self.lose(at, false);
-            }
-        }
+        self.lose_sessions(link);
     }
 }
 
@@ -300,6 +298,16 @@ fn done(bytes: usize) -> Taken {
 }
 
 impl State {
+    /// The connection of these sessions is gone or given up.
+    fn lose_sessions(&mut self, link: &mut Link<Conn>) {
+        for channel in link.user.channels.iter_mut() {
+            if let Channel::Live(at) = *channel {
+                *channel = Channel::Ended;
+                self.lose(at, false);
+            }
+        }
+    }
+
     fn count_packets(&mut self, link: &mut Link<Conn>) {
         let now = link.packets();
         let before = std::mem::replace(&mut link.user.counted, now);
