@@ -177,7 +177,7 @@ impl State {
             self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
         }
-        let (now_ns, rate) = (self.now_ns, self.market.config.throttle_per_s);
+        let (now_ns, rate) = (self.monotonic_ns, self.market.config.throttle_per_s);
         let session = self.sessions.row(at);
         session.rate.charge(now_ns, rate, RESEND_COST);
         None
