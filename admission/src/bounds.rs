@@ -119,6 +119,14 @@ impl Admission {
         for row in &self.tables.bounds {
             put(&row.bounds.unwrap_or(OrderBounds::NONE));
         }
+        for row in &self.tables.bounds {
+            let (kind, of) = match row.of {
+                BoundsOf::Node => (0, 0),
+                BoundsOf::Group(group) => (1, group.0),
+                BoundsOf::User(user) => (2, user.0),
+            };
+            hash.words(&[kind << 1 | u64::from(row.bounds.is_some()), u64::from(of)]);
+        }
     }
 
     pub(crate) fn set_group(&mut self, user: UserIx, group: MemberGroup) {

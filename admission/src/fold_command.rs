@@ -67,12 +67,8 @@ impl Admission {
             Command::SetOrderBounds(c) => self.set_bounds(c),
             Command::SetMemberGroup(c) => self.set_group(c.user, c.group),
             Command::CancelAllAfter(c) => {
-                let timeout_ns = u64::from(c.timeout_s) * 1_000_000_000;
                 let row = &mut self.tables.sessions[c.session.index()];
-                row.cancel_all_at_ns = match c.timeout_s {
-                    0 => 0,
-                    _ => envelope.time_ns + timeout_ns,
-                };
+                row.cancel_all_at_ns = c.at_ns(envelope.time_ns);
             }
             Command::MassCancel(c) => self.note_fired(c),
             Command::New(c) => self.open_order(c, envelope),

@@ -186,7 +186,8 @@ impl Admission {
                 (subject, c.instrument, body)
             }
             Command::CancelAllAfter(c) => {
-                let at_ns = self.tables.sessions[c.session.index()].cancel_all_at_ns;
+                // Not what the state has: a later command may be folded already.
+                let at_ns = c.at_ns(cause.time_ns);
                 let body = ReportBody::CancelAllAfter { at_ns };
                 (Subject::session(c.session), InstrumentIx::NONE, body)
             }

@@ -71,8 +71,8 @@ pub struct Channel {
     /// Last number received.
     pub last_sequence: u64,
     pub phase: Phase,
-    /// Numbers that the caller has asked for once more, until the server says that they were sent.
-    again: Option<RangeInclusive<u64>>,
+    /// Numbers that the caller has asked for once more, by request, until the server has answered it.
+    again: Vec<(u32, RangeInclusive<u64>)>,
     next_client_seq: u64,
     /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
     unanswered: VecDeque<Sent>,
@@ -94,7 +94,7 @@ impl Channel {
             last_sequence: options.last_sequence,
             options,
             phase: Phase::LoggingIn,
-            again: None,
+            again: Vec::new(),
             next_client_seq: 1,
             unanswered: VecDeque::new(),
         }
@@ -123,9 +123,21 @@ impl Channel {
         self.next_client_seq += 1;
     }
 
-    /// Numbers that are asked for once more, or none any more.
-    pub fn ask_again(&mut self, range: Option<RangeInclusive<u64>>) {
-        self.again = range;
+    /// The caller asks for these numbers once more.
+    pub fn ask_again(&mut self, request_id: u32, range: RangeInclusive<u64>) {
+        self.again.push((request_id, range));
+    }
+
+    /// The server has answered a request for numbers once more.
+    pub fn asked_again(&mut self, request_id: u32) {
+        if let Some(at) = self.again.iter().position(|(id, _)| *id == request_id) {
+            self.again.remove(at);
+        }
+    }
+
+    /// The connection that was asked is gone.
+    pub fn forget_asked(&mut self) {
+        self.again.clear();
     }
 
     pub fn answered(&mut self, client_seq: u64) {
@@ -153,10 +165,8 @@ impl Channel {
     pub fn numbered(&mut self, sequence: u64) -> Result<Numbered, Error> {
         let expected = self.last_sequence.saturating_add(1);
         if sequence < expected {
-            let is_wanted = self
-                .again
-                .as_ref()
-                .is_some_and(|range| range.contains(&sequence));
+            let mut asked = self.again.iter();
+            let is_wanted = asked.any(|(_, range)| range.contains(&sequence));
             return Ok(match is_wanted {
                 true => Numbered::Again,
                 false => Numbered::Seen,

@@ -108,7 +108,7 @@ impl Sessions {
                 Some(Phase::LoggingIn) => *slot = None,
                 Some(_) => {
                     set_phase(slot, Phase::Out);
-                    slot.iter_mut().for_each(|session| session.ask_again(None));
+                    slot.iter_mut().for_each(Channel::forget_asked);
                 }
                 None => {}
             }
@@ -186,7 +186,7 @@ impl Sessions {
             .filter(|session| session.phase == Phase::Live)
             .ok_or(Error::NotLoggedIn)?;
         if let ClientMessage::Retransmit(wanted) = message {
-            session.ask_again(Some(wanted.first..=wanted.last));
+            session.ask_again(wanted.request_id, wanted.first..=wanted.last);
         }
         if !acts(message) {
             append(message, channel, 0, &mut self.out);
@@ -257,8 +257,8 @@ impl Sessions {
                     0 => Numbered::Next,
                     sequence => session.numbered(sequence)?,
                 };
-                if let ServerMessage::RetransmitEnd(_) = report.message {
-                    session.ask_again(None);
+                if let ServerMessage::RetransmitEnd(end) = report.message {
+                    session.asked_again(end.request_id);
                 }
                 let client_seq = report.message.answers();
                 if client_seq != 0 {

@@ -458,11 +458,14 @@ impl Hot {
             };
             let route = place.command.route();
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
-            if route == Route::Listed {
-                let filtered = filtered_mass_cancel(request);
-                self.list(filtered, clock_ns)?;
-            }
+            let walk = match route {
+                Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
+                _ => None,
+            };
             if self.has_room(route) {
+                if let Some((user, left)) = walk {
+                    self.walks.charge(user, clock_ns, left);
+                }
                 if is_order {
                     self.intake.entered(clock_ns);
                 }
@@ -659,16 +662,16 @@ impl Hot {
     }
 }
 
-/// The user of a mass cancel that may leave some of the owner's orders. One that takes all of them is bounded
-/// by them.
-fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
+/// User and scope of a mass cancel that may leave some of the owner's orders. One that takes all of them is
+/// bounded by them.
+fn filtered_mass_cancel(request: &Request) -> Option<(UserIx, MassScope)> {
     let Request::MassCancel(r) = request else {
         return None;
     };
     let takes_all = r.instrument.is_none()
         && r.side.is_none()
         && matches!(r.scope, MassScope::User(_) | MassScope::Session(_));
-    (!takes_all && !r.user.is_none()).then_some(r.user)
+    (!takes_all && !r.user.is_none()).then_some((r.user, r.scope))
 }
 
 /// Where a request lies.

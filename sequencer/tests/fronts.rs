@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admission::{
-    AdmissionConfig, AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
-    Report as Message, ReportBody, Request, SessionRequest,
+    AdmissionConfig, AmendRequest, CancelAllAfterRequest, CancelRequest, Known, MassCancelRequest,
+    NewRequest, OrderRef, Reject, Report as Message, ReportBody, Request, SessionRequest,
 };
 use desk::{Desk, HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
@@ -443,6 +443,52 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     assert_eq!(of_new.taken[0].0, 6);
 }
 
+/// The answer to a dead man's switch states its own deadline, live as in a replay, also when later ones are
+/// folded before it lands.
+#[tokio::test]
+async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
+    let storage = Arc::new(MemoryStorage::default());
+    let mut config = config(&Time::new());
+    config.layout = Layout::Pinned;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let mut front = rings(&desk, 2_048);
+    let mut told = Told::default();
+    let session = open(&mut front, &mut told, &desk, 0, 7).session;
+    let timeouts = [5, 300, 0, 600];
+    let rounds = 200;
+    for round in 0..rounds {
+        let first_seq = round * 5 + 1;
+        let order = of_session(desk.order(0, Side::Buy, 10_000, 5), session, first_seq);
+        ask(&mut front, &mut told, tagged(9), order);
+        for (at, timeout_s) in (1..).zip(timeouts) {
+            let switch = Request::CancelAllAfter(CancelAllAfterRequest {
+                user: desk.users[0],
+                session,
+                client_seq: first_seq + at,
+                timeout_s,
+            });
+            ask(&mut front, &mut told, tagged(9), switch);
+        }
+    }
+    let answers = rounds as usize * 5;
+    told.wait(&mut front, |told| told.answers() > answers);
+    let mut checked = 0;
+    for (stamp, message) in &told.numbered {
+        let ReportBody::CancelAllAfter { at_ns } = message.body else {
+            continue;
+        };
+        let timeout_s = timeouts[(message.client_seq as usize - 1) % 5 - 1];
+        let expected = match timeout_s {
+            0 => 0,
+            timeout_s => stamp.time_ns + u64::from(timeout_s) * 1_000_000_000,
+        };
+        assert_eq!(at_ns, expected, "request {}", message.client_seq);
+        checked += 1;
+    }
+    assert!(checked > 0);
+}
+
 /// A mass cancel that leaves orders walks them all the same: a user's walks in vain are bounded, one that takes
 /// everything always passes, and other users are not affected.
 // rows: R345
@@ -453,12 +499,14 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 256);
     let mut told = Told::default();
-    let opened = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
-    let mut next_seq = [0, 0];
-    let mut say = |user: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
-        next_seq[user] += 1;
+    // The third is another session of the first user.
+    let opened =
+        [(0, 7), (1, 8), (0, 9)].map(|(user, key)| open(&mut front, &mut told, &desk, user, key));
+    let mut next_seq = [0; 3];
+    let mut say = |at: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
+        next_seq[at] += 1;
         let (answers, refusals) = (told.answers(), told.not_taken.len());
-        let request = request(opened[user].session, next_seq[user]);
+        let request = request(opened[at].session, next_seq[at]);
         ask(&mut front, &mut told, tagged(1), request);
         told.wait(&mut front, |told| told.answers() > answers);
         told.not_taken.get(refusals).map(|(_, reason)| *reason)
@@ -481,13 +529,29 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
             })
         }
     };
+    // A session without orders walks none, whatever else its user has.
+    let of_session = |session, seq| {
+        Request::MassCancel(MassCancelRequest {
+            scope: MassScope::Session(session),
+            instrument: InstrumentIx::NONE,
+            side: Some(Side::Sell),
+            reason: CancelReason::MassCancel,
+            user: UserIx(0),
+            session,
+            client_seq: seq,
+            key_hash: Id128::NONE,
+        })
+    };
+    assert!((0..1_500).all(|_| say(2, &of_session).is_none()));
     let sells = mass_cancel(0, Some(Side::Sell));
     let taken = (0..2_000).take_while(|_| say(0, &sells).is_none()).count();
     assert_eq!(
         taken, 1_001,
         "a million orders, and the one that passes the bound"
     );
-    assert_eq!(say(0, &sells), Some(throttled()));
+    let (reason, known) = (RejectReason::Throttle, Known::Most(1_000));
+    let waits = NotTaken::Refused(Reject { reason, known });
+    assert_eq!(say(0, &sells), Some(waits), "for a thousand microseconds");
     assert_eq!(say(1, &mass_cancel(1, Some(Side::Sell))), None);
     say(0, &mass_cancel(0, None));
     let last = told.numbered.last().expect("one").1;

@@ -308,6 +308,16 @@ record! {
     }
 }
 
+impl CancelAllAfter {
+    /// When it fires if the command has this time; 0 = never.
+    pub const fn at_ns(&self, time_ns: u64) -> u64 {
+        match self.timeout_s {
+            0 => 0,
+            timeout_s => time_ns + timeout_s as u64 * 1_000_000_000,
+        }
+    }
+}
+
 record! {
     /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot
     /// order, and neither a new order nor an amend enters until a command lifts it. The two levels are apart:

@@ -557,7 +557,7 @@ impl State {
     }
 
     /// Microseconds until the rates of the session, of its user and of the user's group take the next request.
-    fn wait_us(&mut self, at: At) -> u64 {
+    pub fn wait_us(&mut self, at: At) -> u64 {
         let (now_ns, config) = (self.monotonic_ns, &self.market.config);
         let session = self.sessions.row(at);
         let of_session = session.rate.wait_ns(now_ns, config.throttle_per_s);

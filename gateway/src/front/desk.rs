@@ -60,8 +60,8 @@ pub enum Question {
         session: (At, Sequence),
         ix: SessionIx,
         after: u64,
-        /// The client has had them and asks once more.
-        is_again: bool,
+        /// The client has had them and asks for those up to here once more.
+        again_through: Option<u64>,
     },
     OpenOrders {
         session: (At, Sequence),
@@ -250,13 +250,14 @@ impl Desk {
                 session,
                 ix,
                 after,
-                is_again,
+                again_through,
             } => {
-                let outcome = resend::messages(market, ix, after).await;
+                let through = again_through.unwrap_or(u64::MAX);
+                let outcome = resend::messages(market, ix, after, through).await;
                 Order::Messages {
                     session,
                     after,
-                    is_again,
+                    is_again: again_through.is_some(),
                     outcome,
                 }
             }

@@ -290,6 +290,10 @@ impl Front {
         }
         let reason = reason_of(not_taken);
         let limit = match not_taken {
+            // Refused by the hot thread for the session's rate.
+            NotTaken::Refused(reject) if reject.reason == RejectReason::Throttle => {
+                self.state.wait_us(at).max(reject.limit())
+            }
             NotTaken::Refused(reject) => reject.limit(),
             _ => 0,
         };
@@ -497,7 +501,7 @@ impl Front {
                 session: (at, session.epoch),
                 ix: session.ix,
                 after: session.sent,
-                is_again: false,
+                again_through: None,
             };
             session.is_fetching = self.state.questions.try_send(question).is_ok();
             return (false, false);

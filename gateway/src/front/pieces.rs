@@ -19,6 +19,12 @@ use super::state::State;
 use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
 use crate::market::Market;
 
+/// Messages that may be asked for at once: a range is read in one piece, which stays below the
+/// bound of a client that reads slowly.
+pub const RANGE_MAX: u64 = 4_096;
+/// Sessions of one user that may be answered from the journal or the replica at the same moment.
+const AT_ONCE_PER_USER: usize = 4;
+
 /// Open orders of one piece.
 const PIECE_ORDERS: usize = 1_024;
 
@@ -33,7 +39,7 @@ pub struct Listing {
     handles: Option<Arc<[Handle]>>,
     /// The next of them.
     next: usize,
-    /// Orders told.
+    /// Orders sent.
     count: u32,
     is_fetching: bool,
 }
@@ -158,7 +164,8 @@ impl State {
             return reason.or(Some(RejectReason::Busy));
         }
         // What was not sent to this client yet is on its way by itself.
-        if wanted.first == 0 || wanted.first > wanted.last || wanted.last > session.sent {
+        let is_range = (1..=wanted.last).contains(&wanted.first) && wanted.last <= session.sent;
+        if !is_range || wanted.last - wanted.first >= RANGE_MAX {
             return Some(RejectReason::Malformed);
         }
         session.range = Some(Range {
@@ -176,6 +183,12 @@ impl State {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
+        }
+        let user = self.sessions.row(at).user;
+        let busy = self.in_pieces.iter();
+        let busy = busy.filter(|other| **other != at && self.sessions.get(**other).user == user);
+        if busy.count() >= AT_ONCE_PER_USER {
+            return Some(RejectReason::Busy);
         }
         let (now_ns, rate) = (self.monotonic_ns, self.market.config.throttle_per_s);
         let session = self.sessions.row(at);
@@ -214,22 +227,20 @@ impl Front {
     }
 
     fn list_more(&mut self, at: At) -> bool {
+        let room = self.has_room(at);
         let session = self.state.sessions.row(at);
-        let Some(listing) = session.listing.as_ref().filter(|one| !one.is_fetching) else {
+        let Some(listing) = session.listing.as_mut().filter(|one| !one.is_fetching) else {
             return false;
         };
-        let question = Question::OpenOrders {
-            session: (at, session.epoch),
-            listing: Box::new(listing.clone()),
-        };
-        match self.has_room(at) {
-            None => self.state.sessions.row(at).listing = None,
+        match room {
+            None => session.listing = None,
             Some(false) => {}
             Some(true) => {
-                let is_asked = self.state.questions.try_send(question).is_ok();
-                if let Some(listing) = &mut self.state.sessions.row(at).listing {
-                    listing.is_fetching = is_asked;
-                }
+                let question = Question::OpenOrders {
+                    session: (at, session.epoch),
+                    listing: Box::new(listing.clone()),
+                };
+                listing.is_fetching = self.state.questions.try_send(question).is_ok();
             }
         }
         false
@@ -286,7 +297,7 @@ impl Front {
                 session: (at, session.epoch),
                 ix: session.ix,
                 after: range.next - 1,
-                is_again: true,
+                again_through: Some(range.last),
             };
             let is_fetching = self.state.questions.try_send(question).is_ok();
             session.range = Some(Range {
@@ -313,6 +324,7 @@ impl Front {
         after: u64,
         outcome: Result<Vec<Bytes>, DisconnectCode>,
     ) {
+        let room = self.has_room(at);
         let session = self.state.sessions.row(at);
         let Some(range) = session
             .range
@@ -322,12 +334,21 @@ impl Front {
             return;
         };
         range.is_fetching = false;
-        let Ok(messages) = outcome else {
-            let end = range.end(RejectReason::AlreadySeen.code());
-            session.range = None;
-            return self.send(now, at, &end.into());
+        let messages = match outcome {
+            Ok(messages) => messages,
+            Err(code) => {
+                let end = range.end(match code {
+                    DisconnectCode::MessagesRemoved => RejectReason::AlreadySeen.code(),
+                    _ => RejectReason::NotReady.code(),
+                });
+                session.range = None;
+                return self.send(now, at, &end.into());
+            }
         };
         let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
+        if room == Some(false) {
+            return; // Read again when the client has taken what other channels were sent.
+        }
         let count = messages.len().min(lacks);
         self.with_owner(at, |link, owner| {
             for bytes in &messages[..count] {

@@ -14,11 +14,12 @@ use crate::past::{Past, PastError};
 /// Messages of one piece.
 const PIECE_MESSAGES: usize = 16_384;
 
-/// The messages of a session after a number, a piece of them.
+/// The messages of a session after a number up to `through`, or a piece of them.
 pub async fn messages(
     market: &Arc<Market>,
     session: SessionIx,
     after: u64,
+    through: u64,
 ) -> Result<Vec<Bytes>, DisconnectCode> {
     let reading = async {
         let past = Past::before(market, move |last| last(session).0 <= after).await?;
@@ -26,7 +27,8 @@ pub async fn messages(
             if to == session && number > after {
                 found.push(encoded(&message, number));
             }
-            match found.len() < PIECE_MESSAGES {
+            let is_last = to == session && number >= through;
+            match found.len() < PIECE_MESSAGES && !is_last {
                 true => ControlFlow::Continue(()),
                 false => ControlFlow::Break(()),
             }

@@ -224,6 +224,10 @@ impl Sessions {
         &mut self.rows[at]
     }
 
+    pub fn get(&self, at: At) -> &Session {
+        &self.rows[at]
+    }
+
     /// Row and pool together.
     #[inline]
     pub fn parts(&mut self, at: At) -> (&mut Session, &mut Pool) {

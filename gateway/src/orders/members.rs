@@ -54,11 +54,21 @@ pub async fn set_group(
 
 async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> {
     match market.ask(request).await {
-        Ok(_) => Ok(Answered::now(())),
+        Ok(record) => {
+            market.durable(record.command.sequence).await?;
+            Ok(Answered::now(()))
+        }
         Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             match reject.known {
-                Known::Request(_) => Ok(Answered::before(())),
-                _ => Ok(Answered::now(())),
+                Known::Request(seen) => {
+                    market.durable(seen.sequence).await?;
+                    Ok(Answered::before(()))
+                }
+                // It is so already, by a command that may not be durable yet.
+                _ => {
+                    market.durable(market.replica.assigned()).await?;
+                    Ok(Answered::now(()))
+                }
             }
         }
         Err(error) => Err(refusal::not_taken(&error)),

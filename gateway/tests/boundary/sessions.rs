@@ -165,7 +165,7 @@ async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
         );
         assert_eq!(again, first[from as usize - 1..to as usize]);
     }
-    for (from, to) in [(0, 1), (2, 1), (1, ORDERS + 1)] {
+    for (from, to) in [(0, 1), (2, 1), (1, ORDERS + 1), (1, u64::MAX)] {
         let wanted = wire::Retransmit {
             request_id: 4,
             first: from,

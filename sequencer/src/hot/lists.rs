@@ -1,6 +1,7 @@
 //! Commands that end the orders of a list: to the engines of those orders alone.
 
-use types::command::Listed;
+use admission::{Known, Reject};
+use types::command::{Listed, MassScope};
 use types::{Envelope, RejectReason, UserIx};
 
 use super::Hot;
@@ -9,26 +10,36 @@ use crate::lane::Lane;
 use crate::port::NotTaken;
 
 impl Hot {
-    /// Lists the orders that the command to be admitted ends. `filtered`: the user of a mass cancel that may
-    /// leave some of the owner's orders.
+    /// Lists the orders that the command to be admitted ends. `filtered`: user and scope of a mass cancel that
+    /// may leave some of the owner's orders; returns the user and how many were walked and left.
     ///
     /// # Errors
-    /// `THROTTLE`: the user has walked too many orders in vain.
+    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain.
     #[cold]
-    pub(super) fn list(&mut self, filtered: Option<UserIx>, now_ns: u64) -> Result<(), NotTaken> {
-        if let Some(user) = filtered
-            && self.walks.wait_ns(user, now_ns) > 0
-        {
-            return Err(NotTaken::Refused(RejectReason::Throttle.into()));
+    pub(super) fn list(
+        &mut self,
+        filtered: Option<(UserIx, MassScope)>,
+        now_ns: u64,
+    ) -> Result<Option<(UserIx, u64)>, NotTaken> {
+        if let Some((user, _)) = filtered {
+            let wait_us = self.walks.wait_ns(user, now_ns).div_ceil(1_000);
+            if wait_us > 0 {
+                let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
+                return Err(NotTaken::Refused(Reject { reason, known }));
+            }
         }
         let admission = self.core.admission();
         admission.list(&self.flights.vacant().command, &mut self.listed);
-        if let Some(user) = filtered {
-            let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
-            let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
-            self.walks.charge(user, now_ns, left);
-        }
-        Ok(())
+        let listed = self.listed.len() as u64;
+        Ok(filtered.map(|(user, scope)| {
+            let walked = match scope {
+                MassScope::Session(session) => {
+                    admission.session(session).map_or(0, |row| row.open_orders)
+                }
+                _ => admission.user(user).map_or(0, |row| row.open_orders),
+            };
+            (user, u64::from(walked).saturating_sub(listed))
+        }))
     }
 
     /// The lanes of the instruments in the list.

@@ -19,7 +19,7 @@
 pub const SLEW_MAX_NS: i64 = 128_000_000;
 /// Largest difference that is corrected without a person: a virtual machine that was paused.
 pub const STEP_MAX_NS: i64 = 60_000_000_000;
-/// A slew moves time by one nanosecond in so many: 500 ppm, the rate of the kernel's own discipline.
+/// A slew moves time by one nanosecond in this number: 500 ppm, the rate of the kernel's own discipline.
 /// 128 ms take 256 s, and an interval is wrong by at most 0.05 %.
 pub const SLEW_DIVISOR: u64 = 2_000;
 
@@ -37,9 +37,9 @@ pub struct Reading {
 /// How time and real time relate since the last reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// They agree, or time slews towards real time by so many nanoseconds.
+    /// They agree, or time slews towards real time by this number of nanoseconds.
     Normal { slew_ns: i64 },
-    /// Real time differs by `offset_ns`, and nobody has confirmed it.
+    /// Real time differs by `offset_ns`, and the difference is not confirmed.
     Suspect { offset_ns: i64 },
 }
 
@@ -208,7 +208,7 @@ impl Discipline {
         Some(Confirmed { from_ns, to_ns })
     }
 
-    /// A time is before what a store holds and nobody has confirmed.
+    /// A time is before what a store holds and not confirmed.
     fn is_behind(&self, time_ns: u64) -> bool {
         difference(self.stored_ns, time_ns.max(self.confirmed_ns)) > STEP_MAX_NS
     }
