@@ -366,7 +366,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
             .unwrap();
         numbered(&mut of_ann).await;
         // A command of its own takes a whole block: too many of them, and they are all that is kept.
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     drop((ann, of_ann));
     // One segment goes after the other.
