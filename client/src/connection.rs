@@ -1,7 +1,7 @@
 //! The async driver: [`Sessions`] on quinn and tokio.
 //!
 //! Sending never waits for an answer: requests are appended to a buffer that a writer task empties,
-//! so many requests share a packet and requests of all channels keep the order of the calls. After
+//! requests share packets, and requests of all channels keep the order of the calls. After
 //! a loss, [`Connection::resume`] connects again, logs every session in, receives what was missed
 //! through the same [`Reports`] and sends again only what the server has not seen, in the old
 //! order.

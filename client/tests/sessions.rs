@@ -140,7 +140,7 @@ fn r343_reports_arrive_in_order_and_once() {
     assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Report(r)) if r.sequence == 1));
     assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Ignored)));
     assert_eq!(client.sessions.last_sequence(3), 1);
-    // A channel without a session has nobody to report to.
+    // Nothing is reported on a channel without a session.
     assert!(matches!(client.hear(4, 1, &ack(1)), Ok(Event::Ignored)));
     let gap = client.hear(3, 3, &ack(1));
     assert!(

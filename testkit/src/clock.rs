@@ -15,7 +15,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Begins at so many nanoseconds since 1970.
+    /// Begins at this time, in nanoseconds since 1970.
     pub fn at(start_ns: u64) -> Self {
         Self {
             start_ns,
@@ -33,7 +33,7 @@ impl Machine {
         self.passed_ns.fetch_add(ms * 1_000_000, Ordering::SeqCst);
     }
 
-    /// Sets real time to so many seconds more than the truth.
+    /// Sets real time this number of seconds ahead of the truth.
     pub fn set_wrong_by_s(&self, seconds: i64) {
         self.wrong_ns
             .store(seconds * 1_000_000_000, Ordering::SeqCst);

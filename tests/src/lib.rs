@@ -9,7 +9,7 @@
 //! | `world` | people, deposits, bonds, orders, trades |
 //! | `ledger` | what must never change by a refusal, and whose every hold is |
 //! | `member` | a trading session over the binary protocol |
-//! | `chaos` | kills of server and clients behind a bad network, and what the journal says of it |
+//! | `chaos` | kills of server and clients on a bad network, and what the journal says of it |
 //! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
 //! | `wire` | the same call in every protocol of a port |
 //! | `quic` | raw bytes to the trading gateway |

@@ -84,7 +84,7 @@ enum Chore {
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
-    /// Server and clients killed behind a bad network: every client's messages are the journal's.
+    /// Server and clients killed on a bad network: every client's messages are the journal's.
     Chaos {
         /// Of the kills, the requests and the network; unset, the time.
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! A clock that steps, seen by members, by supervision and by whoever reads health (`design.md` 8).
+//! A clock that steps, seen by members, by supervision and in the health read (`design.md` 8).
 
 use proto::convert::to_timestamp_us;
 use proto::market::v1::*;

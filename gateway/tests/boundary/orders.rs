@@ -218,7 +218,7 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
         let status = operator.set_member_bounds(wrong).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
     }
-    let unknown = operator.set_member_group(put("nobody-here", 7)).await;
+    let unknown = operator.set_member_group(put("unknown", 7)).await;
     assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
     // After a restart the bounds are the same.
     let world = world.restart(Settings::default()).await;

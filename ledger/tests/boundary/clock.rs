@@ -32,7 +32,7 @@ async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
     (machine, process, world)
 }
 
-// Health failed for as long as the clock had jumped ahead, and nobody could say that this is known.
+// Health failed for as long as the clock had jumped ahead, and no call could confirm it.
 #[tokio::test]
 async fn a_clock_behind_the_last_write_is_told_until_it_is_confirmed() {
     let (machine, process, world) = after_a_jump().await;

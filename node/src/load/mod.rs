@@ -97,7 +97,7 @@ pub async fn run(load: Load) -> anyhow::Result<()> {
     played.and(written)
 }
 
-/// What each member must have blocked: enough for every request of the load, whoever sends it.
+/// What each member must have blocked: enough for every request of the load, from any member.
 fn needs(members: u16, total: u64) -> anyhow::Result<Vec<(i64, u64)>> {
     let orders = i64::try_from(total).ok();
     let money = orders.and_then(|orders| orders.checked_mul(MONEY_PER_ORDER));

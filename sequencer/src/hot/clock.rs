@@ -10,7 +10,7 @@ impl Hot {
     /// Notes, and journals, that the clock has become suspect or is back. What a busy moment refuses stays due.
     #[inline]
     pub(super) fn look_at_clock(&mut self) -> bool {
-        let suspect_ns = self.config.clock.state().suspect_ns();
+        let suspect_ns = self.config.clock.suspect_ns();
         let is_journalled = self.core.admission().clock().is_suspect();
         self.is_clock_suspect = suspect_ns.is_some() || is_journalled;
         if suspect_ns.is_some() == is_journalled {
@@ -51,6 +51,6 @@ impl Hot {
             self.timers.shift(i64::try_from(by_ns).unwrap_or(0));
             self.intake.clock_was_set();
         }
-        self.is_clock_suspect = self.config.clock.state().suspect_ns().is_some();
+        self.is_clock_suspect = self.config.clock.suspect_ns().is_some();
     }
 }

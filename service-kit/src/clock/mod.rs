@@ -72,6 +72,12 @@ pub trait Time: Send + Sync {
         State::Normal { slew_ns: 0 }
     }
 
+    /// Nanoseconds by which real time is ahead while that is not confirmed. The hot thread asks in each
+    /// round.
+    fn suspect_ns(&self) -> Option<i64> {
+        self.state().suspect_ns()
+    }
+
     /// The latest time that is stored or was given out: what a confirmation accepts.
     fn latest_ns(&self) -> u64 {
         self.now_ns()

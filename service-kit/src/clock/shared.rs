@@ -119,6 +119,11 @@ impl Time for Disciplined {
         }
     }
 
+    #[inline]
+    fn suspect_ns(&self) -> Option<i64> {
+        Some(self.suspect_ns.load(Ordering::Acquire)).filter(|offset_ns| *offset_ns != 0)
+    }
+
     fn latest_ns(&self) -> u64 {
         self.rule().latest_ns(self.source.monotonic_ns())
     }
