@@ -1,12 +1,19 @@
 //! The book on generated flow: every trade as the generator's plain book had it, for both shapes
 //! and several seeds, however the book is fed.
 
+use std::collections::HashMap;
+
 use benches::drive::{Drive, new_book};
 use benches::floor::Floor;
 use benches::generate::{Shape, generate};
+use benches::wire::reference::Reference;
 use benches::xflow::{Flow, FlowError, HEADER_BYTES, RECORD_BYTES};
 use engine::EventSink;
-use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
+use sequencer::Record;
+use types::{
+    CancelReason, Command, Envelope, Event, EventEnvelope, Handle, InstrumentIx, Quote, StpGroup,
+    StpMode,
+};
 
 /// A deep book small enough for a test, large enough to be looked ahead in.
 const DEEP: Shape = Shape {
@@ -19,6 +26,17 @@ struct Count(u64);
 impl EventSink for Count {
     fn event(&mut self, _: &EventEnvelope) {
         self.0 += 1;
+    }
+
+    fn quote(&mut self, _: InstrumentIx, _: Quote) {}
+}
+
+#[derive(Default)]
+struct Collect(Vec<EventEnvelope>);
+
+impl EventSink for Collect {
+    fn event(&mut self, event: &EventEnvelope) {
+        self.0.push(*event);
     }
 
     fn quote(&mut self, _: InstrumentIx, _: Quote) {}
@@ -124,4 +142,74 @@ fn what_is_no_flow_is_refused() {
             found: records as u64 - 1
         })
     );
+}
+
+/// The records of a flow whose orders belong to 16 users, as a journal has them. Each order has a slot of its
+/// own: self-trade prevention leaves more of them open than the flow knows.
+fn journalled(flow: &Flow) -> Vec<Record> {
+    let drive = Drive::new(flow);
+    let (mut book, mut events) = (new_book(drive.spec), Collect::default());
+    let (mut handles, mut last) = (HashMap::new(), 0);
+    let record = |command: &Envelope| {
+        let mut command = *command;
+        match &mut command.command {
+            Command::New(new) => {
+                last += 1;
+                let own = Handle {
+                    slot: last,
+                    generation: 1,
+                };
+                handles.insert(new.handle, own);
+                new.handle = own;
+                new.stp_group = StpGroup(last % 16);
+                new.stp = StpMode::CancelNewest;
+            }
+            Command::Cancel(cancel) => cancel.handle = handles[&cancel.handle],
+            Command::Amend(amend) => amend.handle = handles[&amend.handle],
+            other => panic!("not of a flow: {other:?}"),
+        }
+        book.apply(&command, &mut events);
+        let events = std::mem::take(&mut events.0);
+        Record { command, events }
+    };
+    drive
+        .prefill
+        .iter()
+        .chain(&drive.timed)
+        .map(record)
+        .collect()
+}
+
+#[test]
+fn the_book_that_judges_a_run_makes_the_same_trades_and_sees_one_that_is_missing() {
+    let records = journalled(&generate(Shape::SINGLE, 5, 40_000));
+    let is_trade = |event: &&EventEnvelope| matches!(event.event, Event::Trade(_));
+    let trades = records
+        .iter()
+        .flat_map(|r| r.events.iter().filter(is_trade));
+    let prevented = records.iter().flat_map(|r| &r.events).filter(
+        |event| matches!(&event.event, Event::Cancelled(c) if c.reason == CancelReason::SelfTrade),
+    );
+    assert!(
+        prevented.count() > 100,
+        "a flow in which members meet themselves"
+    );
+
+    let mut reference = Reference::default();
+    let judged: u64 = records
+        .iter()
+        .map(|r| reference.step(r).expect("the same trades"))
+        .sum();
+    assert_eq!(judged, trades.count() as u64);
+
+    let mut reference = Reference::default();
+    let has_trade = |record: &&Record| record.events.iter().any(|event| is_trade(&event));
+    let mut forged = records.iter().find(has_trade).expect("a trade").clone();
+    forged.events.retain(|event| !is_trade(&event));
+    let sequence = forged.command.sequence;
+    for record in records.iter().take_while(|r| r.command.sequence < sequence) {
+        reference.step(record).expect("the same trades");
+    }
+    let error = reference.step(&forged).expect_err("a trade is missing");
+    assert!(error.to_string().contains("the reference makes"), "{error}");
 }

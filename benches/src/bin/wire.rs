@@ -10,14 +10,17 @@ use anyhow::Context;
 use benches::generate::{Shape, generate};
 use benches::hop::{self, histogram};
 use benches::wire::flow::{Counts, Flow, Load};
+use benches::wire::reference::{self, Judged};
 use benches::wire::sample::{Sample, Sampler};
-use benches::wire::{echo, setup::Caller};
+use benches::wire::{echo, floors, setup::Caller};
 use benches::xflow;
 use clap::Parser;
 use client::spinning::Connection;
 use client::{LoginOptions, Trust};
 use hdrhistogram::Histogram;
-use types::{OrderType, Side, StpMode, TimeInForce};
+use sequencer::Layout;
+use sequencer::inspect::Folder;
+use types::{InstrumentIx, OrderType, Side, StpMode, TimeInForce};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
 /// Roubles of each member, of which half are blocked for trading, and units.
@@ -28,6 +31,8 @@ const PRICE: i64 = 100;
 /// Bytes of an order and of all that answers it until it is durable.
 const QUESTION: usize = 55;
 const ANSWER: usize = 46 + 99;
+/// Durable writes of the floor.
+const DURABLE_ROUNDS: u64 = 4_000;
 
 /// Latency and throughput of the trading protocol.
 #[derive(Parser)]
@@ -53,9 +58,15 @@ struct Args {
     /// Requests under way per session.
     #[arg(long, default_value_t = 32)]
     window: u64,
+    /// Requests offered per second; without, as many as the windows allow.
+    #[arg(long)]
+    rate: Option<u64>,
     /// Seconds of the flow.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// Replay the run's journal in the reference book and compare every trade.
+    #[arg(long)]
+    judge: bool,
     /// File with a flow, format `XFLOW001`; the run ends with it at the latest. Without, one is made.
     #[arg(long)]
     file: Option<PathBuf>,
@@ -152,6 +163,12 @@ fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
     serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
 }
 
+fn median(of: &[f64]) -> f64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// Rates and lags over the flow.
 fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
@@ -171,6 +188,7 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     serde_json::json!({
         "replica_lag_ms": lags_ms.iter().copied().fold(0.0, f64::max),
         "replica_lags_ms": lags_ms,
+        "replica_lag_p50_ms": median(&lags_ms),
         "history_per_s": done_per_s(|s| s.history_lag),
         "settlement_per_s": done_per_s(|s| s.settlement_lag),
         "settlement_lag_records": most(|s| s.settlement_lag),
@@ -205,6 +223,7 @@ fn main() -> anyhow::Result<()> {
         users: args.users,
         sessions_per_user: args.sessions,
         window: args.window,
+        rate: args.rate,
         duration: Duration::from_secs(args.seconds),
     };
     let records = match &args.file {
@@ -237,18 +256,35 @@ fn main() -> anyhow::Result<()> {
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
     let samples = sampler.stop();
+    let status = caller.status(&users[1])?;
     drop(connection);
+    let judged = match args.judge {
+        true => {
+            let journal = Folder::new(&args.data_dir.join("journal"));
+            let judged = reference::judge(&journal, InstrumentIx(instrument), status.commit)?;
+            anyhow::ensure!(judged.trades >= counts.trades, "{judged:?} of {counts:?}");
+            Some(judged)
+        }
+        false => None,
+    };
     let echoed = echo::run(args.echo_core, QUESTION, ANSWER, args.requests)?;
+    let net = floors::net(args.echo_core, QUESTION, ANSWER, args.requests)?;
+    let durable_floor = floors::durable(&args.data_dir, args.echo_core, DURABLE_ROUNDS)?;
 
     let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
+    let observed = observed(&samples, &counts);
     let line = serde_json::json!({
         "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
-                  "window": args.window,
+                  "window": args.window, "rate": args.rate,
                   "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
+        "layout": format!("{:?}", Layout::for_cores(cores)).to_lowercase(),
+        "bounds": status.bounds,
         "echo": spread(&echoed),
+        "net": spread(&net),
         "accepted": spread(&accepted),
         "durable": spread(&durable),
+        "durable_floor": spread(&durable_floor),
         "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
         "reject_rate": share(counts.refused),
         "too_late_rate": share(counts.too_late),
@@ -256,7 +292,14 @@ fn main() -> anyhow::Result<()> {
         "trades": counts.trades,
         "trades_per_order": share(counts.trades),
         "duration_s": counts.seconds,
-        "observed": observed(&samples, &counts),
+        "replica_lag_ms": observed["replica_lag_ms"],
+        "rss_mb": observed["rss_mb"],
+        "settlement_per_s": observed["settlement_per_s"],
+        "history_per_s": observed["history_per_s"],
+        "judged": judged.map(|Judged { commands, trades }| {
+            serde_json::json!({ "commands": commands, "trades": trades })
+        }),
+        "observed": observed,
     });
     if args.json {
         println!("{line}");

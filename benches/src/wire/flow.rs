@@ -21,6 +21,8 @@ pub struct Load {
     pub sessions_per_user: u16,
     /// Requests under way per session.
     pub window: u64,
+    /// Requests offered per second; none: as many as the windows allow.
+    pub rate: Option<u64>,
     /// The run ends before it when the flow does.
     pub duration: Duration,
 }
@@ -106,7 +108,8 @@ impl Flow {
                 self.drain(connection)?;
                 return Ok(counted);
             }
-            self.send(connection, instrument, load)?;
+            let due = load.rate.map_or(usize::MAX, |rate| due(now - begun, rate));
+            self.send(connection, instrument, load, due)?;
             connection.poll()?;
             self.hear(connection);
         }
@@ -126,15 +129,18 @@ impl Flow {
         Ok(())
     }
 
-    /// Sends as many as the windows allow. A session whose window is full holds up those behind: the flow keeps
-    /// its order.
+    /// Sends those of the first `due` that the windows allow. A session whose window is full holds up those
+    /// behind: the flow keeps its order.
     fn send(
         &mut self,
         connection: &mut Connection,
         instrument: u32,
         load: &Load,
+        due: usize,
     ) -> anyhow::Result<()> {
-        while let Some(record) = self.records.get(self.next) {
+        while self.next < due
+            && let Some(record) = self.records.get(self.next)
+        {
             let order = &mut self.orders[record.id as usize];
             if let Op::New(_) = record.op {
                 let member = record.account % u32::from(load.users * load.sessions_per_user);
@@ -179,6 +185,12 @@ impl Flow {
             }
         }
     }
+}
+
+/// Requests that are due after so long.
+fn due(elapsed: Duration, rate: u64) -> usize {
+    let due = elapsed.as_nanos() * u128::from(rate) / 1_000_000_000;
+    usize::try_from(due).unwrap_or(usize::MAX)
 }
 
 fn message(record: &Record, filled: u64, price_offset: i64, instrument: u32) -> ClientMessage {

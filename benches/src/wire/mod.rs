@@ -2,6 +2,8 @@
 //! the same transport that they are compared with, and what they need on the platform.
 
 pub mod echo;
+pub mod floors;
 pub mod flow;
+pub mod reference;
 pub mod sample;
 pub mod setup;

@@ -17,6 +17,14 @@ pub struct Caller {
     pub address: SocketAddr,
 }
 
+/// Of the market.
+pub struct Status {
+    /// Last durable record of the journal.
+    pub commit: u64,
+    /// As the contract shows them.
+    pub bounds: Value,
+}
+
 impl Caller {
     /// One call in JSON; the context is added.
     ///
@@ -112,6 +120,20 @@ impl Caller {
             );
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// How far the journal is durable, and what a user may take.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn status(&self, user: &str) -> anyhow::Result<Status> {
+        let method = "platform.market.v1.MarketService/GetMarketStatus";
+        let mut status = self.call(&format!("sandbox.trader.{user}"), method, json!({}))?;
+        let commit = status["commitSequence"].as_str().context("no position")?;
+        Ok(Status {
+            commit: commit.parse()?,
+            bounds: status["bounds"].take(),
+        })
     }
 
     /// What the platform counts, by name; a metric with labels is left out.

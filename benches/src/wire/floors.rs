@@ -1,0 +1,145 @@
+//! What the machine takes for the parts of a round trip, without anything of ours: datagrams there and back, and
+//! a durable write by a thread that has to be woken.
+
+use std::fs::{File, OpenOptions};
+use std::hint::spin_loop;
+use std::net::UdpSocket;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use journal::aligned::Buffer;
+use rustix::fs::OFlags;
+
+use crate::hop;
+
+/// Bytes of a durable write.
+const BLOCK: usize = 4_096;
+/// The file is written round and round.
+const BLOCKS: u64 = 4_096;
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Datagrams of these sizes there and back, one at a time, between spinning threads, server on `core`;
+/// nanoseconds.
+///
+/// # Errors
+/// No socket.
+pub fn net(
+    core: usize,
+    question: usize,
+    answer: usize,
+    rounds: usize,
+) -> anyhow::Result<Histogram<u64>> {
+    let here = UdpSocket::bind("127.0.0.1:0")?;
+    let there = UdpSocket::bind("127.0.0.1:0")?;
+    for (socket, peer) in [(&here, &there), (&there, &here)] {
+        socket.connect(peer.local_addr()?)?;
+        socket.set_nonblocking(true)?;
+    }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    let serving = std::thread::spawn(move || {
+        hop::pin(core);
+        let mut bytes = [7; 2_048];
+        while !over.load(Ordering::Relaxed) {
+            if there.recv(&mut bytes).is_ok() {
+                // A full socket loses it, and the other side asks again.
+                let _ = there.send(&bytes[..answer]);
+            }
+        }
+    });
+    let (mut histogram, mut bytes) = (hop::histogram(), [7; 2_048]);
+    for round in 0..rounds + rounds / 10 {
+        let sent = Instant::now();
+        here.send(&bytes[..question])?;
+        while here.recv(&mut bytes).is_err() {
+            spin_loop();
+        }
+        if round >= rounds / 10 {
+            histogram.saturating_record(nanos(sent));
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    serving.join().expect("the echo does not panic");
+    Ok(histogram)
+}
+
+/// Durable writes of 4 KiB in `dir` by a parked thread that the caller wakes and then spins for, beside a second
+/// spinning thread on `core`; nanoseconds.
+///
+/// # Errors
+/// The file system refuses the file, or direct writes.
+pub fn durable(dir: &Path, core: usize, rounds: u64) -> anyhow::Result<Histogram<u64>> {
+    let file = tempfile::NamedTempFile::new_in(dir)?;
+    let zeros = vec![0; BLOCK];
+    for block in 0..BLOCKS {
+        file.as_file().write_all_at(&zeros, block * BLOCK as u64)?;
+    }
+    file.as_file().sync_all()?;
+    let flags = OFlags::DIRECT | OFlags::DSYNC;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(flags.bits().cast_signed());
+    let direct = options.open(file.path())?;
+    let (asked, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let beside = {
+        let over = is_over.clone();
+        std::thread::spawn(move || {
+            hop::pin(core);
+            while !over.load(Ordering::Relaxed) {
+                spin_loop();
+            }
+        })
+    };
+    let writer = {
+        let (asked, written, over) = (asked.clone(), written.clone(), is_over.clone());
+        std::thread::spawn(move || write_when_asked(&direct, &asked, &written, &over))
+    };
+    let mut histogram = hop::histogram();
+    for round in 1..=rounds {
+        let since = Instant::now();
+        asked.store(round, Ordering::Release);
+        writer.thread().unpark();
+        while written.load(Ordering::Acquire) != round {
+            anyhow::ensure!(
+                !writer.is_finished(),
+                "the file system refuses a direct write"
+            );
+            spin_loop();
+        }
+        histogram.saturating_record(nanos(since));
+    }
+    is_over.store(true, Ordering::Relaxed);
+    writer.thread().unpark();
+    writer.join().expect("the writer does not panic")?;
+    beside.join().expect("a loop does not panic");
+    Ok(histogram)
+}
+
+fn write_when_asked(
+    file: &File,
+    asked: &AtomicU64,
+    written: &AtomicU64,
+    over: &AtomicBool,
+) -> std::io::Result<()> {
+    let mut buffer = Buffer::default();
+    buffer.resize(BLOCK);
+    let mut done = 0;
+    while !over.load(Ordering::Relaxed) {
+        let wanted = asked.load(Ordering::Acquire);
+        if wanted == done {
+            std::thread::park();
+            continue;
+        }
+        file.write_all_at(buffer.bytes(), wanted % BLOCKS * BLOCK as u64)?;
+        done = wanted;
+        written.store(done, Ordering::Release);
+    }
+    Ok(())
+}

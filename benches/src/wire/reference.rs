@@ -1,0 +1,258 @@
+//! A second, plain book that replays a run's journal: which trades its orders had to make, one by one.
+//!
+//! It knows what the flow sends: limit and market orders that rest, take, or fill or kill, cancels, amends, and
+//! self-trade prevention that cancels the newest order. Anything else on the instrument is an error.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use sequencer::Record;
+use sequencer::inspect::Folder;
+use types::command::{Amend, New, Route};
+use types::{Command, Event, Handle, InstrumentIx, Side, StpGroup, StpMode, TimeInForce};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An order that rests: open and total quantity in lots, and whose it is.
+#[derive(Clone, Copy, Debug)]
+struct Resting {
+    handle: Handle,
+    group: StpGroup,
+    open: u64,
+    total: u64,
+}
+
+/// An order that is looking for makers.
+struct Taker {
+    order: Resting,
+    side: Side,
+    price: i64,
+}
+
+/// Maker, taker, price in ticks, quantity in lots.
+type Trade = (Handle, Handle, i64, u64);
+
+/// What a run's journal held of one instrument.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    pub commands: u64,
+    pub trades: u64,
+}
+
+/// The plain book. A side's key is its price, of buys negated, so that the best comes first.
+#[derive(Default)]
+pub struct Reference {
+    sides: [BTreeMap<i64, VecDeque<Resting>>; 2],
+    /// Side and key of the orders that rest.
+    places: HashMap<Handle, (Side, i64)>,
+    /// Of the command at hand.
+    trades: Vec<Trade>,
+}
+
+/// Replays the journal of a running platform, records 1 to `through`.
+///
+/// # Errors
+/// A trade differs, the journal holds what the flow does not send, or is not written so far within half a minute.
+pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow::Result<Judged> {
+    let (mut book, mut judged, mut last) = (Reference::default(), Judged::default(), 0);
+    let since = Instant::now();
+    journal.follow(
+        1..=through,
+        |record| {
+            last = record.command.sequence.get();
+            match record.command.command.route() {
+                Route::Instrument(it) if it != instrument => return Ok(()),
+                Route::Admission => return Ok(()),
+                _ => {}
+            }
+            judged.commands += 1;
+            judged.trades += book.step(&record).map_err(|error| format!("{error:#}"))?;
+            Ok(())
+        },
+        || {
+            std::thread::sleep(Duration::from_millis(10));
+            since.elapsed() < PATIENCE
+        },
+    )?;
+    ensure!(
+        last == through,
+        "the journal ends at {last}, before {through}"
+    );
+    Ok(judged)
+}
+
+fn key(side: Side, price: i64) -> i64 {
+    match side {
+        Side::Buy => -price,
+        Side::Sell => price,
+    }
+}
+
+impl Reference {
+    /// Carries out a command and compares the trades; gives how many they are.
+    ///
+    /// # Errors
+    /// They differ, or the flow has no such command.
+    pub fn step(&mut self, record: &Record) -> anyhow::Result<u64> {
+        self.trades.clear();
+        match &record.command.command {
+            Command::New(new) => self.enter(new)?,
+            Command::Amend(amend) => self.amend(amend)?,
+            Command::Cancel(cancel) => {
+                self.part(cancel.handle);
+            }
+            Command::SetInstrument(_) | Command::SetPhase(_) => {}
+            other => bail!("record {}: {other:?}", record.command.sequence.get()),
+        }
+        let told = record.events.iter().filter_map(|event| match &event.event {
+            Event::Trade(t) => Some((t.maker, t.taker, t.price.0, t.quantity.get())),
+            _ => None,
+        });
+        ensure!(
+            told.clone().eq(self.trades.iter().copied()),
+            "record {}: trades {:?}, the reference makes {:?}",
+            record.command.sequence.get(),
+            told.collect::<Vec<_>>(),
+            self.trades,
+        );
+        Ok(self.trades.len() as u64)
+    }
+
+    fn enter(&mut self, new: &New) -> anyhow::Result<()> {
+        ensure!(
+            !new.post_only && new.stp == StpMode::CancelNewest && new.expire_at_ns == 0,
+            "the flow has no such order: {new:?}"
+        );
+        let total = new.quantity.get();
+        let taker = Taker {
+            order: Resting {
+                handle: new.handle,
+                group: new.stp_group,
+                open: total,
+                total,
+            },
+            side: new.side,
+            price: new.price.0,
+        };
+        match new.time_in_force {
+            TimeInForce::Fok if !self.can_fill(&taker) => {}
+            TimeInForce::Gtc => self.take_and_rest(taker),
+            TimeInForce::Ioc | TimeInForce::Fok => {
+                self.take(taker);
+            }
+            other => bail!("the flow has no order that is {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// The amended quantity is the new total (T22); only less at the same price keeps its place.
+    fn amend(&mut self, amend: &Amend) -> anyhow::Result<()> {
+        let Some(&(side, at)) = self.places.get(&amend.handle) else {
+            return Ok(());
+        };
+        let queue = self.sides[side.index()]
+            .get_mut(&at)
+            .expect("the level of its order");
+        let order = queue.iter_mut().find(|order| order.handle == amend.handle);
+        let order = order.expect("an order at its place");
+        let total = amend
+            .quantity
+            .map_or(order.total, |quantity| quantity.get());
+        let price = amend.price.map_or_else(|| key(side, at), |price| price.0);
+        let filled = order.total - order.open;
+        if total <= filled {
+            return Ok(());
+        }
+        if key(side, price) == at && total <= order.total {
+            (order.open, order.total) = (total - filled, total);
+            return Ok(());
+        }
+        let order = Resting {
+            open: total - filled,
+            total,
+            ..*order
+        };
+        self.part(amend.handle);
+        self.take_and_rest(Taker { order, side, price });
+        Ok(())
+    }
+
+    /// Takes an order out of the book, if it is there.
+    fn part(&mut self, handle: Handle) {
+        let Some((side, at)) = self.places.remove(&handle) else {
+            return;
+        };
+        let level = self.sides[side.index()]
+            .get_mut(&at)
+            .expect("the level of its order");
+        level.retain(|order| order.handle != handle);
+        if level.is_empty() {
+            self.sides[side.index()].remove(&at);
+        }
+    }
+
+    fn take_and_rest(&mut self, taker: Taker) {
+        let (side, at) = (taker.side, key(taker.side, taker.price));
+        if let Some(order) = self.take(taker) {
+            self.places.insert(order.handle, (side, at));
+            self.sides[side.index()]
+                .entry(at)
+                .or_default()
+                .push_back(order);
+        }
+    }
+
+    /// Trades inside the limit; gives what is left, unless self-trade prevention has ended it.
+    fn take(&mut self, taker: Taker) -> Option<Resting> {
+        let Taker {
+            mut order,
+            side,
+            price,
+        } = taker;
+        let other = side.opposite();
+        while order.open > 0 {
+            let Some(mut level) = self.sides[other.index()].first_entry() else {
+                break;
+            };
+            let at = *level.key();
+            if at > key(other, price) {
+                break;
+            }
+            let maker = level.get_mut().front_mut().expect("levels are not empty");
+            if maker.group == order.group {
+                return None;
+            }
+            let quantity = maker.open.min(order.open);
+            maker.open -= quantity;
+            order.open -= quantity;
+            self.trades
+                .push((maker.handle, order.handle, key(other, at), quantity));
+            if maker.open == 0 {
+                self.places.remove(&maker.handle);
+                level.get_mut().pop_front();
+                if level.get().is_empty() {
+                    level.remove();
+                }
+            }
+        }
+        (order.open > 0).then_some(order)
+    }
+
+    /// True when trades alone would fill it.
+    fn can_fill(&self, taker: &Taker) -> bool {
+        let other = taker.side.opposite();
+        let mut missing = taker.order.open;
+        let inside = self.sides[other.index()].range(..=key(other, taker.price));
+        for maker in inside.flat_map(|(_, level)| level) {
+            if maker.group == taker.order.group {
+                return false;
+            }
+            if maker.open >= missing {
+                return true;
+            }
+            missing -= maker.open;
+        }
+        false
+    }
+}
