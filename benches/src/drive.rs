@@ -72,8 +72,9 @@ impl Slots {
     }
 }
 
+/// Keeps the events of a book.
 #[derive(Default)]
-struct Collect(Vec<EventEnvelope>);
+pub struct Collect(pub Vec<EventEnvelope>);
 
 impl EventSink for Collect {
     fn event(&mut self, event: &EventEnvelope) {

@@ -137,3 +137,9 @@ pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: L
         key_hash: Id128::NONE,
     }
 }
+
+/// The middle value, the upper one of two; 0 of none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use benches::drive::{Drive, new_book};
+use benches::drive::{Collect, Drive, new_book};
 use benches::floor::Floor;
 use benches::generate::{Shape, generate};
 use benches::wire::reference::Reference;
@@ -26,17 +26,6 @@ struct Count(u64);
 impl EventSink for Count {
     fn event(&mut self, _: &EventEnvelope) {
         self.0 += 1;
-    }
-
-    fn quote(&mut self, _: InstrumentIx, _: Quote) {}
-}
-
-#[derive(Default)]
-struct Collect(Vec<EventEnvelope>);
-
-impl EventSink for Collect {
-    fn event(&mut self, event: &EventEnvelope) {
-        self.0.push(*event);
     }
 
     fn quote(&mut self, _: InstrumentIx, _: Quote) {}

@@ -232,11 +232,6 @@ fn time_floor(clock: &Clock, flow: &Flow) -> Latency {
     time_each(clock, timed, |record| floor.apply(record))
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn highest(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
@@ -283,8 +278,8 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
     let (best, floor_best) = (highest(&ring.book), highest(&ring.floor));
-    let (ops, floor_ops) = (median(ring.book), median(ring.floor));
-    let (streamed, floor_streamed) = (median(stream.book), median(stream.floor));
+    let (ops, floor_ops) = (benches::median(ring.book), benches::median(ring.floor));
+    let (streamed, floor_streamed) = (benches::median(stream.book), benches::median(stream.floor));
     let header = &flow.header;
     Ok(json!({
         "load": {

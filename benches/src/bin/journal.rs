@@ -228,11 +228,6 @@ impl Ours {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn quantiles(latency: &Histogram<u64>) -> Value {
     let at = |quantile| latency.value_at_quantile(quantile);
     json!({ "p50_ns": at(0.5), "p99_ns": at(0.99), "p999_ns": at(0.999), "max_ns": latency.max() })
@@ -258,18 +253,18 @@ fn row(dir: &Path, batch: usize, record: usize) -> Result<Value, Box<dyn Error>>
         bytes.1.push(run.bytes_per_s);
     }
     let mut bare = quantiles(bare_latency);
-    bare["records_per_s"] = json!(median(bare_runs).round());
-    bare["mb_per_s"] = json!((median(bytes.0) / 1e6).round());
+    bare["records_per_s"] = json!(benches::median(bare_runs).round());
+    bare["mb_per_s"] = json!((benches::median(bytes.0) / 1e6).round());
     let mut ours = quantiles(our_latency);
-    ours["records_per_s"] = json!(median(our_runs).round());
-    ours["mb_per_s"] = json!((median(bytes.1) / 1e6).round());
+    ours["records_per_s"] = json!(benches::median(our_runs).round());
+    ours["mb_per_s"] = json!((benches::median(bytes.1) / 1e6).round());
     Ok(json!({
         "batch_bytes": batch,
         "record_bytes": record,
         "mode": mode.name(),
         "bare": bare,
         "journal": ours,
-        "ratio": (median(ratios) * 1_000.0).round() / 1_000.0,
+        "ratio": (benches::median(ratios) * 1_000.0).round() / 1_000.0,
     }))
 }
 

@@ -163,12 +163,6 @@ fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
     serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
 }
 
-fn median(of: &[f64]) -> f64 {
-    let mut sorted = of.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
-}
-
 /// Rates and lags over the flow.
 fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
@@ -188,7 +182,7 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     serde_json::json!({
         "replica_lag_ms": lags_ms.iter().copied().fold(0.0, f64::max),
         "replica_lags_ms": lags_ms,
-        "replica_lag_p50_ms": median(&lags_ms),
+        "replica_lag_p50_ms": benches::median(lags_ms.clone()),
         "history_per_s": done_per_s(|s| s.history_lag),
         "settlement_per_s": done_per_s(|s| s.settlement_lag),
         "settlement_lag_records": most(|s| s.settlement_lag),
@@ -269,15 +263,15 @@ fn main() -> anyhow::Result<()> {
     };
     let echoed = echo::run(args.echo_core, QUESTION, ANSWER, args.requests)?;
     let net = floors::net(args.echo_core, QUESTION, ANSWER, args.requests)?;
-    let durable_floor = floors::durable(&args.data_dir, args.echo_core, DURABLE_ROUNDS)?;
+    let durable_floor = floors::durable(&args.data_dir, cores, args.echo_core, DURABLE_ROUNDS)?;
 
     let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
-    let observed = observed(&samples, &counts);
-    let line = serde_json::json!({
+    let mut line = serde_json::json!({
         "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
                   "window": args.window, "rate": args.rate,
                   "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
+        // What the platform takes on this machine unless it is configured.
         "layout": format!("{:?}", Layout::for_cores(cores)).to_lowercase(),
         "bounds": status.bounds,
         "echo": spread(&echoed),
@@ -292,15 +286,14 @@ fn main() -> anyhow::Result<()> {
         "trades": counts.trades,
         "trades_per_order": share(counts.trades),
         "duration_s": counts.seconds,
-        "replica_lag_ms": observed["replica_lag_ms"],
-        "rss_mb": observed["rss_mb"],
-        "settlement_per_s": observed["settlement_per_s"],
-        "history_per_s": observed["history_per_s"],
         "judged": judged.map(|Judged { commands, trades }| {
             serde_json::json!({ "commands": commands, "trades": trades })
         }),
-        "observed": observed,
     });
+    let observed = observed(&samples, &counts);
+    for (key, value) in observed.as_object().into_iter().flatten() {
+        line[key] = value.clone();
+    }
     if args.json {
         println!("{line}");
     } else {

@@ -4,7 +4,7 @@
 //! self-trade prevention that cancels the newest order. Anything else on the instrument is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use sequencer::Record;
@@ -12,7 +12,9 @@ use sequencer::inspect::Folder;
 use types::command::{Amend, New, Route};
 use types::{Command, Event, Handle, InstrumentIx, Side, StpGroup, StpMode, TimeInForce};
 
+/// For the journal to be written, what the replay itself takes not counted.
 const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// An order that rests: open and total quantity in lots, and whose it is.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +58,7 @@ pub struct Reference {
 /// A trade differs, the journal holds what the flow does not send, or is not written so far within half a minute.
 pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow::Result<Judged> {
     let (mut book, mut judged, mut last) = (Reference::default(), Judged::default(), 0);
-    let since = Instant::now();
+    let mut waited = Duration::ZERO;
     journal.follow(
         1..=through,
         |record| {
@@ -71,8 +73,9 @@ pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow
             Ok(())
         },
         || {
-            std::thread::sleep(Duration::from_millis(10));
-            since.elapsed() < PATIENCE
+            std::thread::sleep(PAUSE);
+            waited += PAUSE;
+            waited < PATIENCE
         },
     )?;
     ensure!(

@@ -17,7 +17,7 @@ pub struct Caller {
     pub address: SocketAddr,
 }
 
-/// Of the market.
+/// The market's state, as one user sees it.
 pub struct Status {
     /// Last durable record of the journal.
     pub commit: u64,
