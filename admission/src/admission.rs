@@ -192,15 +192,11 @@ impl Admission {
         if session.is_none() || self.check_session(session, user, client_seq).is_err() {
             return None;
         }
-        let (instrument, order) = match request {
-            Request::New(r) => (r.instrument, OrderRef::Client(r.client_order_id)),
-            Request::Cancel(r) => (InstrumentIx::NONE, r.order),
-            Request::Amend(r) => (InstrumentIx::NONE, r.order),
-            _ => (InstrumentIx::NONE, OrderRef::Client(0)),
-        };
-        let (client_order_id, handle) = match order {
-            OrderRef::Client(id) => (id, Handle::NONE),
-            OrderRef::Handle(handle) => (0, handle),
+        let (instrument, client_order_id, handle) = match request {
+            Request::New(r) => (r.instrument, r.client_order_id, Handle::NONE),
+            Request::Cancel(r) => self.named(r.order, user),
+            Request::Amend(r) => self.named(r.order, user),
+            _ => (InstrumentIx::NONE, 0, Handle::NONE),
         };
         Some(Command::Refused(Refused {
             user,
@@ -214,6 +210,15 @@ impl Admission {
             handle,
             key_hash,
         }))
+    }
+
+    /// What a refusal says of the order that a change names: an open order of the user's by both its ids.
+    fn named(&self, order: OrderRef, user: UserIx) -> (InstrumentIx, u64, Handle) {
+        match (self.find_order(order, user), order) {
+            (Ok(open), _) => (open.instrument, open.client_order_id, open.handle),
+            (Err(_), OrderRef::Client(id)) => (InstrumentIx::NONE, id, Handle::NONE),
+            (Err(_), OrderRef::Handle(handle)) => (InstrumentIx::NONE, 0, handle),
+        }
     }
 
     /// Remembers the last published best prices, for the protection price of market orders.

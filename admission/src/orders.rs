@@ -364,7 +364,7 @@ impl Admission {
         }))
     }
 
-    fn find_order(&self, order: OrderRef, user: UserIx) -> Result<&OpenOrder, Reject> {
+    pub(crate) fn find_order(&self, order: OrderRef, user: UserIx) -> Result<&OpenOrder, Reject> {
         let handle = match order {
             OrderRef::Handle(handle) => handle,
             OrderRef::Client(id) => self

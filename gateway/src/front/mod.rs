@@ -123,7 +123,12 @@ impl Front {
                 self.state.instrument(spec);
                 self.broadcast(now, &spec);
             }
-            Order::EndUser(user, code) => self.end_user(now, user, code),
+            Order::EndUser(user, code) => {
+                // What has ended his orders is durable: he reads it before the end (B9 of the protocol's review).
+                self.read_reports(now);
+                self.release(now);
+                self.end_user(now, user, code);
+            }
             Order::Shutdown => {
                 self.state.stopping.get_or_insert(now + LAST_REPORTS);
             }

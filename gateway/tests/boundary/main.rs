@@ -2,6 +2,7 @@
 //! every call through the client of the contract or of the protocol; identity and the registry are doubles that
 //! remember what they were asked. One test binary, since linking costs more than running.
 
+mod abuse;
 mod book;
 mod bounds;
 mod breaks;

@@ -597,8 +597,8 @@ async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
 /// A connection that sends whatever bytes it is told to.
 pub struct Raw {
     _endpoint: quinn::Endpoint,
-    connection: quinn::Connection,
-    send: quinn::SendStream,
+    pub connection: quinn::Connection,
+    pub send: quinn::SendStream,
     receive: quinn::RecvStream,
     buffer: bytes::BytesMut,
 }
@@ -672,7 +672,7 @@ impl Raw {
     }
 
     /// The last message, and the code of the close.
-    async fn end(mut self) -> (Option<u16>, u64) {
+    pub async fn end(mut self) -> (Option<u16>, u64) {
         let mut last = None;
         while let Some((header, message)) = self.next().await {
             if let ServerMessage::Disconnect(end) = message {

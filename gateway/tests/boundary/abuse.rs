@@ -1,0 +1,168 @@
+//! Clients that use the transport in ways the protocol does not have, and what refusals name.
+
+use std::time::Duration;
+
+use prost::Message;
+use proto::identity::v1::UserBlockedEvent;
+use types::{CancelReason, RejectReason, Side};
+use wire::{DisconnectCode, ServerMessage};
+
+use crate::orders::publish;
+use crate::sessions::{Raw, raw_login};
+use crate::world::*;
+
+const CANCEL_ON_DISCONNECT: u8 = 1;
+
+async fn logged_in(world: &World, login: wire::Login) -> Raw {
+    let mut raw = Raw::connect(world).await;
+    raw.send(0, 0, login).await;
+    raw.until(|message| matches!(message, ServerMessage::LoginAccepted(_)))
+        .await;
+    raw
+}
+
+fn is_ack(message: &ServerMessage) -> bool {
+    matches!(message, ServerMessage::OrderAck(_))
+}
+
+/// B8 of the protocol's review: the end of the stream is the end of the connection, as if it were lost.
+#[tokio::test]
+async fn a_client_that_finishes_its_stream_is_ended_and_its_orders_are_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let login = wire::Login {
+        flags: CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", "a", 5_000_000)
+    };
+    let mut raw = logged_in(&world, login).await;
+    raw.send(0, 1, wire_order(1, Side::Buy, 1_000, 1)).await;
+    raw.until(is_ack).await;
+    raw.send.finish().unwrap();
+    let code = DisconnectCode::StreamFinished.code();
+    assert_eq!(raw.end().await, (Some(code), u64::from(code)));
+    while world.status().await.instruments[0].open_orders > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.stop().await;
+}
+
+/// The transport parameters allow one stream and no datagram frames.
+#[tokio::test]
+async fn a_client_gets_no_second_stream_and_no_datagrams() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
+    let patience = Duration::from_millis(300);
+    let second = tokio::time::timeout(patience, raw.connection.open_bi()).await;
+    assert!(second.is_err(), "no credit for it");
+    let one_way = tokio::time::timeout(patience, raw.connection.open_uni()).await;
+    assert!(one_way.is_err(), "no credit for it");
+    assert!(raw.connection.max_datagram_size().is_none());
+    raw.send(0, 1, wire_order(1, Side::Buy, 1_000, 1)).await;
+    raw.until(is_ack).await;
+    world.stop().await;
+}
+
+/// B8: a name that a log or a screen would show as something else.
+#[tokio::test]
+async fn session_names_have_no_control_characters() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    for name in ["a\n<b>", "\u{7}", ""] {
+        let mut raw = Raw::connect(&world).await;
+        raw.send(0, 0, raw_login("ann", name, 0)).await;
+        let refused = raw
+            .until(|message| matches!(message, ServerMessage::Disconnect(_)))
+            .await;
+        let ServerMessage::Disconnect(end) = refused.1 else {
+            unreachable!("it was waited for");
+        };
+        assert_eq!(end.code, DisconnectCode::BadField.code(), "{name:?}");
+    }
+    world.stop().await;
+}
+
+/// B7: whoever refuses a change, the answer names an open order by both its ids.
+#[tokio::test]
+async fn a_refused_change_names_the_order_by_both_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
+    raw.send(0, 1, wire_order(7, Side::Buy, 1_000, 5)).await;
+    let ServerMessage::OrderAck(acked) = raw.until(is_ack).await.1 else {
+        unreachable!("it was waited for");
+    };
+    let amend = |client_order_id, engine_order_id, price_ticks, quantity_lots| wire::Amend {
+        client_order_id,
+        engine_order_id,
+        price_ticks,
+        quantity_lots,
+        new_client_order_id: 0,
+    };
+    // Refused by admission, and by the book: the price is outside the band.
+    let cases = [
+        (0, 0, RejectReason::InvalidAmend),
+        (1, 0, RejectReason::PriceBand),
+    ];
+    let mut sequence = 1;
+    for (price_ticks, quantity_lots, reason) in cases {
+        for (client_order_id, engine_order_id) in [(7, 0), (0, acked.engine_order_id)] {
+            sequence += 1;
+            let change = amend(client_order_id, engine_order_id, price_ticks, quantity_lots);
+            raw.send(0, sequence, change).await;
+            let refusal = raw.until(|message| matches!(message, ServerMessage::Rejected(_)));
+            let ServerMessage::Rejected(refusal) = refusal.await.1 else {
+                unreachable!("it was waited for");
+            };
+            assert_eq!(refusal.reason, reason);
+            assert_eq!(
+                (refusal.client_order_id, refusal.engine_order_id),
+                (7, acked.engine_order_id),
+                "{reason} by {client_order_id} {engine_order_id}"
+            );
+        }
+    }
+    world.stop().await;
+}
+
+/// B9: a blocked user reads which of his orders have ended before his session does.
+#[tokio::test]
+async fn a_blocked_user_reads_the_end_of_his_orders_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
+    for sequence in 1..=20 {
+        let order = wire_order(sequence, Side::Buy, 1_000, 1);
+        raw.send(0, sequence, order).await;
+        raw.until(is_ack).await;
+    }
+    let blocked = UserBlockedEvent {
+        context: context("b"),
+        user_id: "ann".into(),
+        reason: "court".into(),
+        at: None,
+    };
+    let (topic, name) = (
+        events::topics::IDENTITY,
+        "platform.identity.v1.UserBlockedEvent",
+    );
+    publish(&world, topic, "ann", name, blocked.encode_to_vec()).await;
+    let mut ended = 0;
+    let code = loop {
+        match raw.next().await.expect("the connection stays").1 {
+            ServerMessage::Cancelled(end) => {
+                assert_eq!(end.reason, CancelReason::UserBlocked);
+                ended += 1;
+            }
+            ServerMessage::Disconnect(end) => break end.code,
+            _ => {}
+        }
+    };
+    assert_eq!((code, ended), (DisconnectCode::UserBlocked.code(), 20));
+    world.stop().await;
+}
