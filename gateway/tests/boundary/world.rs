@@ -333,6 +333,13 @@ impl World {
         )
     }
 
+    /// Journals a command of settlement's.
+    pub async fn journal(&self, command: types::Command) {
+        let port = self.sequencer.as_ref().expect("the trading path").port();
+        let journalled = port.settlement(command).await;
+        assert!(journalled.expect("is taken").is_some(), "{command:?}");
+    }
+
     pub fn replica(&self) -> replica::Replica {
         self.replica.as_ref().expect("the trading path").replica()
     }
