@@ -113,6 +113,9 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
     })
     .await;
 
+    let service = world.gateway.service();
+    assert!(!service.health.failing().contains_key("session-messages"));
+
     // From the beginning: out of memory, and out of the journal after a restart.
     let (again, mut reports) = world.session(login("ann", "a")).await;
     let live = read_to(&mut reports, 4).await;

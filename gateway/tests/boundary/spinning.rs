@@ -99,7 +99,7 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
 #[tokio::test]
 async fn r343_a_spinning_client_trades_and_resumes_without_gap_or_duplicate() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = World::new(folder.path()).await;
+    let mut world = World::with(folder.path(), Settings::unsettled()).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "100000", "1000").await;
     world.open_hold("bob", BOND, "1000").await;
