@@ -91,8 +91,9 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
             _ => {}
         }
     }
-    assert_eq!(lots, [(2, 4), (3, 1)]);
-    assert_eq!(connection.last_sequence(0), 3);
+    // Message 2: the login has filled the trading hold up again.
+    assert_eq!(lots, [(3, 4), (4, 1)]);
+    assert_eq!(connection.last_sequence(0), 4);
 }
 
 // rows: R343
