@@ -132,17 +132,18 @@ impl Admission {
         }
     }
 
-    /// A request past its session's rate: taken if it reduces risk, a cancel of an open order of the
-    /// user's own, or a mass cancel of all orders of the session or the user if there are any
-    /// (`design.md` 5). So own open orders bound both.
+    /// A request past a rate of its session or user: taken if it reduces risk, a cancel of an open
+    /// order of the user's own, or a mass cancel of all orders of the session or the user if there
+    /// are any (`design.md` 5). So own open orders bound both.
     ///
     /// # Errors
-    /// `THROTTLE` for anything else; the request was not seen.
+    /// `over` for anything else; the request was not seen.
     #[cold]
     pub fn admit_reduction(
         &self,
         request: &Request,
         now_ns: u64,
+        over: Reject,
         place: &mut Command,
     ) -> Result<(), Reject> {
         let open_orders = |scope: &MassScope| match scope {
@@ -159,7 +160,7 @@ impl Admission {
         };
         match reduces && self.admit_into(request, now_ns, place).is_ok() {
             true => Ok(()),
-            false => Err(RejectReason::Throttle.into()),
+            false => Err(over),
         }
     }
 

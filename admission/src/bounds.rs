@@ -113,6 +113,8 @@ impl Admission {
                 u64::from(bounds.per_user) << 32 | u64::from(bounds.per_instrument),
                 bounds.lots_per_order.0,
                 bounds.value_per_order.0 as u64,
+                bounds.journal_bytes_per_minute,
+                u64::from(bounds.messages_per_trade),
             ]);
         };
         put(&self.tables.order_bounds);

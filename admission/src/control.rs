@@ -30,8 +30,17 @@ impl Admission {
                 instrument,
                 phase,
                 cancel_orders,
+                lifts_halt,
                 key_hash,
-            } => self.admit_phase(*instrument, *phase, *cancel_orders, *key_hash),
+            } => {
+                let c = SetPhase {
+                    instrument: *instrument,
+                    phase: *phase,
+                    cancel_orders: *cancel_orders,
+                    key_hash: *key_hash,
+                };
+                self.admit_phase(c, *lifts_halt)
+            }
             Request::OpenSession(r) => self.admit_session(r),
             Request::CloseSession {
                 session,
@@ -178,28 +187,21 @@ impl Admission {
         Ok(Command::SetInstrument(SetInstrument { spec }))
     }
 
-    fn admit_phase(
-        &self,
-        instrument: InstrumentIx,
-        phase: Phase,
-        cancel_orders: bool,
-        key_hash: Id128,
-    ) -> Result<Command, Reject> {
+    fn admit_phase(&self, c: SetPhase, lifts_halt: bool) -> Result<Command, Reject> {
         let spec = self
-            .spec(instrument)
+            .spec(c.instrument)
             .ok_or(RejectReason::UnknownInstrument)?;
-        if spec.phase == phase && !cancel_orders {
-            return Err(already(Known::Instrument(instrument)));
+        if spec.phase == c.phase && !c.cancel_orders {
+            return Err(already(Known::Instrument(c.instrument)));
         }
-        if spec.phase == Phase::Matured {
-            return Err(RejectReason::InstrumentMatured.into());
+        match spec.phase {
+            Phase::Matured => Err(RejectReason::InstrumentMatured.into()),
+            // Halting is anybody's who sets phases, lifting is not (`design.md` 10).
+            Phase::Halt if !lifts_halt && !matches!(c.phase, Phase::Halt | Phase::Matured) => {
+                Err(RejectReason::InstrumentHalted.into())
+            }
+            _ => Ok(Command::SetPhase(c)),
         }
-        Ok(Command::SetPhase(SetPhase {
-            instrument,
-            phase,
-            cancel_orders,
-            key_hash,
-        }))
     }
 
     fn admit_session(&self, r: &SessionRequest) -> Result<Command, Reject> {

@@ -188,6 +188,8 @@ pub enum Request {
         instrument: InstrumentIx,
         phase: Phase,
         cancel_orders: bool,
+        /// Only then may the market leave a halt other than by maturity: the act of its supervision.
+        lifts_halt: bool,
         key_hash: Id128,
     },
     OpenSession(SessionRequest),
@@ -311,6 +313,19 @@ impl Request {
             _ => return None,
         };
         (!session.is_none()).then_some((session, client_seq))
+    }
+
+    /// Whose bounds a request of a member counts in; `NONE` for those of the platform and of operators.
+    #[inline]
+    pub fn member(&self) -> UserIx {
+        match self {
+            Self::New(r) => r.user,
+            Self::Cancel(r) => r.user,
+            Self::Amend(r) => r.user,
+            Self::MassCancel(r) => r.user,
+            Self::CancelAllAfter(r) => r.user,
+            _ => UserIx::NONE,
+        }
     }
 
     /// Which client request it is.

@@ -125,6 +125,7 @@ fn a_refusal_of_the_book_returns_the_draw() {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
+            lifts_halt: true,
             key_hash: Id128::NONE,
         })
         .unwrap();
@@ -905,6 +906,7 @@ fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
+            lifts_halt: true,
             key_hash: Id128::NONE,
         })
         .unwrap();
@@ -1012,6 +1014,7 @@ fn a_key_answers_for_phases_and_holds_too() {
         instrument: InstrumentIx(0),
         phase,
         cancel_orders: false,
+        lifts_halt: true,
         key_hash: Id128::from_u128(key),
     };
     let defund = |funding_seq, key| Request::Defund {
@@ -1029,6 +1032,31 @@ fn a_key_answers_for_phases_and_holds_too() {
         assert!(matches!(reject.known, Known::Request(_)), "{reject:?}");
     }
     market.go(defund(3, 4)).unwrap();
+}
+
+/// `design.md` 10: halting is one call, lifting a halt is the supervision's.
+#[test]
+fn a_halt_stays_until_it_is_lifted_by_name() {
+    let mut market = Market::small();
+    let phase = |phase, lifts_halt| Request::SetPhase {
+        instrument: InstrumentIx(0),
+        phase,
+        cancel_orders: false,
+        lifts_halt,
+        key_hash: Id128::NONE,
+    };
+    market.go(phase(Phase::Halt, false)).unwrap();
+    for other in [Phase::Open, Phase::PreOpen, Phase::Closed] {
+        let reject = market.refuse(phase(other, false));
+        assert_eq!(reject.reason, RejectReason::InstrumentHalted);
+    }
+    let again = market.refuse(phase(Phase::Halt, false));
+    assert_eq!(again.reason, RejectReason::DuplicateRequest);
+    market.go(phase(Phase::Open, true)).unwrap();
+    market.go(phase(Phase::Halt, false)).unwrap();
+    market.go(phase(Phase::Matured, false)).unwrap();
+    let reject = market.refuse(phase(Phase::Open, true));
+    assert_eq!(reject.reason, RejectReason::InstrumentMatured);
 }
 
 /// State of an order after the last event that touched it, by D13, and what was filled: quantity and value.
@@ -1114,6 +1142,7 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
+            lifts_halt: true,
             key_hash: Id128::NONE,
         })
         .unwrap();
@@ -1164,6 +1193,7 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
         instrument: InstrumentIx(0),
         phase,
         cancel_orders,
+        lifts_halt: true,
         key_hash: Id128::NONE,
     };
     let alice = UserIx(ALICE);
@@ -1311,6 +1341,7 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
         instrument: ix,
         phase,
         cancel_orders: false,
+        lifts_halt: true,
         key_hash: Id128::NONE,
     };
     let again = market.refuse(phase(Phase::Halt));

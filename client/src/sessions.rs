@@ -244,6 +244,7 @@ impl Sessions {
             | ServerMessage::OpenOrder(_)
             | ServerMessage::OpenOrdersEnd(_)
             | ServerMessage::RetransmitEnd(_)
+            | ServerMessage::OrderToTrade(_)
             | ServerMessage::Accepted(_)
             | ServerMessage::OrderAck(_)
             | ServerMessage::Rejected(_)

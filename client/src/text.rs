@@ -10,6 +10,12 @@ pub fn in_words(refusal: &Rejected) -> String {
         RejectReason::Throttle => {
             format!("too many requests: the next one is taken in {limit} us")
         }
+        RejectReason::JournalQuota => format!(
+            "the user's requests have filled their share of the journal: the next one is taken in {limit} us"
+        ),
+        RejectReason::OrderToTrade => format!(
+            "too many order messages for the user's trades: the next order is taken in {limit} us"
+        ),
         RejectReason::UserOrderLimit => {
             format!("the user has {limit} open orders, as many as are allowed")
         }

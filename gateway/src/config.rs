@@ -39,6 +39,12 @@ pub struct GatewayConfig {
     /// (`SetMemberBounds`).
     pub lots_per_order: u64,
     pub roubles_per_order: u32,
+    /// MiB of journal a minute that the requests of one user, and what they cause, may take; 0 = no limit. Past
+    /// it only what reduces risk passes until the minute is over.
+    pub journal_mib_per_minute: u32,
+    /// Order messages of one user in a day for each of his trades, past the first 100,000; 0 = no limit. Beyond
+    /// it new orders and amends pass ten times a second.
+    pub order_messages_per_trade: u32,
     /// Logins a second and user; 0 = no limit.
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
@@ -96,6 +102,8 @@ impl Default for GatewayConfig {
             open_orders_per_instrument: 16_384,
             lots_per_order: 0,
             roubles_per_order: 1_000_000_000,
+            journal_mib_per_minute: 128,
+            order_messages_per_trade: 500,
             logins_per_s: 100,
             heartbeat_ms: 10_000,
             login_timeout_ms: 5_000,

@@ -86,10 +86,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     };
     let earlier = repo::listed_status(&market.projection.db, &listed.instrument_id).await?;
     if !is_new && earlier != Some(status_code(status)) {
-        let cancel_orders = status == InstrumentStatus::Ended;
-        set_phase(market, ix, phase_of(status), cancel_orders, Id128::NONE)
-            .await
-            .map_err(Error::Registry)?;
+        follow_status(market, ix, status).await?;
     }
     repo::save_listed_status(
         &market.projection.db,
@@ -99,7 +96,44 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     .await
 }
 
-/// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo what was decided since.
+/// Changes the phase as the registry says. A market that is halted stays so until its supervision lifts the
+/// halt, whoever halted it.
+async fn follow_status(
+    market: &Market,
+    instrument: InstrumentIx,
+    status: InstrumentStatus,
+) -> Result<(), Error> {
+    let request = Request::SetPhase {
+        instrument,
+        phase: phase_of(status),
+        cancel_orders: status == InstrumentStatus::Ended,
+        lifts_halt: false,
+        key_hash: Id128::NONE,
+    };
+    match market.ask(request).await {
+        // The status is noted as followed only behind it.
+        Ok(record) => {
+            let durable = market.durable(record.command.sequence).await;
+            durable.map_err(Error::Registry)
+        }
+        Err(NotTaken::Refused(reject)) => match reject.reason {
+            // Nothing follows maturity.
+            DuplicateRequest | RejectReason::InstrumentMatured => Ok(()),
+            RejectReason::InstrumentHalted => {
+                tracing::warn!(
+                    instrument = instrument.0,
+                    "the registry has activated an instrument whose market is halted; SetTradingPhase lifts the halt"
+                );
+                Ok(())
+            }
+            _ => Err(Error::Refused(reject.to_string())),
+        },
+        Err(error) => Err(Error::Refused(error.to_string())),
+    }
+}
+
+/// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo what was decided
+/// since. A phase that is so already is fine.
 pub async fn set_phase_once(
     market: &Market,
     instrument: InstrumentIx,
@@ -109,31 +143,16 @@ pub async fn set_phase_once(
     if market.answered(key_hash).await?.is_some() {
         return Ok(Answered::before(()));
     }
-    set_phase(market, instrument, phase, false, key_hash).await?;
-    market.note_answered(key_hash).await?;
-    Ok(Answered::now(()))
-}
-
-/// Changes the phase; one that is so already is fine.
-pub async fn set_phase(
-    market: &Market,
-    instrument: InstrumentIx,
-    phase: Phase,
-    cancel_orders: bool,
-    key_hash: Id128,
-) -> Result<(), Status> {
     let request = Request::SetPhase {
         instrument,
         phase,
-        cancel_orders,
+        cancel_orders: false,
+        lifts_halt: true,
         key_hash,
     };
-    // Nothing follows maturity.
-    let unless: &[RejectReason] = match phase {
-        Phase::Matured => &[DuplicateRequest, RejectReason::InstrumentMatured],
-        _ => &[DuplicateRequest],
-    };
-    market.ask_unless(request, unless).await.map(drop)
+    market.ask_unless(request, &[DuplicateRequest]).await?;
+    market.note_answered(key_hash).await?;
+    Ok(Answered::now(()))
 }
 
 fn phase_of(status: InstrumentStatus) -> Phase {

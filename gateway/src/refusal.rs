@@ -186,6 +186,16 @@ fn size_limit(reject: &Reject) -> Status {
     )
 }
 
+/// The member has used up a share that comes back with time.
+fn used_up(reject: &Reject) -> Status {
+    let text = match reject.reason {
+        RejectReason::JournalQuota => "The user's share of the journal is used up",
+        _ => "Too many order messages for the user's trades",
+    };
+    let retry_ms = reject.limit().div_ceil(1_000);
+    rpc::status::resource_exhausted(reject.reason.as_str(), text, retry_ms)
+}
+
 /// Without the asset at hand the figures are in minor units of money; callers that know it build their own.
 fn short_of(known: Known) -> Status {
     let mut short = Shortfall::default();
@@ -222,6 +232,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::Throttle => {
             rpc::status::resource_exhausted("THROTTLE", "Too many requests", RETRY_MS)
         }
+        RejectReason::JournalQuota | RejectReason::OrderToTrade => used_up(reject),
         RejectReason::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
         RejectReason::SettlementBacklog
         | RejectReason::SessionsBacklog

@@ -152,6 +152,11 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
             0 => none.value_per_order,
             roubles => Minor(i64::from(roubles) * 100),
         },
+        journal_bytes_per_minute: OrderBounds::journal_mib(config.journal_mib_per_minute),
+        messages_per_trade: match config.order_messages_per_trade {
+            0 => none.messages_per_trade,
+            messages => messages,
+        },
     };
     let most = market.open_orders_most();
     if !(1..=most).contains(&bounds.per_user) || bounds.per_instrument == 0 {

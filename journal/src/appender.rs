@@ -107,6 +107,11 @@ impl Appender {
         true
     }
 
+    /// Bytes that were appended and not handed over, with room for a mark before them.
+    pub fn local_bytes(&self) -> usize {
+        self.local.len()
+    }
+
     /// Something was appended and not handed over.
     pub fn has_local(&self) -> bool {
         self.local.len() > MARK_BYTES

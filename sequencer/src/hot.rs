@@ -28,12 +28,14 @@ use crate::port::{Gate, Job, NotTaken, Reply};
 use crate::ring_port::{Asked, RingEnd};
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
+use meter::Meters;
 use walks::Walks;
 
 mod clock;
 mod land;
 mod lists;
 mod look;
+mod meter;
 mod time;
 mod waits;
 mod walks;
@@ -86,6 +88,7 @@ pub(crate) struct Hot {
     /// What the command that is being admitted ends, if that is a list: by instrument and slot.
     listed: Vec<Listed>,
     walks: Walks,
+    meters: Meters,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
     /// that cancels need.
     reduced: HashSet<Handle>,
@@ -131,6 +134,7 @@ impl Hot {
             is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
             walks: Walks::default(),
+            meters: Meters::default(),
             reduced: HashSet::new(),
             rings: Vec::new(),
             routes: Vec::new(),
@@ -427,6 +431,7 @@ impl Hot {
         self.begin_last();
         let asked = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
+        let over = self.over_rate(source, &asked, clock_ns);
         let reduced = self.journal(source)?;
         self.await_earlier(source)?;
         let mut waiting_since = None;
@@ -440,12 +445,12 @@ impl Hot {
             };
             let admission = self.core.admission();
             let place = self.flights.vacant();
-            let admitted = match asked.is_over_rate {
-                false => admission.admit_into(request, now_ns, &mut place.command),
-                true => admission.admit_reduction(request, now_ns, &mut place.command),
+            let admitted = match over {
+                None => admission.admit_into(request, now_ns, &mut place.command),
+                Some(over) => admission.admit_reduction(request, now_ns, over, &mut place.command),
             };
             if let Err(reject) = admitted {
-                if asked.is_over_rate {
+                if over.is_some() {
                     return Err(NotTaken::Refused(reject));
                 }
                 // A refusal after login is journalled too, so that its numbered answer survives.
@@ -472,6 +477,7 @@ impl Hot {
                 if is_order {
                     self.intake.entered(clock_ns);
                 }
+                self.count_message(source, clock_ns);
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
                 }

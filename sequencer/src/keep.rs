@@ -13,11 +13,14 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
-    /// Adds a command and its events to what [`Keep::flush`] hands over.
-    pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) {
-        if let Self::Journal(appender) = self {
-            record::append(appender, command, events);
-        }
+    /// Adds a command and its events to what [`Keep::flush`] hands over; how many bytes they take.
+    pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) -> usize {
+        let Self::Journal(appender) = self else {
+            return 0;
+        };
+        let before = appender.local_bytes();
+        record::append(appender, command, events);
+        appender.local_bytes() - before
     }
 
     /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again

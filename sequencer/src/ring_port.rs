@@ -77,6 +77,12 @@ pub enum Report {
         request: RequestKind,
         reason: NotTaken,
     },
+    /// The session's user has sent most of the order messages that the day's trades allow.
+    OrderToTrade {
+        session: SessionIx,
+        messages: u64,
+        allowed: u64,
+    },
     /// Another front has the session from this login on.
     TakenOver {
         session: SessionIx,

@@ -138,7 +138,10 @@ fn play(
                 answered += u64::from(message.client_seq != 0);
                 events += 1;
             }
-            Report::Opened(_) | Report::Taken { .. } | Report::TakenOver { .. } => {}
+            Report::Opened(_)
+            | Report::Taken { .. }
+            | Report::OrderToTrade { .. }
+            | Report::TakenOver { .. } => {}
         });
         if !read.expect("the node runs") {
             std::thread::yield_now();

@@ -18,7 +18,9 @@ use sequencer::{
     Asked, Backlog, Layout, NotTaken, Opened, Parker, Polled, Reply, Report, RingPort,
     SequencerHandle, Stamp, Volatile,
 };
-use types::command::{Bust, MassScope, RequestKind, TradeParty};
+use types::command::{
+    BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
+};
 use types::{
     AssetIx, CancelReason, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor, NodeId, PoolKind,
     RejectReason, Sequence, SessionIx, Side, TimeInForce, UserIx,
@@ -33,6 +35,7 @@ struct Told {
     taken: Vec<(u64, Stamp)>,
     not_taken: Vec<(u64, NotTaken)>,
     taken_over: Vec<SessionIx>,
+    warned: Vec<SessionIx>,
 }
 
 impl Told {
@@ -42,6 +45,7 @@ impl Told {
             Report::Opened(opened) => self.opened.push(*opened),
             Report::Taken { tag, stamp } => self.taken.push((*tag, *stamp)),
             Report::NotTaken { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
+            Report::OrderToTrade { session, .. } => self.warned.push(*session),
             Report::TakenOver { session, .. } => self.taken_over.push(*session),
         }
     }
@@ -613,6 +617,99 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
     say(0, &mass_cancel(0, None));
     let last = told.numbered.last().expect("one").1;
     assert_eq!(last.body, ReportBody::MassCancelled { count: 1_000 });
+}
+
+/// `design.md` 7: bytes of journal per user and minute, and order messages for each trade of a day.
+// rows: R341
+#[tokio::test]
+async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_cancel() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(config(&Time::new()), &storage);
+    let desk = open_desk(handle.port(), 2).await;
+    let mut front = rings(&desk, 64);
+    let mut told = Told::default();
+    let sessions = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
+    let bounds = |user: usize, journal_bytes_per_minute, messages_per_trade| {
+        Request::SetOrderBounds(SetOrderBounds {
+            of: BoundsOf::User(desk.users[user]),
+            bounds: Some(OrderBounds {
+                journal_bytes_per_minute,
+                messages_per_trade,
+                ..OrderBounds::NONE
+            }),
+            key_hash: Id128::NONE,
+        })
+    };
+    done(&desk.port, bounds(0, 4_096, u32::MAX)).await;
+    done(&desk.port, bounds(1, u64::MAX, 10)).await;
+    let mut seq = 0;
+    let mut say = |user: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
+        seq += 1;
+        let before = (told.numbered.len(), told.not_taken.len());
+        let request = request(sessions[user].session, seq);
+        ask(&mut front, &mut told, Asked::default(), request);
+        told.wait(&mut front, |t| {
+            (t.numbered.len(), t.not_taken.len()) != before
+        });
+        let warned = told.warned.len();
+        match told.not_taken.len() > before.1 {
+            true => (Err(told.not_taken[before.1].1), warned),
+            false => (Ok(told.numbered.last().expect("one").1), warned),
+        }
+    };
+    let order = |user| {
+        move |desk: &Desk, session, seq| {
+            of_session(desk.order(user, Side::Buy, 100, 1), session, seq)
+        }
+    };
+    let (first, second) = (order(0), order(1));
+    let refused = |outcome: (Result<Message, NotTaken>, usize)| match outcome.0 {
+        Err(NotTaken::Refused(reject)) => (reject.reason, reject.limit()),
+        other => panic!("{other:?}"),
+    };
+    // Each order takes some hundred bytes.
+    let acked = say(0, &|session, seq| first(&desk, session, seq)).0;
+    let acked = acked.expect("taken");
+    let mut count = 1;
+    let refusal = loop {
+        let outcome = say(0, &|session, seq| first(&desk, session, seq));
+        if outcome.0.is_err() {
+            break refused(outcome);
+        }
+        count += 1;
+    };
+    assert!((10..60).contains(&count), "{count}");
+    assert_eq!(refusal.0, RejectReason::JournalQuota);
+    assert!((1..=60_000_000).contains(&refusal.1), "{}", refusal.1);
+    let cancelled = say(0, &|session, seq| {
+        cancel(&desk, 0, session, seq, acked.handle)
+    });
+    let body = cancelled.0.expect("what reduces risk passes").body;
+    assert!(matches!(body, ReportBody::Cancelled { .. }));
+    let again = say(0, &|session, seq| {
+        cancel(&desk, 0, session, seq, acked.handle)
+    });
+    assert_eq!(refused(again).0, RejectReason::JournalQuota, "it is gone");
+    // The other member has a share of his own, and a ratio: 100,000 messages without a trade.
+    let acked = say(1, &|session, seq| second(&desk, session, seq)).0;
+    let acked = acked.expect("taken");
+    let nothing = Handle {
+        slot: acked.handle.slot,
+        generation: 99,
+    };
+    let in_vain = |session, seq| cancel(&desk, 1, session, seq, nothing);
+    let warned: Vec<usize> = (0..99_999).map(|_| say(1, &in_vain).1).collect();
+    assert_eq!((warned[79_998], warned[79_999]), (0, 1), "at 80 % of them");
+    assert_eq!(warned.last(), Some(&1), "once");
+    say(1, &|session, seq| second(&desk, session, seq))
+        .0
+        .expect("one passes");
+    let slow = refused(say(1, &|session, seq| second(&desk, session, seq)));
+    assert_eq!(slow, (RejectReason::OrderToTrade, 100_000));
+    let cancelled = say(1, &|session, seq| {
+        cancel(&desk, 1, session, seq, acked.handle)
+    });
+    cancelled.0.expect("cancels are not slowed down");
 }
 
 fn throttled() -> NotTaken {

@@ -173,6 +173,7 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
                 per_instrument: 500,
                 lots_per_order: Lots(1_000_000),
                 value_per_order: Minor(1_000_000_000),
+                ..OrderBounds::NONE
             }),
             key_hash,
         }),
@@ -185,12 +186,14 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
             instrument: desk.instruments[0],
             phase: Phase::Halt,
             cancel_orders: false,
+            lifts_halt: true,
             key_hash,
         },
         Request::SetPhase {
             instrument: desk.instruments[0],
             phase: Phase::Open,
             cancel_orders: false,
+            lifts_halt: true,
             key_hash,
         },
         Request::SetKillSwitch {

@@ -510,6 +510,10 @@ record! {
         pub lots_per_order: Lots,
         /// Total quantity of one order at its limit or protection price.
         pub value_per_order: Minor,
+        /// Bytes of journal that the user's requests, and what they cause, take in a minute.
+        pub journal_bytes_per_minute: u64,
+        /// New orders, amends and cancels of a day for each trade of that day, past a free number.
+        pub messages_per_trade: u32,
     }
 }
 
@@ -520,7 +524,17 @@ impl OrderBounds {
         per_instrument: u32::MAX,
         lots_per_order: Lots(u64::MAX),
         value_per_order: Minor(i64::MAX),
+        journal_bytes_per_minute: u64::MAX,
+        messages_per_trade: u32::MAX,
     };
+
+    /// Bytes of a quota in MiB, of which 0 is none.
+    pub fn journal_mib(mib: u32) -> u64 {
+        match mib {
+            0 => Self::NONE.journal_bytes_per_minute,
+            mib => u64::from(mib) << 20,
+        }
+    }
 }
 
 impl Default for OrderBounds {
@@ -634,6 +648,20 @@ impl Command {
             _ => return None,
         };
         (!session.is_none()).then_some((session, client_seq))
+    }
+
+    /// The member who has asked for it; `NONE` for what the platform or an operator did.
+    #[inline]
+    pub fn member(&self) -> UserIx {
+        match self {
+            Self::New(c) => c.user,
+            Self::Cancel(c) => c.user,
+            Self::Amend(c) => c.user,
+            Self::MassCancel(c) => c.user,
+            Self::Refused(c) => c.user,
+            Self::CancelAllAfter(c) => c.user,
+            _ => UserIx::NONE,
+        }
     }
 
     /// The idempotency key hash of a gRPC call, if it carries one.

@@ -113,5 +113,9 @@ code_enum! {
         OrderValueLimit = 41 "ORDER_VALUE_LIMIT",
         /// The machine's clock has stepped and is not confirmed: new orders wait, cancels pass.
         ClockUnconfirmed = 42 "CLOCK_UNCONFIRMED",
+        /// The user's requests have filled their share of this minute's journal.
+        JournalQuota = 43 "JOURNAL_QUOTA",
+        /// The user sends too many order messages for the trades they make: new orders and amends are slowed down.
+        OrderToTrade = 44 "ORDER_TO_TRADE",
     }
 }

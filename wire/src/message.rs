@@ -310,6 +310,14 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
+        /// Unnumbered, once a day and user. Past the allowed number new orders and amends are slowed down
+        /// (`ORDER_TO_TRADE`); each trade raises it.
+        0x89 OrderToTrade {
+            /// Order messages of the user today, over all sessions.
+            messages: u64,
+            /// As many as the user's trades of today allow.
+            allowed: u64,
+        }
         /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or
         /// `Cancelled` make it good.
         0x90 Accepted {
@@ -343,7 +351,7 @@ messages! {
             engine_order_id: u64,
             request: RequestKind,
             reason: RejectReason,
-            /// Limit value of the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
+            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`, `ORDER_TO_TRADE`: microseconds until the next request is taken;
             /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`:
             /// the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`: what there is, in minor units.
             limit: u64,

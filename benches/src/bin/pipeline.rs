@@ -265,7 +265,10 @@ impl Client {
                 answered += 1;
                 measured.not_taken += 1;
             }
-            Report::Opened(_) | Report::Taken { .. } | Report::TakenOver { .. } => {}
+            Report::Opened(_)
+            | Report::Taken { .. }
+            | Report::OrderToTrade { .. }
+            | Report::TakenOver { .. } => {}
         })?;
         Ok(answered)
     }

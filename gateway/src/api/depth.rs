@@ -128,6 +128,11 @@ fn member_bounds(
         value_per_order: value.map(|value| to_decimal(money(value))),
         group: user.map_or(0, |user| user.group.0),
         messages_per_second_group: config.group_throttle_per_s,
+        journal_mib_per_minute: u32::try_from(bounds.journal_bytes_per_minute >> 20).unwrap_or(0),
+        order_messages_per_trade: match bounds.messages_per_trade {
+            u32::MAX => 0,
+            messages => messages,
+        },
     }
 }
 

@@ -223,6 +223,11 @@ pub fn bounds(given: &pb::OrderBounds, open_orders_most: u32) -> Result<OrderBou
             lots => Lots(lots),
         },
         value_per_order: value.transpose()?.unwrap_or(none.value_per_order),
+        journal_bytes_per_minute: OrderBounds::journal_mib(given.journal_mib_per_minute),
+        messages_per_trade: match given.order_messages_per_trade {
+            0 => none.messages_per_trade,
+            messages => messages,
+        },
     })
 }
 

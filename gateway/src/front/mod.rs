@@ -42,7 +42,10 @@ use sequencer::{Commit, NotTaken, Opened, Polled, Stamp};
 use transport::{Endpoint, Key, Link};
 use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, UserIx};
-use wire::{Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text};
+use wire::{
+    Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, OrderToTrade, ServerMessage,
+    Text,
+};
 
 use self::connection::{
     Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
@@ -254,6 +257,9 @@ impl Front {
                     self.not_taken(now, at, client_seq, request, reason);
                 }
                 Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
+                Told::OrderToTrade(at, messages, allowed) => {
+                    self.send(now, at, &OrderToTrade { messages, allowed }.into());
+                }
                 Told::TakenOver(at, epoch) => {
                     if self.state.sessions.row(at).epoch < epoch {
                         self.end_session(now, at, DisconnectCode::TakenOver);

@@ -295,6 +295,15 @@ impl State {
                     *in_flight = in_flight.saturating_sub(1);
                 }
             }
+            Report::OrderToTrade {
+                session,
+                messages,
+                allowed,
+            } => {
+                if let Some(at) = sessions.at(*session) {
+                    told.push(Told::OrderToTrade(at, *messages, *allowed));
+                }
+            }
             Report::TakenOver { session, epoch } => {
                 if let Some(at) = sessions.at(*session) {
                     told.push(Told::TakenOver(at, *epoch));
@@ -353,6 +362,8 @@ pub enum Told {
     Refused(At, u64, RequestKind, NotTaken),
     NotOpened(u64, NotTaken),
     TakenOver(At, Sequence),
+    /// Order messages of the day, and how many its trades allow.
+    OrderToTrade(At, u64, u64),
 }
 
 /// How an unnumbered refusal says it.

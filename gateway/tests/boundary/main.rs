@@ -3,6 +3,7 @@
 //! remember what they were asked. One test binary, since linking costs more than running.
 
 mod book;
+mod bounds;
 mod breaks;
 mod changes;
 mod checkpoints;

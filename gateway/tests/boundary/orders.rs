@@ -147,6 +147,7 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
         open_orders_per_instrument: 10,
         lots_per_order,
         value_per_order: value.and_then(decimal),
+        ..OrderBounds::default()
     };
     let set = |user_id: &str, group, bounds| SetMemberBoundsRequest {
         context: context(&unique()),

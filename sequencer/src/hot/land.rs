@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use admission::ReportSink;
 use types::command::Cause;
 use types::command::MemberGroup;
-use types::{Command, SessionIx};
+use types::{Command, Event, SessionIx};
 
 use super::{Hot, NO_PORT};
 use crate::flight::Owed;
@@ -121,6 +121,13 @@ impl Hot {
         };
         self.core.report(&cause, &command.command, &mut router);
         for event in &flight.events {
+            if let Event::Trade(trade) = &event.event {
+                for order in [trade.maker, trade.taker] {
+                    let order = self.core.admission().order(order);
+                    let order = order.expect("a trade's orders are open before it");
+                    self.meters.trade(order.user);
+                }
+            }
             self.core.event(event, &cause, &mut router);
         }
         let events = flight.events.len();
@@ -147,7 +154,8 @@ impl Hot {
                 self.rings[port].put(|| Report::Taken { tag, stamp });
             }
         }
-        self.keep.append(command, &flight.events);
+        let member = command.command.member();
+        let bytes = self.keep.append(command, &flight.events);
         let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));
         if let Owed::Reply(reply) = owed
             && !matches!(reply, Reply::None)
@@ -160,6 +168,7 @@ impl Hot {
             reply.send(Ok(Record { command, events }));
         }
         self.flights.leave();
+        self.count_bytes(member, bytes);
         true
     }
 

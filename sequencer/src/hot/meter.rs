@@ -1,0 +1,308 @@
+//! What a member's requests cost everybody (`design.md` 7): bytes of journal in a minute, and order messages
+//! for each trade of a day. Both bounds are journalled, what is counted is not: it starts empty with the node.
+
+use admission::{Known, Reject, Request};
+use types::command::OrderBounds;
+use types::{Command, RejectReason, UserIx};
+
+use super::{Hot, Source};
+use crate::ring_port::{Asked, Report};
+
+const MINUTE_NS: u64 = 60_000_000_000;
+/// Order messages of a day that need no trade.
+const FREE_MESSAGES: u64 = 100_000;
+/// A new order or amend of a member who is past his ratio passes so often: ten in a second.
+const SLOW_NS: u64 = 100_000_000;
+/// Part of the ratio at which the member is warned, once a day.
+const WARNED_PERCENT: u64 = 80;
+
+/// One member's.
+#[derive(Clone, Copy, Default)]
+struct Meter {
+    /// The minute and the day that are counted.
+    minute: u64,
+    day: u32,
+    bytes: u64,
+    messages: u64,
+    trades: u64,
+    /// No more than what reduces risk in this minute.
+    is_full: bool,
+    /// Past his ratio.
+    is_slow: bool,
+    is_warned: bool,
+    /// When the next order of one who is past his ratio passes.
+    next_order_ns: u64,
+}
+
+/// By user.
+#[derive(Default)]
+pub(super) struct Meters {
+    rows: Vec<Meter>,
+    minute: u64,
+    /// Moscow day.
+    day: u32,
+}
+
+/// A member has used most of his ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Warning {
+    pub messages: u64,
+    pub allowed: u64,
+}
+
+impl Meters {
+    /// The time of what is counted and asked next. A clock that was set goes on in another minute.
+    #[inline]
+    pub fn at(&mut self, now_ns: u64) {
+        let minute = now_ns / MINUTE_NS;
+        if minute != self.minute {
+            self.minute = minute;
+            self.day = admission::moscow_day(now_ns);
+        }
+    }
+
+    /// Why a request of the member is refused unless it reduces risk, with the wait in microseconds.
+    #[inline]
+    pub fn refuses(&self, member: UserIx, is_order: bool, now_ns: u64) -> Option<Reject> {
+        let row = self.rows.get(member.index())?;
+        match row.is_full || row.is_slow {
+            true => self.refuses_row(row, is_order, now_ns),
+            false => None,
+        }
+    }
+
+    #[cold]
+    fn refuses_row(&self, row: &Meter, is_order: bool, now_ns: u64) -> Option<Reject> {
+        let (reason, wait_ns) = if row.is_full && row.minute == self.minute {
+            let wait_ns = (self.minute + 1) * MINUTE_NS - now_ns;
+            (RejectReason::JournalQuota, wait_ns)
+        } else if is_order && row.is_slow && row.day == self.day {
+            // Never longer than one step, also when the clock was set back.
+            let wait_ns = row.next_order_ns.saturating_sub(now_ns).min(SLOW_NS);
+            (RejectReason::OrderToTrade, wait_ns)
+        } else {
+            return None;
+        };
+        let known = Known::Most(wait_ns.div_ceil(1_000));
+        (wait_ns > 0).then_some(Reject { reason, known })
+    }
+
+    /// Counts an order message that was admitted.
+    #[inline]
+    pub fn message(
+        &mut self,
+        member: UserIx,
+        bounds: &OrderBounds,
+        now_ns: u64,
+    ) -> Option<Warning> {
+        let row = self.row(member)?;
+        row.messages += 1;
+        if row.messages <= FREE_MESSAGES / 100 * WARNED_PERCENT {
+            return None;
+        }
+        row.weigh(bounds, now_ns)
+    }
+
+    /// Counts what the journal was given for the member's command.
+    #[inline]
+    pub fn bytes(&mut self, member: UserIx, bounds: &OrderBounds, bytes: usize) {
+        if let Some(row) = self.row(member) {
+            row.bytes += bytes as u64;
+            row.is_full = row.bytes >= bounds.journal_bytes_per_minute;
+        }
+    }
+
+    /// Counts a trade, for each side.
+    #[inline]
+    pub fn trade(&mut self, member: UserIx) {
+        if let Some(row) = self.row(member) {
+            row.trades += 1;
+        }
+    }
+
+    #[inline]
+    fn row(&mut self, member: UserIx) -> Option<&mut Meter> {
+        if member.is_none() {
+            return None;
+        }
+        if self.rows.len() <= member.index() {
+            self.rows.resize(member.index() + 1, Meter::default());
+        }
+        let row = &mut self.rows[member.index()];
+        if row.minute != self.minute {
+            (row.minute, row.bytes, row.is_full) = (self.minute, 0, false);
+            if row.day != self.day {
+                *row = Meter {
+                    minute: self.minute,
+                    day: self.day,
+                    ..Meter::default()
+                };
+            }
+        }
+        Some(row)
+    }
+}
+
+impl Meter {
+    fn weigh(&mut self, bounds: &OrderBounds, now_ns: u64) -> Option<Warning> {
+        let for_trades = self
+            .trades
+            .saturating_mul(u64::from(bounds.messages_per_trade));
+        let allowed = match bounds.messages_per_trade {
+            u32::MAX => u64::MAX,
+            _ => FREE_MESSAGES.saturating_add(for_trades),
+        };
+        self.is_slow = self.messages > allowed;
+        if self.is_slow {
+            self.next_order_ns = now_ns + SLOW_NS;
+        }
+        let is_near = self.messages > allowed / 100 * WARNED_PERCENT;
+        if !is_near || std::mem::replace(&mut self.is_warned, true) {
+            return None;
+        }
+        Some(Warning {
+            messages: self.messages,
+            allowed,
+        })
+    }
+}
+
+impl Hot {
+    /// Why only what reduces risk is taken, if so: the session's rate, or what its member has used up.
+    #[inline]
+    pub(super) fn over_rate(
+        &mut self,
+        source: Source,
+        asked: &Asked,
+        now_ns: u64,
+    ) -> Option<Reject> {
+        if asked.is_over_rate {
+            return Some(RejectReason::Throttle.into());
+        }
+        self.meters.at(now_ns);
+        let request = self.request(source);
+        let is_order = matches!(request, Request::New(_) | Request::Amend(_));
+        self.meters.refuses(request.member(), is_order, now_ns)
+    }
+
+    /// Counts the command that was admitted, if it is an order message, and warns its session.
+    #[inline]
+    pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
+        let command = &self.flights.vacant().command;
+        let is_message = matches!(
+            command,
+            Command::New(_) | Command::Amend(_) | Command::Cancel(_) | Command::Refused(_)
+        );
+        let member = command.member();
+        let Some(user) = self.core.admission().user(member).filter(|_| is_message) else {
+            return;
+        };
+        let bounds = self.core.admission().bounds(user);
+        if let Some(warning) = self.meters.message(member, bounds, now_ns) {
+            self.warn(source, warning);
+        }
+    }
+
+    #[cold]
+    fn warn(&mut self, source: Source, warning: Warning) {
+        metrics::counter!("trading_order_to_trade_warnings_total").increment(1);
+        let Source::Ring { port, at } = source else {
+            return;
+        };
+        let Some((session, _)) = self.rings[port].request(at).client() else {
+            return;
+        };
+        self.rings[port].put(|| Report::OrderToTrade {
+            session,
+            messages: warning.messages,
+            allowed: warning.allowed,
+        });
+    }
+
+    /// Counts what a complete command has put into the journal.
+    #[inline]
+    pub(super) fn count_bytes(&mut self, member: UserIx, bytes: usize) {
+        let admission = self.core.admission();
+        if let Some(user) = admission.user(member) {
+            self.meters.bytes(member, admission.bounds(user), bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBER: UserIx = UserIx(3);
+    const START_NS: u64 = 1_000 * MINUTE_NS;
+
+    fn bounds(journal_bytes_per_minute: u64, messages_per_trade: u32) -> OrderBounds {
+        OrderBounds {
+            journal_bytes_per_minute,
+            messages_per_trade,
+            ..OrderBounds::NONE
+        }
+    }
+
+    #[test]
+    fn a_member_fills_his_share_of_a_minute_and_no_other_members() {
+        let (mut meters, bounds) = (Meters::default(), bounds(1_000, u32::MAX));
+        meters.at(START_NS + 1_000);
+        for _ in 0..10 {
+            assert_eq!(meters.refuses(MEMBER, true, START_NS + 1_000), None);
+            meters.bytes(MEMBER, &bounds, 100);
+        }
+        let refused = meters.refuses(MEMBER, false, START_NS + 1_000);
+        let refused = refused.expect("the share is used up");
+        let expected = (RejectReason::JournalQuota, 59_999_999);
+        assert_eq!((refused.reason, refused.limit()), expected);
+        assert_eq!(meters.refuses(UserIx(2), true, START_NS), None);
+        meters.bytes(UserIx::NONE, &bounds, 5_000);
+        meters.at(START_NS + MINUTE_NS);
+        assert_eq!(meters.refuses(MEMBER, true, START_NS + MINUTE_NS), None);
+        // The clock was set back: another minute, and not the rest of the old one.
+        meters.bytes(MEMBER, &bounds, 1_000);
+        meters.at(START_NS - MINUTE_NS);
+        assert_eq!(meters.refuses(MEMBER, true, START_NS - MINUTE_NS), None);
+        assert_eq!(meters.rows.len(), 4, "no row for the platform itself");
+    }
+
+    #[test]
+    fn a_member_without_trades_is_warned_and_then_slowed_down_until_he_trades() {
+        let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
+        meters.at(START_NS);
+        let mut send = |meters: &mut Meters, count| {
+            let message = |_| meters.message(MEMBER, &bounds, START_NS);
+            (0..count).filter_map(message).collect::<Vec<_>>()
+        };
+        (0..10_000).for_each(|_| meters.trade(MEMBER));
+        let allowed = FREE_MESSAGES + 100_000;
+        let warned = send(&mut meters, allowed);
+        let messages = allowed / 100 * WARNED_PERCENT + 1;
+        assert_eq!(warned, [Warning { messages, allowed }], "once");
+        assert_eq!(meters.refuses(MEMBER, true, START_NS), None);
+        assert_eq!(send(&mut meters, 1), []);
+        let slow = meters.refuses(MEMBER, true, START_NS).expect("too many");
+        let expected = (RejectReason::OrderToTrade, 100_000);
+        assert_eq!((slow.reason, slow.limit()), expected);
+        assert_eq!(
+            meters.refuses(MEMBER, false, START_NS),
+            None,
+            "cancels pass"
+        );
+        let later_ns = START_NS + SLOW_NS;
+        assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
+        // A trade pays for ten messages.
+        meters.trade(MEMBER);
+        meters.message(MEMBER, &bounds, later_ns);
+        assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
+        // The next day begins anew.
+        send(&mut meters, 20);
+        assert!(meters.refuses(MEMBER, true, START_NS).is_some());
+        let tomorrow_ns = START_NS + 24 * 60 * MINUTE_NS;
+        meters.at(tomorrow_ns);
+        assert_eq!(meters.refuses(MEMBER, true, tomorrow_ns), None);
+        assert_eq!(meters.message(MEMBER, &bounds, tomorrow_ns), None);
+        assert_eq!(meters.rows[MEMBER.index()].messages, 1);
+    }
+}
