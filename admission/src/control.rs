@@ -6,7 +6,7 @@ use types::command::{
     UnblockUser,
 };
 use types::{
-    HoldIx, Id128, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, Sequence,
+    HoldIx, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, PoolKind, RejectReason, Sequence,
     SessionIx, StpGroup, UserIx,
 };
 
@@ -32,15 +32,15 @@ impl Admission {
                 cancel_orders,
                 lifts_halt,
                 key_hash,
-            } => {
-                let c = SetPhase {
+            } => self.admit_phase(
+                SetPhase {
                     instrument: *instrument,
                     phase: *phase,
                     cancel_orders: *cancel_orders,
                     key_hash: *key_hash,
-                };
-                self.admit_phase(c, *lifts_halt)
-            }
+                },
+                *lifts_halt,
+            ),
             Request::OpenSession(r) => self.admit_session(r),
             Request::CloseSession {
                 session,
@@ -87,23 +87,7 @@ impl Admission {
                 day,
                 amount_minor,
                 raised_minor,
-            } => {
-                let row = self.user(*user).ok_or(RejectReason::UnknownUser)?;
-                if amount_minor.is_negative() || raised_minor.is_negative() {
-                    return Err(RejectReason::Malformed.into());
-                }
-                // Orders that identity has not counted yet stay counted.
-                let left = match row.budget_day == *day {
-                    true => (row.budget_minor.checked_add(*raised_minor))
-                        .map_or(*amount_minor, |left| left.min(*amount_minor)),
-                    false => *amount_minor,
-                };
-                Ok(Command::SetBudget(SetBudget {
-                    user: *user,
-                    day: *day,
-                    amount_minor: left,
-                }))
-            }
+            } => self.admit_budget(*user, *day, *amount_minor, *raised_minor),
             Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
                 instrument: *instrument,
             })),
@@ -127,6 +111,30 @@ impl Admission {
         }
     }
 
+    fn admit_budget(
+        &self,
+        user: UserIx,
+        day: u32,
+        amount_minor: Minor,
+        raised_minor: Minor,
+    ) -> Result<Command, Reject> {
+        let row = self.user(user).ok_or(RejectReason::UnknownUser)?;
+        if amount_minor.is_negative() || raised_minor.is_negative() {
+            return Err(RejectReason::Malformed.into());
+        }
+        // Orders that identity has not counted yet stay counted.
+        let left = match row.budget_day == day {
+            true => (row.budget_minor.checked_add(raised_minor))
+                .map_or(amount_minor, |left| left.min(amount_minor)),
+            false => amount_minor,
+        };
+        Ok(Command::SetBudget(SetBudget {
+            user,
+            day,
+            amount_minor: left,
+        }))
+    }
+
     fn admit_defund(&self, c: Defund) -> Result<Command, Reject> {
         let pool = self.fundable(c.hold, c.funding_seq)?;
         if c.amount_minor.0 <= 0 {
@@ -136,7 +144,7 @@ impl Admission {
             let known = Known::Balance {
                 free: pool.free,
                 main: c.amount_minor,
-                fee: types::Minor::ZERO,
+                fee: Minor::ZERO,
             };
             return Err(Reject::with(RejectReason::HoldInUse, known));
         }
@@ -283,7 +291,7 @@ impl Admission {
         }
         let held = self
             .pool(hold)
-            .map_or(types::Minor::ZERO, |pool| pool.free + pool.reserved);
+            .map_or(Minor::ZERO, |pool| pool.free + pool.reserved);
         if held.checked_add(r.amount_minor).is_none() {
             return Err(RejectReason::AmountOverflow.into());
         }

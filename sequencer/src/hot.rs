@@ -465,7 +465,6 @@ impl Hot {
                 at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
             };
             let route = place.command.route();
-            let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             let walk = match route {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => None,
@@ -473,9 +472,6 @@ impl Hot {
             if self.has_room(route) {
                 if let Some((user, left)) = walk {
                     self.walks.charge(user, clock_ns, left);
-                }
-                if is_order {
-                    self.intake.entered(clock_ns);
                 }
                 self.count_message(source, clock_ns);
                 if let Some(order) = reduced {

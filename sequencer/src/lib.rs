@@ -67,5 +67,5 @@ pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
 pub use retention::{Durable, Retention};
-pub use ring_port::{Asked, Opened, Report, RingPort, Stamp};
+pub use ring_port::{Asked, Opened, Ratio, Report, RingPort, Stamp};
 pub use stats::Stats;

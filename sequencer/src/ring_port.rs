@@ -57,6 +57,14 @@ pub struct Opened {
     pub cancel_all_at_ns: u64,
 }
 
+/// A user's order messages of the day (`design.md` 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio {
+    pub messages: u64,
+    /// As many as the day's trades allow.
+    pub allowed: u64,
+}
+
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
@@ -78,11 +86,7 @@ pub enum Report {
         reason: NotTaken,
     },
     /// The session's user has sent most of the order messages that the day's trades allow.
-    OrderToTrade {
-        session: SessionIx,
-        messages: u64,
-        allowed: u64,
-    },
+    OrderToTrade(SessionIx, Ratio),
     /// Another front has the session from this login on.
     TakenOver {
         session: SessionIx,

@@ -140,7 +140,7 @@ fn play(
             }
             Report::Opened(_)
             | Report::Taken { .. }
-            | Report::OrderToTrade { .. }
+            | Report::OrderToTrade(..)
             | Report::TakenOver { .. } => {}
         });
         if !read.expect("the node runs") {

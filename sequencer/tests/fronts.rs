@@ -45,7 +45,7 @@ impl Told {
             Report::Opened(opened) => self.opened.push(*opened),
             Report::Taken { tag, stamp } => self.taken.push((*tag, *stamp)),
             Report::NotTaken { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
-            Report::OrderToTrade { session, .. } => self.warned.push(*session),
+            Report::OrderToTrade(session, _) => self.warned.push(*session),
             Report::TakenOver { session, .. } => self.taken_over.push(*session),
         }
     }

@@ -351,7 +351,8 @@ messages! {
             engine_order_id: u64,
             request: RequestKind,
             reason: RejectReason,
-            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`, `ORDER_TO_TRADE`: microseconds until the next request is taken;
+            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`, `ORDER_TO_TRADE`: microseconds
+            /// until the next request is taken;
             /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`:
             /// the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`: what there is, in minor units.
             limit: u64,

@@ -267,7 +267,7 @@ impl Client {
             }
             Report::Opened(_)
             | Report::Taken { .. }
-            | Report::OrderToTrade { .. }
+            | Report::OrderToTrade(..)
             | Report::TakenOver { .. } => {}
         })?;
         Ok(answered)

@@ -38,7 +38,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use admission::{Known, Request};
-use sequencer::{Commit, NotTaken, Opened, Polled, Stamp};
+use sequencer::{Commit, NotTaken, Opened, Polled, Ratio, Stamp};
 use transport::{Endpoint, Key, Link};
 use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, UserIx};
@@ -257,7 +257,7 @@ impl Front {
                     self.not_taken(now, at, client_seq, request, reason);
                 }
                 Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
-                Told::OrderToTrade(at, messages, allowed) => {
+                Told::OrderToTrade(at, Ratio { messages, allowed }) => {
                     self.send(now, at, &OrderToTrade { messages, allowed }.into());
                 }
                 Told::TakenOver(at, epoch) => {

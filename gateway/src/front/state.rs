@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use admission::{NewRequest, Report as Message, Request, SessionRequest};
 use metrics::Counter;
-use sequencer::{Asked, NotTaken, Opened, Report, RingPort, Stamp};
+use sequencer::{Asked, NotTaken, Opened, Ratio, Report, RingPort, Stamp};
 use tokio::sync::mpsc;
 use transport::Key;
 use types::command::RequestKind;
@@ -273,9 +273,7 @@ impl State {
                 reason,
             } => {
                 if let Some(ended) = closing.remove(tag) {
-                    if *reason == NotTaken::Busy {
-                        closings.push_back(ended);
-                    }
+                    closings.extend((*reason == NotTaken::Busy).then_some(ended));
                 } else if logins.contains_key(tag) {
                     told.push(Told::NotOpened(*tag, *reason));
                 } else {
@@ -295,19 +293,13 @@ impl State {
                     *in_flight = in_flight.saturating_sub(1);
                 }
             }
-            Report::OrderToTrade {
-                session,
-                messages,
-                allowed,
-            } => {
-                if let Some(at) = sessions.at(*session) {
-                    told.push(Told::OrderToTrade(at, *messages, *allowed));
-                }
+            Report::OrderToTrade(session, ratio) => {
+                let at = sessions.at(*session);
+                told.extend(at.map(|at| Told::OrderToTrade(at, *ratio)));
             }
             Report::TakenOver { session, epoch } => {
-                if let Some(at) = sessions.at(*session) {
-                    told.push(Told::TakenOver(at, *epoch));
-                }
+                let at = sessions.at(*session);
+                told.extend(at.map(|at| Told::TakenOver(at, *epoch)));
             }
         });
         match read {
@@ -362,8 +354,7 @@ pub enum Told {
     Refused(At, u64, RequestKind, NotTaken),
     NotOpened(u64, NotTaken),
     TakenOver(At, Sequence),
-    /// Order messages of the day, and how many its trades allow.
-    OrderToTrade(At, u64, u64),
+    OrderToTrade(At, Ratio),
 }
 
 /// How an unnumbered refusal says it.

@@ -122,11 +122,7 @@ impl Hot {
         self.core.report(&cause, &command.command, &mut router);
         for event in &flight.events {
             if let Event::Trade(trade) = &event.event {
-                for order in [trade.maker, trade.taker] {
-                    let order = self.core.admission().order(order);
-                    let order = order.expect("a trade's orders are open before it");
-                    self.meters.trade(order.user);
-                }
+                Self::count_trade(&mut self.meters, &self.core, trade);
             }
             self.core.event(event, &cause, &mut router);
         }

@@ -3,10 +3,12 @@
 
 use admission::{Known, Reject, Request};
 use types::command::OrderBounds;
+use types::event::Trade;
 use types::{Command, RejectReason, UserIx};
 
 use super::{Hot, Source};
-use crate::ring_port::{Asked, Report};
+use crate::core::Core;
+use crate::ring_port::{Asked, Ratio, Report};
 
 const MINUTE_NS: u64 = 60_000_000_000;
 /// Order messages of a day that need no trade.
@@ -41,13 +43,6 @@ pub(super) struct Meters {
     minute: u64,
     /// Moscow day.
     day: u32,
-}
-
-/// A member has used most of his ratio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Warning {
-    pub messages: u64,
-    pub allowed: u64,
 }
 
 impl Meters {
@@ -89,12 +84,7 @@ impl Meters {
 
     /// Counts an order message that was admitted.
     #[inline]
-    pub fn message(
-        &mut self,
-        member: UserIx,
-        bounds: &OrderBounds,
-        now_ns: u64,
-    ) -> Option<Warning> {
+    pub fn message(&mut self, member: UserIx, bounds: &OrderBounds, now_ns: u64) -> Option<Ratio> {
         let row = self.row(member)?;
         row.messages += 1;
         if row.messages <= FREE_MESSAGES / 100 * WARNED_PERCENT {
@@ -144,7 +134,7 @@ impl Meters {
 }
 
 impl Meter {
-    fn weigh(&mut self, bounds: &OrderBounds, now_ns: u64) -> Option<Warning> {
+    fn weigh(&mut self, bounds: &OrderBounds, now_ns: u64) -> Option<Ratio> {
         let for_trades = self
             .trades
             .saturating_mul(u64::from(bounds.messages_per_trade));
@@ -160,7 +150,7 @@ impl Meter {
         if !is_near || std::mem::replace(&mut self.is_warned, true) {
             return None;
         }
-        Some(Warning {
+        Some(Ratio {
             messages: self.messages,
             allowed,
         })
@@ -185,26 +175,27 @@ impl Hot {
         self.meters.refuses(request.member(), is_order, now_ns)
     }
 
-    /// Counts the command that was admitted, if it is an order message, and warns its session.
+    /// Counts the command that was admitted, and warns its session where that is due.
     #[inline]
     pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
         let command = &self.flights.vacant().command;
-        let is_message = matches!(
-            command,
-            Command::New(_) | Command::Amend(_) | Command::Cancel(_) | Command::Refused(_)
-        );
+        match command {
+            Command::New(_) | Command::Amend(_) => self.intake.entered(now_ns),
+            Command::Cancel(_) | Command::Refused(_) => {}
+            _ => return,
+        }
         let member = command.member();
-        let Some(user) = self.core.admission().user(member).filter(|_| is_message) else {
+        let admission = self.core.admission();
+        let Some(user) = admission.user(member) else {
             return;
         };
-        let bounds = self.core.admission().bounds(user);
-        if let Some(warning) = self.meters.message(member, bounds, now_ns) {
+        if let Some(warning) = self.meters.message(member, admission.bounds(user), now_ns) {
             self.warn(source, warning);
         }
     }
 
     #[cold]
-    fn warn(&mut self, source: Source, warning: Warning) {
+    fn warn(&mut self, source: Source, warning: Ratio) {
         metrics::counter!("trading_order_to_trade_warnings_total").increment(1);
         let Source::Ring { port, at } = source else {
             return;
@@ -212,11 +203,16 @@ impl Hot {
         let Some((session, _)) = self.rings[port].request(at).client() else {
             return;
         };
-        self.rings[port].put(|| Report::OrderToTrade {
-            session,
-            messages: warning.messages,
-            allowed: warning.allowed,
-        });
+        self.rings[port].put(|| Report::OrderToTrade(session, warning));
+    }
+
+    /// Counts a trade for the users of both orders, which are open before it.
+    #[inline]
+    pub(super) fn count_trade(meters: &mut Meters, core: &Core, trade: &Trade) {
+        for order in [trade.maker, trade.taker] {
+            let order = core.admission().order(order);
+            meters.trade(order.expect("a book speaks of open orders").user);
+        }
     }
 
     /// Counts what a complete command has put into the journal.
@@ -271,7 +267,7 @@ mod tests {
     fn a_member_without_trades_is_warned_and_then_slowed_down_until_he_trades() {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
         meters.at(START_NS);
-        let mut send = |meters: &mut Meters, count| {
+        let send = |meters: &mut Meters, count| {
             let message = |_| meters.message(MEMBER, &bounds, START_NS);
             (0..count).filter_map(message).collect::<Vec<_>>()
         };
@@ -279,7 +275,7 @@ mod tests {
         let allowed = FREE_MESSAGES + 100_000;
         let warned = send(&mut meters, allowed);
         let messages = allowed / 100 * WARNED_PERCENT + 1;
-        assert_eq!(warned, [Warning { messages, allowed }], "once");
+        assert_eq!(warned, [Ratio { messages, allowed }], "once");
         assert_eq!(meters.refuses(MEMBER, true, START_NS), None);
         assert_eq!(send(&mut meters, 1), []);
         let slow = meters.refuses(MEMBER, true, START_NS).expect("too many");
