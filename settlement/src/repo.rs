@@ -60,7 +60,10 @@ pub struct BreakRow {
 }
 
 /// The schema, applied after that of outbox and inbox.
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks", "0004_bust_commands");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
+    "0004_bust_commands"
+);
 
 /// The store.
 #[derive(Clone)]
@@ -147,7 +150,8 @@ impl Repo {
             let mut command = Vec::with_capacity(bust::LEN);
             bust::append(trade, &mut command);
             sqlx::query(
-                "INSERT INTO bust_trades (trade_id, batch_id, bust_at_us, command) VALUES ($1, $2, $3, $4) ON CONFLICT (trade_id) DO NOTHING",
+                "INSERT INTO bust_trades (trade_id, batch_id, bust_at_us, command) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (trade_id) DO NOTHING",
             )
             .bind(trade.trade.to_string())
             .bind(&row.batch_id)
