@@ -75,6 +75,9 @@ pub struct Book {
     /// When the first of them ends; `NEVER` when none has a date.
     pub(crate) next_expiry_ns: u64,
     pub(crate) velocity: Velocity,
+    /// Levels and orders looked at since they were last asked for, for fill-or-kill orders that could not be
+    /// filled. No part of the state.
+    pub(crate) looks_in_vain: u32,
     /// Room for the walk over all resting orders, made by the first one; empty in between.
     pub(crate) links: Vec<u32>,
 }
@@ -92,6 +95,7 @@ impl Book {
             dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
             velocity: Velocity::new(spec.velocity),
+            looks_in_vain: 0,
             links: Vec::new(),
         }
     }
@@ -306,6 +310,12 @@ impl Book {
     /// Earliest moment at which an order with a date is due.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         (self.next_expiry_ns != NEVER).then_some(self.next_expiry_ns)
+    }
+
+    /// Levels and orders looked at since the last call, for fill-or-kill orders that could not be filled.
+    #[inline]
+    pub fn take_looks(&mut self) -> u32 {
+        core::mem::take(&mut self.looks_in_vain)
     }
 
     /// True while the order rests.

@@ -163,9 +163,20 @@ impl Book {
     ///
     /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice
     /// and a group or the velocity rule may matter, and no more of them than the order would meet. A fill that
-    /// the velocity rule forbids is no fill: nothing trades, nothing halts.
+    /// the velocity rule forbids is no fill: nothing trades, nothing halts. What was looked at for an order that
+    /// cannot be filled is counted: it is bounded per member in front of the book.
     pub(crate) fn can_fill(&mut self, taker: &Taker, now_ns: u64) -> bool {
         self.velocity.begin(now_ns);
+        let (can, looks) = self.look_ahead(taker);
+        if !can {
+            self.looks_in_vain = self.looks_in_vain.saturating_add(looks);
+        }
+        can
+    }
+
+    /// Whether the order can be filled, and the levels and orders that this took to see.
+    fn look_ahead(&self, taker: &Taker) -> (bool, u32) {
+        let mut looks = 0;
         let side = taker.side.opposite();
         let inside = |price: &Ticks| match taker.side {
             Side::Buy => *price <= taker.limit,
@@ -173,36 +184,38 @@ impl Book {
         };
         let mut missing = taker.open;
         let enough = self.ladder.prices(side).take_while(inside).any(|price| {
+            looks += 1;
             let open = self.ladder.level(side, price).open;
             missing -= open.min(missing);
             missing.is_zero()
         });
         if !enough || (taker.stp == StpMode::None && !self.velocity.is_on()) {
-            return enough;
+            return (enough, looks);
         }
         let mut missing = taker.open;
         let mut reference = self.velocity.reference();
         for price in self.ladder.prices(side).take_while(inside) {
             let mut link = self.ladder.level(side, price).head;
             while link != NIL {
+                looks += 1;
                 let maker = self.slab.at(link);
                 if maker.group != taker.group || taker.stp == StpMode::None {
                     let reference = *reference.get_or_insert(price);
                     if !self.velocity.allows(reference, price) {
-                        return false;
+                        return (false, looks);
                     }
                     if maker.open >= missing {
-                        return true;
+                        return (true, looks);
                     }
                     missing -= maker.open;
                 } else if taker.stp != StpMode::CancelOldest {
                     // Every other mode ends or shrinks the taker here without a trade.
-                    return false;
+                    return (false, looks);
                 }
                 link = maker.next;
             }
         }
-        false
+        (false, looks)
     }
 }
 

@@ -391,14 +391,17 @@ impl Market {
             .await?;
         let day = self.day();
         let budget = self.budgets.of(user);
+        let raise = budget.raised(today.limit);
         let request = Request::SetBudget {
             user,
             day,
             amount_minor: today.left,
-            raised_minor: budget.raised(today.limit),
+            raised_minor: raise.by,
         };
-        let record = self.ask(request).await;
-        let record = record.map_err(|error| refusal::not_taken(&error))?;
+        let record = self.ask(request).await.map_err(|error| {
+            budget.not_raised(&raise);
+            refusal::not_taken(&error)
+        })?;
         let types::Command::SetBudget(set) = record.command.command else {
             unreachable!("a budget is journalled as one");
         };

@@ -4,7 +4,7 @@
 //! A ring of places that are filled and read where they lie: nothing of a flight is moved. Whenever none is
 //! under way the first place is the next one, so that a path without a backlog stays in the cache.
 
-use types::{Envelope, EventEnvelope, Sequence};
+use types::{Envelope, EventEnvelope, Sequence, UserIx};
 
 use crate::port::Reply;
 
@@ -126,6 +126,15 @@ impl Flights {
             self.lists.widen(events);
         }
         events.push(*event);
+    }
+
+    /// Who has asked for a command under way.
+    #[cold]
+    pub fn member(&self, sequence: Sequence) -> UserIx {
+        self.places[self.place_of(sequence)]
+            .command
+            .command
+            .member()
     }
 
     /// One engine has finished with a command.

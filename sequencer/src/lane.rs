@@ -65,6 +65,8 @@ pub(crate) enum Report {
         next_expiry_ns: u64,
         /// Of the ring, that the command and its list have taken.
         slots: u32,
+        /// Levels and orders looked at for an order that could not be filled ([`Book::take_looks`]).
+        looks: u32,
     },
 }
 
@@ -372,11 +374,13 @@ fn apply(
         Some(listed) => book.apply_listed(envelope, listed, &mut out),
     };
     let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
+    let looks = book.take_looks();
     let slots = 1 + listed.map_or(0, |listed| listed.len() as u32);
     out.put(|| Report::Done {
         sequence: envelope.sequence,
         next_expiry_ns,
         slots,
+        looks,
     });
 }
 

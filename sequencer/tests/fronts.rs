@@ -619,6 +619,48 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
     assert_eq!(last.body, ReportBody::MassCancelled { count: 1_000 });
 }
 
+/// A fill-or-kill order that an own order keeps from being filled has every order before that one looked at:
+/// such looks are bounded by member, and other orders pass (H3).
+// rows: R172
+#[tokio::test]
+async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(config(&Time::new()), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let mut front = rings(&desk, 256);
+    let mut told = Told::default();
+    let opened = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
+    let mut next_seq = [0; 2];
+    let mut say = |user: usize, order: NewRequest| {
+        next_seq[user] += 1;
+        let (answers, refusals) = (told.answers(), told.not_taken.len());
+        let request = of_session(order, opened[user].session, next_seq[user]);
+        ask(&mut front, &mut told, tagged(1), request);
+        told.wait(&mut front, |told| told.answers() > answers);
+        told.not_taken.get(refusals).map(|(_, reason)| *reason)
+    };
+    for price in 100..1_099 {
+        assert_eq!(say(0, desk.order(0, Side::Sell, price, 1)), None);
+    }
+    assert_eq!(say(1, desk.order(1, Side::Sell, 1_099, 1)), None);
+    let all_or_nothing = |user| NewRequest {
+        time_in_force: TimeInForce::Fok,
+        ..desk.order(user, Side::Buy, 1_099, 1_000)
+    };
+    // A thousand levels and a thousand orders each.
+    let taken = (0..600).take_while(|_| say(1, all_or_nothing(1)).is_none());
+    assert_eq!(
+        taken.count(),
+        501,
+        "a million looks, and those that pass the bound"
+    );
+    let (reason, known) = (RejectReason::Throttle, Known::Most(2_000));
+    let waits = NotTaken::Refused(Reject { reason, known });
+    assert_eq!(say(1, all_or_nothing(1)), Some(waits));
+    assert_eq!(say(1, desk.order(1, Side::Buy, 1, 1)), None);
+    assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
+}
+
 /// `design.md` 7: bytes of journal per user and minute, and order messages for each trade of a day.
 // rows: R341
 #[tokio::test]

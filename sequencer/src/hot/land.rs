@@ -67,13 +67,22 @@ impl Hot {
             let place = self.busy[at];
             did_work |= self.crew.step(place);
             let (core, flights) = (&mut self.core, &mut self.flights);
+            let (walks, clock) = (&mut self.walks, &self.config.clock);
             let lane = &mut self.lanes[place];
             let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
                 // Folded when its command lands.
                 lane::Report::Event(event) => flights.event(event),
                 lane::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
-                lane::Report::Done { sequence, .. } => flights.done(*sequence),
+                lane::Report::Done {
+                    sequence, looks, ..
+                } => {
+                    if *looks > 0 {
+                        let member = flights.member(*sequence);
+                        walks.charge(member, clock.now_ns(), u64::from(*looks));
+                    }
+                    flights.done(*sequence);
+                }
                 lane::Report::Nothing => {}
             });
             is_expiry_new |= expiry_ns != lane.next_expiry_ns;

@@ -4,7 +4,7 @@
 use admission::{Known, Reject, Request};
 use types::command::OrderBounds;
 use types::event::Trade;
-use types::{Command, RejectReason, UserIx};
+use types::{Command, RejectReason, TimeInForce, UserIx};
 
 use super::{Hot, Source};
 use crate::core::Core;
@@ -171,6 +171,15 @@ impl Hot {
         }
         self.meters.at(now_ns);
         let request = self.request(source);
+        if let Request::New(new) = request
+            && new.time_in_force == TimeInForce::Fok
+        {
+            let wait_us = self.walks.wait_ns(new.user, now_ns).div_ceil(1_000);
+            if wait_us > 0 {
+                let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
+                return Some(Reject { reason, known });
+            }
+        }
         let is_order = matches!(request, Request::New(_) | Request::Amend(_));
         self.meters.refuses(request.member(), is_order, now_ns)
     }

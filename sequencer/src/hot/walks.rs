@@ -1,10 +1,11 @@
-//! Bound on what mass cancels look at (`design.md` 7): a mass cancel walks its owner's open orders, also those
-//! that its filter leaves. What it ends is bounded by what was entered; what it walks in vain is bounded here.
+//! Bound on what is looked at for a member in vain (`design.md` 7). A mass cancel walks its owner's open orders,
+//! also those that its filter leaves; a fill-or-kill order that cannot be filled has had levels and orders
+//! looked at. What is ended or traded is bounded by what was entered; the rest is bounded here.
 
 use types::UserIx;
 
-/// Orders walked in vain per second and user, with a burst of one second's worth: about 50 ms of the hot thread
-/// a second at 50 ns an order.
+/// Orders and levels looked at in vain per second and user, with a burst of one second's worth: about 50 ms of
+/// the hot thread a second at 50 ns each.
 const WALKED_PER_S: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const ORDER_NS: u64 = SECOND_NS / WALKED_PER_S;
@@ -27,9 +28,9 @@ impl Walks {
         }
     }
 
-    /// Counts orders that were walked and left.
+    /// Counts what was looked at and left.
     pub fn charge(&mut self, user: UserIx, now_ns: u64, orders: u64) {
-        if orders == 0 {
+        if orders == 0 || user.is_none() {
             return;
         }
         if self.even_ns.len() <= user.index() {
