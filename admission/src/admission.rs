@@ -15,6 +15,7 @@ use crate::counts::OpenCounts;
 use crate::default_pools::DefaultPools;
 use crate::linked::Linked;
 use crate::request::{OrderRef, Reject, Request};
+use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Seen};
 
@@ -59,6 +60,8 @@ pub struct Admission {
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
     pub(crate) linked: Linked,
+    /// Sessions with trades that are not final.
+    pub(crate) awaiting: SessionSet,
     pub(crate) counts: OpenCounts,
     /// Rows of the bounds of member groups.
     pub(crate) groups_at: BTreeMap<MemberGroup, u32>,
@@ -89,6 +92,7 @@ impl Admission {
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             linked: Linked::new(config.orders_max),
+            awaiting: SessionSet::default(),
             counts: OpenCounts::default(),
             groups_at: BTreeMap::new(),
             busts: BTreeSet::new(),

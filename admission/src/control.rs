@@ -2,7 +2,8 @@
 
 use types::command::{
     BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
-    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, UnblockUser,
+    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, TradeParty,
+    UnblockUser,
 };
 use types::{
     HoldIx, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, PoolKind, RejectReason, Sequence,
@@ -80,9 +81,7 @@ impl Admission {
                 finalized,
                 trades_final,
             } => self.admit_settled(*posted, *finalized, *trades_final),
-            Request::Bust(trade) if trade.is_none() => Err(RejectReason::Malformed.into()),
-            Request::Bust(trade) if self.is_bust(*trade) => Err(already(Known::Nothing)),
-            Request::Bust(trade) => Ok(Command::Bust(Bust { trade: *trade })),
+            Request::Bust(bust) => self.admit_bust(bust),
             Request::SetBudget {
                 user,
                 day,
@@ -344,6 +343,19 @@ impl Admission {
             finalized: finalized.max(known.finalized),
             trades_final: trades_final.max(known.trades_final),
         }))
+    }
+
+    /// A trade is bust once, and names sessions that exist.
+    fn admit_bust(&self, bust: &Bust) -> Result<Command, Reject> {
+        if self.is_bust(bust.trade) {
+            return Err(already(Known::Nothing));
+        }
+        let is_known =
+            |party: &TradeParty| party.session.is_none() || self.session(party.session).is_some();
+        if bust.trade.is_none() || !is_known(&bust.buy) || !is_known(&bust.sell) {
+            return Err(RejectReason::Malformed.into());
+        }
+        Ok(Command::Bust(*bust))
     }
 
     /// An open pool that has not seen this funding number yet.

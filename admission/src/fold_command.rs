@@ -9,7 +9,7 @@ use types::{CancelReason, Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequ
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::orders::worst;
-use crate::state::{Blocks, Instrument, OpenOrder, Pool, Seen, Session, Slot, User};
+use crate::state::{Blocks, Instrument, OpenOrder, Pool, Seen, Session, Slot, Unsettled, User};
 
 impl Admission {
     /// Applies the next command. Panics on a gap in the sequence.
@@ -153,7 +153,9 @@ impl Admission {
                 last_number: 0,
                 open_orders: 0,
                 cancel_all_at_ns: 0,
+                unsettled: Unsettled::default(),
             });
+            self.awaiting.add_session();
             self.sessions.insert(c.key, c.session);
             self.linked.add_session(c.user);
             self.tables.users[c.user.index()].sessions += 1;

@@ -20,6 +20,7 @@
 //! | `client_ids` | open orders by their user's own id |
 //! | `default_pools` | trading holds by user |
 //! | `counts` | how many open orders a user has on an instrument |
+//! | `session_set` | sessions with trades that are not final |
 //! | `linked` | the open orders of each user and session, and those that a command ends |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
@@ -42,6 +43,7 @@ mod linked;
 mod orders;
 mod report;
 mod request;
+mod session_set;
 mod slots;
 mod state;
 mod view;
@@ -55,6 +57,7 @@ pub use request::{
     NewRequest, OrderRef, Reject, Request, SessionRequest,
 };
 pub use state::{
-    AdmissionImage, Blocks, BoundsRow, Instrument, OpenOrder, Pool, Seen, Session, Settlement, User,
+    AdmissionImage, Blocks, BoundsRow, Instrument, OpenOrder, Pool, Seen, Session, Settlement,
+    Unsettled, User,
 };
 pub use view::PoolTotals;

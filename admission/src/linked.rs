@@ -42,9 +42,14 @@ impl Linked {
         self.from(self.of_session.get(session.index()))
     }
 
+    /// The sessions of a user, open or not, in the order in which they were first opened.
+    pub fn sessions_of(&self, user: UserIx) -> &[SessionIx] {
+        self.sessions.get(user.index()).map_or(&[], Vec::as_slice)
+    }
+
     /// Slots of the user's open orders, in sessions or not.
     pub fn of_user(&self, user: UserIx) -> impl Iterator<Item = u32> + '_ {
-        let sessions = self.sessions.get(user.index()).into_iter().flatten();
+        let sessions = self.sessions_of(user).iter();
         let in_sessions = sessions.flat_map(|session| self.of_session(*session));
         in_sessions.chain(self.from(self.of_user.get(user.index())))
     }

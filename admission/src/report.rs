@@ -2,14 +2,23 @@
 //! under which number (`design.md` 2).
 //!
 //! Live path, replica and recovery number with this code, each in the order of the journal: a
-//! command's own message first, then those of its events by instrument and index, then the end of a mass
+//! command's own messages first, then those of its events by instrument and index, then the end of a mass
 //! cancel. So a message has the same number wherever it is made. Cost: a look at the order and at its session's row.
+//!
+//! Three commands have messages for sessions that did not ask:
+//! - `Fund`, `Defund` and `CloseHold` of a trading hold: one for each session of its user, open or
+//!   not, so at most as many as a user may have. The figures are those of the state: the caller has
+//!   applied everything before the command and nothing after it.
+//! - `Settled`: one for each session with a trade that the new positions pass and the positions of
+//!   its last message did not. A session whose trades are all final costs nothing, one whose trades
+//!   are not costs at most one message per `Settled`: 30 to 80 ns each, measured with 10,000 sessions.
+//! - `Bust`: one for each of the two orders.
 
-use types::command::{Cause, RequestKind};
+use types::command::{Bust, Cause, FundingCause, RequestKind, Settled};
 use types::event::{Event, Trade};
 use types::{
-    CancelReason, Command, EventEnvelope, Handle, InstrumentIx, Lots, Minor, RejectReason, Reserve,
-    SessionIx, Side, Ticks,
+    AssetIx, CancelReason, Command, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots,
+    Minor, PoolKind, RejectReason, Reserve, Sequence, SessionIx, Side, Ticks,
 };
 
 use crate::admission::Admission;
@@ -85,6 +94,28 @@ pub enum ReportBody {
     MassCancelled { count: u32 },
     /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
     CancelAllAfter { at_ns: u64 },
+    /// A trading hold of the session's user, as the command leaves it.
+    HoldChanged {
+        asset: AssetIx,
+        /// The ledger hold.
+        hold_id: Id128,
+        undrawn: Minor,
+        /// Sum of what its open orders reserve.
+        drawn: Minor,
+        cause: FundingCause,
+    },
+    /// Settlement has passed a trade of the session.
+    Settled {
+        posted: Sequence,
+        finalized: Sequence,
+        trades_final: u64,
+    },
+    /// A trade of the order is bust.
+    Busted {
+        trade: Id128,
+        trade_number: u64,
+        side: Side,
+    },
 }
 
 /// Takes reports in their order.
@@ -161,10 +192,13 @@ pub(crate) struct Touched {
 }
 
 impl Admission {
-    /// Numbers the message of a command itself: of a refusal that was journalled, of a dead man's switch.
+    /// Numbers the messages of a command itself: see the top of the file.
     #[inline]
     pub fn report_command(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
-        if matches!(command, Command::Refused(_) | Command::CancelAllAfter(_)) {
+        if !matches!(
+            command,
+            Command::New(_) | Command::Cancel(_) | Command::Amend(_)
+        ) {
             self.report_rarely(cause, command, to);
         }
     }
@@ -191,9 +225,74 @@ impl Admission {
                 let body = ReportBody::CancelAllAfter { at_ns };
                 (Subject::session(c.session), InstrumentIx::NONE, body)
             }
+            Command::Fund(c) => return self.report_hold(c.hold, FundingCause::Fund, to),
+            Command::Defund(c) => return self.report_hold(c.hold, FundingCause::Defund, to),
+            Command::CloseHold(c) => return self.report_hold(c.hold, FundingCause::Close, to),
+            Command::Settled(c) => return self.report_settled(c, to),
+            Command::Bust(c) => return self.report_bust(c, to),
             _ => return,
         };
         self.tell(subject, instrument, cause.client_seq, body, to);
+    }
+
+    /// Every session of the user of a trading hold. A hold of one order is the platform's own.
+    fn report_hold(&mut self, hold: HoldIx, cause: FundingCause, to: &mut impl ReportSink) {
+        let pool = &self.tables.pools[hold.index()];
+        if pool.kind != PoolKind::Trading {
+            return;
+        }
+        let user = pool.user;
+        let body = ReportBody::HoldChanged {
+            asset: pool.asset,
+            hold_id: pool.hold_id,
+            undrawn: pool.free,
+            drawn: pool.reserved,
+            cause,
+        };
+        let mut at = 0;
+        while let Some(session) = self.linked.sessions_of(user).get(at) {
+            self.tell(Subject::session(*session), InstrumentIx::NONE, 0, body, to);
+            at += 1;
+        }
+    }
+
+    /// The sessions with a trade that these positions pass, by index.
+    fn report_settled(&mut self, c: &Settled, to: &mut impl ReportSink) {
+        // The command's own figures: the state may have those of a later one.
+        let body = ReportBody::Settled {
+            posted: c.posted,
+            finalized: c.finalized,
+            trades_final: c.trades_final,
+        };
+        let mut from = 0;
+        while let Some(session) = self.awaiting.next(from) {
+            let unsettled = &mut self.tables.sessions[session.index()].unsettled;
+            let is_passed = unsettled.pass(c.posted, c.finalized);
+            if !unsettled.any() {
+                self.awaiting.remove(session);
+            }
+            if is_passed {
+                self.tell(Subject::session(session), InstrumentIx::NONE, 0, body, to);
+            }
+            from = session.index() + 1;
+        }
+    }
+
+    /// The sessions of both orders, the buyer's first.
+    fn report_bust(&mut self, c: &Bust, to: &mut impl ReportSink) {
+        for (party, side) in [(&c.buy, Side::Buy), (&c.sell, Side::Sell)] {
+            let subject = Subject {
+                session: party.session,
+                client_order_id: party.client_order_id,
+                handle: party.handle,
+            };
+            let body = ReportBody::Busted {
+                trade: c.trade,
+                trade_number: c.trade_number,
+                side,
+            };
+            self.tell(subject, c.instrument, 0, body, to);
+        }
     }
 
     /// Numbers the message of a command that comes behind those of its events: of a mass cancel, how many
@@ -309,6 +408,18 @@ impl Admission {
                 counter: counter.subject.handle,
             };
             self.tell(order.subject, e.instrument, 0, body, to);
+            self.note_trade(order.subject.session, e.sequence);
+        }
+    }
+
+    /// The session is told when settlement passes the trade.
+    #[inline]
+    fn note_trade(&mut self, session: SessionIx, sequence: Sequence) {
+        if let Some(row) = self.tables.sessions.get_mut(session.index()) {
+            if !row.unsettled.any() {
+                self.awaiting.insert(session);
+            }
+            row.unsettled.note_trade(sequence);
         }
     }
 

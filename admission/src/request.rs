@@ -2,7 +2,7 @@
 //! is checked here.
 
 use types::command::{
-    BlockCause, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
+    BlockCause, Bust, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
 };
 use types::{
     AssetIx, CancelReason, Command, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots,
@@ -255,8 +255,8 @@ pub enum Request {
         /// Final trades, bust ones included.
         trades_final: u64,
     },
-    /// The trade of this public id is bust.
-    Bust(Id128),
+    /// A trade is bust.
+    Bust(Bust),
 }
 
 impl Request {
@@ -268,7 +268,7 @@ impl Request {
                 finalized: c.finalized,
                 trades_final: c.trades_final,
             },
-            Command::Bust(c) => Self::Bust(c.trade),
+            Command::Bust(c) => Self::Bust(*c),
             Command::BlockUser(c) => Self::BlockUser {
                 user: c.user,
                 cause: c.cause,

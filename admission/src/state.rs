@@ -98,7 +98,64 @@ table_row! {
         pub open_orders: u32,
         /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
         pub cancel_all_at_ns: u64,
+        /// Its trades that settlement has not passed yet.
+        pub(crate) unsettled: Unsettled,
     }
+}
+
+table_row! {
+    /// Trades of a session that no settlement message has covered, by the sequences of their commands.
+    /// Exact at both ends; what is known in between is that there may be some.
+    #[derive(Default)]
+    pub struct Unsettled {
+        /// No trade before it lacks a message that says *posted*; zero = none lacks one.
+        first_unposted: Sequence,
+        /// The same for *final*.
+        first_unfinal: Sequence,
+        /// The last trade.
+        last: Sequence,
+    }
+}
+
+impl Unsettled {
+    /// Any order of the same trades gives the same result: events of several instruments interleave.
+    #[inline]
+    pub(crate) fn note_trade(&mut self, sequence: Sequence) {
+        for first in [&mut self.first_unposted, &mut self.first_unfinal] {
+            if *first == Sequence::ZERO || sequence < *first {
+                *first = sequence;
+            }
+        }
+        self.last = self.last.max(sequence);
+    }
+
+    /// Settlement has reached these positions. True when one of them passes a trade that it had not
+    /// passed before.
+    pub(crate) fn pass(&mut self, posted: Sequence, finalized: Sequence) -> bool {
+        let last = self.last;
+        let is_posted = pass(&mut self.first_unposted, last, posted);
+        pass(&mut self.first_unfinal, last, finalized) | is_posted
+    }
+
+    /// True while a trade is not final.
+    pub(crate) fn any(&self) -> bool {
+        self.first_unfinal != Sequence::ZERO
+    }
+
+    pub(crate) fn words(&self) -> [u64; 3] {
+        [self.first_unposted.0, self.first_unfinal.0, self.last.0]
+    }
+}
+
+fn pass(first: &mut Sequence, last: Sequence, position: Sequence) -> bool {
+    let is_passed = *first != Sequence::ZERO && *first <= position;
+    if is_passed {
+        *first = match last > position {
+            true => position.next(),
+            false => Sequence::ZERO,
+        };
+    }
+    is_passed
 }
 
 table_row! {

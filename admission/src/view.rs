@@ -259,6 +259,10 @@ impl Admission {
             room.sessions.insert(row.key, SessionIx(at as u32));
             room.linked.add_session(row.user);
             room.note_group(row.stp_group, row.user);
+            room.awaiting.add_session();
+            if row.unsettled.any() {
+                room.awaiting.insert(SessionIx(at as u32));
+            }
         }
         for (at, row) in image.pools.iter().enumerate() {
             let hold = HoldIx(at as u32);
@@ -332,6 +336,7 @@ impl Admission {
                 row.last_number,
                 row.cancel_all_at_ns,
             ]);
+            hash.words(&row.unsettled.words());
         }
         for row in &tables.pools {
             let (high, low) = row.hold_id.halves();

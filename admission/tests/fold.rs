@@ -5,7 +5,7 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::{BlockCause, MassScope};
+use types::command::{BlockCause, Bust, MassScope, TradeParty};
 use types::*;
 
 struct Random(u64);
@@ -254,7 +254,13 @@ fn settlements(random: &mut Random, market: &Market, user: UserIx) -> Request {
             finalized: Sequence(random.below(last.get() + 1)),
             trades_final: last.get() / 4,
         },
-        2 => Request::Bust(Id128::from_u128(1 + u128::from(random.below(50)))),
+        2 => Request::Bust(Bust {
+            trade: Id128::from_u128(1 + u128::from(random.below(50))),
+            trade_number: 1,
+            instrument: InstrumentIx(0),
+            buy: TradeParty::NONE,
+            sell: TradeParty::NONE,
+        }),
         3 => {
             let cause = BlockCause::ALL[random.below(2) as usize];
             Request::BlockUser { user, cause }

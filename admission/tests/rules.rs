@@ -4,7 +4,9 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::{BlockCause, BoundsOf, MassScope, OrderBounds, SetOrderBounds};
+use types::command::{
+    BlockCause, BoundsOf, Bust, MassScope, OrderBounds, SetOrderBounds, TradeParty,
+};
 use types::*;
 
 const ALICE: u32 = 0;
@@ -445,6 +447,16 @@ fn settled(posted: u64, finalized: u64) -> Request {
     }
 }
 
+fn bust(trade: Id128) -> Request {
+    Request::Bust(Bust {
+        trade,
+        trade_number: 1,
+        instrument: InstrumentIx(0),
+        buy: TradeParty::NONE,
+        sell: TradeParty::NONE,
+    })
+}
+
 #[test]
 fn settlements_positions_never_go_back_and_never_pass_the_journal() {
     let mut market = Market::small();
@@ -467,11 +479,11 @@ fn settlements_positions_never_go_back_and_never_pass_the_journal() {
     };
     assert_eq!((both.posted.0, both.finalized.0), (last, last - 2));
     let trade = Id128::from_u128(7);
-    market.go(Request::Bust(trade)).unwrap();
+    market.go(bust(trade)).unwrap();
     assert!(market.room.is_bust(trade));
-    let repeated = market.refuse(Request::Bust(trade));
+    let repeated = market.refuse(bust(trade));
     assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
-    let none = market.refuse(Request::Bust(Id128::NONE));
+    let none = market.refuse(bust(Id128::NONE));
     assert_eq!(none.reason, RejectReason::Malformed);
     market.room.check_invariants();
 }
@@ -487,14 +499,14 @@ fn where_everything_is_settled_settlements_own_records_are_too() {
     };
     market.go(settled(last, last - 1)).unwrap();
     assert_eq!(at(&market), (last + 1, last - 1));
-    market.go(Request::Bust(Id128::from_u128(7))).unwrap();
+    market.go(bust(Id128::from_u128(7))).unwrap();
     assert_eq!(at(&market), (last + 2, last - 1));
     // Settlement had not read its own records yet.
     market.go(settled(last, last)).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
     // A record of others ends the run.
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
-    market.go(Request::Bust(Id128::from_u128(8))).unwrap();
+    market.go(bust(Id128::from_u128(8))).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
 }
 

@@ -253,7 +253,10 @@ impl Sessions {
             | ServerMessage::Amended(_)
             | ServerMessage::Reduced(_)
             | ServerMessage::MassCancelled(_)
-            | ServerMessage::CancelAllAfterSet(_) => {
+            | ServerMessage::CancelAllAfterSet(_)
+            | ServerMessage::TradingHoldChanged(_)
+            | ServerMessage::SettlementProgress(_)
+            | ServerMessage::TradeBusted(_) => {
                 let numbered = match report.sequence {
                     0 => Numbered::Next,
                     sequence => session.numbered(sequence)?,

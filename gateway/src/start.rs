@@ -23,8 +23,8 @@ use types::{Id128, Lots, Minor, NodeId, RejectReason, Sequence};
 use crate::api::{self, Api};
 use crate::budget::Budgets;
 use crate::feed::Feed;
-use crate::front::Orders;
 use crate::front::server::{Bound, parker};
+use crate::front::{Orders, compare};
 use crate::identity::Identity;
 use crate::market::{Market, SOURCE};
 use crate::past::SCANS_MAX;
@@ -247,7 +247,9 @@ impl Tasks {
             sweeper::run(own(), token()),
             dispatch::gauges(own(), token()),
         );
-        let path = dispatch::watch_path(own(), health, token());
+        let path = dispatch::watch_path(own(), health.clone(), token());
+        let comparing = compare::run(own(), health, token());
+        self.spawn("message_samples", comparing);
         for (topic, part) in consumers::TOPICS {
             let hearing = consumers::run(own(), log.clone(), topic, self.token.clone());
             self.spawn(part, hearing);

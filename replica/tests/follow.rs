@@ -15,10 +15,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, Replica, ReplicaError, State};
 use sequencer::{Backlog, Config, NotTaken, Reader, Record, SequencerHandle, SnapshotConfig};
-use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, UnblockUser};
+use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, TradeParty, UnblockUser};
 use types::{
-    CancelReason, Command, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx,
-    Side, Ticks, UserIx,
+    CancelReason, Command, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence,
+    SessionIx, Side, Ticks, UserIx,
 };
 
 fn node() -> NodeId {
@@ -119,6 +119,18 @@ async fn settle(desk: &Desk, user: UserIx, last: Sequence) -> Sequence {
         }),
         Command::Bust(Bust {
             trade: Id128::from_u128(last.get().into()),
+            trade_number: 1,
+            instrument: desk.instruments[0],
+            buy: TradeParty {
+                session: SessionIx(0),
+                handle: Handle::from_engine_id(1 << 32),
+                client_order_id: 5,
+            },
+            sell: TradeParty {
+                session: SessionIx(1),
+                handle: Handle::from_engine_id(2 << 32),
+                client_order_id: 0,
+            },
         }),
         Command::BlockUser(BlockUser { user, cause }),
         Command::UnblockUser(UnblockUser { user, cause }),

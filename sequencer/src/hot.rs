@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::{OrderRef, Request};
+use admission::Request;
 use types::command::{Amend, Cancel, ExpireOrders, Listed, MassScope, New, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
 
@@ -37,6 +37,7 @@ mod lists;
 mod look;
 mod meter;
 mod time;
+mod waits;
 mod walks;
 
 /// Requests between two hand-overs to the journal.
@@ -72,6 +73,9 @@ pub(crate) struct Hot {
     /// The last amend that gives its order another client order id, and its user: until it is complete it is
     /// not known which ids the user's orders have.
     renaming: (Sequence, UserIx),
+    /// The first command under way when a change of a trading hold was last given up; see
+    /// [`Hot::await_landed`].
+    given_up: Sequence,
     /// The last command that ends what has expired: until it is complete the books' dates are old.
     expiring: Sequence,
     crew: Crew,
@@ -123,6 +127,7 @@ impl Hot {
             busy: Vec::new(),
             next_expiry_ns: None,
             renaming: (Sequence::ZERO, UserIx::NONE),
+            given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
@@ -428,9 +433,7 @@ impl Hot {
         self.check_epoch(source, asked.epoch)?;
         let over = self.over_rate(source, &asked, clock_ns);
         let reduced = self.journal(source)?;
-        if self.flights.first() <= self.renaming.0 {
-            self.await_new_id(source)?;
-        }
+        self.await_earlier(source)?;
         let mut waiting_since = None;
         loop {
             let refuses = self.refuses_orders(clock_ns);
@@ -492,29 +495,6 @@ impl Hot {
             }
             clock_ns = self.config.clock.now_ns();
         }
-    }
-
-    /// Waits for the amend that gives an order another id, if the request depends on the ids of its user's
-    /// orders. Other users' requests do not wait.
-    #[cold]
-    fn await_new_id(&mut self, source: Source) -> Result<(), NotTaken> {
-        let depends = |user: UserIx| user == self.renaming.1;
-        let has_to_wait = match self.request(source) {
-            Request::New(r) => depends(r.user) && r.client_order_id != 0,
-            Request::Amend(r) => depends(r.user) || r.new_client_order_id != 0,
-            Request::Cancel(r) => depends(r.user) && matches!(r.order, OrderRef::Client(_)),
-            _ => false,
-        };
-        let since = Instant::now();
-        while has_to_wait && self.flights.first() <= self.renaming.0 {
-            if !self.pump() {
-                std::thread::yield_now();
-            }
-            if since.elapsed() > ROOM_WAIT {
-                return Err(NotTaken::Busy);
-            }
-        }
-        Ok(())
     }
 
     fn asked(&self, source: Source) -> Asked {
@@ -619,7 +599,10 @@ impl Hot {
         }
         let envelope = *self.flights.vacant();
         match envelope.command.route() {
-            Route::Admission => self.start(0, owed),
+            Route::Admission => {
+                self.start(0, owed);
+                self.land_funding(&envelope.command);
+            }
             Route::Instrument(ix) => {
                 self.start(1, owed);
                 self.send_last(ix.index());

@@ -7,20 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admission::{
-    AdmissionConfig, AmendRequest, CancelAllAfterRequest, CancelRequest, Known, MassCancelRequest,
-    NewRequest, OrderRef, Reject, Report as Message, ReportBody, Request, SessionRequest,
+    AdmissionConfig, AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, Known,
+    MassCancelRequest, NewRequest, OrderRef, Reject, Report as Message, ReportBody, Request,
+    SessionRequest,
 };
 use desk::{Desk, HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use replica::State;
 use sequencer::{
-    Asked, Backlog, Layout, NotTaken, Opened, Parker, Polled, Report, RingPort, SequencerHandle,
-    Stamp, Volatile,
+    Asked, Backlog, Layout, NotTaken, Opened, Parker, Polled, Reply, Report, RingPort,
+    SequencerHandle, Stamp, Volatile,
 };
-use types::command::{BoundsOf, MassScope, OrderBounds, RequestKind, SetOrderBounds};
+use types::command::{
+    BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
+};
 use types::{
-    CancelReason, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx,
-    Side, TimeInForce, UserIx,
+    AssetIx, CancelReason, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor, NodeId, PoolKind,
+    RejectReason, Sequence, SessionIx, Side, TimeInForce, UserIx,
 };
 
 /// What a front was told, in order.
@@ -157,6 +160,48 @@ async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Mes
     all
 }
 
+/// What funding and settlement ask beside the sessions' orders.
+fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, told: &Told) -> Option<Request> {
+    // That of the money of either user.
+    let hold = HoldIx(u32::from(number % 40 > 20) * (1 + desk.instruments.len() as u32));
+    let party = |session| TradeParty {
+        session,
+        handle: Handle::from_engine_id(number << 32),
+        client_order_id: number,
+    };
+    let settled = |(stamp, _): &(Stamp, Message)| Request::Settled {
+        posted: stamp.sequence,
+        finalized: Sequence(stamp.sequence.get() / 2),
+        trades_final: number,
+    };
+    match number % 20 {
+        3 => Some(Request::Fund(FundRequest {
+            hold_id: Id128::from_u128(1 + u128::from(number % 40 > 20) * 1_000),
+            kind: PoolKind::Trading,
+            user: desk.users[usize::from(number % 40 > 20)],
+            asset: AssetIx::MONEY,
+            amount_minor: Minor(1_000),
+            funding_seq: 2 + number,
+            key_hash: Id128::NONE,
+        })),
+        9 => Some(Request::Defund {
+            hold,
+            amount_minor: Minor(700),
+            funding_seq: 2 + number,
+            key_hash: Id128::NONE,
+        }),
+        13 => told.numbered.last().map(settled),
+        17 => Some(Request::Bust(Bust {
+            trade: Id128::from_u128(1 + u128::from(number)),
+            trade_number: number,
+            instrument: desk.instruments[0],
+            buy: party(sessions[0]),
+            sell: party(sessions[1]),
+        })),
+        _ => None,
+    }
+}
+
 // rows: R343
 #[tokio::test]
 async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
@@ -209,6 +254,10 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
                 _ => of_session(order, session, seq),
             };
             ask(&mut front, &mut told, tagged(number), request);
+            // With orders under way on both engines.
+            if let Some(request) = moneys_own(&desk, sessions, number, &told) {
+                desk.port.submit(request, Reply::None).expect("room");
+            }
         }
         let last = |told: &Told, user: usize| {
             let own = told.numbered.iter().rev();
@@ -223,7 +272,17 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
         told.wait(&mut front, |told| told.numbered.len() >= rebuilt.len());
         let busy = told.not_taken.len();
         assert!(busy < 300, "{layout:?}: {busy} BUSY");
-        assert_eq!(told.numbered, rebuilt, "{layout:?}");
+        assert_eq!(told.numbered[..rebuilt.len()], rebuilt, "{layout:?}");
+        let count = |wanted: fn(&ReportBody) -> bool| {
+            let bodies = rebuilt.iter().map(|(_, message)| &message.body);
+            bodies.filter(|body| wanted(body)).count()
+        };
+        let counts = [
+            count(|body| matches!(body, ReportBody::HoldChanged { .. })),
+            count(|body| matches!(body, ReportBody::Settled { .. })),
+            count(|body| matches!(body, ReportBody::Busted { .. })),
+        ];
+        assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
         let mut numbers = [0, 0];
         for (_, message) in &told.numbered {
             let user = usize::from(message.session == sessions[1]);

@@ -16,8 +16,8 @@ use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, walk};
 use sequencer::record::{decode_command, decode_event};
 use types::command::{
-    BlockCause, BoundsOf, Cancel, MassScope, MemberGroup, OrderBounds, SetMemberGroup,
-    SetOrderBounds,
+    BlockCause, BoundsOf, Bust, Cancel, MassScope, MemberGroup, OrderBounds, SetMemberGroup,
+    SetOrderBounds, TradeParty,
 };
 use types::event::CancelRejected;
 use types::{
@@ -149,7 +149,17 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
             finalized: Sequence(1),
             trades_final: 1,
         },
-        Request::Bust(Id128::from_u128(78)),
+        Request::Bust(Bust {
+            trade: Id128::from_u128(78),
+            trade_number: 3,
+            instrument: desk.instruments[0],
+            buy: TradeParty {
+                session: SessionIx(0),
+                handle: Handle::from_engine_id(2 << 32 | 1),
+                client_order_id: 7,
+            },
+            sell: TradeParty::NONE,
+        }),
         Request::SetBudget {
             user,
             day: moscow_day(desk::START_NS),

@@ -12,6 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use replica::Order;
+use types::command::{Bust, TradeParty};
 use types::{Handle, HoldIx, HoldPart, Id128, Minor, Sequence, order_hold};
 
 use crate::copies::{Change, Copies, Moved, Traded};
@@ -237,6 +238,13 @@ impl Carver {
             value: money(traded.value),
             fee: money(traded.fee),
             paid_from,
+            bust: Bust {
+                trade: traded.trade,
+                trade_number: traded.trade_number,
+                instrument: traded.instrument,
+                buy: party(&traded.buy.order),
+                sell: party(&traded.sell.order),
+            },
         });
         plan.pools
             .extend([traded.buy.order.pool, traded.sell.order.pool]);
@@ -496,4 +504,13 @@ pub fn carved_in_ledger(
         carved.insert(order.handle, taken);
     }
     (carved, breaks)
+}
+
+/// The order of a trade as its session knows it.
+fn party(order: &Order) -> TradeParty {
+    TradeParty {
+        session: order.session,
+        handle: order.handle,
+        client_order_id: order.client_order_id,
+    }
 }

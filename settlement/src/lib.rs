@@ -7,6 +7,7 @@
 //! | `plan` | what one ledger transaction does |
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | the life of a sealed batch, step by step |
+//! | `bust` | what sessions are told of a bust trade, as bytes |
 //! | `repo` | the store: which step of which batch is done |
 //! | `request` | plans as requests to ledger and chain |
 //! | `progress` | how far settlement is, for those who wait or must not run ahead |
@@ -19,6 +20,7 @@
 //! of the money, and settlement has no checkpoint of its own.
 
 pub mod batch;
+mod bust;
 pub mod carve;
 pub mod copies;
 pub mod failpoint;

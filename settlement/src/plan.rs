@@ -5,6 +5,7 @@
 //! out of it.
 
 pub use types::Amount;
+use types::command::Bust;
 use types::{HoldIx, HoldPart, Id128, InstrumentId, OperationType, Sequence, UserId};
 
 /// Why money goes back to a trading hold.
@@ -122,6 +123,8 @@ pub struct TradeLeg {
     /// CFA-RUB charged to the buyer on top.
     pub fee: Amount,
     pub paid_from: PaidFrom,
+    /// What the journal is told if the chain refuses the trade.
+    pub bust: Bust,
 }
 
 impl TradeLeg {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hdrhistogram::Histogram;
 use sequencer::Backlog;
 use tokio::sync::watch;
+use types::command::Bust;
 use types::{Id128, Sequence};
 
 /// Longest lag that is told apart, in microseconds.
@@ -94,7 +95,7 @@ struct Inner {
     trades_folded: u64,
     bust: BTreeSet<Id128>,
     /// Bust trades that [`Tracker::report`] has not returned.
-    unreported: Vec<Id128>,
+    unreported: Vec<Bust>,
     /// Own records journalled since the start and not read back yet.
     own_unread: i64,
     /// Last record applied; zero before the first start of the workers.
@@ -113,7 +114,7 @@ pub struct Tracker {
 
 impl Tracker {
     /// `bust`: trades of before the start.
-    pub fn new(backlog: Arc<Backlog>, bust: Vec<Id128>) -> Self {
+    pub fn new(backlog: Arc<Backlog>, bust: Vec<Bust>) -> Self {
         let progress = Progress {
             busts: bust.len() as u64,
             ..Progress::default()
@@ -125,7 +126,7 @@ impl Tracker {
                 flights: BTreeMap::new(),
                 open_trades: 0,
                 trades_folded: 0,
-                bust: bust.iter().copied().collect(),
+                bust: ids(&bust).collect(),
                 unreported: bust,
                 own_unread: 0,
                 applied: Sequence::ZERO,
@@ -149,11 +150,11 @@ impl Tracker {
     }
 
     /// A batch is final. `lags_us` of the trades that were settled.
-    pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Id128]) {
+    pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Bust]) {
         {
             let mut inner = self.inner();
             inner.flights.remove(&number);
-            inner.bust.extend(bust);
+            inner.bust.extend(ids(bust));
             inner.unreported.extend(bust);
             for lag_us in lags_us {
                 inner.lag_us.saturating_record(lag_us.clamp(1, LAG_US_MAX));
@@ -240,10 +241,10 @@ impl Tracker {
 
     /// The workers begin with these bust trades, and these batches under way: number, floor and trades of
     /// each. All at once, or what is final would be told while some of them are not known.
-    pub fn begin(&self, bust: Vec<Id128>, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
+    pub fn begin(&self, bust: Vec<Bust>, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
         let mut inner = self.inner();
         inner.has_failed = false;
-        inner.bust = bust.iter().copied().collect();
+        inner.bust = ids(&bust).collect();
         inner.flights = under_way
             .map(|(number, floor, trades)| (number, Flight::new(floor, trades)))
             .collect();
@@ -301,7 +302,7 @@ impl Tracker {
 
     /// For the journal, of one moment: positions, and the bust trades since the last report, among
     /// them all up to the final position. At first those of before the start.
-    pub fn report(&self) -> (Progress, Vec<Id128>) {
+    pub fn report(&self) -> (Progress, Vec<Bust>) {
         let mut inner = self.inner();
         let bust = std::mem::take(&mut inner.unreported);
         (*self.progress.borrow(), bust)
@@ -321,4 +322,8 @@ impl Inner {
                 .map(|flight| flight.trades)
                 .sum::<u64>()
     }
+}
+
+fn ids(bust: &[Bust]) -> impl Iterator<Item = Id128> + '_ {
+    bust.iter().map(|bust| bust.trade)
 }

@@ -7,7 +7,9 @@ use events::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 use types::Id128;
+use types::command::Bust;
 
+use crate::bust;
 use crate::progress::Suspension;
 use crate::saga::Saga;
 
@@ -20,8 +22,8 @@ pub enum StoreError {
     Sql(#[from] sqlx::Error),
     #[error("settlement store holds an unreadable batch: {0}")]
     Saga(#[from] serde_json::Error),
-    #[error("settlement store holds a bust trade with the unreadable id {0}")]
-    Trade(String),
+    #[error("settlement store holds an unreadable bust trade: {0}")]
+    Bust(String),
 }
 
 /// A batch as it is stored.
@@ -41,6 +43,8 @@ pub struct Stored {
     pub legs: Vec<u8>,
     /// Times of execution, nanoseconds, one per trade.
     pub executed_ns: Vec<u64>,
+    /// What the journal is told of a trade that is bust, one per trade.
+    pub busts: Vec<Bust>,
 }
 
 /// A difference as it is stored and shown.
@@ -56,7 +60,10 @@ pub struct BreakRow {
 }
 
 /// The schema, applied after that of outbox and inbox.
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
+    "0004_bust_commands"
+);
 
 /// The store.
 #[derive(Clone)]
@@ -84,9 +91,13 @@ impl Repo {
                 .iter()
                 .flat_map(|ns| ns.to_le_bytes())
                 .collect();
+            let mut busts = Vec::with_capacity(row.busts.len() * bust::LEN);
+            row.busts
+                .iter()
+                .for_each(|bust| bust::append(bust, &mut busts));
             let number = sqlx::query(
                 "INSERT INTO batches (batch_id, source, first_sequence, through_sequence, covers, state, saga, trades, request, legs, executed,
-                 sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)
+                 busts, sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)
                  ON CONFLICT (batch_id) DO UPDATE SET changed_at_us = excluded.changed_at_us
                  WHERE batches.request = excluded.request AND batches.saga = excluded.saga
                  RETURNING number",
@@ -102,6 +113,7 @@ impl Repo {
             .bind(&row.request)
             .bind(&row.legs)
             .bind(executed)
+            .bind(busts)
             .bind(now_us)
             .fetch_one(&mut *tx)
             .await?;
@@ -115,7 +127,7 @@ impl Repo {
     pub async fn advance(
         &self,
         row: &Stored,
-        bust: &[String],
+        bust: &[Bust],
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
@@ -123,7 +135,8 @@ impl Repo {
             "UPDATE batches SET state = $2, saga = $3, tx_hash = COALESCE($4, tx_hash), changed_at_us = $5,
              request = CASE WHEN $2 = 'SEALED' THEN request END,
              legs = CASE WHEN $2 = 'FINAL' THEN NULL ELSE legs END,
-             executed = CASE WHEN $2 = 'FINAL' THEN NULL ELSE executed END
+             executed = CASE WHEN $2 = 'FINAL' THEN NULL ELSE executed END,
+             busts = CASE WHEN $2 = 'FINAL' THEN NULL ELSE busts END
              WHERE number = $1",
         )
         .bind(row.number)
@@ -134,12 +147,16 @@ impl Repo {
         .execute(&mut *tx)
         .await?;
         for trade in bust {
+            let mut command = Vec::with_capacity(bust::LEN);
+            bust::append(trade, &mut command);
             sqlx::query(
-                "INSERT INTO bust_trades (trade_id, batch_id, bust_at_us) VALUES ($1, $2, $3) ON CONFLICT (trade_id) DO NOTHING",
+                "INSERT INTO bust_trades (trade_id, batch_id, bust_at_us, command) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (trade_id) DO NOTHING",
             )
-            .bind(trade)
+            .bind(trade.trade.to_string())
             .bind(&row.batch_id)
             .bind(now_us)
+            .bind(command)
             .execute(&mut *tx)
             .await?;
         }
@@ -159,18 +176,22 @@ impl Repo {
 
     /// Trades that the chain refused and whose operations are reversed: those of batches under way
     /// come when they are final.
-    pub async fn bust_trades(&self) -> Result<Vec<Id128>, StoreError> {
+    pub async fn bust_trades(&self) -> Result<Vec<Bust>, StoreError> {
         let rows = sqlx::query(
-            "SELECT trade_id FROM bust_trades WHERE batch_id NOT IN \
+            "SELECT trade_id, command FROM bust_trades WHERE batch_id NOT IN \
              (SELECT batch_id FROM batches WHERE state <> 'FINAL')",
         )
         .fetch_all(self.db.read())
         .await?;
-        let id = |row: &SqliteRow| {
-            let id: String = row.try_get(0)?;
-            Id128::parse(&id).ok_or(StoreError::Trade(id))
+        let command = |row: &SqliteRow| {
+            let (id, command): (String, Option<Vec<u8>>) = (row.try_get(0)?, row.try_get(1)?);
+            let read = bust::read_all(&command.unwrap_or_default());
+            let trade = Id128::parse(&id);
+            let is_its = |found: &&Bust| Some(found.trade) == trade;
+            let found = read.as_deref().and_then(<[Bust]>::first).filter(is_its);
+            found.copied().ok_or(StoreError::Bust(id))
         };
-        rows.iter().map(id).collect()
+        rows.iter().map(command).collect()
     }
 
     /// Keeps a difference: one open row per hold.
@@ -280,6 +301,7 @@ fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {
         Ok(row.try_get::<Option<Vec<u8>>, _>(name)?.unwrap_or_default())
     };
     let saga: String = row.try_get("saga")?;
+    let busts = bust::read_all(&bytes("busts")?);
     Ok(Stored {
         number: row.try_get("number")?,
         batch_id: row.try_get("batch_id")?,
@@ -295,5 +317,7 @@ fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {
             .chunks_exact(8)
             .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("chunks of eight")))
             .collect(),
+        // Too few of them is seen when the batch is taken over.
+        busts: busts.unwrap_or_default(),
     })
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as wire;
 use rand::Rng;
+use types::command::Bust;
 use types::*;
 use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
@@ -297,12 +298,8 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     platform.chain.left_out_once.lock().unwrap().insert(1);
     platform.chain.left_out.lock().unwrap().insert(2);
     let mut market = one_trade();
-    market
-        .order(2, 0, Side::Sell, 100, 5, TimeInForce::Gtc)
-        .unwrap();
-    market
-        .order(3, 0, Side::Buy, 100, 5, TimeInForce::Gtc)
-        .unwrap();
+    let sell = market.order_of_session(0, 71, 2, Side::Sell);
+    let buy = market.order_of_session(1, 72, 3, Side::Buy);
     platform.fund(&market).await;
     platform.feed(&market.records);
     drained(&platform, market.position()).await;
@@ -310,6 +307,15 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     let trades = trades(&market);
     platform.reported(market.position()).await;
     assert!(!platform.is_bust(&trades[0].1) && platform.is_bust(&trades[1].1));
+    // Both orders have ended; their sessions are told under the orders' own names.
+    let told = Command::Bust(Bust {
+        trade: Id128::parse(&trades[1].1).unwrap(),
+        trade_number: 2,
+        instrument: InstrumentIx(0),
+        buy,
+        sell,
+    });
+    assert!(platform.has_asked(told), "{told:?}");
     // Known as bust before any position passes it.
     let asked = platform.asked.lock().unwrap().clone();
     let bust = asked.iter().position(|c| matches!(c, Command::Bust(_)));
@@ -334,5 +340,10 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     assert_eq!(platform.balance("user-2:CFA-RUB").await[2], "0.00");
     assert_eq!(platform.settlement.stats().trades_failed, 1);
     platform.assert_agrees(&market).await;
+    platform.stop().await;
+    // The journal does not say so: the node was killed before. It is told again out of the store.
+    let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    platform.reported(market.position()).await;
+    assert!(platform.has_asked(told), "{:?}", platform.asked);
     platform.stop().await;
 }

@@ -120,6 +120,15 @@ record! {
 }
 
 crate::code_enum! {
+    /// Which command changed a trading hold.
+    FundingCause {
+        Fund = 0 "FUND",
+        Defund = 1 "DEFUND",
+        Close = 2 "CLOSE",
+    }
+}
+
+crate::code_enum! {
     /// Why a user may not trade. A user is blocked while any cause holds; each is lifted on its own.
     /// None is 0: a record from before causes were journalled is not taken for one with a cause.
     BlockCause {
@@ -159,10 +168,36 @@ record! {
 }
 
 record! {
+    /// One order of a trade, as the session that entered it knows it.
+    pub struct TradeParty {
+        /// `NONE` for an order without session.
+        pub session: SessionIx,
+        pub handle: Handle,
+        /// As the trade left it; 0 = none.
+        pub client_order_id: u64,
+    }
+}
+
+impl TradeParty {
+    /// No session is told.
+    pub const NONE: Self = Self {
+        session: SessionIx::NONE,
+        handle: Handle::NONE,
+        client_order_id: 0,
+    };
+}
+
+record! {
     /// The chain has refused a trade for good: its operations are reversed, its orders stay ended.
+    /// Both orders may have left every table, so the command carries what their sessions are told.
     pub struct Bust {
         /// Public id.
         pub trade: Id128,
+        /// Dense per instrument, from 1.
+        pub trade_number: u64,
+        pub instrument: InstrumentIx,
+        pub buy: TradeParty,
+        pub sell: TradeParty,
     }
 }
 

@@ -1,6 +1,6 @@
 //! How one field stands in a message: its length, its bytes, and which values it may have.
 
-use types::command::RequestKind;
+use types::command::{FundingCause, RequestKind};
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
 
 /// A value of fixed length. `get` is given exactly `LEN` bytes; `None` = not a value of this type.
@@ -57,7 +57,8 @@ code!(
     Phase,
     CancelReason,
     RejectReason,
-    RequestKind
+    RequestKind,
+    FundingCause
 );
 
 /// UUIDs travel in the byte order of their text form, not as a little-endian number.

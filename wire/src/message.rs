@@ -1,6 +1,6 @@
 //! Every message of the protocol with its fields, in the order they stand on the wire.
 
-use types::command::RequestKind;
+use types::command::{FundingCause, RequestKind};
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
 
 use crate::field::{Field, Text};
@@ -443,6 +443,43 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
+        /// Numbered, to every session of the user. A trading hold was funded, defunded or closed; the figures
+        /// are those after the command `node_sequence` and everything before it.
+        0x99 TradingHoldChanged {
+            /// 0 = CFA-RUB, n = units of instrument n - 1.
+            asset: u32,
+            hold_id: Id128,
+            undrawn_minor: i64,
+            /// Sum of what the user's open orders have drawn on it.
+            drawn_minor: i64,
+            cause: FundingCause,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. Settlement has passed a trade of this session: every `Fill` with a `node_sequence` up to
+        /// `posted_sequence` is in the ledger, up to `finalized_sequence` it is final, unless a `TradeBusted`
+        /// before this message named it.
+        0x9a SettlementProgress {
+            posted_sequence: u64,
+            finalized_sequence: u64,
+            /// Final trades of the exchange since its beginning, bust ones included.
+            trades_final: u64,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. A trade that a `Fill` reported is bust: the chain has refused it for good, and money and
+        /// units are as before the trade. The order stays ended or reduced as it was.
+        0x9b TradeBusted {
+            client_order_id: u64,
+            engine_order_id: u64,
+            instrument: u32,
+            trade_id: Id128,
+            /// Dense per instrument, from 1.
+            trade_number: u64,
+            side: Side,
+            node_sequence: u64,
+            time_ns: u64,
+        }
     }
 }
 
@@ -498,6 +535,9 @@ const fn longest() -> usize {
         Reduced::LEN,
         MassCancelled::LEN,
         CancelAllAfterSet::LEN,
+        TradingHoldChanged::LEN,
+        SettlementProgress::LEN,
+        TradeBusted::LEN,
     ];
     let (mut longest, mut at) = (0, 0);
     while at < lengths.len() {

@@ -242,6 +242,27 @@ impl Market {
         result
     }
 
+    /// Admits, applies and numbers as the node does, with nothing under way before; the messages.
+    pub fn say(&mut self, request: Request) -> Vec<Report> {
+        assert!(self.queues.iter().all(|queue| queue.events.is_empty()));
+        let command = self.ask(request).expect("is admitted");
+        let Some(Step::Command(envelope)) = self.steps.last().copied() else {
+            panic!("no command");
+        };
+        let (cause, mut reports) = (Cause::of(&envelope), Vec::new());
+        self.room.report_command(&cause, &command, &mut reports);
+        let mut events = 0;
+        for queue in &mut self.queues {
+            while let Some(event) = queue.events.pop_front() {
+                self.room.apply_event(&event, &cause, &mut reports);
+                events += 1;
+            }
+        }
+        self.room.report_end(&cause, &command, events, &mut reports);
+        self.room.check_invariants();
+        reports
+    }
+
     /// Places an order that must be admitted; its handle.
     pub fn place(&mut self, request: NewRequest) -> Handle {
         let Ok(Command::New(c)) = self.go(Request::New(request)) else {

@@ -16,6 +16,7 @@ use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 use wire::{DisconnectCode, SetTradingHold, TradingHold};
 
+use super::compare::Sample;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::rate::Rate;
@@ -107,6 +108,8 @@ pub enum Order {
         client_seq: u64,
         message: Option<Bytes>,
     },
+    /// Is this message in the window as the journal makes it?
+    Compare(Sample),
     /// New or changed.
     Instrument(InstrumentSpec),
     /// Ends every session of a user.

@@ -9,6 +9,7 @@
 //! | `session`, `window`, `rate` | what is kept of a session |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | questions to tokio and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `compare` | samples of live messages against those of the journal |
 //! | `pieces` | open orders, and messages once more, as fast as the client reads |
 //! | `server` | putting it together |
 //!
@@ -17,6 +18,7 @@
 //! sequences; a numbered message is sent only when the commit position has reached it, and once per
 //! login; what one client takes of memory is bounded (`design.md` 7).
 
+pub mod compare;
 mod connection;
 mod desk;
 mod hold;
@@ -122,6 +124,17 @@ impl Front {
             Order::Instrument(spec) => {
                 self.state.instrument(spec);
                 self.broadcast(now, &spec);
+            }
+            Order::Compare(sample) => {
+                let sessions = &mut self.state.sessions;
+                let compared = match sessions.at(sample.session) {
+                    Some(at) => {
+                        let (row, pool) = sessions.parts(at);
+                        row.window.compare(pool, sample.number, &sample.rebuilt)
+                    }
+                    None => window::Compared::NotKept,
+                };
+                let _ = sample.answer.send(compared);
             }
             Order::EndUser(user, code) => {
                 // What has ended his orders is durable: he reads it before the end (B9 of the protocol's review).

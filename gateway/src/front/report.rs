@@ -6,7 +6,7 @@ use sequencer::Stamp;
 use types::{Handle, NodeId, order_uuid, trade_uuid};
 use wire::{
     Amended, CancelAllAfterSet, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected,
-    ServerMessage,
+    ServerMessage, SettlementProgress, TradeBusted, TradingHoldChanged,
 };
 
 /// What the messages of a report have in common.
@@ -32,6 +32,9 @@ pub fn message(node: NodeId, stamp: &Stamp, report: &Report) -> ServerMessage {
     match &report.body {
         body @ (ReportBody::Acknowledged { .. } | ReportBody::Rejected { .. }) => head.answer(body),
         body @ (ReportBody::Filled { .. } | ReportBody::Reduced { .. }) => head.change(body),
+        body @ (ReportBody::HoldChanged { .. }
+        | ReportBody::Settled { .. }
+        | ReportBody::Busted { .. }) => head.money(body),
         body => head.end(body),
     }
 }
@@ -123,6 +126,59 @@ impl Head {
                 reason,
                 quantity_lots: quantity.0,
                 open_lots: open.0,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            _ => unreachable!("told apart by the caller"),
+        }
+    }
+
+    /// What funding and settlement did.
+    fn money(&self, body: &ReportBody) -> ServerMessage {
+        let Stamp {
+            sequence, time_ns, ..
+        } = self.stamp;
+        match *body {
+            ReportBody::HoldChanged {
+                asset,
+                hold_id,
+                undrawn,
+                drawn,
+                cause,
+            } => TradingHoldChanged {
+                asset: asset.get(),
+                hold_id,
+                undrawn_minor: undrawn.0,
+                drawn_minor: drawn.0,
+                cause,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            ReportBody::Settled {
+                posted,
+                finalized,
+                trades_final,
+            } => SettlementProgress {
+                posted_sequence: posted.0,
+                finalized_sequence: finalized.0,
+                trades_final,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            ReportBody::Busted {
+                trade,
+                trade_number,
+                side,
+            } => TradeBusted {
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                instrument: self.instrument,
+                trade_id: trade,
+                trade_number,
+                side,
                 node_sequence: sequence.0,
                 time_ns,
             }

@@ -62,6 +62,15 @@ impl Pool {
     }
 }
 
+/// What a comparison with a message that was made again has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    Equal,
+    Differs,
+    /// It is not in the window any more, or not yet.
+    NotKept,
+}
+
 /// The last messages of one session.
 #[derive(Default)]
 pub struct Window {
@@ -119,6 +128,17 @@ impl Window {
         let page = &pool.pages[self.pages[page] as usize];
         let place = &page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
         &place[1..1 + usize::from(place[0])]
+    }
+
+    /// Compares a message that is kept with one encoded for channel 0.
+    pub fn compare(&self, pool: &Pool, number: u64, bytes: &[u8]) -> Compared {
+        if number < self.first() || number > self.last {
+            return Compared::NotKept;
+        }
+        match self.get(pool, number) == bytes {
+            true => Compared::Equal,
+            false => Compared::Differs,
+        }
     }
 
     /// Number of the kept message that answers a request. Cost: the logarithm of the window's length.
@@ -210,6 +230,15 @@ mod tests {
         assert!(window.shrink(&mut pool, 400) && window.shrink(&mut pool, 400));
         assert_eq!((window.first(), window.last), (11 + 64, 400));
         check(&window, &pool);
+        let compare = |number: u64, is: u64| {
+            let mut bytes = bytes::BytesMut::new();
+            wire::encode(&message(is), 0, number, &mut bytes);
+            window.compare(&pool, number, &bytes)
+        };
+        assert_eq!(compare(75, 75), Compared::Equal);
+        assert_eq!(compare(75, 76), Compared::Differs);
+        assert_eq!(compare(74, 74), Compared::NotKept);
+        assert_eq!(compare(401, 401), Compared::NotKept);
         assert!(!window.shrink(&mut pool, 100), "not all of the page may go");
         window.clear(&mut pool, 400);
         assert_eq!((window.len(), window.first()), (0, 401));

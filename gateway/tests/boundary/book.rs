@@ -217,7 +217,9 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
     let metrics = loop {
         let (_, body) = get(address, "/metrics", "").await;
         let depth = "order_book_depth{instrument_id=\"BOND-1\",side=\"BUY\"} 1";
-        if body.contains(depth) {
+        // A sample of the live messages was compared with those of the journal.
+        let compared = "trading_messages_compared_total{outcome=\"equal\"} ";
+        if body.contains(depth) && body.contains(compared) {
             break body;
         }
         tokio::task::yield_now().await;
@@ -240,6 +242,7 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
     }
     let (status, body) = get(address, "/health", "").await;
     assert_eq!((status, body.contains("\"ok\"")), (200, true));
+    assert!(!metrics.contains("trading_messages_compared_total{outcome=\"differs\"}"));
     stop.cancel();
     serving.await.unwrap().unwrap();
     world.stop().await;

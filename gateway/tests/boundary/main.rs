@@ -15,6 +15,7 @@ mod doubles;
 mod feed;
 mod history;
 mod holds;
+mod money;
 mod orders;
 mod sessions;
 mod shutdown;

@@ -223,7 +223,7 @@ async fn r345_a_dead_mans_switch_ends_the_sessions_orders() {
 #[tokio::test]
 async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
     let folder = tempfile::tempdir().unwrap();
-    let world = members(folder.path(), Settings::default()).await;
+    let world = members(folder.path(), Settings::unsettled()).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
     let definition = ann.instruments()[0];

@@ -91,15 +91,16 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
             _ => {}
         }
     }
-    assert_eq!(lots, [(2, 4), (3, 1)]);
-    assert_eq!(connection.last_sequence(0), 3);
+    // Message 2: the login has filled the trading hold up again.
+    assert_eq!(lots, [(3, 4), (4, 1)]);
+    assert_eq!(connection.last_sequence(0), 4);
 }
 
 // rows: R343
 #[tokio::test]
 async fn r343_a_spinning_client_trades_and_resumes_without_gap_or_duplicate() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = World::new(folder.path()).await;
+    let mut world = World::with(folder.path(), Settings::unsettled()).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "100000", "1000").await;
     world.open_hold("bob", BOND, "1000").await;

@@ -40,6 +40,8 @@ pub struct Settings {
     pub grace_ms: u64,
     /// How long settlement keeps a trade waiting for company.
     pub linger_ms: u64,
+    /// How long it keeps anything else waiting.
+    pub settle_wait_ms: u64,
     /// When the state behind the journal is written down.
     pub checkpoints: Option<SnapshotConfig>,
     /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
@@ -66,6 +68,7 @@ impl Default for Settings {
             },
             grace_ms: 50,
             linger_ms: 0,
+            settle_wait_ms: 20,
             checkpoints: None,
             segment_bytes: 16 << 20,
             retain_bytes: None,
@@ -73,6 +76,17 @@ impl Default for Settings {
             log_hangs: false,
             clock: None,
             journal: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Nothing is settled while a test runs: no message says so among those that it counts.
+    pub fn unsettled() -> Self {
+        Self {
+            linger_ms: 600_000,
+            settle_wait_ms: 600_000,
+            ..Self::default()
         }
     }
 }
@@ -165,7 +179,7 @@ impl World {
         let settlement_config = SettlementConfig {
             data_dir: folder.join("settlement"),
             linger_ms: settings.linger_ms,
-            wait_ms: 20,
+            wait_ms: settings.settle_wait_ms,
             ..SettlementConfig::default()
         };
         let settlement_deps = SettlementDeps {
@@ -331,6 +345,13 @@ impl World {
             text(answer.held),
             text(answer.available),
         )
+    }
+
+    /// Journals a command of settlement's.
+    pub async fn journal(&self, command: types::Command) {
+        let port = self.sequencer.as_ref().expect("the trading path").port();
+        let journalled = port.settlement(command).await;
+        assert!(journalled.expect("is taken").is_some(), "{command:?}");
     }
 
     pub fn replica(&self) -> replica::Replica {

@@ -18,6 +18,8 @@ use super::members::{Member, channel_of};
 
 /// Client ids of takers' orders start here; ids of the file are below.
 const TAKER_IDS: u64 = 1 << 48;
+/// How long the last fills are waited for.
+const LAST_FILLS: Duration = Duration::from_millis(500);
 /// Share of the throttle that is used: the two clocks differ.
 const THROTTLE_USED_PERCENT: u32 = 90;
 
@@ -301,11 +303,14 @@ impl Listener {
                 }
             }
         }
-        // Fills follow their acknowledgements: give the last ones a moment.
-        while let Ok(Some(report)) =
-            tokio::time::timeout(Duration::from_millis(500), reports.recv()).await
-        {
-            self.report(&report?)?;
+        // Fills follow their acknowledgements: give the last ones a moment. Settlement is waited for later.
+        let mut end = tokio::time::Instant::now() + LAST_FILLS;
+        while let Ok(Some(report)) = tokio::time::timeout_at(end, reports.recv()).await {
+            let report = report?;
+            self.report(&report)?;
+            if !matches!(report.message, ServerMessage::SettlementProgress(_)) {
+                end = tokio::time::Instant::now() + LAST_FILLS;
+            }
         }
         Ok(self)
     }

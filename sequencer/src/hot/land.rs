@@ -106,7 +106,7 @@ impl Hot {
 
     /// If the next command is complete, it goes into admission's state, its messages to the fronts,
     /// *accepted*, and its record into the journal's buffer. No request is taken in between.
-    fn land(&mut self) -> bool {
+    pub(super) fn land(&mut self) -> bool {
         let is_last = self.flights.len() == 1;
         let Some(flight) = self.flights.complete() else {
             return false;

@@ -8,6 +8,7 @@ use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
+use types::command::Bust;
 use types::{Id128, derived};
 
 use super::retry::{until_done, until_kept};
@@ -74,7 +75,10 @@ struct Life {
 impl Life {
     fn new(shared: Arc<Shared>, row: Stored) -> Result<Self, Halt> {
         match TradeBatch::from_bytes(&row.legs) {
-            Some(legs) if legs.trades.len() == row.trades as usize => {
+            Some(legs)
+                if legs.trades.len() == row.trades as usize
+                    && row.busts.len() == legs.trades.len() =>
+            {
                 Ok(Self { shared, row, legs })
             }
             _ => Err(Halt::Legs(row.batch_id)),
@@ -92,7 +96,7 @@ impl Life {
         while self.row.saga.next() != Step::Done {
             self.step().await?;
         }
-        let bust = self.ids(&self.row.saga.bust);
+        let bust = self.busts();
         let now_us = now_ns() / 1_000;
         let settled = (0u32..)
             .zip(&self.row.executed_ns)
@@ -121,7 +125,7 @@ impl Life {
         let misplaced = |error| Halt::Saga(id.clone(), error);
         self.row.saga.handle_answer(answer).map_err(misplaced)?;
         let (shared, row) = (&self.shared, &self.row);
-        let bust = self.trade_ids(&row.saga.bust);
+        let bust = self.busts();
         until_kept(shared, id, || shared.repo.advance(row, &bust, now_us())).await?;
         Ok(())
     }
@@ -230,6 +234,12 @@ impl Life {
     fn ids(&self, trades: &[u32]) -> Vec<Id128> {
         let id = |trade: &u32| self.legs.trades[*trade as usize].trade_id;
         trades.iter().map(id).collect()
+    }
+
+    /// What the journal is told of the trades that were given up.
+    fn busts(&self) -> Vec<Bust> {
+        let bust = |trade: &u32| self.row.busts[*trade as usize];
+        self.row.saga.bust.iter().map(bust).collect()
     }
 
     fn trade_ids(&self, trades: &[u32]) -> Vec<String> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use replica::{Replica, ReplicaError, State};
 use sequencer::{NotTaken, Port};
-use types::command::{BlockCause, BlockUser, Bust, MassCancel, Settled, UnblockUser};
+use types::command::{BlockCause, BlockUser, MassCancel, Settled, UnblockUser};
 use types::{Command, Sequence, UserId, UserIx};
 
 use super::retry::until_journalled;
@@ -79,11 +79,11 @@ impl Commands {
             // Taken together: busts are known before the position passes them.
             let (now, bust_now) = self.shared.tracker.report();
             busts = now.busts;
-            for trade in bust_now {
+            for bust in bust_now {
                 // Those of before the start are journalled already, but for the last ones.
-                let is_known = |state: &State| state.core().admission().is_bust(trade);
+                let is_known = |state: &State| state.core().admission().is_bust(bust.trade);
                 if !self.replica.read(is_known) {
-                    self.ask(Command::Bust(Bust { trade })).await?;
+                    self.ask(Command::Bust(bust)).await?;
                 }
             }
             if now.reportable() != reported && self.settled(now).await? {

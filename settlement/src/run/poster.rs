@@ -14,6 +14,7 @@ use sequencer::Durable;
 use service_clients::ledger::SealedBatch;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
+use types::command::Bust;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
@@ -349,7 +350,7 @@ impl Poster {
     }
 
     /// These batches are under way when the workers begin.
-    pub fn take_over(&self, bust: Vec<Id128>, open: &[Stored]) {
+    pub fn take_over(&self, bust: Vec<Bust>, open: &[Stored]) {
         let under_way = open.iter();
         let under_way = under_way.map(|row| (row.number, self.floor(row), row.trades));
         self.shared.tracker.begin(bust, under_way);
@@ -393,5 +394,6 @@ fn stored(batch: &Batch) -> Stored {
             .iter()
             .map(|leg| leg.executed_ns)
             .collect(),
+        busts: batch.plan.trades.iter().map(|leg| leg.bust).collect(),
     }
 }

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const ALLOWED: [Allowed; 2] = [
     Allowed {
-        statement: "SELECT trade_id FROM bust_trades",
+        statement: "SELECT trade_id, command FROM bust_trades",
         reason: "the tracker of trades is built from it, at the start",
     },
     Allowed {

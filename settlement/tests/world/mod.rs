@@ -221,6 +221,27 @@ impl Market {
         self.enter(&request)
     }
 
+    /// The same, entered by a session of the user's under a client order id; opens the session.
+    pub fn order_of_session(&mut self, session: u32, id: u64, user: u32, side: Side) -> TradeParty {
+        let session = SessionIx(session);
+        self.submit(Command::OpenSession(OpenSession {
+            session,
+            user: UserIx(user),
+            stp_group: StpGroup::of_user(UserIx(user)),
+            cancel_on_disconnect: false,
+            key: Id128::from_u128(1 + u128::from(session.0)),
+        }));
+        let mut request = self.new_order(None, user, 0, side, 100, 5, TimeInForce::Gtc);
+        if let Request::New(new) = &mut request {
+            (new.session, new.client_seq, new.client_order_id) = (session, 1, id);
+        }
+        TradeParty {
+            session,
+            handle: self.enter(&request).expect("is covered"),
+            client_order_id: id,
+        }
+    }
+
     fn enter(&mut self, request: &Request) -> Option<Handle> {
         match self.ask(request)? {
             Command::New(new) => Some(new.handle),

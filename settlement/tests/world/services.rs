@@ -245,7 +245,9 @@ impl Platform {
     /// Whether settlement has journalled that a trade is bust.
     pub fn is_bust(&self, trade: &str) -> bool {
         let trade = types::Id128::parse(trade).expect("a public id");
-        self.has_asked(Command::Bust(types::command::Bust { trade }))
+        let is_its =
+            |command: &Command| matches!(command, Command::Bust(bust) if bust.trade == trade);
+        self.asked.lock().unwrap().iter().any(is_its)
     }
 
     pub fn feed(&self, records: &[Record]) {

@@ -1,0 +1,259 @@
+//! The messages that fundings and settlement make: to whom, under which number, with which figures.
+
+mod support;
+
+use admission::*;
+use support::*;
+use types::command::{Bust, FundingCause, TradeParty};
+use types::*;
+
+const ALICE: u32 = 0;
+const BOB: u32 = 1;
+
+/// Session, number and body of each message.
+fn brief(reports: &[Report]) -> Vec<(u32, u64, ReportBody)> {
+    let brief = |r: &Report| {
+        assert_eq!(r.client_seq, 0, "it answers no request: {r:?}");
+        (r.session.0, r.number, r.body)
+    };
+    reports.iter().map(brief).collect()
+}
+
+fn trading_hold(market: &Market, user: u32, asset: AssetIx) -> (HoldIx, Pool) {
+    let hold = market.room.default_pool(UserIx(user), asset);
+    let hold = hold.expect("it is open");
+    (hold, *market.room.pool(hold).expect("it is there"))
+}
+
+fn fund(pool: &Pool, kind: PoolKind, amount: i64) -> Request {
+    Request::Fund(FundRequest {
+        hold_id: match kind {
+            PoolKind::Trading => pool.hold_id,
+            PoolKind::Order => Id128::from_u128(77_777),
+        },
+        kind,
+        user: pool.user,
+        asset: pool.asset,
+        amount_minor: Minor(amount),
+        funding_seq: pool.funding_seq + 1,
+        key_hash: Id128::NONE,
+    })
+}
+
+fn order(session: SessionIx, client_seq: u64, order: NewRequest) -> Request {
+    Request::New(NewRequest {
+        session,
+        client_seq,
+        client_order_id: 100 + client_seq,
+        ..order
+    })
+}
+
+fn settled(posted: Sequence, finalized: Sequence) -> Request {
+    Request::Settled {
+        posted,
+        finalized,
+        trades_final: finalized.0,
+    }
+}
+
+#[test]
+fn every_session_of_the_user_is_told_what_a_funding_leaves() {
+    let mut market = Market::small();
+    let first = market.session(UserIx(ALICE), 1);
+    let other = market.session(UserIx(BOB), 2);
+    let second = market.session(UserIx(ALICE), 3);
+    market
+        .ask(Request::CloseSession {
+            session: second,
+            epoch: None,
+            keep_orders: true,
+        })
+        .unwrap();
+    // 100.00 roubles and 0.10 of fee are drawn.
+    let bid = order(first, 1, limit(ALICE, Side::Buy, 10_000, 1));
+    assert_eq!(market.say(bid).len(), 1);
+    let (hold, pool) = trading_hold(&market, ALICE, AssetIx::MONEY);
+    let told = |undrawn, cause| ReportBody::HoldChanged {
+        asset: AssetIx::MONEY,
+        hold_id: pool.hold_id,
+        undrawn: Minor(undrawn),
+        drawn: Minor(10_010),
+        cause,
+    };
+    let free = pool.free.0;
+    let reports = market.say(fund(&pool, PoolKind::Trading, 5_000));
+    let body = told(free + 5_000, FundingCause::Fund);
+    // The closed session as well: it is told when it comes back.
+    assert_eq!(
+        brief(&reports),
+        [(first.0, 2, body), (second.0, 1, body)],
+        "and not session {other:?} of another user"
+    );
+    let reports = market.say(Request::Defund {
+        hold,
+        amount_minor: Minor(7_000),
+        funding_seq: pool.funding_seq + 2,
+        key_hash: Id128::NONE,
+    });
+    let body = told(free - 2_000, FundingCause::Defund);
+    assert_eq!(brief(&reports), [(first.0, 3, body), (second.0, 2, body)]);
+    // The hold of one order is the platform's own.
+    assert_eq!(market.say(fund(&pool, PoolKind::Order, 5_000)), []);
+    let (units, pool) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
+    let reports = market.say(Request::CloseHold {
+        hold: units,
+        funding_seq: pool.funding_seq + 1,
+        key_hash: Id128::NONE,
+    });
+    let body = ReportBody::HoldChanged {
+        asset: pool.asset,
+        hold_id: pool.hold_id,
+        undrawn: Minor::ZERO,
+        drawn: Minor::ZERO,
+        cause: FundingCause::Close,
+    };
+    assert_eq!(brief(&reports), [(first.0, 4, body), (second.0, 3, body)]);
+}
+
+/// A market in which alice's session has sold `lots` to bob's, each lot in a trade of its own.
+fn traded(lots: u64) -> (Market, [SessionIx; 3], Vec<Sequence>) {
+    let mut market = Market::small();
+    let sessions = [
+        market.session(UserIx(ALICE), 1),
+        market.session(UserIx(BOB), 2),
+        market.session(UserIx(BOB), 3),
+    ];
+    let ask = order(sessions[0], 1, limit(ALICE, Side::Sell, 10_000, lots));
+    market.say(ask);
+    let trades = (1..=lots).map(|seq| {
+        let bid = order(sessions[1], seq, limit(BOB, Side::Buy, 10_000, 1));
+        assert_eq!(market.say(bid).len(), 3, "acknowledged, and a fill each");
+        market.room.sequence()
+    });
+    let trades = trades.collect();
+    (market, sessions, trades)
+}
+
+#[test]
+fn a_session_is_told_when_settlement_passes_a_trade_of_its_own() {
+    let (mut market, [maker, taker, idle], trades) = traded(2);
+    let before = |market: &Market, session: SessionIx| {
+        let row = market.room.session(session);
+        row.expect("it is there").last_number
+    };
+    let numbers = [before(&market, maker), before(&market, taker)];
+    let mut told = 0;
+    let mut check = |market: &mut Market, posted: u64, finalized: u64, is_told: bool| {
+        let known = *market.room.settlement();
+        let reports = market.say(settled(Sequence(posted), Sequence(finalized)));
+        // Positions never go back, and cover settlement's own records where nothing else is left.
+        let posted = known.posted.max(Sequence(posted));
+        let finalized = known.finalized.max(Sequence(finalized));
+        told += u64::from(is_told);
+        let body = ReportBody::Settled {
+            posted,
+            finalized,
+            trades_final: finalized.0,
+        };
+        let expected = [
+            (maker.0, numbers[0] + told, body),
+            (taker.0, numbers[1] + told, body),
+        ];
+        let expected = if is_told { &expected[..] } else { &[] };
+        assert_eq!(brief(&reports), expected, "{posted} {finalized}");
+    };
+    let [first, second] = [trades[0].0, trades[1].0];
+    check(&mut market, first - 1, 0, false);
+    check(&mut market, first, 0, true);
+    check(&mut market, second, first - 1, true);
+    check(&mut market, second, first, true);
+    // A trade without a session concerns none.
+    market.place(limit(ALICE, Side::Sell, 10_000, 1));
+    market.place(limit(BOB, Side::Buy, 10_000, 1));
+    let through = market.room.sequence().0;
+    check(&mut market, through, first, false);
+    check(&mut market, through, second, true);
+    check(&mut market, through, through, false);
+    assert_eq!(before(&market, idle), 0);
+}
+
+#[test]
+fn while_trades_are_not_final_a_settled_costs_at_most_a_message_per_session_that_has_them() {
+    let (mut market, [maker, taker, _], trades) = traded(20);
+    let from = trades[0].0;
+    let mut counts = [0; 3];
+    let mut rounds = 0;
+    for position in from - 1..=trades[19].0 {
+        for report in market.say(settled(Sequence(position), Sequence(position))) {
+            counts[report.session.index()] += 1;
+        }
+        rounds += 1;
+    }
+    assert_eq!((rounds, counts), (21, [20, 20, 0]), "{maker:?} {taker:?}");
+    // All of them at once: one message.
+    let (mut market, _, trades) = traded(20);
+    let reports = market.say(settled(trades[19], trades[19]));
+    assert_eq!(reports.len(), 2);
+    let through = market.room.sequence();
+    assert_eq!(market.say(settled(through, through)), []);
+}
+
+#[test]
+fn both_sessions_of_a_bust_trade_are_told() {
+    let (mut market, [maker, taker, _], _) = traded(1);
+    let party = |session, seq: u64| TradeParty {
+        session,
+        handle: Handle::from_engine_id(seq << 32),
+        client_order_id: 100 + seq,
+    };
+    let bust = Bust {
+        trade: Id128::from_u128(7),
+        trade_number: 1,
+        instrument: InstrumentIx(0),
+        buy: party(taker, 2),
+        sell: party(maker, 1),
+    };
+    let mut unknown = bust;
+    unknown.sell.session = SessionIx(3);
+    let refused = market.refuse(Request::Bust(unknown));
+    assert_eq!(refused.reason, RejectReason::Malformed);
+    let reports = market.say(Request::Bust(bust));
+    let told = |report: &Report, party: TradeParty, side| {
+        assert_eq!(report.instrument, InstrumentIx(0));
+        let found = TradeParty {
+            session: report.session,
+            handle: report.handle,
+            client_order_id: report.client_order_id,
+        };
+        let body = ReportBody::Busted {
+            trade: bust.trade,
+            trade_number: 1,
+            side,
+        };
+        assert_eq!((found, report.body), (party, body));
+    };
+    assert_eq!(reports.len(), 2);
+    told(&reports[0], bust.buy, Side::Buy);
+    told(&reports[1], bust.sell, Side::Sell);
+    // An order without a session tells none.
+    let other = Bust {
+        trade: Id128::from_u128(8),
+        buy: TradeParty::NONE,
+        ..bust
+    };
+    assert_eq!(market.say(Request::Bust(other)).len(), 1);
+}
+
+#[test]
+fn a_restored_state_owes_the_same_messages() {
+    let (mut market, _, trades) = traded(3);
+    market.say(settled(trades[1], trades[0]));
+    let mut restored = Market::small();
+    restored.room = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    assert_eq!(restored.room.state_hash(), market.room.state_hash());
+    restored.time_ns = market.time_ns;
+    let request = settled(trades[2], trades[2]);
+    assert_eq!(restored.say(request), market.say(request));
+    assert_eq!(restored.room.state_hash(), market.room.state_hash());
+}

@@ -1,0 +1,227 @@
+//! What sessions are told of money that they did not move themselves: trading holds, settlement, bust trades.
+
+use client::{Report, Reports};
+use proto::market::v1::*;
+use types::command::{Bust, FundingCause, TradeParty};
+use types::{Command, Handle, Id128, InstrumentIx, SessionIx, Side};
+use wire::{ServerMessage, SettlementProgress, TradeBusted, TradingHoldChanged};
+
+use crate::world::*;
+
+fn changed(message: &ServerMessage) -> Option<TradingHoldChanged> {
+    match message {
+        ServerMessage::TradingHoldChanged(changed) => Some(*changed),
+        _ => None,
+    }
+}
+
+fn progress(message: &ServerMessage) -> Option<SettlementProgress> {
+    match message {
+        ServerMessage::SettlementProgress(progress) => Some(*progress),
+        _ => None,
+    }
+}
+
+fn busted(message: &ServerMessage) -> Option<TradeBusted> {
+    match message {
+        ServerMessage::TradeBusted(busted) => Some(*busted),
+        _ => None,
+    }
+}
+
+fn fill(message: &ServerMessage) -> Option<wire::Fill> {
+    match message {
+        ServerMessage::Fill(fill) => Some(*fill),
+        _ => None,
+    }
+}
+
+/// Sets what is undrawn by call, as another system of the member does.
+async fn adjust(world: &World, user: &str, hold_id: &str, undrawn: &str) {
+    let request = AdjustTradingHoldRequest {
+        context: context(&unique()),
+        hold_id: hold_id.into(),
+        undrawn: decimal(undrawn),
+    };
+    let adjusted = world.trader(user).adjust_trading_hold(request).await;
+    adjusted.expect("there is enough");
+}
+
+/// Reads numbered messages up to a number.
+async fn read_to(reports: &mut Reports, last: u64) -> Vec<(u64, ServerMessage)> {
+    let mut all = Vec::new();
+    while all.last().is_none_or(|(number, _)| *number < last) {
+        let report = numbered(reports).await;
+        all.push((report.sequence, report.message));
+    }
+    all
+}
+
+// rows: R160 R343
+#[tokio::test]
+async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again_after_a_reconnect()
+{
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    let hold_id = Id128::parse(&hold.hold_id).unwrap();
+    let (ann, mut of_ann) = world.session(login("ann", "a")).await;
+    let (_other, mut of_other) = world.session(login("ann", "b")).await;
+    // 100.00 and the fee of 0.10.
+    ann.send(0, wire_order(1, Side::Buy, 10_000, 1))
+        .await
+        .unwrap();
+    assert_eq!(numbered(&mut of_ann).await.sequence, 1);
+    let check = |report: Report, number: u64, undrawn: i64, cause: FundingCause| {
+        let told = changed(&report.message).unwrap_or_else(|| panic!("{report:?}"));
+        assert_eq!((report.sequence, told.asset), (number, 0));
+        let figures = (told.undrawn_minor, told.drawn_minor);
+        assert_eq!(figures, (undrawn, 10_010), "{cause}");
+        assert_eq!((told.hold_id, told.cause), (hold_id, cause));
+        told
+    };
+    adjust(&world, "ann", &hold.hold_id, "700").await;
+    let funded = check(numbered(&mut of_ann).await, 2, 70_000, FundingCause::Fund);
+    // The other session has the same message under its own number.
+    let same = check(numbered(&mut of_other).await, 1, 70_000, FundingCause::Fund);
+    assert_eq!(same, funded);
+
+    // While the client is away.
+    ann.cut();
+    assert!(of_ann.recv().await.unwrap().is_err());
+    adjust(&world, "ann", &hold.hold_id, "50").await;
+    let infos = ann.resume().await.unwrap();
+    assert_eq!(infos[0].1.next_sequence, 3);
+    let defunded = numbered(&mut of_ann).await;
+    let defunded = check(defunded, 3, 5_000, FundingCause::Defund);
+    assert!(defunded.node_sequence > funded.node_sequence);
+    // Its own request makes one too, beside the answer.
+    let set = wire::SetTradingHold {
+        request_id: 9,
+        asset: 0,
+        undrawn_minor: 6_000,
+    };
+    ann.send(0, set).await.unwrap();
+    check(numbered(&mut of_ann).await, 4, 6_000, FundingCause::Fund);
+    until(&mut of_ann, |m| match m {
+        ServerMessage::TradingHold(hold) => {
+            assert_eq!((hold.undrawn_minor, hold.drawn_minor), (6_000, 10_010));
+            Some(())
+        }
+        _ => None,
+    })
+    .await;
+
+    let service = world.gateway.service();
+    assert!(!service.health.failing().contains_key("session-messages"));
+
+    // From the beginning: out of memory, and out of the journal after a restart.
+    let (again, mut reports) = world.session(login("ann", "a")).await;
+    let live = read_to(&mut reports, 4).await;
+    assert_eq!(live[1], (2, funded.into()));
+    assert_eq!(live[2], (3, defunded.into()));
+    drop((ann, of_ann, again, reports));
+    let world = world.restart(Settings::default()).await;
+    let (_again, mut reports) = world.session(login("ann", "a")).await;
+    assert_eq!(read_to(&mut reports, 4).await, live);
+    world.stop().await;
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_both_sessions_of_a_trade_are_told_when_it_is_final_or_bust() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "10").await;
+    world.open_hold("ann", "CFA-RUB", "600").await;
+    world.open_hold("bob", BOND, "10").await;
+    let (ann, mut of_ann) = world.session(login("ann", "a")).await;
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let (_idle, mut of_idle) = world.session(login("bob", "idle")).await;
+    ann.send(0, wire_order(41, Side::Buy, 1_000, 2))
+        .await
+        .unwrap();
+    bob.send(0, wire_order(42, Side::Sell, 1_000, 2))
+        .await
+        .unwrap();
+    let bought = until(&mut of_ann, fill).await;
+    let sold = until(&mut of_bob, fill).await;
+    for reports in [&mut of_ann, &mut of_bob] {
+        let passes = |m: &ServerMessage| {
+            let told = progress(m)?;
+            assert!(told.finalized_sequence <= told.posted_sequence);
+            assert!(told.posted_sequence >= bought.node_sequence);
+            (told.finalized_sequence >= bought.node_sequence).then_some(told)
+        };
+        let last = until(reports, passes).await;
+        assert_eq!(last.trades_final, 1);
+    }
+    // What settlement journals where the chain has refused a trade for good.
+    let party = |session: SessionIx, fill: &wire::Fill| TradeParty {
+        session,
+        handle: Handle::from_engine_id(fill.engine_order_id),
+        client_order_id: fill.client_order_id,
+    };
+    let session_of = |name| {
+        let sessions = |state: &replica::State| -> Vec<SessionIx> {
+            let admission = state.core().admission();
+            let user = admission.user_ix(&types::UserId::new(name).unwrap());
+            let own = admission.sessions();
+            let own = own.filter(|(_, row)| Some(row.user) == user);
+            own.map(|(session, _)| session).collect()
+        };
+        world.replica().read(sessions)[0]
+    };
+    let bust = Bust {
+        trade: bought.trade_id,
+        trade_number: bought.trade_number,
+        instrument: InstrumentIx(bought.instrument),
+        buy: party(session_of("ann"), &bought),
+        sell: party(session_of("bob"), &sold),
+    };
+    world.journal(Command::Bust(bust)).await;
+    for (reports, fill) in [(&mut of_ann, &bought), (&mut of_bob, &sold)] {
+        let told = until(reports, busted).await;
+        assert_eq!(
+            (told.client_order_id, told.engine_order_id, told.side),
+            (fill.client_order_id, fill.engine_order_id, fill.side)
+        );
+        assert_eq!(
+            (told.trade_id, told.trade_number, told.instrument),
+            (bought.trade_id, bought.trade_number, bought.instrument)
+        );
+    }
+    // The session without a trade has no message at all.
+    adjust_units(&world, "bob", "3").await;
+    let first = numbered(&mut of_idle).await;
+    assert_eq!(first.sequence, 1);
+    assert_eq!(changed(&first.message).map(|told| told.asset), Some(1));
+
+    // The same numbers and bytes from the journal.
+    let last = until(&mut of_ann, |_| None::<u64>);
+    assert!(
+        tokio::time::timeout(std::time::Duration::from_millis(300), last)
+            .await
+            .is_err()
+    );
+    let last = ann.last_sequence(0);
+    let (again, mut reports) = world.session(login("ann", "a")).await;
+    let live = read_to(&mut reports, last).await;
+    drop((ann, bob, of_ann, of_bob, of_idle, again, reports));
+    let world = world.restart(Settings::default()).await;
+    let (_again, mut reports) = world.session(login("ann", "a")).await;
+    assert_eq!(read_to(&mut reports, last).await, live);
+    world.stop().await;
+}
+
+async fn adjust_units(world: &World, user: &str, undrawn: &str) {
+    let request = ListTradingHoldsRequest {
+        user_id: user.into(),
+        ..Default::default()
+    };
+    let listed = world.trader(user).list_trading_holds(request).await;
+    let hold = listed.unwrap().into_inner().trading_holds.remove(0);
+    adjust(world, user, &hold.hold_id, undrawn).await;
+}

@@ -1,0 +1,93 @@
+//! Requests that depend on commands under way: the hot thread lets those land first. Each wait is
+//! bounded by [`ROOM_WAIT`], with reports drained meanwhile.
+
+use std::time::Instant;
+
+use admission::{OrderRef, Request};
+use types::{Command, PoolKind, UserIx};
+
+use super::{Hot, ROOM_WAIT, Source};
+use crate::port::NotTaken;
+
+impl Hot {
+    /// Waits for what decides about the request.
+    #[inline]
+    pub(super) fn await_earlier(&mut self, source: Source) -> Result<(), NotTaken> {
+        if self.flights.first() <= self.renaming.0 {
+            self.await_new_id(source)?;
+        }
+        if !self.flights.is_empty() && self.changes_trading_hold(source) {
+            self.await_landed()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the amend that gives an order another id, if the request depends on the ids of its user's
+    /// orders. Other users' requests do not wait.
+    #[cold]
+    fn await_new_id(&mut self, source: Source) -> Result<(), NotTaken> {
+        let depends = |user: UserIx| user == self.renaming.1;
+        let has_to_wait = match self.request(source) {
+            Request::New(r) => depends(r.user) && r.client_order_id != 0,
+            Request::Amend(r) => depends(r.user) || r.new_client_order_id != 0,
+            Request::Cancel(r) => depends(r.user) && matches!(r.order, OrderRef::Client(_)),
+            _ => false,
+        };
+        let since = Instant::now();
+        while has_to_wait && self.flights.first() <= self.renaming.0 {
+            if !self.pump() {
+                std::thread::yield_now();
+            }
+            if since.elapsed() > ROOM_WAIT {
+                return Err(NotTaken::Busy);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether sessions are told what the request leaves in a trading hold.
+    #[inline]
+    fn changes_trading_hold(&self, source: Source) -> bool {
+        match self.request(source) {
+            Request::Fund(r) => r.kind == PoolKind::Trading,
+            Request::Defund { hold, .. } | Request::CloseHold { hold, .. } => {
+                let pool = self.core.admission().pool(*hold);
+                pool.is_some_and(|pool| pool.kind == PoolKind::Trading)
+            }
+            _ => false,
+        }
+    }
+
+    /// Waits until every command under way has landed, so that the figures which a `Fund`, `Defund` or
+    /// `CloseHold` reports follow from the journal before it and from nothing else. Up to
+    /// [`ROOM_WAIT`], and once per engine that hangs: until the first of these commands lands, further
+    /// requests of the kind are `BUSY` at once.
+    #[cold]
+    fn await_landed(&mut self) -> Result<(), NotTaken> {
+        let since = Instant::now();
+        while !self.flights.is_empty() {
+            let first = self.flights.first();
+            if first == self.given_up {
+                return Err(NotTaken::Busy);
+            }
+            if since.elapsed() > ROOM_WAIT {
+                self.given_up = first;
+                return Err(NotTaken::Busy);
+            }
+            if !self.pump() {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// A change of a trading hold lands before any other command changes the figures that it reports.
+    pub(super) fn land_funding(&mut self, command: &Command) {
+        if matches!(
+            command,
+            Command::Fund(_) | Command::Defund(_) | Command::CloseHold(_)
+        ) {
+            while self.land() {}
+        }
+    }
+}
