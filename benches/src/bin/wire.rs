@@ -10,6 +10,7 @@ use anyhow::Context;
 use benches::generate::{Shape, generate};
 use benches::hop::{self, histogram};
 use benches::wire::flow::{Counts, Flow, Load};
+use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Judged};
 use benches::wire::sample::{Sample, Sampler};
 use benches::wire::{echo, floors, setup::Caller};
@@ -64,6 +65,9 @@ struct Args {
     /// Seconds of the flow.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// Sessions beside them that send heartbeats only.
+    #[arg(long, default_value_t = 0)]
+    idle: usize,
     /// Replay the run's journal in the reference book and compare every trade.
     #[arg(long)]
     judge: bool,
@@ -191,6 +195,17 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     })
 }
 
+/// A member for one request at a time, then those of the flow, who also have units.
+fn members(caller: &Caller, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
+    let users = (0..=count)
+        .map(|_| caller.member(ROUBLES))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    for user in &users[1..] {
+        caller.units(user, instrument, UNITS)?;
+    }
+    Ok(users)
+}
+
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     anyhow::ensure!(args.users > 0 && args.sessions > 0, "a flow needs members");
@@ -202,12 +217,7 @@ fn main() -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let caller = Caller { address: args.rpc };
     let id = caller.instrument()?;
-    let users = (0..=args.users)
-        .map(|_| caller.member(ROUBLES))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    for user in &users[1..] {
-        caller.units(user, &id, UNITS)?;
-    }
+    let users = members(&caller, &id, args.users)?;
     let fingerprint = args.data_dir.join("market/tls/fingerprint");
     let trust: Trust = std::fs::read_to_string(&fingerprint)
         .with_context(|| fingerprint.display().to_string())?
@@ -226,6 +236,7 @@ fn main() -> anyhow::Result<()> {
         None => generate(Shape::SINGLE, args.seed, args.flow),
     };
     let mut flow = Flow::new(records, &load, 1);
+    let idle = Idle::start(args.trading, &trust, &users[1..], args.idle)?;
     anyhow::ensure!(hop::pin(args.core), "there is no core {}", args.core);
 
     let mut connection = Connection::connect(args.trading, &trust)?;
@@ -250,6 +261,7 @@ fn main() -> anyhow::Result<()> {
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
     let samples = sampler.stop();
+    idle.stop()?;
     let status = caller.status(&users[1])?;
     drop(connection);
     let judged = match args.judge {
@@ -268,7 +280,7 @@ fn main() -> anyhow::Result<()> {
     let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
     let mut line = serde_json::json!({
         "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
-                  "window": args.window, "rate": args.rate,
+                  "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
                   "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
         // What the platform takes on this machine unless it is configured.

@@ -4,6 +4,7 @@
 pub mod echo;
 pub mod floors;
 pub mod flow;
+pub mod idle;
 pub mod reference;
 pub mod sample;
 pub mod setup;

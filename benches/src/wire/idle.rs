@@ -1,0 +1,71 @@
+//! Sessions that are logged in and send nothing but heartbeats, from a thread of their own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context;
+use client::spinning::Connection;
+use client::{LoginOptions, Trust};
+
+/// Channels of a connection.
+const CHANNELS: usize = 64;
+/// Between two looks at the connections: far below any heartbeat interval.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Idle sessions until they are stopped.
+pub struct Idle {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Idle {
+    /// Logs `count` sessions in, the users in turn.
+    ///
+    /// # Errors
+    /// A connection or a login fails.
+    pub fn start(
+        trading: SocketAddr,
+        trust: &Trust,
+        users: &[String],
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let mut connections = Vec::new();
+        for first in (0..count).step_by(CHANNELS) {
+            let mut connection = Connection::connect(trading, trust)?;
+            for session in first..count.min(first + CHANNELS) {
+                let token = format!("sandbox.trader.{}", users[session % users.len()]);
+                let options = LoginOptions::new(&token, &format!("idle-{session}"));
+                connection.login(u16::try_from(session - first)?, options)?;
+            }
+            connections.push(connection);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || beat(&mut connections, &told));
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends the connections.
+    ///
+    /// # Errors
+    /// One of them had ended before.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.join();
+        ended.map_err(|_| anyhow::anyhow!("the idle sessions' thread has panicked"))?
+    }
+}
+
+fn beat(connections: &mut [Connection], stop: &AtomicBool) -> anyhow::Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        for connection in connections.iter_mut() {
+            connection.poll().context("an idle session has ended")?;
+            while connection.recv().is_some() {}
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
