@@ -190,7 +190,8 @@ pub async fn run(plan: &Plan) -> Vec<Verdict> {
             Some(stage) => stage,
             None => {
                 let stage = Stage::new().await;
-                control = vec![stage.measure(Kind::Control, plan, &stage.control).await.0];
+                control.clear();
+                verdicts.push(stage.first_control(plan, &mut control).await);
                 stage
             }
         };
@@ -231,10 +232,10 @@ impl Stage {
         verdict.resident_bytes.push(self.resident_bytes());
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {
-                control.push(self.measure(Kind::Control, plan, &self.control).await.0);
+                self.control(plan, control, &mut verdict).await;
             }
             let (figures, outcome) = self.measure(kind, plan, &attacker).await;
-            verdict.add(figures, outcome);
+            verdict.add(figures, &outcome);
             if kind == Kind::SlowConsumer {
                 self.no_orders_of(&attacker).await;
             }
@@ -248,6 +249,24 @@ impl Stage {
         }
         verdict.compare(control);
         verdict
+    }
+
+    /// The first control of a platform; gives a verdict of its own, whose line is printed.
+    async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
+        let mut verdict = Verdict::new(Kind::Control.name(), false);
+        let before = self.resident_bytes();
+        self.control(plan, control, &mut verdict).await;
+        verdict.compare(control);
+        verdict.resident_bytes = vec![before, self.resident_bytes()];
+        println!("{verdict}");
+        verdict
+    }
+
+    /// One control.
+    async fn control(&self, plan: &Plan, control: &mut Vec<Figures>, verdict: &mut Verdict) {
+        let (figures, outcome) = self.measure(Kind::Control, plan, &self.control).await;
+        verdict.note("control", &outcome);
+        control.push(figures);
     }
 
     /// One run: the attack beside the honest member.

@@ -21,6 +21,8 @@ const DRAIN: Duration = Duration::from_secs(15);
 const SEEN: [u64; SESSIONS as usize] = [17_500, 1_000, 1_000, 1_000, 1_000];
 /// Order ids of different runs: no open order of an earlier one has them.
 const UNKNOWN: u64 = 1 << 40;
+/// A tick above the band of a bond.
+const ABOVE_BAND: i64 = 10_000_001;
 
 /// One connection with [`SESSIONS`] sessions.
 struct Member {
@@ -195,7 +197,7 @@ impl Attack for Flood {
             Requests::MassCancels if nth % 2 == 0 => mass_cancel(ALL_INSTRUMENTS),
             Requests::MassCancels => mass_cancel(self.instrument),
             Requests::BadPrices if nth % 2 == 0 => self.order(id, 0),
-            Requests::BadPrices => self.order(id, i64::from(i32::MAX)),
+            Requests::BadPrices => self.order(id, ABOVE_BAND),
             Requests::UnknownCancels => unknown(number),
             Requests::Orders => self.order(1 + number, 101),
             Requests::Repeats => {
@@ -241,7 +243,10 @@ pub struct Logins {
     line: Line,
     token: String,
     begun: Instant,
+    /// Has the session; the other one is free.
     channel: u16,
+    /// Logins with a session when the last one was sent.
+    logins: u64,
     asked: u64,
     sent: u64,
     seq: u64,
@@ -259,35 +264,37 @@ impl Logins {
             token: target.token.clone(),
             begun: Instant::now(),
             channel: 0,
+            logins: 0,
             asked: 1,
             sent: 0,
             line,
         }
     }
 
-    /// Logins that were answered: with a session or without.
-    fn answered(&self) -> u64 {
+    /// True when no login is on its way; a session that was taken over is on the other channel.
+    fn is_answered(&mut self) -> bool {
         let counts = self.line.counts();
-        counts.logins + counts.ends.get(&19).copied().unwrap_or(0)
+        let refused = counts.ends.get(&19).copied().unwrap_or(0);
+        if counts.logins + refused < self.asked {
+            return false;
+        }
+        if counts.logins > self.logins && self.asked > 1 {
+            self.channel = 1 - self.channel;
+        }
+        self.logins = counts.logins;
+        true
     }
 }
 
 impl Attack for Logins {
     fn packet(&mut self, number: u64) {
-        let is_answered = self.answered() == self.asked;
-        if number.is_multiple_of(Self::EVERY) && is_answered {
-            self.channel = 1 - self.channel;
+        if self.is_answered() && number.is_multiple_of(Self::EVERY) {
             let login = Line::login_message(&self.token, "again", 0);
-            self.asked += u64::from(self.line.append(self.channel, 0, &login));
-        } else if is_answered || self.asked > 2 {
+            self.asked += u64::from(self.line.append(1 - self.channel, 0, &login));
+        } else {
             self.seq += 1;
-            // On its way to a login the request is of the session before.
-            let channel = if is_answered {
-                self.channel
-            } else {
-                1 - self.channel
-            };
-            self.sent += u64::from(self.line.append(channel, self.seq, &unknown(number)));
+            let request = unknown(number);
+            self.sent += u64::from(self.line.append(self.channel, self.seq, &request));
         }
         self.line.flush();
     }

@@ -40,10 +40,16 @@ impl Verdict {
         }
     }
 
-    pub(super) fn add(&mut self, figures: Figures, outcome: Outcome) {
+    pub(super) fn add(&mut self, figures: Figures, outcome: &Outcome) {
+        let run = format!("{} honest requests", figures.durable_us.len());
+        self.note(&run, outcome);
         self.figures.push(figures);
-        self.outcomes.push(outcome.said);
-        self.wrong.extend(outcome.wrong);
+    }
+
+    /// What a run had to say.
+    pub(super) fn note(&mut self, run: &str, outcome: &Outcome) {
+        self.outcomes.push(format!("{run}; {}", outcome.said));
+        self.wrong.extend(outcome.wrong.iter().cloned());
     }
 
     /// Compares latency with the control's, and memory with what it was.
