@@ -63,7 +63,7 @@ impl Honest {
     /// Trades for so long. The price rests far below the market.
     pub fn trade(mut self, duration: Duration) -> Figures {
         let mut figures = Figures {
-            durable_us: Histogram::new(3).expect("three digits"),
+            durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
             gap: Duration::ZERO,
             wrong: Vec::new(),
         };
