@@ -19,10 +19,11 @@
 //! | `log` | the event log of a running platform, read beside it |
 //!
 //! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `CHAOS_SEED`,
-//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos, `ATTACKS_*` other attacks; `TESTS_KEEP=1` keeps the folders with logs and
-//! state. Waiting is polling with a deadline, never a sleep; the only times asserted are that of a
-//! clean stop and, in journal time, that of cancel-on-disconnect. Only `chaos` reads a file of the
-//! platform: the journal at rest, as `replica` reads it.
+//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos, `ATTACKS_*` other attacks; `TESTS_KEEP=1` keeps
+//! the folders with logs and state. Waiting is polling with a deadline, never a sleep, but for
+//! `attacks`, which load for a time; the only times asserted are that of a clean stop, in journal
+//! time that of cancel-on-disconnect, and in long `attacks` those of the honest member. Only `chaos`
+//! reads a file of the platform: the journal at rest, as `replica` reads it.
 
 pub mod attacks;
 pub mod bank;

@@ -57,11 +57,14 @@ impl Verdict {
         let (ours, theirs) = (median_p50(&self.figures), median_p50(control));
         let ratio = ours as f64 / theirs.max(1) as f64;
         let (gap, control_gap) = (longest_gap(&self.figures), longest_gap(control));
-        self.latency = format!(
-            "honest p50 {ours} us, control {theirs} us, ratio {ratio:.2}; longest gap {} ms, control {} ms",
-            gap.as_millis(),
-            control_gap.as_millis()
-        );
+        let (gap_ms, control_gap_ms) = (gap.as_millis(), control_gap.as_millis());
+        self.latency = match self.figures.is_empty() {
+            true => format!("honest p50 {theirs} us; longest gap {control_gap_ms} ms"),
+            false => format!(
+                "honest p50 {ours} us, control {theirs} us, ratio {ratio:.2}; \
+                 longest gap {gap_ms} ms, control {control_gap_ms} ms"
+            ),
+        };
         if self.judges_latency && ratio > RATIO_MAX {
             self.wrong
                 .push(format!("honest p50 {ratio:.2} of the control's"));
