@@ -9,6 +9,7 @@
 //! | `world` | people, deposits, bonds, orders, trades |
 //! | `ledger` | what must never change by a refusal, and whose every hold is |
 //! | `member` | a trading session over the binary protocol |
+//! | `attacks` | load of one member or stranger beside an honest member |
 //! | `chaos` | kills of server and clients on a bad network, and what the journal says of it |
 //! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
 //! | `wire` | the same call in every protocol of a port |
@@ -18,11 +19,13 @@
 //! | `log` | the event log of a running platform, read beside it |
 //!
 //! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `CHAOS_SEED`,
-//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos; `TESTS_KEEP=1` keeps the folders with logs and
-//! state. Waiting is polling with a deadline, never a sleep; the only times asserted are that of a
-//! clean stop and, in journal time, that of cancel-on-disconnect. Only `chaos` reads a file of the
-//! platform: the journal at rest, as `replica` reads it.
+//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos, `ATTACKS_*` other attacks; `TESTS_KEEP=1` keeps
+//! the folders with logs and state. Waiting is polling with a deadline, never a sleep, but for
+//! `attacks`, which load for a time; the only times asserted are that of a clean stop, in journal
+//! time that of cancel-on-disconnect, and in long `attacks` those of the honest member. Only `chaos`
+//! reads a file of the platform: the journal at rest, as `replica` reads it.
 
+pub mod attacks;
 pub mod bank;
 pub mod call;
 pub mod chaos;

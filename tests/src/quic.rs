@@ -25,17 +25,7 @@ impl Raw {
     /// # Errors
     /// The server does not want the connection.
     pub async fn open(server: SocketAddr, alpn: &[u8]) -> Result<Self, quinn::ConnectionError> {
-        let provider = Arc::new(ring::default_provider());
-        let mut tls = rustls::ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS 1.3")
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-            .with_no_client_auth();
-        tls.alpn_protocols = vec![alpn.to_vec()];
-        let config = quinn::ClientConfig::new(Arc::new(
-            QuicClientConfig::try_from(tls).expect("a QUIC client"),
-        ));
+        let config = client_config(alpn);
         let endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).expect("a socket");
         let connection = endpoint
             .connect_with(config, server, "cfa-trade")
@@ -59,6 +49,23 @@ impl Raw {
             .await
             .expect("the server ends the connection")
     }
+}
+
+/// TLS 1.3 under an ALPN name; takes any certificate.
+///
+/// # Panics
+/// When TLS cannot be set up.
+pub fn client_config(alpn: &[u8]) -> quinn::ClientConfig {
+    let provider = Arc::new(ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![alpn.to_vec()];
+    let crypto = QuicClientConfig::try_from(tls).expect("a QUIC client");
+    quinn::ClientConfig::new(Arc::new(crypto))
 }
 
 #[derive(Debug)]

@@ -5,12 +5,14 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use crate::attacks::{self, Attacks};
 use crate::shell;
 
 /// Runs everything; the first failure stops it, the services are stopped all the same.
 pub fn run() -> anyhow::Result<()> {
     conformance()?;
     disk_full()?;
+    load_attacks()?;
     with_services()
 }
 
@@ -37,6 +39,19 @@ fn disk_full() -> anyhow::Result<()> {
     ];
     let one_by_one = ["--", "--test-threads=1"];
     shell::run(&root, "cargo", &[&test[..], &one_by_one].concat())
+}
+
+/// Every load attack for a short time; judged by its outcome and the platform's memory.
+fn load_attacks() -> anyhow::Result<()> {
+    println!("load attacks beside an honest member");
+    let short = Attacks {
+        seconds: 5,
+        packets: 20_000,
+        runs: 1,
+        only: Vec::new(),
+    };
+    // The artifacts of `cargo test --workspace`, as above.
+    attacks::run_with(&shell::root(), &["--workspace"], &short)
 }
 
 /// The full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.

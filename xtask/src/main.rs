@@ -1,6 +1,7 @@
 //! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and
 //! by CI with the same words.
 
+mod attacks;
 mod chaos;
 mod contracts;
 mod deny;
@@ -96,6 +97,22 @@ enum Chore {
         #[arg(long, default_value_t = 40)]
         minutes: u64,
     },
+    /// Load attacks beside an honest member: its latency against a control's, memory, and what became of
+    /// the attack. `docs/attacks.md` lists them.
+    Attacks {
+        /// Of each run. Below 30 s latencies are printed and not judged.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Per second, of attack and control.
+        #[arg(long, default_value_t = 20_000)]
+        packets: u64,
+        /// Of each attack and of its control.
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+        /// Only this one; may be repeated.
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+    },
     /// Dependency rules and conventions of the sources; exceptions are listed in `xtask/tidy.txt`.
     Tidy {
         /// Lower or remove the exceptions that allow more than there is.
@@ -116,6 +133,17 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Args::parse().chore {
         Chore::Proto { chore } => proto::run(chore),
+        Chore::Attacks {
+            seconds,
+            packets,
+            runs,
+            only,
+        } => attacks::run(&attacks::Attacks {
+            seconds,
+            packets,
+            runs,
+            only,
+        }),
         Chore::Chaos {
             seed,
             kills,

@@ -111,6 +111,7 @@ impl Front {
                 client_seq,
                 message,
             } => {
+                self.state.looked_up(session.0);
                 if !self.is_current(session) {
                     return;
                 }
@@ -347,12 +348,7 @@ impl Front {
             return; // Its report is on its way.
         }
         session.rate.charge(now_ns, rate, RESEND_COST);
-        let question = Question::Answer {
-            session: (at, session.epoch),
-            ix: session.ix,
-            client_seq,
-        };
-        if self.state.questions.try_send(question).is_err() {
+        if !self.state.look_up(at, client_seq) {
             self.refuse(now, at, client_seq, RejectReason::AlreadySeen);
         }
     }

@@ -1,5 +1,6 @@
 //! The front without its connections: sessions, the ring into the hot thread, what waits for the disk.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use sequencer::{Asked, NotTaken, Opened, Ratio, Report, RingPort, Stamp};
 use tokio::sync::mpsc;
 use transport::Key;
 use types::command::RequestKind;
-use types::{InstrumentSpec, RejectReason, Sequence, SessionIx};
+use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
 use super::desk::{Failures, Question};
 use super::login::Admitted;
@@ -24,6 +25,8 @@ use crate::market::Market;
 pub const IN_FLIGHT_MAX: usize = RING / 2;
 /// Requests, and reports, in the ring.
 pub const RING: usize = 4_096;
+/// Answers of one user that are looked up in the journal at the same moment; more are refused.
+const LOOKED_UP_PER_USER: usize = 8;
 /// Tags of requests that concern sessions rather than orders are above this.
 const CLOSING: u64 = 1 << 63;
 
@@ -95,6 +98,8 @@ pub struct State {
     pub resuming: Vec<At>,
     /// Sessions whose client has asked for open orders or for messages once more.
     pub in_pieces: Vec<At>,
+    /// Answers that are looked up in the journal, by user.
+    looked_up: HashMap<UserIx, usize>,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
     closing: HashMap<u64, Closing>,
@@ -135,6 +140,7 @@ impl State {
             limited: HashMap::new(),
             resuming: Vec::new(),
             in_pieces: Vec::new(),
+            looked_up: HashMap::new(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
@@ -317,6 +323,35 @@ fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &m
     if let Some(pending) = logins.get_mut(&opened.tag) {
         pending.opened = Some(*opened);
         sessions.place(opened, || session(opened, &pending.admitted));
+    }
+}
+
+impl State {
+    /// Asks for the answer to a request that has left the window; false when too many of its user are on
+    /// their way. A look-up reads the journal for a second or more, a few at a time: without the bound,
+    /// those of one user would keep logins and resumes of all others waiting.
+    pub fn look_up(&mut self, at: At, client_seq: u64) -> bool {
+        let session = self.sessions.row(at);
+        let question = Question::Answer {
+            session: (at, session.epoch),
+            ix: session.ix,
+            client_seq,
+        };
+        let count = self.looked_up.entry(session.user).or_default();
+        let is_asked = *count < LOOKED_UP_PER_USER && self.questions.try_send(question).is_ok();
+        *count += usize::from(is_asked);
+        is_asked
+    }
+
+    /// The look-up of a session's request has ended.
+    pub fn looked_up(&mut self, at: At) {
+        let user = self.sessions.row(at).user;
+        if let Entry::Occupied(mut count) = self.looked_up.entry(user) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 

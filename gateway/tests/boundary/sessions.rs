@@ -354,6 +354,55 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     world.stop().await;
 }
 
+/// Each repeat of a request whose report has left the window reads the journal, a few at a time.
+// rows: R341
+#[tokio::test]
+async fn r341_a_member_has_so_many_reports_looked_up_and_the_rest_is_refused() {
+    const REPEATS: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
+    settings.gateway.window_messages_max = 16;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
+    raw.until(|m| ack(m).is_some()).await;
+    let unknown = wire::ClientMessage::from(wire::Cancel {
+        client_order_id: 77,
+        engine_order_id: 0,
+    });
+    for seq in 2..=64 {
+        raw.send(0, seq, unknown).await;
+    }
+    raw.until(|m| rejected(m).is_some_and(|refused| refused.client_seq == 64))
+        .await;
+    let mut repeats = bytes::BytesMut::new();
+    for _ in 0..REPEATS {
+        wire::encode(&unknown, 0, 1, &mut repeats);
+    }
+    raw.send.write_all(&repeats).await.unwrap();
+    let (mut found, mut refused) = (0, 0);
+    while found + refused < REPEATS {
+        match raw.next().await.expect("the connection is open").1 {
+            ServerMessage::OrderAck(ack) if ack.client_seq == 1 => found += 1,
+            ServerMessage::Rejected(m) if m.client_seq == 1 => {
+                assert_eq!(m.reason, RejectReason::AlreadySeen);
+                refused += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(found >= 8 && refused > 0, "{found} {refused}");
+    // None is on its way any more: the next one is found.
+    raw.send(0, 1, unknown).await;
+    raw.until(|m| ack(m).is_some()).await;
+    world.stop().await;
+}
+
 // rows: R344
 #[tokio::test]
 async fn r344_both_protocols_share_one_book() {

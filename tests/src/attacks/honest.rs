@@ -1,0 +1,139 @@
+//! The honest member: one order or cancel at a time, the next one after the durable report of the last.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use client::{Connection, LoginOptions, Reports, Trust};
+use hdrhistogram::Histogram;
+use types::Side;
+use wire::{Cancel, ClientMessage, ServerMessage};
+
+use crate::member::{instrument_of, limit};
+
+/// The next request leaves no earlier after the last one: far below the throttle, and time for others.
+const PACE: Duration = Duration::from_millis(1);
+/// A member that is answered later than this has lost the market.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// What the honest member saw.
+pub struct Figures {
+    /// From a request to its durable report, in microseconds.
+    pub durable_us: Histogram<u64>,
+    /// Longest time between two reports.
+    pub gap: Duration,
+    /// What should not have happened.
+    pub wrong: Vec<String>,
+}
+
+/// A member that is logged in.
+pub struct Honest {
+    connection: Connection,
+    reports: Reports,
+    runtime: tokio::runtime::Runtime,
+    instrument: u32,
+}
+
+impl Honest {
+    /// Connects and logs in.
+    ///
+    /// # Panics
+    /// When it cannot.
+    pub fn login(server: SocketAddr, token: &str, instrument: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (connection, reports) = runtime.block_on(async {
+            let connected = Connection::connect(server, Trust::Loopback).await;
+            let (connection, reports) = connected.expect("the honest member connects");
+            let mut options = LoginOptions::new(token, "honest");
+            options.from_now = true;
+            let login = connection.login(0, options).await;
+            login.expect("the honest member logs in");
+            (connection, reports)
+        });
+        Self {
+            instrument: instrument_of(&connection, instrument),
+            connection,
+            reports,
+            runtime,
+        }
+    }
+
+    /// Trades for so long. The price rests far below the market.
+    pub fn trade(mut self, duration: Duration) -> Figures {
+        let mut figures = Figures {
+            durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
+            gap: Duration::ZERO,
+            wrong: Vec::new(),
+        };
+        let (connection, reports) = (&self.connection, &mut self.reports);
+        let instrument = self.instrument;
+        self.runtime.block_on(async {
+            let begun = Instant::now();
+            let mut last_report = begun;
+            for number in 1u64.. {
+                if begun.elapsed() >= duration && number % 2 == 1 {
+                    return;
+                }
+                let sent = Instant::now();
+                let request = request(number, instrument);
+                let outcome = match connection.send(0, request).await {
+                    Ok(seq) => answer(reports, seq, &mut last_report, &mut figures.gap).await,
+                    Err(error) => Err(error.to_string()),
+                };
+                if let Err(why) = outcome {
+                    figures
+                        .wrong
+                        .push(format!("honest request {number}: {why}"));
+                    return;
+                }
+                let took = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
+                figures.durable_us.saturating_record(took);
+                tokio::time::sleep_until((sent + PACE).into()).await;
+            }
+        });
+        figures
+    }
+}
+
+/// An order, then its cancel.
+fn request(number: u64, instrument: u32) -> ClientMessage {
+    let client_order_id = number.div_ceil(2);
+    match number % 2 {
+        1 => limit(client_order_id, instrument, Side::Buy, 100, 1).into(),
+        _ => Cancel {
+            client_order_id,
+            engine_order_id: 0,
+        }
+        .into(),
+    }
+}
+
+/// Waits for the durable answer to a request.
+async fn answer(
+    reports: &mut Reports,
+    client_seq: u64,
+    last_report: &mut Instant,
+    gap: &mut Duration,
+) -> Result<(), String> {
+    loop {
+        let report = match tokio::time::timeout(ANSWER_MAX, reports.recv()).await {
+            Err(_) => return Err(format!("no answer in {ANSWER_MAX:?}")),
+            Ok(Some(Ok(report))) => report,
+            Ok(Some(Err(error))) => return Err(error.to_string()),
+            Ok(None) => return Err("the connection is gone".to_owned()),
+        };
+        let now = Instant::now();
+        *gap = (*gap).max(now - *last_report);
+        *last_report = now;
+        match report.message {
+            ServerMessage::Accepted(_) => {}
+            ServerMessage::Rejected(m) if m.client_seq == client_seq => {
+                return Err(m.reason.as_str().to_owned());
+            }
+            other if other.answers() == client_seq => return Ok(()),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Load attacks: what one member or stranger sends without end, beside an honest member whose service
+//! must not suffer. `docs/attacks.md` lists them among all attacks.
+//!
+//! Each attack runs beside an honest member, paced at the same number of packets per second as its
+//! control: a member that sends as many orders and cancels, and keeps to its rates. Judged are the
+//! honest member's latency and gaps against the control's, what becomes of the attack itself, and the
+//! platform's resident memory afterwards.
+//!
+//! | file | what |
+//! |---|---|
+//! | `honest` | the honest member |
+//! | `line` | a member's connection without the client's rules |
+//! | `sessions` | attacks over trading sessions, and the control |
+//! | `strangers` | attacks without credentials |
+//! | `reads` | reads over the RPC port |
+//! | `verdict` | figures of an attack, and what is wrong with them |
+//!
+//! A short run (below [`LONG`]) prints the latencies and judges only outcome and memory.
+
+mod honest;
+mod line;
+mod reads;
+mod sessions;
+mod strangers;
+mod verdict;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use client::{Connection, LoginOptions, Trust};
+use serde_json::json;
+
+use self::honest::{Figures, Honest};
+use self::sessions::{Flood, Logins, Requests, SlowConsumer};
+use self::strangers::{Datagrams, Idle};
+pub use self::verdict::Verdict;
+use crate::Platform;
+use crate::call::OPERATOR;
+use crate::member::{instrument_of, limit};
+use crate::world::User;
+
+/// From this duration on latencies are judged.
+pub const LONG: Duration = Duration::from_secs(30);
+/// After a run the platform has this to give memory back.
+const SETTLE: Duration = Duration::from_secs(60);
+/// Orders in the book, of a member that does nothing else.
+const RESTING: u64 = 10_000;
+/// How often packets leave: what is due since the last time leaves together.
+const TICK: Duration = Duration::from_micros(250);
+/// Packets that leave together at most; an attack that cannot keep up sends fewer.
+const TOGETHER_MAX: u64 = 100;
+
+/// What the attack is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Control,
+    MassCancels,
+    BadPrices,
+    UnknownCancels,
+    Repeats,
+    Logins,
+    Handshakes,
+    Garbage,
+    SlowConsumer,
+    Idle,
+    OrderSlots,
+    Reads,
+}
+
+impl Kind {
+    pub const ATTACKS: [Self; 11] = [
+        Self::MassCancels,
+        Self::BadPrices,
+        Self::UnknownCancels,
+        Self::Repeats,
+        Self::Logins,
+        Self::Handshakes,
+        Self::Garbage,
+        Self::SlowConsumer,
+        Self::Idle,
+        Self::OrderSlots,
+        Self::Reads,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Control => "control",
+            Self::MassCancels => "mass-cancels",
+            Self::BadPrices => "bad-prices",
+            Self::UnknownCancels => "unknown-cancels",
+            Self::Repeats => "repeats",
+            Self::Logins => "logins",
+            Self::Handshakes => "handshakes",
+            Self::Garbage => "garbage",
+            Self::SlowConsumer => "slow-consumer",
+            Self::Idle => "idle",
+            Self::OrderSlots => "order-slots",
+            Self::Reads => "reads",
+        }
+    }
+
+    /// Logs in where it has to, and does what comes before the first packet.
+    fn begin(self, target: &Target) -> Box<dyn Attack> {
+        let flood = |requests| -> Box<dyn Attack> { Box::new(Flood::begin(target, requests)) };
+        match self {
+            Self::Control => flood(Requests::Ordinary),
+            Self::MassCancels => flood(Requests::MassCancels),
+            Self::BadPrices => flood(Requests::BadPrices),
+            Self::UnknownCancels => flood(Requests::UnknownCancels),
+            Self::Repeats => flood(Requests::Repeats),
+            Self::OrderSlots => flood(Requests::Orders),
+            Self::Logins => Box::new(Logins::begin(target)),
+            Self::Handshakes => Box::new(Datagrams::handshakes(target)),
+            Self::Garbage => Box::new(Datagrams::garbage(target)),
+            Self::SlowConsumer => Box::new(SlowConsumer::begin(target)),
+            Self::Idle => Box::new(Idle::begin(target)),
+            Self::Reads => Box::new(reads::Reads::begin(target)),
+        }
+    }
+}
+
+/// One attack. Its calls come from one thread.
+trait Attack: Send {
+    /// Sends one packet.
+    fn packet(&mut self, number: u64);
+
+    /// Receives, after each tick.
+    fn poll(&mut self);
+
+    /// Says what came of it, and leaves nothing behind.
+    fn finish(self: Box<Self>) -> Outcome;
+}
+
+/// What came of an attack.
+struct Outcome {
+    said: String,
+    wrong: Vec<String>,
+}
+
+/// Whom an attack meets.
+#[derive(Clone)]
+struct Target {
+    trading: SocketAddr,
+    rpc: SocketAddr,
+    /// Of the attacker.
+    token: String,
+    instrument: u32,
+    instrument_id: String,
+}
+
+/// What is to be run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub attacks: Vec<Kind>,
+    pub duration: Duration,
+    pub packets_per_s: u64,
+    /// Of each attack; in a long run, each behind a control of its own.
+    pub runs: usize,
+}
+
+impl Plan {
+    fn is_long(&self) -> bool {
+        self.duration >= LONG
+    }
+}
+
+/// A platform with an honest member, a book and a control.
+struct Stage {
+    platform: Platform,
+    bond: String,
+    instrument: u32,
+    honest: User,
+    control: User,
+}
+
+/// Runs the plan and prints a line per attack. A long run takes a platform per attack, a short one
+/// the same for all.
+///
+/// # Panics
+/// The platform does not start, or the honest member is not served at all.
+pub async fn run(plan: &Plan) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    let mut shared = None;
+    let mut control = Vec::new();
+    for &kind in &plan.attacks {
+        let mut stage = match shared.take() {
+            Some(stage) => stage,
+            None => {
+                let stage = Stage::new().await;
+                control.clear();
+                verdicts.push(stage.first_control(plan, &mut control).await);
+                stage
+            }
+        };
+        let verdict = stage.judge(kind, plan, &mut control).await;
+        println!("{verdict}");
+        verdicts.push(verdict);
+        if plan.is_long() {
+            stage.platform.stop().await;
+        } else {
+            shared = Some(stage);
+        }
+    }
+    verdicts
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let platform = Platform::start().await;
+        let bond = platform.bond().await;
+        let honest = member(&platform, true).await;
+        let control = member(&platform, true).await;
+        let maker = member(&platform, true).await;
+        let instrument = book(&platform, &maker, &bond).await;
+        Self {
+            platform,
+            bond,
+            instrument,
+            honest,
+            control,
+        }
+    }
+
+    /// The runs of an attack, each but the first behind a control of its own if the plan is long.
+    async fn judge(&mut self, kind: Kind, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
+        let attacker = member(&self.platform, false).await;
+        let mut verdict = Verdict::new(kind.name(), plan.is_long());
+        self.settle(plan, &mut verdict).await;
+        for run in 0..plan.runs {
+            if run > 0 && plan.is_long() {
+                self.control(plan, control, &mut verdict).await;
+            }
+            let (figures, outcome) = self.measure(kind, plan, &attacker).await;
+            verdict.add(figures, &outcome);
+            if kind == Kind::SlowConsumer {
+                self.no_orders_of(&attacker).await;
+            }
+            self.door(&mut verdict).await;
+            self.settle(plan, &mut verdict).await;
+        }
+        let health = self.platform.get("market", "/health", "").await;
+        if health != (200, json!({ "status": "ok" })) {
+            verdict.wrong.push(format!("health: {health:?}"));
+        }
+        verdict.compare(control);
+        verdict
+    }
+
+    /// The first control of a platform; gives a verdict of its own, whose line is printed.
+    async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
+        let mut verdict = Verdict::new(Kind::Control.name(), false);
+        let before = self.resident_bytes();
+        self.control(plan, control, &mut verdict).await;
+        verdict.compare(control);
+        verdict.resident_bytes = vec![before, self.resident_bytes()];
+        println!("{verdict}");
+        verdict
+    }
+
+    /// One control.
+    async fn control(&self, plan: &Plan, control: &mut Vec<Figures>, verdict: &mut Verdict) {
+        let (figures, outcome) = self.measure(Kind::Control, plan, &self.control).await;
+        verdict.note("control", &outcome);
+        control.push(figures);
+    }
+
+    /// One run: the attack beside the honest member.
+    async fn measure(&self, kind: Kind, plan: &Plan, attacker: &User) -> (Figures, Outcome) {
+        let target = Target {
+            trading: self.platform.address("trading"),
+            rpc: self.platform.address("market"),
+            token: attacker.token(),
+            instrument: self.instrument,
+            instrument_id: self.bond.clone(),
+        };
+        let (server, token) = (target.trading, self.honest.token());
+        let (bond, duration, rate) = (self.bond.clone(), plan.duration, plan.packets_per_s);
+        let both = tokio::task::spawn_blocking(move || {
+            let mut attack = kind.begin(&target);
+            let honest = Honest::login(server, &token, &bond);
+            let honest = std::thread::spawn(move || honest.trade(duration));
+            drive(&mut *attack, rate, duration);
+            let figures = honest.join().expect("the honest member comes to its end");
+            let mut outcome = attack.finish();
+            outcome.wrong.extend(figures.wrong.iter().cloned());
+            (figures, outcome)
+        });
+        both.await.expect("an attack comes to its end")
+    }
+
+    /// Reads the platform's memory: after a minute, in a short run as soon as it is within its bound.
+    async fn settle(&self, plan: &Plan, verdict: &mut Verdict) {
+        let begun = Instant::now();
+        loop {
+            let bytes = self.resident_bytes();
+            let is_early = !plan.is_long() && verdict.allows_memory(bytes);
+            if is_early || begun.elapsed() >= SETTLE {
+                verdict.resident_bytes.push(bytes);
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Waits until an attacker that was disconnected has no open orders: cancel-on-disconnect.
+    async fn no_orders_of(&self, user: &User) {
+        let request = json!({ "userId": user.id, "status": "ORDER_STATUS_OPEN" });
+        self.platform
+            .until(
+                "cancel-on-disconnect",
+                "market.ListOrders",
+                request,
+                |answer| answer["orders"].as_array().is_none_or(Vec::is_empty),
+            )
+            .await;
+    }
+
+    /// A member who comes now is served.
+    async fn door(&self, verdict: &mut Verdict) {
+        let begun = Instant::now();
+        let (server, token) = (self.platform.address("trading"), self.honest.token());
+        let connected = Connection::connect(server, Trust::Loopback).await;
+        let login = match connected {
+            Ok((connection, _reports)) => {
+                let options = LoginOptions::new(&token, "door");
+                connection.login(0, options).await.map(|_| ())
+            }
+            Err(error) => Err(error),
+        };
+        let took = begun.elapsed();
+        if let Err(error) = login {
+            verdict
+                .wrong
+                .push(format!("no login after the attack: {error}"));
+        } else if took > Duration::from_secs(5) {
+            verdict
+                .wrong
+                .push(format!("a login after the attack takes {took:?}"));
+        }
+    }
+
+    /// Resident memory of the platform.
+    fn resident_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.platform.pid());
+        let status = std::fs::read_to_string(path).expect("the platform runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.expect("its memory").parse::<u64>().expect("a number") << 10
+    }
+}
+
+/// A user with money to trade; one that trades all day has the bounds of its agreement.
+async fn member(platform: &Platform, trades_all_day: bool) -> User {
+    let user = platform.trader().await;
+    for limit in ["DEPOSIT", "TRADING"] {
+        platform.set_limit(&user, limit, "1000000000000.00").await;
+    }
+    platform.deposit(&user, "1000000.00").await;
+    platform.trading_hold(&user, "CFA-RUB", "900000.00").await;
+    if trades_all_day {
+        let request = json!({ "userId": user.id, "reason": "trades all day", "bounds": {
+            "openOrdersPerUser": 65_536, "openOrdersPerInstrument": 16_384 } });
+        platform
+            .ok(OPERATOR, "market.SetMemberBounds", request)
+            .await;
+    }
+    user
+}
+
+/// Resting orders over a thousand levels; gives the protocol's number of the instrument.
+async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
+    let (server, token) = (platform.address("trading"), maker.token());
+    let (connection, mut reports) = Connection::connect(server, Trust::Loopback)
+        .await
+        .expect("a connection");
+    let login = connection
+        .login(0, LoginOptions::new(&token, "maker"))
+        .await;
+    login.expect("the maker logs in");
+    let instrument = instrument_of(&connection, bond);
+    let mut acknowledged = 0;
+    for id in 1..=RESTING {
+        let ticks = 101 + i64::try_from(id % 1_000).expect("small");
+        let order = limit(id, instrument, types::Side::Buy, ticks, 1);
+        connection.send(0, order).await.expect("sent");
+        // Within the rate.
+        if id.is_multiple_of(100) {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+    while acknowledged < RESTING {
+        let report = reports.recv().await.expect("a report").expect("a report");
+        match report.message {
+            wire::ServerMessage::OrderAck(_) => acknowledged += 1,
+            wire::ServerMessage::Rejected(m) => panic!("the maker: {}", m.reason.as_str()),
+            _ => {}
+        }
+    }
+    instrument
+}
+
+/// Sends packets at a rate for so long.
+fn drive(attack: &mut dyn Attack, rate: u64, duration: Duration) {
+    let begun = Instant::now();
+    let (mut number, mut skipped) = (0, 0);
+    while begun.elapsed() < duration {
+        let due = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX) * rate / 1_000_000;
+        skipped += (due - skipped - number).saturating_sub(TOGETHER_MAX);
+        while number < due - skipped {
+            attack.packet(number);
+            number += 1;
+        }
+        attack.poll();
+        std::thread::sleep(TICK);
+    }
+}

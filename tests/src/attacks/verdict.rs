@@ -1,0 +1,177 @@
+//! Figures of an attack against its control, and what is wrong with them.
+
+use std::time::Duration;
+
+use super::Outcome;
+use super::honest::Figures;
+
+/// Median of the honest p50, against that of the control.
+const RATIO_MAX: f64 = 1.25;
+/// How much longer than the control's longest gap one may be.
+const GAP_MORE: Duration = Duration::from_millis(50);
+/// Resident memory after the first run: so many percent of what it was, and this.
+const RESIDENT_PERCENT: u64 = 110;
+const RESIDENT_MORE: u64 = 32 << 20;
+/// What a further run may add: what an allocator's pages move by.
+const SECOND_RUN_MORE: u64 = 8 << 20;
+
+/// What came of an attack.
+pub struct Verdict {
+    pub name: &'static str,
+    /// What breaks a bound.
+    pub wrong: Vec<String>,
+    pub(super) resident_bytes: Vec<u64>,
+    judges_latency: bool,
+    figures: Vec<Figures>,
+    outcomes: Vec<String>,
+    latency: String,
+}
+
+impl Verdict {
+    pub(super) fn new(name: &'static str, judges_latency: bool) -> Self {
+        Self {
+            name,
+            wrong: Vec::new(),
+            resident_bytes: Vec::new(),
+            judges_latency,
+            figures: Vec::new(),
+            outcomes: Vec::new(),
+            latency: String::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, figures: Figures, outcome: &Outcome) {
+        let run = format!("{} honest requests", figures.durable_us.len());
+        self.note(&run, outcome);
+        self.figures.push(figures);
+    }
+
+    /// What a run had to say.
+    pub(super) fn note(&mut self, run: &str, outcome: &Outcome) {
+        self.outcomes.push(format!("{run}; {}", outcome.said));
+        self.wrong.extend(outcome.wrong.iter().cloned());
+    }
+
+    /// Compares latency with the control's, and memory with what it was.
+    pub(super) fn compare(&mut self, control: &[Figures]) {
+        let (ours, theirs) = (median_p50(&self.figures), median_p50(control));
+        let ratio = ours as f64 / theirs.max(1) as f64;
+        let (gap, control_gap) = (longest_gap(&self.figures), longest_gap(control));
+        let (gap_ms, control_gap_ms) = (gap.as_millis(), control_gap.as_millis());
+        self.latency = match self.figures.is_empty() {
+            true => format!("honest p50 {theirs} us; longest gap {control_gap_ms} ms"),
+            false => format!(
+                "honest p50 {ours} us, control {theirs} us, ratio {ratio:.2}; \
+                 longest gap {gap_ms} ms, control {control_gap_ms} ms"
+            ),
+        };
+        if self.judges_latency && ratio > RATIO_MAX {
+            self.wrong
+                .push(format!("honest p50 {ratio:.2} of the control's"));
+        }
+        if self.judges_latency && gap > control_gap + GAP_MORE {
+            self.wrong
+                .push(format!("gap of {gap:?}, control {control_gap:?}"));
+        }
+        for run in 1..self.resident_bytes.len() {
+            let (before, after) = self.resident_bytes.split_at(run);
+            if !may_follow(before, after[0]) {
+                let (before, after) = (before[run - 1] >> 20, after[0] >> 20);
+                self.wrong
+                    .push(format!("memory of run {run}: {before} -> {after} MiB"));
+            }
+        }
+    }
+
+    /// True when the platform may have so much memory after the next run.
+    pub(super) fn allows_memory(&self, bytes: u64) -> bool {
+        may_follow(&self.resident_bytes, bytes)
+    }
+}
+
+/// Memory after a run, against what it was before and after the runs until then.
+fn may_follow(before: &[u64], bytes: u64) -> bool {
+    match before {
+        [] => true,
+        [first] => bytes <= first * RESIDENT_PERCENT / 100 + RESIDENT_MORE,
+        [.., last] => bytes <= last + SECOND_RUN_MORE,
+    }
+}
+
+/// Median over the runs.
+fn median_p50(runs: &[Figures]) -> u64 {
+    let p50 = |figures: &Figures| figures.durable_us.value_at_quantile(0.5);
+    let mut values: Vec<u64> = runs.iter().map(p50).collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+fn longest_gap(runs: &[Figures]) -> Duration {
+    runs.iter()
+        .map(|figures| figures.gap)
+        .max()
+        .unwrap_or_default()
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let resident: Vec<String> = self
+            .resident_bytes
+            .iter()
+            .map(|b| (b >> 20).to_string())
+            .collect();
+        writeln!(
+            f,
+            "{}: {}; memory {} MiB",
+            self.name,
+            self.latency,
+            resident.join(" -> ")
+        )?;
+        for outcome in &self.outcomes {
+            writeln!(f, "    {outcome}")?;
+        }
+        for wrong in &self.wrong {
+            writeln!(f, "    WRONG: {wrong}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_first_run_may_add_a_share_and_a_further_one_next_to_nothing() {
+        assert!(may_follow(&[], 1_000 * MIB));
+        assert!(may_follow(&[100 * MIB], 142 * MIB));
+        assert!(!may_follow(&[100 * MIB], 143 * MIB));
+        assert!(may_follow(&[100 * MIB, 140 * MIB], 148 * MIB));
+        assert!(!may_follow(&[100 * MIB, 140 * MIB], 149 * MIB));
+    }
+
+    #[test]
+    fn a_long_run_judges_latency_and_a_short_one_does_not() {
+        let figures = |us: u64, gap_ms| {
+            let mut durable_us = hdrhistogram::Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
+            durable_us.record(us).unwrap();
+            Figures {
+                durable_us,
+                gap: Duration::from_millis(gap_ms),
+                wrong: Vec::new(),
+            }
+        };
+        let judged = |is_long, us, gap_ms| {
+            let mut verdict = Verdict::new("x", is_long);
+            verdict.figures.push(figures(us, gap_ms));
+            verdict.compare(&[figures(400, 10)]);
+            verdict.wrong.len()
+        };
+        assert_eq!(judged(true, 500, 60), 0);
+        assert_eq!(judged(true, 510, 60), 1);
+        assert_eq!(judged(true, 510, 61), 2);
+        assert_eq!(judged(false, 510, 61), 0);
+    }
+}

@@ -1,0 +1,41 @@
+//! Load attacks beside an honest member. `cargo xtask attacks` runs them for long, `cargo xtask full` for short.
+
+use std::time::Duration;
+
+use tests::attacks::{Kind, Plan, run};
+
+/// A number from the environment.
+fn given(name: &str, default: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else {
+        return default;
+    };
+    text.parse()
+        .unwrap_or_else(|_| panic!("{name}={text} is no number"))
+}
+
+/// `ATTACKS_SECONDS`, `ATTACKS_PACKETS` (per second), `ATTACKS_RUNS` and `ATTACKS_ONLY` (names, by comma).
+// rows: R341
+#[test]
+fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
+    let only = std::env::var("ATTACKS_ONLY").unwrap_or_default();
+    let names: Vec<&str> = only.split(',').filter(|name| !name.is_empty()).collect();
+    let all = Kind::ATTACKS;
+    for name in &names {
+        let known = all.map(Kind::name);
+        assert!(
+            known.contains(name),
+            "no attack {name}; there are {known:?}"
+        );
+    }
+    let is_wanted = |kind: &Kind| names.is_empty() || names.contains(&kind.name());
+    let plan = Plan {
+        attacks: all.into_iter().filter(is_wanted).collect(),
+        duration: Duration::from_secs(given("ATTACKS_SECONDS", 5)),
+        packets_per_s: given("ATTACKS_PACKETS", 20_000),
+        runs: usize::try_from(given("ATTACKS_RUNS", 1)).expect("few"),
+    };
+    let verdicts = tests::shared::run(run(&plan));
+    let wrong = verdicts.iter().filter(|verdict| !verdict.wrong.is_empty());
+    let wrong: Vec<String> = wrong.map(ToString::to_string).collect();
+    assert!(wrong.is_empty(), "{}", wrong.concat());
+}
