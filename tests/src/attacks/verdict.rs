@@ -21,6 +21,8 @@ pub struct Verdict {
     /// What breaks a bound.
     pub wrong: Vec<String>,
     pub(super) resident_bytes: Vec<u64>,
+    /// What caches with a bound of their own may take once in the platform's life.
+    pub(super) caches_bytes: u64,
     judges_latency: bool,
     figures: Vec<Figures>,
     outcomes: Vec<String>,
@@ -33,6 +35,7 @@ impl Verdict {
             name,
             wrong: Vec::new(),
             resident_bytes: Vec::new(),
+            caches_bytes: 0,
             judges_latency,
             figures: Vec::new(),
             outcomes: Vec::new(),
@@ -75,7 +78,7 @@ impl Verdict {
         }
         for run in 1..self.resident_bytes.len() {
             let (before, after) = self.resident_bytes.split_at(run);
-            if !may_follow(before, after[0]) {
+            if !may_follow(before, after[0], self.caches_bytes) {
                 let (before, after) = (before[run - 1] >> 20, after[0] >> 20);
                 self.wrong
                     .push(format!("memory of run {run}: {before} -> {after} MiB"));
@@ -85,15 +88,15 @@ impl Verdict {
 
     /// True when the platform may have so much memory after the next run.
     pub(super) fn allows_memory(&self, bytes: u64) -> bool {
-        may_follow(&self.resident_bytes, bytes)
+        may_follow(&self.resident_bytes, bytes, self.caches_bytes)
     }
 }
 
 /// Memory after a run, against what it was before and after the runs until then.
-fn may_follow(before: &[u64], bytes: u64) -> bool {
+fn may_follow(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
     match before {
         [] => true,
-        [first] => bytes <= first * RESIDENT_PERCENT / 100 + RESIDENT_MORE,
+        [first] => bytes <= first * RESIDENT_PERCENT / 100 + RESIDENT_MORE + caches_bytes,
         [.., last] => bytes <= last + SECOND_RUN_MORE,
     }
 }
@@ -145,11 +148,12 @@ mod tests {
 
     #[test]
     fn a_first_run_may_add_a_share_and_a_further_one_next_to_nothing() {
-        assert!(may_follow(&[], 1_000 * MIB));
-        assert!(may_follow(&[100 * MIB], 142 * MIB));
-        assert!(!may_follow(&[100 * MIB], 143 * MIB));
-        assert!(may_follow(&[100 * MIB, 140 * MIB], 148 * MIB));
-        assert!(!may_follow(&[100 * MIB, 140 * MIB], 149 * MIB));
+        assert!(may_follow(&[], 1_000 * MIB, 0));
+        assert!(may_follow(&[100 * MIB], 142 * MIB, 0));
+        assert!(!may_follow(&[100 * MIB], 143 * MIB, 0));
+        assert!(may_follow(&[100 * MIB], 143 * MIB, MIB));
+        assert!(may_follow(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
+        assert!(!may_follow(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
     }
 
     #[test]
