@@ -96,7 +96,7 @@ impl Front {
                 after,
                 is_again,
                 outcome,
-            } => match (self.is_current(session), is_again) {
+            } => match (self.has_looked_up(session), is_again) {
                 (false, _) => {}
                 (true, false) => self.take_messages(now, session.0, after, outcome),
                 (true, true) => self.take_again(now, session.0, after, outcome),
@@ -111,8 +111,7 @@ impl Front {
                 client_seq,
                 message,
             } => {
-                self.state.looked_up(session.0);
-                if !self.is_current(session) {
+                if !self.has_looked_up(session) {
                     return;
                 }
                 match message {
@@ -147,6 +146,12 @@ impl Front {
                 self.state.stopping.get_or_insert(now + LAST_REPORTS);
             }
         }
+    }
+
+    /// A look-up has ended; whether its login still has the session.
+    fn has_looked_up(&mut self, session: (At, types::Sequence)) -> bool {
+        self.state.looked_up(session.0);
+        self.is_current(session)
     }
 
     /// The login of this epoch still has the session.
@@ -348,7 +353,12 @@ impl Front {
             return; // Its report is on its way.
         }
         session.rate.charge(now_ns, rate, RESEND_COST);
-        if !self.state.look_up(at, client_seq) {
+        let question = Question::Answer {
+            session: (at, session.epoch),
+            ix: session.ix,
+            client_seq,
+        };
+        if !self.state.look_up(at, question) {
             self.refuse(now, at, client_seq, RejectReason::AlreadySeen);
         }
     }
@@ -523,7 +533,8 @@ impl Front {
                 after: session.sent,
                 again_through: None,
             };
-            session.is_fetching = self.state.questions.try_send(question).is_ok();
+            let is_fetching = self.state.look_up(at, question);
+            self.state.sessions.row(at).is_fetching = is_fetching;
             return (false, false);
         }
         let through = session.released.min(session.sent + RESUME_MESSAGES as u64);

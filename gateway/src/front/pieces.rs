@@ -299,8 +299,8 @@ impl Front {
                 after: range.next - 1,
                 again_through: Some(range.last),
             };
-            let is_fetching = self.state.questions.try_send(question).is_ok();
-            session.range = Some(Range {
+            let is_fetching = self.state.look_up(at, question);
+            self.state.sessions.row(at).range = Some(Range {
                 is_fetching,
                 ..range
             });

@@ -25,7 +25,7 @@ use crate::market::Market;
 pub const IN_FLIGHT_MAX: usize = RING / 2;
 /// Requests, and reports, in the ring.
 pub const RING: usize = 4_096;
-/// Answers of one user that are looked up in the journal at the same moment; more are refused.
+/// Questions of one user that may be looked up in the journal at the same moment.
 const LOOKED_UP_PER_USER: usize = 8;
 /// Tags of requests that concern sessions rather than orders are above this.
 const CLOSING: u64 = 1 << 63;
@@ -98,7 +98,7 @@ pub struct State {
     pub resuming: Vec<At>,
     /// Sessions whose client has asked for open orders or for messages once more.
     pub in_pieces: Vec<At>,
-    /// Answers that are looked up in the journal, by user.
+    /// Questions that are looked up in the journal, by user.
     looked_up: HashMap<UserIx, usize>,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
@@ -327,23 +327,20 @@ fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &m
 }
 
 impl State {
-    /// Asks for the answer to a request that has left the window; false when too many of its user are on
-    /// their way. A look-up reads the journal for a second or more, a few at a time: without the bound,
-    /// those of one user would keep logins and resumes of all others waiting.
-    pub fn look_up(&mut self, at: At, client_seq: u64) -> bool {
-        let session = self.sessions.row(at);
-        let question = Question::Answer {
-            session: (at, session.epoch),
-            ix: session.ix,
-            client_seq,
-        };
-        let count = self.looked_up.entry(session.user).or_default();
-        let is_asked = *count < LOOKED_UP_PER_USER && self.questions.try_send(question).is_ok();
-        *count += usize::from(is_asked);
+    /// Asks for what has left a session's window; false when too many such questions of its user are on
+    /// their way. Each reads the journal for a second or more, a few at a time: without the bound, those of
+    /// one user would keep logins and resumes of all others waiting.
+    pub fn look_up(&mut self, at: At, question: Question) -> bool {
+        let user = self.sessions.row(at).user;
+        let count = self.looked_up.get(&user).copied().unwrap_or(0);
+        let is_asked = count < LOOKED_UP_PER_USER && self.questions.try_send(question).is_ok();
+        if is_asked {
+            self.looked_up.insert(user, count + 1);
+        }
         is_asked
     }
 
-    /// The look-up of a session's request has ended.
+    /// A question of a session has been answered.
     pub fn looked_up(&mut self, at: At) {
         let user = self.sessions.row(at).user;
         if let Entry::Occupied(mut count) = self.looked_up.entry(user) {

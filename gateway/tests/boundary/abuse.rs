@@ -166,3 +166,52 @@ async fn a_blocked_user_reads_the_end_of_his_orders_first() {
     assert_eq!((code, ended), (DisconnectCode::UserBlocked.code(), 20));
     world.stop().await;
 }
+
+/// Eight questions of a user are looked up in the journal at a time: with more sessions to resume than that, each
+/// still gets everything it lacks.
+// rows: R343
+#[tokio::test]
+async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
+    const SESSIONS: u16 = 12;
+    const MESSAGES: u64 = 40;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.window_messages_max = 16;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    let unknown = wire::Cancel {
+        client_order_id: 77,
+        engine_order_id: 0,
+    };
+    for again in [false, true] {
+        let mut raw = Raw::connect(&world).await;
+        for channel in 0..SESSIONS {
+            let login = raw_login("ann", &format!("s-{channel}"), 0);
+            raw.send(channel, 0, login).await;
+        }
+        for channel in (0..SESSIONS).filter(|_| !again) {
+            for sequence in 1..=MESSAGES {
+                raw.send(channel, sequence, unknown).await;
+            }
+        }
+        let mut numbered = [0; SESSIONS as usize];
+        while numbered != [MESSAGES; SESSIONS as usize] {
+            // Each of them takes a while: the client is heard of meanwhile.
+            let Ok(next) = tokio::time::timeout(Duration::from_secs(1), raw.next()).await else {
+                raw.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+                    .await;
+                continue;
+            };
+            let (header, message) = next.expect("the connection is open");
+            if let ServerMessage::Disconnect(end) = message {
+                panic!("{}", end.text.as_str());
+            }
+            if header.sequence > 0 {
+                let last = &mut numbered[usize::from(header.channel)];
+                *last += 1;
+                assert_eq!(header.sequence, *last, "in order, and once");
+            }
+        }
+    }
+    world.stop().await;
+}
