@@ -82,15 +82,20 @@ impl Meters {
         (wait_ns > 0).then_some(Reject { reason, known })
     }
 
-    /// Counts an order message that was admitted.
+    /// Counts an order message that was admitted. `order_ns`: when, if it was an order or amend.
     #[inline]
-    pub fn message(&mut self, member: UserIx, bounds: &OrderBounds, now_ns: u64) -> Option<Ratio> {
+    pub fn message(
+        &mut self,
+        member: UserIx,
+        bounds: &OrderBounds,
+        order_ns: Option<u64>,
+    ) -> Option<Ratio> {
         let row = self.row(member)?;
         row.messages += 1;
         if row.messages <= FREE_MESSAGES / 100 * WARNED_PERCENT {
             return None;
         }
-        row.weigh(bounds, now_ns)
+        row.weigh(bounds, order_ns)
     }
 
     /// Counts what the journal was given for the member's command.
@@ -134,7 +139,7 @@ impl Meters {
 }
 
 impl Meter {
-    fn weigh(&mut self, bounds: &OrderBounds, now_ns: u64) -> Option<Ratio> {
+    fn weigh(&mut self, bounds: &OrderBounds, order_ns: Option<u64>) -> Option<Ratio> {
         let for_trades = self
             .trades
             .saturating_mul(u64::from(bounds.messages_per_trade));
@@ -143,8 +148,9 @@ impl Meter {
             _ => FREE_MESSAGES.saturating_add(for_trades),
         };
         self.is_slow = self.messages > allowed;
-        if self.is_slow {
-            self.next_order_ns = now_ns + SLOW_NS;
+        // Cancels count, and put no order off.
+        if let Some(order_ns) = order_ns {
+            self.next_order_ns = order_ns + SLOW_NS;
         }
         let is_near = self.messages > allowed / 100 * WARNED_PERCENT;
         if !is_near || std::mem::replace(&mut self.is_warned, true) {
@@ -188,17 +194,23 @@ impl Hot {
     #[inline]
     pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
         let command = &self.flights.vacant().command;
-        match command {
-            Command::New(_) | Command::Amend(_) => self.intake.entered(now_ns),
-            Command::Cancel(_) | Command::Refused(_) => {}
+        let order_ns = match command {
+            Command::New(_) | Command::Amend(_) => {
+                self.intake.entered(now_ns);
+                Some(now_ns)
+            }
+            Command::Cancel(_) | Command::Refused(_) => None,
             _ => return,
-        }
+        };
         let member = command.member();
         let admission = self.core.admission();
         let Some(user) = admission.user(member) else {
             return;
         };
-        if let Some(warning) = self.meters.message(member, admission.bounds(user), now_ns) {
+        if let Some(warning) = self
+            .meters
+            .message(member, admission.bounds(user), order_ns)
+        {
             self.warn(source, warning);
         }
     }
@@ -277,7 +289,7 @@ mod tests {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
         meters.at(START_NS);
         let send = |meters: &mut Meters, count| {
-            let message = |_| meters.message(MEMBER, &bounds, START_NS);
+            let message = |_| meters.message(MEMBER, &bounds, Some(START_NS));
             (0..count).filter_map(message).collect::<Vec<_>>()
         };
         (0..10_000).for_each(|_| meters.trade(MEMBER));
@@ -296,10 +308,15 @@ mod tests {
             "cancels pass"
         );
         let later_ns = START_NS + SLOW_NS;
-        assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
+        meters.message(MEMBER, &bounds, None);
+        assert_eq!(
+            meters.refuses(MEMBER, true, later_ns),
+            None,
+            "whatever was cancelled"
+        );
         // A trade pays for ten messages.
         meters.trade(MEMBER);
-        meters.message(MEMBER, &bounds, later_ns);
+        meters.message(MEMBER, &bounds, Some(later_ns));
         assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
         // The next day begins anew.
         send(&mut meters, 20);
@@ -307,7 +324,7 @@ mod tests {
         let tomorrow_ns = START_NS + 24 * 60 * MINUTE_NS;
         meters.at(tomorrow_ns);
         assert_eq!(meters.refuses(MEMBER, true, tomorrow_ns), None);
-        assert_eq!(meters.message(MEMBER, &bounds, tomorrow_ns), None);
+        assert_eq!(meters.message(MEMBER, &bounds, Some(tomorrow_ns)), None);
         assert_eq!(meters.rows[MEMBER.index()].messages, 1);
     }
 }
