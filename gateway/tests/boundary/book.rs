@@ -7,7 +7,7 @@ use tonic::Code;
 
 use crate::world::*;
 
-// rows: R142 R177 R178
+// rows: R142 R177 R178 R339
 #[tokio::test]
 async fn r177_levels_are_aggregated_best_first_and_never_stale() {
     let folder = tempfile::tempdir().unwrap();

@@ -82,7 +82,7 @@ async fn r160_an_orders_own_hold_is_made_first_and_given_back_once() {
     world.stop().await;
 }
 
-// rows: R161
+// rows: R161 R339
 #[tokio::test]
 async fn r161_cancel_of_what_is_not_open_has_its_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -188,6 +188,10 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
     for (request, count) in [
         (list("", "", OrderStatus::Unspecified), 6),
         (list("ann", "", OrderStatus::Unspecified), 5),
+        (list("", BOND, OrderStatus::Unspecified), 6),
+        (list("", "", OrderStatus::Cancelled), 1),
+        (list("bob", "", OrderStatus::Open), 1),
+        (list("", BOND, OrderStatus::Open), 5),
         (list("ann", BOND, OrderStatus::Open), 4),
         (list("ann", BOND, OrderStatus::Cancelled), 1),
         (list("", "NO-SUCH", OrderStatus::Unspecified), 0),

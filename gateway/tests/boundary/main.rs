@@ -17,6 +17,7 @@ mod history;
 mod holds;
 mod money;
 mod orders;
+mod rows;
 mod sessions;
 mod shutdown;
 mod spinning;

@@ -434,7 +434,7 @@ async fn futures<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec
     done.into_iter().flatten().collect()
 }
 
-// rows: R328
+// rows: R328 R339
 #[tokio::test]
 async fn d35_bad_fields_are_named_and_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -621,7 +621,7 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
     world.stop().await;
 }
 
-// rows: R173
+// rows: R173 R328
 #[tokio::test]
 async fn t19_market_orders_never_rest_and_say_why_they_end() {
     let folder = tempfile::tempdir().unwrap();
