@@ -137,7 +137,7 @@ impl Admission {
     /// are any (`design.md` 5). So own open orders bound both.
     ///
     /// # Errors
-    /// `over` for anything else; the request was not seen.
+    /// What was seen is said to be so; `over` for anything else: the request was not seen.
     #[cold]
     pub fn admit_reduction(
         &self,
@@ -146,6 +146,11 @@ impl Admission {
         over: Reject,
         place: &mut Command,
     ) -> Result<(), Reject> {
+        let (session, client_seq) = request.client().unwrap_or((SessionIx::NONE, 0));
+        match self.check_session(session, request.member(), client_seq) {
+            Err(reject) if reject.reason == RejectReason::AlreadySeen => return Err(reject),
+            _ => self.check_key(request.key_hash(), now_ns)?,
+        }
         let open_orders = |scope: &MassScope| match scope {
             MassScope::Session(session) => self.session(*session).map_or(0, |row| row.open_orders),
             MassScope::User(user) => self.user(*user).map_or(0, |row| row.open_orders),

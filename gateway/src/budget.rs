@@ -19,14 +19,6 @@ pub struct Budget {
     limit_minor: AtomicI64,
 }
 
-/// What reading a limit has found.
-pub struct Raise {
-    before: i64,
-    limit: Minor,
-    /// Zero where the limit is no higher, or is the first one read.
-    pub by: Minor,
-}
-
 /// No limit was read yet.
 const UNKNOWN: i64 = -1;
 
@@ -64,22 +56,20 @@ impl Budget {
 
     /// By how much a limit just read is higher than the one before. Only one of several readers is told of
     /// a raise.
-    pub fn raised(&self, limit: Minor) -> Raise {
-        let before = self.limit_minor.swap(limit.0, Ordering::AcqRel);
-        let by = match before {
+    pub fn raised(&self, limit: Minor) -> Minor {
+        match self.limit_minor.swap(limit.0, Ordering::AcqRel) {
             UNKNOWN => Minor::ZERO,
             before => Minor(limit.0.saturating_sub(before).max(0)),
-        };
-        Raise { before, limit, by }
+        }
     }
 
-    /// The raise was not journalled: the next reader is told of it again.
-    pub fn not_raised(&self, raise: &Raise) {
-        let (read, before) = (raise.limit.0, raise.before);
-        // A limit that was read since is measured by whoever read it.
-        let _ =
-            self.limit_minor
-                .compare_exchange(read, before, Ordering::AcqRel, Ordering::Relaxed);
+    /// The raise was not journalled: the next reader is told of it again. One that was measured against
+    /// it meanwhile keeps its figure, so nothing is counted twice.
+    pub fn not_raised(&self, raise: Minor) {
+        let lower = |limit: i64| (limit != UNKNOWN).then(|| limit - raise.0);
+        let _ = self
+            .limit_minor
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, lower);
     }
 
     pub fn drop_figure(&self) {
@@ -118,13 +108,14 @@ mod tests {
         budget.set(Minor(100), 8);
         budget.drop_figure();
         assert!(budget.is_stale(8));
-        let raises = [100, 100, 150, 120].map(|limit| budget.raised(Minor(limit)).by.0);
+        let raises = [100, 100, 150, 120].map(|limit| budget.raised(Minor(limit)).0);
         assert_eq!(raises, [0, 0, 50, 0]);
-        // One that the journal did not take is not lost.
+        // One that the journal did not take is not lost, also when the limit was read again meanwhile.
         let raise = budget.raised(Minor(200));
-        assert_eq!(raise.by, Minor(80));
-        budget.not_raised(&raise);
-        assert_eq!(budget.raised(Minor(200)).by, Minor(80));
-        assert_eq!(budget.raised(Minor(200)).by, Minor(0));
+        let later = budget.raised(Minor(250));
+        assert_eq!((raise, later), (Minor(80), Minor(50)));
+        budget.not_raised(raise);
+        assert_eq!(budget.raised(Minor(250)), raise);
+        assert_eq!(budget.raised(Minor(250)), Minor::ZERO);
     }
 }

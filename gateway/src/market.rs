@@ -396,10 +396,13 @@ impl Market {
             user,
             day,
             amount_minor: today.left,
-            raised_minor: raise.by,
+            raised_minor: raise,
         };
         let record = self.ask(request).await.map_err(|error| {
-            budget.not_raised(&raise);
+            // Of a node that stops it is not known.
+            if error == NotTaken::Busy {
+                budget.not_raised(raise);
+            }
             refusal::not_taken(&error)
         })?;
         let types::Command::SetBudget(set) = record.command.command else {

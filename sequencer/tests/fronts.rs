@@ -732,6 +732,9 @@ async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_canc
         cancel(&desk, 0, session, seq, acked.handle)
     });
     assert_eq!(refused(again).0, RejectReason::JournalQuota, "it is gone");
+    // What was seen is never said to be unseen: the client would send it as a new one.
+    let repeated = say(0, &|session, _| first(&desk, session, acked.client_seq));
+    assert_eq!(refused(repeated).0, RejectReason::AlreadySeen);
     // The other member has a share of his own, and a ratio: 100,000 messages without a trade.
     let acked = say(1, &|session, seq| second(&desk, session, seq)).0;
     let acked = acked.expect("taken");

@@ -387,7 +387,7 @@ async fn r341_a_member_has_so_many_reports_looked_up_and_the_rest_is_refused() {
     raw.send.write_all(&repeats).await.unwrap();
     let (mut found, mut refused) = (0, 0);
     while found + refused < REPEATS {
-        match raw.next().await.expect("the connection is open").1 {
+        match raw.next_at_last().await.1 {
             ServerMessage::OrderAck(ack) if ack.client_seq == 1 => found += 1,
             ServerMessage::Rejected(m) if m.client_seq == 1 => {
                 assert_eq!(m.reason, RejectReason::AlreadySeen);
@@ -709,6 +709,19 @@ impl Raw {
             let chunk = self.receive.read_chunk(usize::MAX, true).await.ok()??;
             self.buffer.extend_from_slice(&chunk.bytes);
         }
+    }
+
+    /// The next message, however long it takes: the client is heard of meanwhile.
+    pub async fn next_at_last(&mut self) -> (wire::Header, ServerMessage) {
+        let beat = std::time::Duration::from_secs(1);
+        for _ in 0..60 {
+            if let Ok(next) = tokio::time::timeout(beat, self.next()).await {
+                return next.expect("the connection is open");
+            }
+            self.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+                .await;
+        }
+        panic!("nothing comes");
     }
 
     pub async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {

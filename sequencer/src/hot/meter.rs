@@ -172,10 +172,10 @@ impl Hot {
         asked: &Asked,
         now_ns: u64,
     ) -> Option<Reject> {
+        self.meters.at(now_ns);
         if asked.is_over_rate {
             return Some(RejectReason::Throttle.into());
         }
-        self.meters.at(now_ns);
         let request = self.request(source);
         if let Request::New(new) = request
             && new.time_in_force == TimeInForce::Fok
