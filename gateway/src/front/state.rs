@@ -98,8 +98,7 @@ pub struct State {
     pub resuming: Vec<At>,
     /// Sessions whose client has asked for open orders or for messages once more.
     pub in_pieces: Vec<At>,
-    /// Questions that are looked up in the journal, by user.
-    looked_up: HashMap<UserIx, usize>,
+    looked_up: LookUps,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
     closing: HashMap<u64, Closing>,
@@ -140,7 +139,7 @@ impl State {
             limited: HashMap::new(),
             resuming: Vec::new(),
             in_pieces: Vec::new(),
-            looked_up: HashMap::new(),
+            looked_up: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
@@ -332,10 +331,12 @@ impl State {
     /// one user would keep logins and resumes of all others waiting.
     pub fn look_up(&mut self, at: At, question: Question) -> bool {
         let user = self.sessions.row(at).user;
-        let count = self.looked_up.get(&user).copied().unwrap_or(0);
-        let is_asked = count < LOOKED_UP_PER_USER && self.questions.try_send(question).is_ok();
-        if is_asked {
-            self.looked_up.insert(user, count + 1);
+        if !self.looked_up.begin(user) {
+            return false;
+        }
+        let is_asked = self.questions.try_send(question).is_ok();
+        if !is_asked {
+            self.looked_up.end(user);
         }
         is_asked
     }
@@ -343,7 +344,25 @@ impl State {
     /// A question of a session has been answered.
     pub fn looked_up(&mut self, at: At) {
         let user = self.sessions.row(at).user;
-        if let Entry::Occupied(mut count) = self.looked_up.entry(user) {
+        self.looked_up.end(user);
+    }
+}
+
+/// Questions that are looked up in the journal, by user: at most [`LOOKED_UP_PER_USER`] of each.
+#[derive(Default)]
+struct LookUps(HashMap<UserIx, usize>);
+
+impl LookUps {
+    /// One more; false when the user has as many.
+    fn begin(&mut self, user: UserIx) -> bool {
+        let count = self.0.entry(user).or_default();
+        let is_one_more = *count < LOOKED_UP_PER_USER;
+        *count += usize::from(is_one_more);
+        is_one_more
+    }
+
+    fn end(&mut self, user: UserIx) {
+        if let Entry::Occupied(mut count) = self.0.entry(user) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
@@ -400,3 +419,22 @@ pub fn reason_of(not_taken: NotTaken) -> RejectReason {
 
 /// How long a shutdown waits for the reports of what sessions have sent.
 pub const LAST_REPORTS: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R341
+    #[test]
+    fn r341_a_user_has_so_many_look_ups_and_another_has_his_own() {
+        let (mut look_ups, user, other) = (LookUps::default(), UserIx(1), UserIx(2));
+        let begun = (0..20).filter(|_| look_ups.begin(user)).count();
+        assert_eq!(begun, LOOKED_UP_PER_USER);
+        assert!(look_ups.begin(other), "a bound of his own");
+        look_ups.end(user);
+        assert!(look_ups.begin(user) && !look_ups.begin(user));
+        (0..LOOKED_UP_PER_USER).for_each(|_| look_ups.end(user));
+        look_ups.end(other);
+        assert!(look_ups.0.is_empty(), "nothing is kept of those that ended");
+    }
+}
