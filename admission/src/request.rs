@@ -365,7 +365,7 @@ pub enum Known {
     },
     /// How many there may be.
     Bound(u32),
-    /// How much one order may have: lots, or minor units.
+    /// How much one order may have, in lots or minor units; of a rate or share, microseconds to wait.
     Most(u64),
     /// What the budget of the day still allows (none known: zero), and what was needed.
     Budget {
@@ -393,8 +393,8 @@ impl Reject {
         Self { reason, known }
     }
 
-    /// Limit value of the reason, 0 for none: a count of orders, or what the pool or the budget still has, in minor
-    /// units.
+    /// Limit value of the reason, 0 for none: a count of orders, what the pool or the budget still has, in minor
+    /// units, or microseconds to wait.
     pub fn limit(&self) -> u64 {
         match self.known {
             Known::Bound(bound) => u64::from(bound),

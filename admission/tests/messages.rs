@@ -236,7 +236,7 @@ fn both_sessions_of_a_bust_trade_are_told() {
     assert_eq!(reports.len(), 2);
     told(&reports[0], bust.buy, Side::Buy);
     told(&reports[1], bust.sell, Side::Sell);
-    // An order without a session tells none.
+    // No session is told of an order that has none.
     let other = Bust {
         trade: Id128::from_u128(8),
         buy: TradeParty::NONE,

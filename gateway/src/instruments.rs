@@ -96,8 +96,8 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     .await
 }
 
-/// Changes the phase as the registry says. A market that is halted stays so until its supervision lifts the
-/// halt, whoever halted it.
+/// Sets the phase that belongs to the registry's status. A halted market stays halted: only its supervision
+/// lifts a halt (`design.md` 10).
 async fn follow_status(
     market: &Market,
     instrument: InstrumentIx,
@@ -111,7 +111,7 @@ async fn follow_status(
         key_hash: Id128::NONE,
     };
     match market.ask(request).await {
-        // The status is noted as followed only behind it.
+        // Durable before the status is stored as followed.
         Ok(record) => {
             let durable = market.durable(record.command.sequence).await;
             durable.map_err(Error::Registry)

@@ -327,8 +327,8 @@ fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &m
 
 impl State {
     /// Asks for what has left a session's window; false when too many such questions of its user are on
-    /// their way. Each reads the journal for a second or more, a few at a time: without the bound, those of
-    /// one user would keep logins and resumes of all others waiting.
+    /// their way. Each reads the journal from a checkpoint on, two at a time: without the bound, those of one
+    /// user would keep logins and resumes of all others waiting.
     pub fn look_up(&mut self, at: At, question: Question) -> bool {
         let user = self.sessions.row(at).user;
         if !self.looked_up.begin(user) {

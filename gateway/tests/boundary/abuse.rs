@@ -85,7 +85,7 @@ async fn session_names_have_no_control_characters() {
     world.stop().await;
 }
 
-/// B7: whoever refuses a change, the answer names an open order by both its ids.
+/// B7: a refused change names an open order by both its ids, whether admission or the book refuses it.
 #[tokio::test]
 async fn a_refused_change_names_the_order_by_both_ids() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use wire::ServerMessage;
 use crate::orders::publish;
 use crate::world::*;
 
-/// The registry tells of an instrument.
+/// Publishes a change of an instrument in the registry.
 async fn registry_tells(world: &World, instrument_id: &str) {
     let updated = InstrumentUpdatedEvent {
         context: context(&unique()),
@@ -127,7 +127,7 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     }
     world.registry.list(set(InstrumentStatus::Active));
     registry_tells(&world, "BOND-2").await;
-    // A later change of the registry is followed behind it.
+    // Events are handled in order: once BOND-3 is known, the change of BOND-2 has been handled.
     world.registry.list(bond("BOND-3"));
     registry_tells(&world, "BOND-3").await;
     while world.status().await.instruments.len() < 3 {

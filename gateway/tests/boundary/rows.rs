@@ -343,8 +343,8 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
     world.stop().await;
 }
 
-/// Every call of the market as every role, empty: whoever lacks the role hears that first, anybody else
-/// something about the request.
+/// Every call of the market by every role, with an empty request: a caller without the role is refused with
+/// PERMISSION_DENIED, any other for the request.
 // rows: R333
 #[tokio::test]
 async fn r333_each_call_of_the_market_admits_its_roles_alone() {

@@ -1,8 +1,7 @@
 //! Commands that end the orders of a list: to the engines of those orders alone.
 
-use admission::{Known, Reject};
 use types::command::{Listed, MassScope};
-use types::{Envelope, RejectReason, UserIx};
+use types::{Envelope, UserIx};
 
 use super::Hot;
 use crate::flight::Owed;
@@ -21,12 +20,9 @@ impl Hot {
         filtered: Option<(UserIx, MassScope)>,
         now_ns: u64,
     ) -> Result<Option<(UserIx, u64)>, NotTaken> {
-        if let Some((user, _)) = filtered {
-            let wait_us = self.walks.wait_ns(user, now_ns).div_ceil(1_000);
-            if wait_us > 0 {
-                let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
-                return Err(NotTaken::Refused(Reject { reason, known }));
-            }
+        let refused = filtered.and_then(|(user, _)| self.walks.refuses(user, now_ns));
+        if let Some(reject) = refused {
+            return Err(NotTaken::Refused(reject));
         }
         let admission = self.core.admission();
         admission.list(&self.flights.vacant().command, &mut self.listed);

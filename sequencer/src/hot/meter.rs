@@ -179,12 +179,9 @@ impl Hot {
         let request = self.request(source);
         if let Request::New(new) = request
             && new.time_in_force == TimeInForce::Fok
+            && let Some(reject) = self.walks.refuses(new.user, now_ns)
         {
-            let wait_us = self.walks.wait_ns(new.user, now_ns).div_ceil(1_000);
-            if wait_us > 0 {
-                let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
-                return Some(Reject { reason, known });
-            }
+            return Some(reject);
         }
         let is_order = matches!(request, Request::New(_) | Request::Amend(_));
         self.meters.refuses(request.member(), is_order, now_ns)

@@ -2,7 +2,8 @@
 //! also those that its filter leaves; a fill-or-kill order that cannot be filled has had levels and orders
 //! looked at. What is ended or traded is bounded by what was entered; the rest is bounded here.
 
-use types::UserIx;
+use admission::{Known, Reject};
+use types::{RejectReason, UserIx};
 
 /// Orders and levels looked at in vain per second and user, with a burst of one second's worth: about 50 ms of
 /// the hot thread a second at 50 ns each.
@@ -19,13 +20,20 @@ pub(super) struct Walks {
 
 impl Walks {
     /// Nanoseconds until the user may walk again; 0 = now.
-    pub fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
+    fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
         let even_ns = self.even_ns.get(user.index()).copied().unwrap_or(0);
         match even_ns.saturating_sub(now_ns) {
             // No walk brings it that far: the clock was set back.
             ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
             ahead_ns => ahead_ns.saturating_sub(SECOND_NS),
         }
+    }
+
+    /// Why the user may not walk now, if so: `THROTTLE` with the wait in microseconds.
+    pub fn refuses(&self, user: UserIx, now_ns: u64) -> Option<Reject> {
+        let wait_us = self.wait_ns(user, now_ns).div_ceil(1_000);
+        let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
+        (wait_us > 0).then_some(Reject { reason, known })
     }
 
     /// Counts what was looked at and left.

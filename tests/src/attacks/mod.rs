@@ -156,7 +156,7 @@ pub struct Plan {
     pub attacks: Vec<Kind>,
     pub duration: Duration,
     pub packets_per_s: u64,
-    /// Of each attack; in a long run, each behind a control of its own.
+    /// Of each attack; in a long run each has a control run before it.
     pub runs: usize,
 }
 
@@ -223,7 +223,7 @@ impl Stage {
         }
     }
 
-    /// The runs of an attack, each but the first behind a control of its own if the plan is long.
+    /// The runs of an attack; in a long plan each but the first has a control run before it.
     async fn judge(&mut self, kind: Kind, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let attacker = member(&self.platform, false).await;
         let mut verdict = Verdict::new(kind.name(), plan.is_long());

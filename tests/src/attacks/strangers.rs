@@ -110,7 +110,7 @@ const QUIC_MAX: Duration = Duration::from_secs(8);
 /// The same on the RPC port: the first request's time.
 const TCP_MAX: Duration = Duration::from_secs(13);
 
-/// Connections on which nobody logs in: TCP without a byte, QUIC with heartbeats.
+/// Connections without a login: TCP without a byte, QUIC with heartbeats.
 pub struct Idle {
     trading: SocketAddr,
     rpc: SocketAddr,

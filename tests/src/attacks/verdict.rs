@@ -9,7 +9,7 @@ use super::honest::Figures;
 const RATIO_MAX: f64 = 1.25;
 /// How much longer than the control's longest gap one may be.
 const GAP_MORE: Duration = Duration::from_millis(50);
-/// Resident memory after the first run: so many percent of what it was, and this.
+/// Resident memory after the first run: at most this percentage of what it was, plus these bytes.
 const RESIDENT_PERCENT: u64 = 110;
 const RESIDENT_MORE: u64 = 32 << 20;
 /// What a further run may add: what an allocator's pages move by.
