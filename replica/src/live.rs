@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use sequencer::priority;
 use sequencer::{
     Backlog, CheckpointKeeper, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
 
 use crate::catch_up::{CatchUp, ReplicaError};
@@ -35,6 +36,9 @@ use crate::state::State;
 pub const PART: &str = "replica";
 /// Records applied under one lock and handed on together.
 const BATCH_RECORDS: usize = 256;
+/// Pause behind a batch that is not full, unless somebody waits for what comes next. Woken at each commit, the
+/// replica and everybody behind it would take the hot thread's core once per order.
+const PACE: Duration = Duration::from_millis(1);
 /// Looks at the clock while nothing comes.
 const IDLE: Duration = Duration::from_millis(200);
 /// Pause before a read that found no file descriptor is tried again.
@@ -63,6 +67,23 @@ pub(crate) struct Turn {
     _of_others: Option<OwnedSemaphorePermit>,
 }
 
+/// A call that waits for a position, until it is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.waiting.fetch_add(1, Ordering::SeqCst);
+        shared.hurry.notify_one();
+        Self(&shared.waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// State shared by the thread, its handles and its followers.
 pub(crate) struct Shared {
     node: NodeId,
@@ -75,6 +96,9 @@ pub(crate) struct Shared {
     names: Arc<Names>,
     hub: Mutex<Hub>,
     position: watch::Sender<Sequence>,
+    /// Calls that wait for a position, and what a new one wakes the paced thread with.
+    waiting: AtomicUsize,
+    hurry: Notify,
     /// How far settlement is, as journalled.
     settlement: watch::Sender<Settlement>,
     /// Last sequence that the hot thread has given.
@@ -192,6 +216,8 @@ impl LiveReplica {
             state: RwLock::new(state),
             hub: Mutex::new(Hub::new(from)),
             position: watch::Sender::new(from),
+            waiting: AtomicUsize::new(0),
+            hurry: Notify::new(),
             stats: parts.stats,
             backlog: parts.backlog,
             turns: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
@@ -270,7 +296,7 @@ impl Replica {
     /// Last sequence that a command has been given.
     pub fn assigned(&self) -> Sequence {
         let assigned = &self.shared.stats.sequence;
-        Sequence(assigned.load(std::sync::atomic::Ordering::Acquire))
+        Sequence(assigned.load(Ordering::Acquire))
     }
 
     /// Last record that is durable.
@@ -289,6 +315,10 @@ impl Replica {
     /// # Errors
     /// [`ReplicaError::Ended`]: it will not be.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
+        if self.position() >= sequence {
+            return Ok(());
+        }
+        let _waiting = Waiting::new(&self.shared);
         let mut position = self.shared.position.subscribe();
         let reached = position.wait_for(|position| *position >= sequence);
         self.unless_ended(reached).await
@@ -532,20 +562,34 @@ impl Live {
                 Some(Err(error)) if error.is_transient() => {
                     self.shared.trouble(PART, &error.to_string());
                     tokio::time::sleep(RETRY).await;
-                    Ok(())
+                    Ok(true)
                 }
                 Some(Err(error)) => Err(End::of(error)),
-                None => self.rest(),
+                None => self.rest().map(|()| true),
             };
-            if let Err(end) = round {
-                return end;
+            match round {
+                Ok(has_more) => {
+                    self.checkpoint();
+                    if !has_more {
+                        self.pace().await;
+                    }
+                }
+                Err(end) => return end,
             }
-            self.checkpoint();
         }
     }
 
-    /// Applies what is there, up to [`BATCH_RECORDS`], and hands it on.
-    fn take(&mut self, first: Record) -> Result<(), End> {
+    /// Lets records gather.
+    async fn pace(&self) {
+        if self.shared.waiting.load(Ordering::SeqCst) == 0 {
+            let hurry = self.shared.hurry.notified();
+            // Elapsed or hurried: the next batch.
+            let _ = tokio::time::timeout(PACE, hurry).await;
+        }
+    }
+
+    /// Applies what is there, up to [`BATCH_RECORDS`], and hands it on; true when there may be more.
+    fn take(&mut self, first: Record) -> Result<bool, End> {
         self.quiet_since = None;
         self.shared.well(PART);
         let mut records = vec![first];
@@ -562,6 +606,7 @@ impl Live {
                 }
             }
         }
+        let has_more = records.len() == BATCH_RECORDS;
         let applied = {
             let mut state = self
                 .shared
@@ -584,7 +629,7 @@ impl Live {
         let settlement = *self.shared.state().core().admission().settlement();
         let known = &self.shared.settlement;
         known.send_if_modified(|known| std::mem::replace(known, settlement) != settlement);
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(has_more), Err)
     }
 
     /// Nothing has come for a while.
