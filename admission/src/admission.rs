@@ -175,6 +175,7 @@ impl Admission {
         match request {
             Request::MassCancel(r) => self.admit_mass_cancel(r, now_ns).map(Command::MassCancel),
             Request::CancelAllAfter(r) => self.admit_cancel_all_after(r),
+            Request::CancelSlice(of) => self.admit_slice(*of),
             _ => self.admit_control(request, now_ns),
         }
     }

@@ -2,8 +2,8 @@
 
 use types::command::{
     BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
-    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, TradeParty,
-    UnblockUser,
+    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, SweepPlace,
+    TradeParty, UnblockUser,
 };
 use types::{
     HoldIx, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, PoolKind, RejectReason, Sequence,
@@ -101,13 +101,7 @@ impl Admission {
             }
             Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
             Request::SetMemberGroup(change) => self.admit_group(change),
-            Request::New(_)
-            | Request::Cancel(_)
-            | Request::Amend(_)
-            | Request::MassCancel(_)
-            | Request::CancelAllAfter(_) => {
-                unreachable!("orders are checked in their own file")
-            }
+            _ => unreachable!("orders are checked in their own file"),
         }
     }
 
@@ -168,6 +162,7 @@ impl Admission {
             user,
             is_engaged,
             key_hash,
+            through: SweepPlace::END,
         }))
     }
 

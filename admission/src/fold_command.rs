@@ -52,11 +52,14 @@ impl Admission {
                 self.tables.busts.push(c.trade);
                 self.tables.settlement.note_own(envelope.sequence);
             }
-            Command::SetKillSwitch(c) => match self.tables.users.get_mut(c.user.index()) {
-                _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
-                Some(user) => user.is_killed = c.is_engaged,
-                None => panic!("a user is bound before anything is said of him"),
-            },
+            Command::SetKillSwitch(c) => {
+                match self.tables.users.get_mut(c.user.index()) {
+                    _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
+                    Some(user) => user.is_killed = c.is_engaged,
+                    None => panic!("a user is bound before anything is said of him"),
+                }
+                self.note_sweep(&envelope.command, envelope.sequence);
+            }
             Command::SetBudget(c) => {
                 let user = &mut self.tables.users[c.user.index()];
                 user.budget_day = c.day;
@@ -70,7 +73,11 @@ impl Admission {
                 let row = &mut self.tables.sessions[c.session.index()];
                 row.cancel_all_at_ns = c.at_ns(envelope.time_ns);
             }
-            Command::MassCancel(c) => self.note_fired(c),
+            Command::MassCancel(c) => {
+                self.note_fired(c);
+                self.note_sweep(&envelope.command, envelope.sequence);
+            }
+            Command::CancelSlice(_) => self.note_sweep(&envelope.command, envelope.sequence),
             Command::New(c) => self.open_order(c, envelope),
             Command::Amend(c) => self.draw_growth(c),
             Command::Cancel(_) | Command::ExpireOrders(_) | Command::Refused(_) => {}

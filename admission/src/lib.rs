@@ -21,7 +21,8 @@
 //! | `default_pools` | trading holds by user |
 //! | `counts` | how many open orders a user has on an instrument |
 //! | `session_set` | sessions with trades that are not final |
-//! | `linked` | the open orders of each user and session, and those that a command ends |
+//! | `linked` | the open orders of each user and session |
+//! | `sweeps` | commands that end many orders of a member, and their slices |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
 //! What the *book* refuses (phase, band, post-only: D13) is not checked here: such an order exists, as REJECTED.
@@ -46,6 +47,7 @@ mod request;
 mod session_set;
 mod slots;
 mod state;
+mod sweeps;
 mod view;
 
 pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};

@@ -1,13 +1,12 @@
 //! The open orders of each session, and of each user outside of any: lists through the slots of the order table, so
-//! that what ends an owner's orders costs those orders. No part of the state; no order within a list is visible.
+//! that what ends an owner's orders costs those orders. No part of the state: made again from the open orders,
+//! oldest first.
 
 use alloc::vec::Vec;
 
-use types::command::{Listed, MassScope};
-use types::{Command, Handle, SessionIx, Side, UserIx};
+use types::{Handle, SessionIx, UserIx};
 
 use crate::admission::Admission;
-use crate::state::OpenOrder;
 
 /// One slot's neighbours: slot + 1, 0 for none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,14 +15,20 @@ struct Node {
     next: u32,
 }
 
+/// First and last of a list: slot + 1, 0 for none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    first: u32,
+    last: u32,
+}
+
 /// Each order is in one list: a user's are those of his sessions, and those that came without one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Linked {
     nodes: Vec<Node>,
-    /// By session: slot + 1 of the order that came last, 0 for none.
-    of_session: Vec<u32>,
-    /// By user: the same, of orders without a session.
-    of_user: Vec<u32>,
+    of_session: Vec<Ends>,
+    /// By user: orders without a session.
+    of_user: Vec<Ends>,
     /// By user.
     sessions: Vec<Vec<SessionIx>>,
 }
@@ -34,6 +39,14 @@ impl Linked {
         Self {
             nodes: Vec::with_capacity(slots_max as usize),
             ..Self::default()
+        }
+    }
+
+    /// Slots of the open orders of a session, or of the user's outside of any.
+    pub fn of(&self, user: UserIx, session: SessionIx) -> impl Iterator<Item = u32> + '_ {
+        match session.is_none() {
+            true => self.from(self.of_user.get(user.index())),
+            false => self.from(self.of_session.get(session.index())),
         }
     }
 
@@ -54,45 +67,53 @@ impl Linked {
         in_sessions.chain(self.from(self.of_user.get(user.index())))
     }
 
-    fn from(&self, first: Option<&u32>) -> impl Iterator<Item = u32> + '_ {
+    fn from(&self, ends: Option<&Ends>) -> impl Iterator<Item = u32> + '_ {
         let step = |index: u32| (index != 0).then_some(index);
         let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
-        core::iter::successors(first.copied().and_then(step), next).map(|index| index - 1)
+        let first = ends.and_then(|ends| step(ends.first));
+        core::iter::successors(first, next).map(|index| index - 1)
     }
 
     /// The next user, without orders.
     pub fn add_user(&mut self) {
-        self.of_user.push(0);
+        self.of_user.push(Ends::default());
         self.sessions.push(Vec::new());
     }
 
     /// The next session, of that user, without orders.
     pub fn add_session(&mut self, user: UserIx) {
         self.sessions[user.index()].push(SessionIx(self.of_session.len() as u32));
-        self.of_session.push(0);
+        self.of_session.push(Ends::default());
     }
 
-    /// Takes in the order of a slot; a session that is none has no list.
+    /// Takes in the order of a slot, which came after those that are in the list; a session that is none has no list.
     #[inline]
     pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         if self.nodes.len() <= slot as usize {
             self.nodes.resize(slot as usize + 1, Node::default());
         }
-        let head = self.head(user, session);
-        let next = core::mem::replace(head, slot + 1);
-        self.nodes[slot as usize] = Node { prev: 0, next };
-        if next != 0 {
-            self.nodes[next as usize - 1].prev = slot + 1;
+        let ends = self.ends(user, session);
+        let prev = core::mem::replace(&mut ends.last, slot + 1);
+        match prev {
+            0 => ends.first = slot + 1,
+            prev => self.nodes[prev as usize - 1].next = slot + 1,
         }
+        self.nodes[slot as usize] = Node { prev, next: 0 };
     }
 
     /// Takes the order of a slot out of its list.
     #[inline]
     pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         let Node { prev, next } = self.nodes[slot as usize];
-        match prev {
-            0 => *self.head(user, session) = next,
-            prev => self.nodes[prev as usize - 1].next = next,
+        let ends = self.ends(user, session);
+        if prev == 0 {
+            ends.first = next;
+        }
+        if next == 0 {
+            ends.last = prev;
+        }
+        if prev != 0 {
+            self.nodes[prev as usize - 1].next = next;
         }
         if next != 0 {
             self.nodes[next as usize - 1].prev = prev;
@@ -100,9 +121,9 @@ impl Linked {
     }
 
     #[inline]
-    fn head(&mut self, user: UserIx, session: SessionIx) -> &mut u32 {
+    fn ends(&mut self, user: UserIx, session: SessionIx) -> &mut Ends {
         match self.of_session.get_mut(session.index()) {
-            Some(head) => head,
+            Some(ends) => ends,
             None => &mut self.of_user[user.index()],
         }
     }
@@ -124,66 +145,6 @@ impl Admission {
         slots: impl Iterator<Item = u32> + 'a,
     ) -> impl Iterator<Item = Handle> + 'a {
         slots.filter_map(|slot| Some(self.tables.slots[slot as usize].order.as_ref()?.handle))
-    }
-
-    /// The orders that a command of [`types::Route::Listed`] ends, by instrument and slot; none of another
-    /// command. Some may have ended already: their events are on the way.
-    pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {
-        listed.clear();
-        match command {
-            Command::MassCancel(c) => {
-                let is_wanted = |order: &OpenOrder| {
-                    (c.instrument.is_none() || order.instrument == c.instrument)
-                        && c.side.is_none_or(|side: Side| order.side == side)
-                };
-                match c.scope {
-                    MassScope::All => return,
-                    MassScope::User(user) => self.list_user(user, listed, is_wanted),
-                    MassScope::Session(session) => {
-                        let slots = self.linked.of_session(session);
-                        self.list_slots(slots, listed, is_wanted);
-                    }
-                    // A group has one user's orders, and he alone asks for it.
-                    MassScope::Group(group) => self.list_user(c.user, listed, |order| {
-                        order.stp_group == group && is_wanted(order)
-                    }),
-                }
-            }
-            Command::SetKillSwitch(c) if c.is_engaged => self.list_user(c.user, listed, |_| true),
-            _ => return,
-        }
-        listed.sort_unstable();
-    }
-
-    fn list_user(
-        &self,
-        user: UserIx,
-        listed: &mut Vec<Listed>,
-        is_wanted: impl Fn(&OpenOrder) -> bool,
-    ) {
-        // Without an order none of his sessions is looked at.
-        let row = self.tables.users.get(user.index());
-        if row.is_some_and(|row| row.open_orders > 0) {
-            self.list_slots(self.linked.of_user(user), listed, is_wanted);
-        }
-    }
-
-    fn list_slots(
-        &self,
-        slots: impl Iterator<Item = u32>,
-        listed: &mut Vec<Listed>,
-        is_wanted: impl Fn(&OpenOrder) -> bool,
-    ) {
-        for slot in slots {
-            let order = self.tables.slots[slot as usize].order.as_ref();
-            let order = order.expect("a list has open orders");
-            if is_wanted(order) {
-                listed.push(Listed {
-                    instrument: order.instrument,
-                    handle: order.handle,
-                });
-            }
-        }
     }
 }
 

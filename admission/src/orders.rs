@@ -2,7 +2,7 @@
 //! money. Nothing is changed.
 
 use types::command::{
-    Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New,
+    Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New, SweepPlace,
 };
 use types::{
     AssetIx, Command, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType,
@@ -341,6 +341,8 @@ impl Admission {
             session: r.session,
             client_seq: seq(r.session, r.client_seq),
             key_hash: r.key_hash,
+            through: SweepPlace::END,
+            remaining: 0,
         })
     }
 

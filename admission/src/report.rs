@@ -91,7 +91,11 @@ pub enum ReportBody {
         open: Lots,
     },
     /// Number of orders that the mass cancel ended, on the instrument it named or on all.
-    MassCancelled { count: u32 },
+    MassCancelled {
+        count: u32,
+        /// At most so many follow in slices; none = the mass cancel is complete.
+        remaining: u32,
+    },
     /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
     CancelAllAfter { at_ns: u64 },
     /// A trading hold of the session's user, as the command leaves it.
@@ -137,7 +141,7 @@ impl ReportSink for alloc::vec::Vec<Report> {
 
 /// Who is told of which order.
 #[derive(Clone, Copy, Debug)]
-struct Subject {
+pub(crate) struct Subject {
     session: SessionIx,
     client_order_id: u64,
     handle: Handle,
@@ -145,7 +149,7 @@ struct Subject {
 
 impl Subject {
     /// No order.
-    fn session(session: SessionIx) -> Self {
+    pub fn session(session: SessionIx) -> Self {
         Self {
             session,
             client_order_id: 0,
@@ -295,8 +299,8 @@ impl Admission {
         }
     }
 
-    /// Numbers the message of a command that comes behind those of its events: of a mass cancel, how many
-    /// orders it took.
+    /// Numbers the message of a command that comes behind those of its events: of a mass cancel or its last slice,
+    /// how many orders it took.
     pub fn report_end(
         &mut self,
         cause: &Cause,
@@ -304,12 +308,20 @@ impl Admission {
         events: usize,
         to: &mut impl ReportSink,
     ) {
-        if let Command::MassCancel(c) = command {
-            let subject = Subject::session(c.session);
-            // Each of its events ends an order.
-            let count = u32::try_from(events).expect("no more than there are slots");
-            let body = ReportBody::MassCancelled { count };
-            self.tell(subject, c.instrument, cause.client_seq, body, to);
+        // Each of its events ends an order.
+        let count = || u32::try_from(events).expect("no more than there are slots");
+        match command {
+            Command::MassCancel(c) => {
+                let (count, remaining) = (count(), c.remaining);
+                let subject = Subject::session(c.session);
+                let body = ReportBody::MassCancelled { count, remaining };
+                self.tell(subject, c.instrument, cause.client_seq, body, to);
+                self.report_sweep(command, cause.sequence, count, to);
+            }
+            Command::CancelSlice(_) | Command::SetKillSwitch(_) => {
+                self.report_sweep(command, cause.sequence, count(), to);
+            }
+            _ => {}
         }
     }
 
@@ -472,7 +484,7 @@ impl Admission {
     }
 
     #[inline]
-    fn tell(
+    pub(crate) fn tell(
         &mut self,
         subject: Subject,
         instrument: InstrumentIx,

@@ -248,6 +248,8 @@ pub enum Request {
     },
     SetOrderBounds(SetOrderBounds),
     SetMemberGroup(SetMemberGroup),
+    /// The next slice of a mass cancel or kill switch under way.
+    CancelSlice(Sequence),
     /// How far settlement is. What lies at or before the known positions changes nothing.
     Settled {
         posted: Sequence,

@@ -3,10 +3,12 @@
 
 use alloc::vec::Vec;
 
-use types::command::{BlockCause, BoundsOf, MemberGroup, OrderBounds, RequestKind};
+use types::command::{
+    BlockCause, BoundsOf, MassScope, MemberGroup, OrderBounds, RequestKind, SweepPlace,
+};
 use types::{
-    AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
-    PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
+    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec,
+    Lots, Minor, PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
 };
 
 macro_rules! table_row {
@@ -266,6 +268,26 @@ impl Settlement {
 }
 
 table_row! {
+    /// A mass cancel, or a kill switch, that has left orders of its member to slices.
+    pub struct Sweep {
+        /// The command that began it: later orders stay.
+        pub of: Sequence,
+        pub scope: MassScope,
+        pub instrument: InstrumentIx,
+        pub side: Option<Side>,
+        pub reason: CancelReason,
+        /// Who asked, `NONE` for the platform and for operators.
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub key_hash: Id128,
+        /// The slices have come so far; [`SweepPlace::END`] = the last one is under way.
+        pub after: SweepPlace,
+        /// Orders ended.
+        pub count: u32,
+    }
+}
+
+table_row! {
     /// A slot of the order table.
     pub struct Slot {
         /// Of its last order; 0 = never used.
@@ -298,6 +320,8 @@ pub struct AdmissionImage {
     pub sessions: Vec<Session>,
     pub pools: Vec<Pool>,
     pub slots: Vec<Slot>,
+    /// In the order in which they began.
+    pub sweeps: Vec<Sweep>,
     /// Keys of the last 24 hours, in journal order.
     pub keys: Vec<(Id128, Seen)>,
 }

@@ -10,7 +10,7 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
-use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, User};
+use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, Sweep, User};
 
 /// A pool's money: what `design.md` 4 compares with the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -238,6 +238,7 @@ impl Admission {
             sessions: image.sessions.clone(),
             pools: image.pools.clone(),
             slots,
+            sweeps: image.sweeps.clone(),
             keys: Vec::new(),
         };
         room.busts.extend(&image.busts);
@@ -271,24 +272,34 @@ impl Admission {
                 room.default_pools.insert(row.user, row.asset, hold);
             }
         }
+        room.restore_orders(image);
+        room.check_invariants();
+        room
+    }
+
+    /// Slots, and the indexes of the open orders.
+    fn restore_orders(&mut self, image: &AdmissionImage) {
+        let mut open = Vec::new();
         for (at, slot) in image.slots.iter().enumerate() {
             let Some(order) = &slot.order else {
                 if slot.generation == u32::MAX {
-                    room.slots.take(at as u32);
+                    self.slots.take(at as u32);
                 }
                 continue;
             };
-            room.slots.take(at as u32);
-            room.note_group(order.stp_group, order.user);
-            room.linked.insert(order.user, order.session, at as u32);
-            room.counts.add(order.user, order.instrument);
+            self.slots.take(at as u32);
+            self.note_group(order.stp_group, order.user);
+            open.push((order.sequence, at as u32, order.user, order.session));
+            self.counts.add(order.user, order.instrument);
             if order.client_order_id != 0 {
-                room.client_ids
+                self.client_ids
                     .insert(order.user, order.client_order_id, at as u32);
             }
         }
-        room.check_invariants();
-        room
+        open.sort_unstable_by_key(|(sequence, ..)| *sequence);
+        for (_, slot, user, session) in open {
+            self.linked.insert(user, session, slot);
+        }
     }
 
     /// Hash of the state. Comparable where every event of every command applied has been applied too.
@@ -463,6 +474,17 @@ impl PoolTotals {
     }
 }
 
+/// The rest of a row is that of the command which began it.
+fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
+    for row in rows {
+        hash.words(&[
+            row.of.0,
+            u64::from(row.after.session.0) << 32 | u64::from(row.count),
+            row.after.sequence.0,
+        ]);
+    }
+}
+
 fn hash_settlement(hash: &mut StateHash, tables: &AdmissionImage) {
     let known = &tables.settlement;
     hash.words(&[
@@ -476,6 +498,7 @@ fn hash_settlement(hash: &mut StateHash, tables: &AdmissionImage) {
         let (high, low) = trade.halves();
         hash.words(&[high, low]);
     }
+    hash_sweeps(hash, &tables.sweeps);
 }
 
 fn hash_order(hash: &mut StateHash, order: &OpenOrder) {

@@ -30,6 +30,7 @@ impl Book {
         self.begin(envelope);
         let reason = match &envelope.command {
             Command::MassCancel(c) => c.reason,
+            Command::CancelSlice(c) => c.reason,
             Command::SetKillSwitch(_) => CancelReason::KillSwitch,
             other => panic!("{other:?} lists no orders"),
         };

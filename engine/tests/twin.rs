@@ -11,7 +11,7 @@ use engine::{Book, BookConfig, BookImage, DepthLevel};
 use support::*;
 use types::command::{
     Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetKillSwitch,
-    SetPhase,
+    SetPhase, SweepPlace,
 };
 use types::event::*;
 use types::*;
@@ -507,6 +507,7 @@ impl Flow {
                 },
                 is_engaged: true,
                 key_hash: Id128::NONE,
+                through: SweepPlace::END,
             }),
             32..=44 => Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
@@ -598,6 +599,8 @@ impl Flow {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
+            through: SweepPlace::END,
+            remaining: 0,
         }
     }
 

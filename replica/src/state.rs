@@ -348,6 +348,7 @@ impl Hear for Effects<'_> {
             | Command::Cancel(_)
             | Command::Amend(_)
             | Command::MassCancel(_)
+            | Command::CancelSlice(_)
             | Command::CancelAllAfter(_)
             | Command::SetKillSwitch(_)
             | Command::SuspectClock(_)

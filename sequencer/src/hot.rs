@@ -28,6 +28,7 @@ use crate::port::{Gate, Job, NotTaken, Reply};
 use crate::ring_port::{Asked, RingEnd};
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
+use lists::Sweeping;
 use meter::Meters;
 use walks::Walks;
 
@@ -87,6 +88,8 @@ pub(crate) struct Hot {
     is_clock_suspect: bool,
     /// What the command that is being admitted ends, if that is a list: by instrument and slot.
     listed: Vec<Listed>,
+    /// Calls that wait for the last slice of what they asked for.
+    sweeping: Vec<Sweeping>,
     walks: Walks,
     meters: Meters,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
@@ -133,6 +136,7 @@ impl Hot {
             is_last_owed: false,
             is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
+            sweeping: Vec::new(),
             walks: Walks::default(),
             meters: Meters::default(),
             reduced: HashSet::new(),
@@ -168,7 +172,7 @@ impl Hot {
         let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
-            if self.step() | self.poll_front() {
+            if self.step() {
                 idle_since = None;
                 continue;
             }
@@ -218,10 +222,12 @@ impl Hot {
         }
     }
 
-    /// One turn and its hand-over to the journal; true when there was something to do.
+    /// One turn, a round of the front that shares the thread, and the hand-over to the journal; true when there
+    /// was something to do.
     pub fn step(&mut self) -> bool {
-        let did_work = self.turn();
+        let did_work = self.turn() | self.poll_front();
         self.begin_last();
+        // Behind the front: a journal that wakes up may take this core before *accepted* is out.
         self.keep.flush();
         self.watch_journal();
         if did_work {
@@ -366,7 +372,7 @@ impl Hot {
             }
             self.pump();
         }
-        did_work
+        did_work | self.sweep_on()
     }
 
     /// Takes what one front has asked; true when there was anything. What came out of its ring together has one time.
@@ -467,12 +473,11 @@ impl Hot {
             let route = place.command.route();
             let walk = match route {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
-                _ => None,
+                _ => (UserIx::NONE, 0),
             };
             if self.has_room(route) {
-                if let Some((user, left)) = walk {
-                    self.walks.charge(user, clock_ns, left);
-                }
+                let (user, left) = walk;
+                self.walks.charge(user, clock_ns, left);
                 self.count_message(source, clock_ns);
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
@@ -647,16 +652,16 @@ impl Hot {
     }
 }
 
-/// User and scope of a mass cancel that may leave some of the owner's orders. One that takes all of them is
-/// bounded by them.
-fn filtered_mass_cancel(request: &Request) -> Option<(UserIx, MassScope)> {
+/// User of a mass cancel that may leave some of the owner's orders. One that takes all of them is bounded by
+/// them.
+fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
     let Request::MassCancel(r) = request else {
         return None;
     };
     let takes_all = r.instrument.is_none()
         && r.side.is_none()
         && matches!(r.scope, MassScope::User(_) | MassScope::Session(_));
-    (!takes_all && !r.user.is_none()).then_some((r.user, r.scope))
+    (!takes_all && !r.user.is_none()).then_some(r.user)
 }
 
 /// Where a request lies.

@@ -19,7 +19,7 @@ use crate::text::UserId;
 
 /// Version of the commands and events in the journal. Raise it with every change after which an
 /// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
-pub const FORMAT: u32 = 6;
+pub const FORMAT: u32 = 7;
 
 /// Declares a command struct with the derives that all of them share.
 macro_rules! record {
@@ -295,7 +295,30 @@ pub enum MassScope {
 }
 
 record! {
-    /// Cancels many orders, in slot order, on one instrument or on all.
+    /// Place of an order among a member's: by session, those without one last, then by the command that brought it.
+    #[derive(PartialOrd, Ord)]
+    pub struct SweepPlace {
+        pub session: SessionIx,
+        pub sequence: Sequence,
+    }
+}
+
+impl SweepPlace {
+    /// Before every order.
+    pub const START: Self = Self {
+        session: SessionIx(0),
+        sequence: Sequence::ZERO,
+    };
+    /// Behind every order.
+    pub const END: Self = Self {
+        session: SessionIx::NONE,
+        sequence: Sequence(u64::MAX),
+    };
+}
+
+record! {
+    /// Cancels many orders, on one instrument or on all. Those of one member it ends up to `through`; the rest
+    /// follows in [`CancelSlice`]s, so that other members' requests get in between (`design.md` 7).
     pub struct MassCancel {
         pub scope: MassScope,
         /// `NONE` = every instrument of the node.
@@ -307,6 +330,26 @@ record! {
         pub user: UserIx,
         pub session: SessionIx,
         pub client_seq: u64,
+        pub key_hash: Id128,
+        /// Of the scope's orders, the last one that it ends; [`SweepPlace::END`] = all.
+        pub through: SweepPlace,
+        /// At most so many orders are left to the slices.
+        pub remaining: u32,
+    }
+}
+
+record! {
+    /// Goes on with a mass cancel or kill switch: ends what that command names behind `after`, up to `through`.
+    /// Orders that came after that command stay.
+    pub struct CancelSlice {
+        /// The command that it continues.
+        pub of: Sequence,
+        pub after: SweepPlace,
+        /// [`SweepPlace::END`] = nothing is left.
+        pub through: SweepPlace,
+        /// That command's.
+        pub reason: CancelReason,
+        pub user: UserIx,
         pub key_hash: Id128,
     }
 }
@@ -323,6 +366,8 @@ impl MassCancel {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
+            through: SweepPlace::END,
+            remaining: 0,
         }
     }
 }
@@ -354,15 +399,17 @@ impl CancelAllAfter {
 }
 
 record! {
-    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot
-    /// order, and neither a new order nor an amend enters until a command lifts it. The two levels are apart:
-    /// lifting everybody's leaves a user's own engaged.
+    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), and
+    /// neither a new order nor an amend enters until a command lifts it. The two levels are apart: lifting everybody's
+    /// leaves a user's own engaged.
     pub struct SetKillSwitch {
         /// `NONE` = everybody.
         pub user: UserIx,
         pub is_engaged: bool,
         /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
+        /// As [`MassCancel::through`].
+        pub through: SweepPlace,
     }
 }
 
@@ -460,6 +507,7 @@ pub enum Command {
     SetMemberGroup(SetMemberGroup),
     SuspectClock(SuspectClock),
     ConfirmClock(ConfirmClock),
+    CancelSlice(CancelSlice),
 }
 
 /// Members whose bounds are set together, and who share a message rate. Not a self-trade group. A user is
@@ -563,6 +611,20 @@ record! {
     }
 }
 
+impl Command {
+    /// Where the slices of a command that ends one member's orders go on; `None` when it, or its last slice,
+    /// leaves nothing.
+    pub fn goes_on_behind(&self) -> Option<SweepPlace> {
+        let through = match self {
+            Self::MassCancel(c) => c.through,
+            Self::SetKillSwitch(c) => c.through,
+            Self::CancelSlice(c) => c.through,
+            _ => return None,
+        };
+        (through != SweepPlace::END).then_some(through)
+    }
+}
+
 /// Which engines a command goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -609,7 +671,7 @@ impl Command {
             Self::Cancel(c) => Route::Instrument(c.instrument),
             Self::Amend(c) => Route::Instrument(c.instrument),
             Self::MassCancel(c) if c.scope == MassScope::All => one_or_all(c.instrument),
-            Self::MassCancel(_) => Route::Listed,
+            Self::MassCancel(_) | Self::CancelSlice(_) => Route::Listed,
             Self::ExpireOrders(c) => one_or_all(c.instrument),
             Self::SetKillSwitch(c) if c.is_engaged => match c.user.is_none() {
                 true => Route::AllInstruments,
@@ -660,6 +722,7 @@ impl Command {
             Self::MassCancel(c) => c.user,
             Self::Refused(c) => c.user,
             Self::CancelAllAfter(c) => c.user,
+            Self::CancelSlice(c) => c.user,
             _ => UserIx::NONE,
         }
     }
@@ -680,6 +743,7 @@ impl Command {
             Self::Fund(c) => c.key_hash,
             Self::Defund(c) => c.key_hash,
             Self::CloseHold(c) => c.key_hash,
+            Self::CancelSlice(c) => c.key_hash,
             _ => return None,
         };
         (!hash.is_none()).then_some(hash)
@@ -713,6 +777,7 @@ impl Command {
             Self::Bust(_) => "BUST",
             Self::CancelAllAfter(_) => "CANCEL_ALL_AFTER",
             Self::SetMemberGroup(_) => "SET_MEMBER_GROUP",
+            Self::CancelSlice(_) => "CANCEL_SLICE",
         }
     }
 }

@@ -426,12 +426,15 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A mass cancel was carried out, on the instrument that it named or on all (4294967295); its
-        /// `Cancelled` messages came before.
+        /// Numbered. A mass cancel was carried out, on the instrument that it named or on all (4294967295); the
+        /// `Cancelled` messages of `count` orders came before. One of more than 256 orders is carried out in
+        /// slices, between which others' requests take their turn: then at most `remaining` more follow, and at
+        /// their end this message again, with `client_seq` 0, `remaining` 0 and the count of all of them.
         0x97 MassCancelled {
             client_seq: u64,
             instrument: u32,
             count: u32,
+            remaining: u32,
             node_sequence: u64,
             time_ns: u64,
         }

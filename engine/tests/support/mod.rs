@@ -4,7 +4,7 @@
 use engine::{Book, BookConfig, EventSink, RestingOrder};
 use types::command::{
     Amend, Cancel, Command, ExpireOrders, Listed, MassCancel, MassScope, New, Route, SetInstrument,
-    SetPhase,
+    SetPhase, SweepPlace,
 };
 use types::event::Event;
 use types::*;
@@ -338,6 +338,8 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
+            through: SweepPlace::END,
+            remaining: 0,
         }),
         "band" => Command::SetInstrument(SetInstrument {
             spec: spec_with(

@@ -148,7 +148,10 @@ mod tests {
             client_seq: 0,
             client_order_id: 0,
             handle: Handle::NONE,
-            body: ReportBody::MassCancelled { count: 1 },
+            body: ReportBody::MassCancelled {
+                count: 1,
+                remaining: 0,
+            },
         }
     }
 

@@ -226,10 +226,11 @@ impl Head {
                 received_ns,
             }
             .into(),
-            ReportBody::MassCancelled { count } => MassCancelled {
+            ReportBody::MassCancelled { count, remaining } => MassCancelled {
                 client_seq: self.client_seq,
                 instrument: self.instrument,
                 count,
+                remaining,
                 node_sequence: sequence.0,
                 time_ns,
             }

@@ -199,6 +199,7 @@ mod tests {
             client_seq,
             instrument: 0,
             count: 0,
+            remaining: 0,
             node_sequence: 0,
             time_ns: 0,
         }

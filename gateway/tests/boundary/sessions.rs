@@ -1079,11 +1079,15 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
     ann.send(0, all).await.unwrap();
     let last = loop {
         let report = numbered(&mut of_ann).await;
-        if matches!(report.message, ServerMessage::MassCancelled(_)) {
+        if let ServerMessage::MassCancelled(done) = report.message
+            && done.remaining == 0
+        {
+            assert_eq!((done.client_seq, u64::from(done.count)), (0, ORDERS));
             break report.sequence;
         }
     };
-    assert_eq!(last, 2 * ORDERS + 1);
+    // One behind the first slice, one behind the last.
+    assert_eq!(last, 2 * ORDERS + 2);
     ann.cut();
     drop(of_ann);
     // All of it, more than any window holds, while new messages come in.

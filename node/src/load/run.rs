@@ -228,7 +228,9 @@ impl Run {
                     self.clearing = self.clearing.saturating_sub(1);
                 }
             }
-            ServerMessage::MassCancelled(_) => self.clearing = self.clearing.saturating_sub(1),
+            ServerMessage::MassCancelled(done) if done.remaining == 0 => {
+                self.clearing = self.clearing.saturating_sub(1);
+            }
             ServerMessage::Fill(m) => {
                 self.tally.trades += u64::from(m.aggressor == 1);
                 if m.open_lots == 0 {

@@ -335,7 +335,10 @@ impl Listener {
             ServerMessage::Cancelled(cancelled) if cancelled.client_seq != 0 => {
                 self.answered(report, cancelled.client_seq);
             }
-            ServerMessage::MassCancelled(done) => self.answered(report, done.client_seq),
+            // The one behind the last slice answers no request.
+            ServerMessage::MassCancelled(done) if done.client_seq != 0 => {
+                self.answered(report, done.client_seq);
+            }
             ServerMessage::Rejected(rejected) => {
                 let reason = rejected.reason.as_str();
                 *self.tally.rejects.entry(reason).or_default() += 1;

@@ -8,6 +8,7 @@ use types::command::Cause;
 use types::command::MemberGroup;
 use types::{Command, Event, SessionIx};
 
+use super::lists::gather;
 use super::{Hot, NO_PORT};
 use crate::flight::Owed;
 use crate::lane;
@@ -161,6 +162,7 @@ impl Hot {
         }
         let member = command.command.member();
         let bytes = self.keep.append(command, &flight.events);
+        let gathered = gather(&mut self.sweeping, command, &flight.events);
         let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));
         if let Owed::Reply(reply) = owed
             && !matches!(reply, Reply::None)
@@ -169,7 +171,7 @@ impl Hot {
             let sequence = &self.stats.sequence;
             sequence.store(self.core.sequence().get(), Ordering::Release);
             let command = flight.command;
-            let events = flight.take_events();
+            let events = gathered.unwrap_or_else(|| flight.take_events());
             reply.send(Ok(Record { command, events }));
         }
         self.flights.leave();

@@ -1,41 +1,108 @@
-//! Commands that end the orders of a list: to the engines of those orders alone.
+//! Commands that end the orders of a list: to the engines of those orders alone, and in slices, so that other
+//! members' requests get in between.
 
-use types::command::{Listed, MassScope};
-use types::{Envelope, UserIx};
+use admission::Request;
+use types::command::{CancelSlice, Listed};
+use types::{Command, Envelope, EventEnvelope, Sequence, UserIx};
 
-use super::Hot;
+use super::{Hot, Source};
 use crate::flight::Owed;
 use crate::lane::Lane;
-use crate::port::NotTaken;
+use crate::port::{NotTaken, Reply};
+
+/// Orders of one slice: some 50 us of the hot thread.
+const SLICE_ORDERS: usize = 256;
+
+/// A call whose answer waits for the last slice of what it asked for.
+pub(super) struct Sweeping {
+    /// Its command.
+    of: Sequence,
+    owed: Owed,
+    /// Of the slices so far.
+    events: Vec<EventEnvelope>,
+}
 
 impl Hot {
-    /// Lists the orders that the command to be admitted ends. `filtered`: user and scope of a mass cancel that
-    /// may leave some of the owner's orders; returns the user and how many were walked and left.
+    /// Lists the orders that the command to be admitted ends, a slice of them at most. `filtered`: user of a mass
+    /// cancel that may leave some of the owner's orders. Returns whose bound on orders looked at in vain is
+    /// charged, and how many there were.
     ///
     /// # Errors
-    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain.
+    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain. `BUSY`: his
+    /// orders are being ended already, several times over.
     #[cold]
     pub(super) fn list(
         &mut self,
-        filtered: Option<(UserIx, MassScope)>,
+        filtered: Option<UserIx>,
         now_ns: u64,
-    ) -> Result<Option<(UserIx, u64)>, NotTaken> {
-        let refused = filtered.and_then(|(user, _)| self.walks.refuses(user, now_ns));
+    ) -> Result<(UserIx, u64), NotTaken> {
+        let refused = filtered.and_then(|user| self.walks.refuses(user, now_ns));
         if let Some(reject) = refused {
             return Err(NotTaken::Refused(reject));
         }
         let admission = self.core.admission();
-        admission.list(&self.flights.vacant().command, &mut self.listed);
-        let listed = self.listed.len() as u64;
-        Ok(filtered.map(|(user, scope)| {
-            let walked = match scope {
-                MassScope::Session(session) => {
-                    admission.session(session).map_or(0, |row| row.open_orders)
-                }
-                _ => admission.user(user).map_or(0, |row| row.open_orders),
+        let command = &mut self.flights.vacant().command;
+        let user = command.member();
+        if matches!(command, Command::MassCancel(_)) && admission.has_sweeps_enough(user) {
+            return Err(NotTaken::Busy);
+        }
+        let left = admission.slice(command, SLICE_ORDERS, &mut self.listed);
+        Ok((user, left))
+    }
+
+    /// Issues the next slice of the commands that go on, one a turn; true when there was one.
+    pub(super) fn sweep_on(&mut self) -> bool {
+        let Some(of) = self.core.admission().next_sweep() else {
+            return false;
+        };
+        let request = Request::CancelSlice(of);
+        let clock_ns = self.config.clock.now_ns();
+        match self.admit(Source::Given(&request), clock_ns) {
+            Ok(()) => {}
+            Err(NotTaken::JournalFailed) => {
+                self.give_up_sweeps();
+                return false;
+            }
+            // Without room now it is tried again in the next turn.
+            Err(_) => return false,
+        }
+        self.launch(Owed::Reply(Reply::None));
+        self.pump();
+        true
+    }
+
+    /// Nothing more is journalled: nobody waits for a last slice in vain.
+    #[cold]
+    fn give_up_sweeps(&mut self) {
+        for waiting in self.sweeping.drain(..) {
+            if let Owed::Reply(reply) = waiting.owed {
+                reply.send(Err(NotTaken::JournalFailed));
+            }
+        }
+    }
+
+    /// What is owed for the command to be launched as soon as it is complete: a call is answered behind the last
+    /// slice, a session at the first.
+    fn owed_now(&mut self, owed: Owed) -> Owed {
+        let place = self.flights.vacant();
+        let goes_on = place.command.goes_on_behind().is_some();
+        if let Command::CancelSlice(CancelSlice { of, .. }) = place.command {
+            let mut waiting = self.sweeping.iter_mut();
+            let waiting = waiting.find(|waiting| waiting.of == of && !goes_on);
+            let take = |waiting: &mut Sweeping| {
+                std::mem::replace(&mut waiting.owed, Owed::Reply(Reply::None))
             };
-            (user, u64::from(walked).saturating_sub(listed))
-        }))
+            return waiting.map_or(owed, take);
+        }
+        match owed {
+            Owed::Reply(Reply::None) | Owed::Ring { .. } => owed,
+            Owed::Reply(_) if !goes_on => owed,
+            Owed::Reply(_) => {
+                let (of, events) = (place.sequence, Vec::new());
+                self.sweeping.push(Sweeping { of, owed, events });
+                Owed::Reply(Reply::None)
+            }
+        }
     }
 
     /// The lanes of the instruments in the list.
@@ -46,6 +113,7 @@ impl Hot {
     /// As `launch`, for a command that ends the orders of a list: each engine also gets its part of the list.
     #[cold]
     pub(super) fn launch_listed(&mut self, owed: Owed) {
+        let owed = self.owed_now(owed);
         let listed = std::mem::take(&mut self.listed);
         self.start(Listed::by_instrument(&listed).count(), owed);
         for list in Listed::by_instrument(&listed) {
@@ -85,6 +153,35 @@ impl Hot {
         self.pump();
         self.check_crew();
     }
+}
+
+/// Keeps the events of a slice for the call that waits for the last one; with that one, gives all of them.
+#[inline]
+pub(super) fn gather(
+    sweeping: &mut Vec<Sweeping>,
+    command: &Envelope,
+    events: &[EventEnvelope],
+) -> Option<Vec<EventEnvelope>> {
+    match sweeping.is_empty() {
+        true => None,
+        false => gather_slice(sweeping, command, events),
+    }
+}
+
+#[cold]
+fn gather_slice(
+    sweeping: &mut Vec<Sweeping>,
+    command: &Envelope,
+    events: &[EventEnvelope],
+) -> Option<Vec<EventEnvelope>> {
+    let of = match &command.command {
+        Command::CancelSlice(c) => c.of,
+        _ => command.sequence,
+    };
+    let at = sweeping.iter().position(|waiting| waiting.of == of)?;
+    sweeping[at].events.extend_from_slice(events);
+    let is_last = command.command.goes_on_behind().is_none();
+    is_last.then(|| sweeping.swap_remove(at).events)
 }
 
 /// The lane of one instrument's part of the list.

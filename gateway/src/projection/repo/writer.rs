@@ -24,7 +24,8 @@ pub const INSERT_TRADE: &str = "INSERT INTO trades (id, buy_order, sell_order, b
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
 pub const SET_POSITION: &str = "UPDATE projection SET sequence = ?1 WHERE id = 1";
 const INSERT_ANSWER: &str = "INSERT INTO answers (key_hash, sequence, order_sequence, cancelled, refusal) \
-     VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key_hash) DO NOTHING";
+     VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key_hash) DO UPDATE \
+     SET cancelled = answers.cancelled + excluded.cancelled";
 const USER: &str = "INSERT INTO users (user_id) VALUES (?1) \
      ON CONFLICT (user_id) DO UPDATE SET user_id = excluded.user_id RETURNING user";
 const INSTRUMENT: &str = "INSERT INTO instruments (instrument_id, tick_mantissa, tick_scale, lot_mantissa, lot_scale) \
@@ -284,7 +285,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("sequences and times have 63 bits")
 }
 
-/// Keeps the first answer under a key.
+/// Keeps the first answer under a key; the slices of a mass cancel add what they end.
 pub(super) fn insert_answer(tx: &DirectTx, answer: &Answer) -> Result<(), Error> {
     run!(prepared!(tx, INSERT_ANSWER);
         answer.key_hash.as_u128().to_be_bytes().as_slice(),

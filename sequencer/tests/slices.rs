@@ -1,0 +1,269 @@
+//! A mass cancel of many orders goes on in slices: others get in between, and no crash leaves it half done.
+
+mod desk;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::{MassCancelRequest, NewRequest, Request};
+use desk::{Desk, Time, open_desk};
+use sequencer::{Backlog, ByHand, Config, NotTaken, Port, Record, replay};
+use tokio::task::JoinHandle;
+use types::command::MassScope;
+use types::{
+    CancelReason, Command, Event, Id128, InstrumentIx, RejectReason, Sequence, SessionIx, Side,
+    UserIx,
+};
+
+/// As in `sequencer/src/hot/lists.rs`.
+const SLICE: usize = 256;
+
+fn files(dir: &Path) -> Config {
+    let mut config = desk::config(&Time::new());
+    config.dir = dir.to_path_buf();
+    config.snapshot_dir = dir.join("snapshots");
+    config
+}
+
+fn by_hand(dir: &Path) -> ByHand {
+    ByHand::start(files(dir), Arc::new(Backlog::default())).expect("starts")
+}
+
+/// Turns until nothing is left to do; how many turns it took.
+async fn turn(node: &mut ByHand) -> usize {
+    let mut turns = 0;
+    for _ in 0..4 {
+        // Who asks and who is answered runs on this thread too.
+        tokio::task::yield_now().await;
+        while node.turn() {
+            turns += 1;
+        }
+    }
+    turns
+}
+
+fn asked(port: &Port, request: Request) -> JoinHandle<Result<Record, NotTaken>> {
+    let port = port.clone();
+    tokio::spawn(async move { port.call(request).await })
+}
+
+async fn turned(node: &mut ByHand, request: Request) -> Result<Record, NotTaken> {
+    let answer = asked(&node.port(), request);
+    turn(node).await;
+    answer.await.expect("no panic")
+}
+
+/// A market with two members, `orders` resting orders of the first and one of the second.
+async fn market(node: &mut ByHand, orders: usize) -> Desk {
+    let opening = tokio::spawn(open_desk(node.port(), 2));
+    while !opening.is_finished() {
+        turn(node).await;
+    }
+    let desk = opening.await.expect("no panic");
+    for at in 0..orders {
+        let order = rests(&desk, 0, at);
+        turned(node, Request::New(order)).await.expect("taken");
+    }
+    let order = rests(&desk, 1, 0);
+    turned(node, Request::New(order)).await.expect("taken");
+    desk
+}
+
+/// On both sides of both instruments in turn.
+fn rests(desk: &Desk, user: usize, at: usize) -> NewRequest {
+    let (side, price) = match at % 2 {
+        0 => (Side::Buy, 1_000),
+        _ => (Side::Sell, 2_000),
+    };
+    NewRequest {
+        instrument: desk.instruments[at / 2 % 2],
+        ..desk.order(user, side, price, 1)
+    }
+}
+
+fn mass_cancel(user: UserIx, side: Option<Side>, key: u128) -> Request {
+    Request::MassCancel(MassCancelRequest {
+        scope: MassScope::User(user),
+        instrument: InstrumentIx::NONE,
+        side,
+        reason: CancelReason::MassCancel,
+        user,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        key_hash: Id128::from_u128(key),
+    })
+}
+
+fn ended(record: &Record) -> usize {
+    let is_end = |event: &&types::EventEnvelope| matches!(event.event, Event::Cancelled(_));
+    record.events.iter().filter(is_end).count()
+}
+
+async fn open_orders(node: &mut ByHand) -> Vec<(UserIx, Sequence)> {
+    let port = node.port();
+    let looking = tokio::spawn(async move {
+        let look = |core: &sequencer::Core| -> Vec<_> {
+            let open = core.admission().orders();
+            open.map(|order| (order.user, order.sequence)).collect()
+        };
+        port.inspect(look).await
+    });
+    turn(node).await;
+    looking.await.expect("no panic").expect("looked")
+}
+
+// rows: R341
+#[tokio::test]
+async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut node = by_hand(dir.path());
+    let desk = market(&mut node, 1_000).await;
+    let port = node.port();
+    let cancel = asked(&port, mass_cancel(desk.users[0], None, 7));
+    let others = asked(&port, Request::New(rests(&desk, 1, 1)));
+    let own = asked(&port, Request::New(rests(&desk, 0, 0)));
+    let turns = turn(&mut node).await;
+    let (cancel, others, own) = tokio::join!(cancel, others, own);
+    let [cancel, others, own] =
+        [cancel, others, own].map(|answer| answer.expect("no panic").expect("taken"));
+
+    assert_eq!(
+        ended(&cancel),
+        1_000,
+        "the caller hears of all slices together"
+    );
+    let Command::CancelSlice(last) = &cancel.command.command else {
+        panic!("{cancel:?}");
+    };
+    assert_eq!(
+        others.command.sequence,
+        last.of.next(),
+        "right behind the first"
+    );
+    assert_eq!(
+        cancel.command.sequence.get(),
+        own.command.sequence.get() + 3
+    );
+    assert!(
+        turns >= 1_000usize.div_ceil(SLICE),
+        "one slice a turn: {turns}"
+    );
+    // An order behind the mass cancel is none of its.
+    let left = open_orders(&mut node).await;
+    assert_eq!(left.len(), 3);
+    let is_left = |order: &Record| left.iter().any(|(_, at)| *at == order.command.sequence);
+    assert!(is_left(&own) && is_left(&others));
+    // A repeat of the call is known by its key.
+    let again = turned(&mut node, mass_cancel(desk.users[0], None, 7)).await;
+    let NotTaken::Refused(reject) = again.expect_err("seen") else {
+        panic!("refused for what it is");
+    };
+    assert_eq!(reject.reason, RejectReason::DuplicateRequest);
+}
+
+// rows: R180
+#[tokio::test]
+async fn r180_slices_replay_to_the_live_state_and_leave_what_the_filter_leaves() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut node = by_hand(dir.path());
+    let desk = market(&mut node, 1_200).await;
+    let sells = mass_cancel(desk.users[0], Some(Side::Sell), 0);
+    let record = turned(&mut node, sells).await.expect("taken");
+    assert_eq!(ended(&record), 600);
+    assert_eq!(open_orders(&mut node).await.len(), 601);
+    let switch = Request::SetKillSwitch {
+        user: desk.users[0],
+        is_engaged: true,
+        key_hash: Id128::NONE,
+    };
+    let record = turned(&mut node, switch).await.expect("taken");
+    assert_eq!(ended(&record), 600, "the kill switch too goes by slices");
+    assert!(matches!(record.command.command, Command::CancelSlice(_)));
+    let port = node.port();
+    let looking = tokio::spawn(async move { port.inspect(|core| core.state_hash()).await });
+    turn(&mut node).await;
+    let live = looking.await.expect("no panic").expect("looked");
+    drop(node);
+    let replayed = replay(dir.path(), None).expect("replays");
+    assert_eq!(replayed.state_hash(), live);
+}
+
+// rows: R174
+#[tokio::test]
+async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
+    const ORDERS: usize = 8_000;
+    let (dir, crashed) = (tempfile::tempdir(), tempfile::tempdir());
+    let (dir, crashed) = (dir.expect("folder"), crashed.expect("folder"));
+    let mut node = by_hand(dir.path());
+    let desk = market(&mut node, ORDERS).await;
+    let _answer = asked(&node.port(), mass_cancel(desk.users[0], None, 7));
+    tokio::task::yield_now().await;
+    // The command and a slice or two behind it; then the machine is gone.
+    let commit = node.commit().expect("a journal");
+    let first = Sequence(ORDERS as u64 + 1 + desk_commands(&desk) + 1);
+    while commit.position() < first {
+        assert!(
+            node.turn(),
+            "all of it was done before any of it was durable"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    copy(dir.path(), crashed.path());
+    let at_crash = replay(crashed.path(), None).expect("replays");
+    let left = at_crash.admission().orders().count();
+    assert!(
+        (2..=ORDERS).contains(&left),
+        "it was under way: {left} are left"
+    );
+
+    let mut again = by_hand(crashed.path());
+    turn(&mut again).await;
+    let left = open_orders(&mut again).await;
+    assert_eq!(left.len(), 1, "the other member's: {left:?}");
+    assert_eq!(left[0].0, desk.users[1]);
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_member_whose_orders_are_being_ended_four_times_over_is_told_to_come_again() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut node = by_hand(dir.path());
+    let desk = market(&mut node, 2_000).await;
+    let all = |user: UserIx| mass_cancel(user, None, 0);
+    let asked: Vec<_> = (0..6)
+        .map(|_| asked(&node.port(), all(desk.users[0])))
+        .collect();
+    turn(&mut node).await;
+    let (mut taken, mut busy) = (0, 0);
+    for answer in asked {
+        match answer.await.expect("no panic") {
+            Ok(record) => taken += ended(&record),
+            Err(NotTaken::Busy) => busy += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((taken, busy), (2_000, 2));
+    assert_eq!(open_orders(&mut node).await.len(), 1);
+    let later = turned(&mut node, all(desk.users[0])).await;
+    assert_eq!(later.map(|record| ended(&record)), Ok(0));
+}
+
+/// Commands of [`open_desk`].
+fn desk_commands(desk: &Desk) -> u64 {
+    let (instruments, users) = (desk.instruments.len() as u64, desk.users.len() as u64);
+    instruments + users * (1 + 1 + instruments)
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).expect("listed") {
+        let entry = entry.expect("listed");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("known").is_dir() {
+            std::fs::create_dir_all(&target).expect("made");
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), &target).expect("copied");
+        }
+    }
+}
