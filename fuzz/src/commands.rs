@@ -86,6 +86,7 @@ fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
     let config = Config {
         segment_bytes: 8 << 10,
         pending_bytes_max: 1 << 16,
+        recent_bytes: 64 << 10,
     };
     let journal =
         Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("an empty log");

@@ -50,6 +50,7 @@ pub fn check(bytes: &[u8]) {
     let config = Config {
         segment_bytes: length as u64,
         pending_bytes_max: 1 << 10,
+        recent_bytes: 64 << 10,
     };
     let open = || Journal::open(Arc::new(storage.clone()), config, |_| Ok(()));
     match (walked, open()) {
@@ -110,6 +111,7 @@ fn log(batches: &[u64]) -> Vec<u8> {
     let config = Config {
         segment_bytes: 8 << 10,
         pending_bytes_max: 1 << 16,
+        recent_bytes: 64 << 10,
     };
     let mut sequence = 0;
     for commands in batches {

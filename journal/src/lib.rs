@@ -10,8 +10,8 @@
 //!   are the parts of it that only read.
 //! - [`Front`]: takes whole segments away from the beginning.
 //! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
-//! - [`reader`]: tails frames up to the commit position. [`Follower`]: the same from another
-//!   process, up to the last mark.
+//! - [`reader`]: tails frames up to the commit position, the last ones from memory (`recent`).
+//!   [`Follower`]: the same from another process, up to the last mark.
 //!
 //! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports
 //! durable is found again after any crash; a reader never sees a frame that a crash could still
@@ -26,6 +26,7 @@ pub mod frame;
 mod front;
 pub mod log;
 pub mod reader;
+mod recent;
 pub mod snapshot;
 pub mod storage;
 mod survey;

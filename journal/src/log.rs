@@ -28,6 +28,7 @@ use crate::appender::Appender;
 use crate::frame::{self, Frame, MARK_BYTES};
 use crate::front::Front;
 use crate::reader::Reader;
+use crate::recent::Recent;
 use crate::storage::{Mode, Storage, is_out_of_descriptors};
 use crate::survey;
 use crate::writer::Writer;
@@ -42,6 +43,8 @@ pub struct Config {
     /// written, as large again at most. Three buffers of this size are made at the start; memory
     /// that is not used costs address space alone.
     pub pending_bytes_max: usize,
+    /// Bytes of the last batches that stay in memory for readers; 0 = none.
+    pub recent_bytes: usize,
 }
 
 /// Room behind the bound for what had been begun.
@@ -61,6 +64,7 @@ impl Default for Config {
         Self {
             segment_bytes: 16 << 20,
             pending_bytes_max: 32 << 20,
+            recent_bytes: 16 << 20,
         }
     }
 }
@@ -246,6 +250,7 @@ pub(crate) struct Shared {
     /// The next segment cannot be made or opened at the moment.
     pub is_stalled: AtomicBool,
     pub counters: Counters,
+    pub recent: Arc<Recent>,
     /// Nanoseconds from the beginning of a large write to that of the next; 0 = the disk alone decides.
     pub gather_ns: AtomicU64,
     /// Of the writer's thread.
@@ -357,6 +362,7 @@ impl Journal {
             is_failed: AtomicBool::new(false),
             is_stalled: AtomicBool::new(false),
             counters: Counters::default(),
+            recent: Arc::new(Recent::new(config.recent_bytes)),
             gather_ns: AtomicU64::new(0),
             writer: OnceLock::new(),
         });
@@ -442,7 +448,8 @@ impl Journal {
 
     /// Reads frames of sequences greater than `after`.
     pub fn reader(&self, after: u64) -> Reader {
-        Reader::new(self.storage.clone(), self.shared.state.subscribe(), after)
+        let (storage, recent) = (self.storage.clone(), self.shared.recent.clone());
+        Reader::new(storage, recent, self.shared.state.subscribe(), after)
     }
 
     /// The log's beginning, from which segments can be taken away.

@@ -8,15 +8,17 @@ use tokio::sync::watch;
 
 use crate::frame::{self, Found, Frame, MARK_BYTES};
 use crate::log::{JournalError, JournalFailed, State};
+use crate::recent::Recent;
 use crate::storage::Storage;
 use crate::survey;
 
-/// Bytes taken from the disk at once.
+/// Bytes taken at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Tails the log. Frames come in log order; at the commit position the last frame given is always the end of a unit.
 pub struct Reader {
     storage: Arc<dyn Storage>,
+    recent: Arc<Recent>,
     state: watch::Receiver<State>,
     /// Last record given whole, or the one after which reading begins.
     position: u64,
@@ -54,11 +56,13 @@ impl ReadError {
 impl Reader {
     pub(crate) fn new(
         storage: Arc<dyn Storage>,
+        recent: Arc<Recent>,
         state: watch::Receiver<State>,
         after: u64,
     ) -> Self {
         Self {
             storage,
+            recent,
             state,
             position: after,
             after,
@@ -74,7 +78,8 @@ impl Reader {
 
     /// Another reader of the same log, behind `after`.
     pub fn again(&self, after: u64) -> Self {
-        Self::new(self.storage.clone(), self.state.clone(), after)
+        let (storage, recent) = (self.storage.clone(), self.recent.clone());
+        Self::new(storage, recent, self.state.clone(), after)
     }
 
     /// The commit position.
@@ -156,11 +161,17 @@ impl Reader {
             if self.segment == segment {
                 limit = limit.min(usize::try_from(offset - self.offset).unwrap_or(usize::MAX));
             }
-            self.buffer.resize(limit, 0);
-            let read = self
-                .storage
-                .read(self.segment, self.offset, &mut self.buffer);
-            let count = match read {
+            let (recent, into) = (&self.recent, &mut self.buffer);
+            let is_in_memory = recent.read(self.segment, self.offset, limit, into);
+            let count = match is_in_memory {
+                true => Ok(self.buffer.len()),
+                false => {
+                    self.buffer.resize(limit, 0);
+                    let into = &mut self.buffer;
+                    self.storage.read(self.segment, self.offset, into)
+                }
+            };
+            let count = match count {
                 Ok(count) => count,
                 Err(error) => {
                     // Removed since: with records that were not given yet, or with none.
@@ -175,7 +186,8 @@ impl Reader {
             self.buffer.truncate(count);
             self.buffer_at = 0;
             let from = self.offset;
-            let is_done = self.parse(count < limit)?;
+            // Where memory ends there may be more on disk.
+            let is_done = self.parse(count < limit && !is_in_memory)?;
             if self.segment == segment && self.offset == from {
                 // Up to the commit position there are marks and frames, whatever a disk gives instead.
                 return Err(self.hole());

@@ -32,6 +32,8 @@ pub(crate) struct Writer {
     /// For batches that have to be split.
     scratch: Buffer,
     ahead: Ahead,
+    /// What readers have in memory lacks a batch.
+    has_gap: bool,
 }
 
 /// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
@@ -52,6 +54,7 @@ impl Writer {
             segment_bytes: config.segment_bytes.next_multiple_of(block as u64),
             block,
             ahead: Ahead::default(),
+            has_gap: false,
             storage,
             shared,
             end,
@@ -189,6 +192,8 @@ impl Writer {
         self.shared.durable.store(tail.sequence, Ordering::Release);
         // First: fronts release reports, everything else follows.
         self.shared.tell_listeners();
+        let offset = self.end.offset - extent;
+        self.keep_in_memory(offset, buffer.bytes());
         let end = self.end;
         self.shared.state.send_modify(|state| {
             state.sequence = end.sequence;
@@ -200,6 +205,14 @@ impl Writer {
                 .begin(&self.storage, self.end.segment + 1, self.segment_bytes);
         }
         Ok(())
+    }
+
+    /// For readers right behind the writer. One that is just reading costs them this batch: they find it on disk.
+    fn keep_in_memory(&mut self, offset: u64, bytes: &[u8]) {
+        let recent = &self.shared.recent;
+        if !self.has_gap || recent.clear() {
+            self.has_gap = !recent.push(self.end.segment, offset, bytes);
+        }
     }
 
     /// Repeats a step of making a segment for as long as the machine is short of what it takes.

@@ -11,6 +11,7 @@ use journal::{Appender, Config, Frame, FrameKind, Journal, JournalError, Storage
 const CONFIG: Config = Config {
     segment_bytes: 16 << 10,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 64 << 10,
 };
 
 fn runtime() -> tokio::runtime::Runtime {

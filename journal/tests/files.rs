@@ -12,6 +12,7 @@ use journal::{
 const CONFIG: Config = Config {
     segment_bytes: 64 << 10,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 0,
 };
 
 fn runtime() -> tokio::runtime::Runtime {

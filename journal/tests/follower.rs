@@ -15,6 +15,7 @@ use journal::{
 const CONFIG: Config = Config {
     segment_bytes: 64 << 10,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 0,
 };
 
 fn append(appender: &mut Appender, sequence: u64) {

@@ -10,6 +10,7 @@ use journal::{Appender, Config, FrameKind, Journal, JournalError, Storage, remov
 const CONFIG: Config = Config {
     segment_bytes: 4 << 10,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 0,
 };
 
 fn append(appender: &mut Appender, sequence: u64) {

@@ -12,6 +12,7 @@ const SEGMENT_BYTES: u64 = 4 << 10;
 const CONFIG: Config = Config {
     segment_bytes: SEGMENT_BYTES,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 64 << 10,
 };
 /// Far longer than any write here takes: its end means that somebody hangs.
 const HANG: Duration = Duration::from_secs(20);

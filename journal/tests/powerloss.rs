@@ -12,6 +12,7 @@ use journal::{Appender, Config, FrameKind, Journal};
 const CONFIG: Config = Config {
     segment_bytes: 8 << 10,
     pending_bytes_max: 1 << 20,
+    recent_bytes: 64 << 10,
 };
 const LIVES: u64 = 5;
 

@@ -10,6 +10,7 @@ use journal::{Appender, Commit, Config, FrameKind, Journal};
 const CONFIG: Config = Config {
     segment_bytes: 16 << 10,
     pending_bytes_max: 64 << 10,
+    recent_bytes: 64 << 10,
 };
 /// Far longer than any wait here: its end means that something hangs.
 const HANG: Duration = Duration::from_secs(20);

@@ -110,6 +110,7 @@ fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     let config = Config {
         segment_bytes: 4 << 10,
         pending_bytes_max: 1 << 20,
+        recent_bytes: 64 << 10,
     };
     let journal = Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("opens");
     let mut appender = journal.appender();

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use admission::{AdmissionConfig, Settlement};
 use sequencer::handle::ReplicaParts;
 use sequencer::image::panic_text;
-use sequencer::priority;
 use sequencer::{
     Backlog, CheckpointKeeper, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
 };
@@ -240,10 +239,7 @@ impl LiveReplica {
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || {
-                priority::lower(priority::FOLLOWING);
-                live.run(stopped);
-            });
+            .spawn(move || live.run(stopped));
         let thread = thread.map_err(|error| ReplicaError::Ended(error.to_string()))?;
         Ok(Self {
             replica: Replica { shared },

@@ -115,8 +115,8 @@ impl State {
             cause,
             tables: &mut self.tables,
             names: &self.names,
-            // A command has an effect or two of its own, an event one.
-            effects: Vec::with_capacity(record.events.len() + 1),
+            // A command has an effect of its own, an event one or two.
+            effects: Vec::with_capacity(2 * record.events.len() + 1),
             reports: Vec::with_capacity(record.events.len()),
         };
         if self.core.apply_heard(envelope, &mut effects) != record.events {

@@ -372,7 +372,11 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     }
     let storage: Arc<dyn Storage> =
         Arc::new(FileStorage::new(other.path(), false).expect("a folder"));
-    let tampered = Journal::open(storage, journal::Config::default(), |_| Ok(())).expect("a log");
+    let on_disk = journal::Config {
+        recent_bytes: 0,
+        ..journal::Config::default()
+    };
+    let tampered = Journal::open(storage, on_disk, |_| Ok(())).expect("a log");
     let mut appender = tampered.appender();
     for record in &records {
         sequencer::record::append(&mut appender, &record.command, &record.events);

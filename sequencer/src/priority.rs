@@ -1,8 +1,7 @@
-//! Who goes first where threads are more than cores: the hot thread and the journal, then the replica,
-//! then services, then what writes checkpoints.
+//! Who goes first where threads are more than cores: the hot thread, the journal and the replica, then services, then
+//! what writes checkpoints. The replica keeps up only as their equal: with a third of their share it fell seconds
+//! behind under load, and the market waits for it.
 
-/// Of the replica, which the market waits for.
-pub const FOLLOWING: i32 = 5;
 /// Of the runtime that serves calls, with settlement, history and the stores: there are many of its threads, and
 /// each has a thirtieth of the hot thread's share where that wants a whole core.
 pub const SERVING: i32 = 15;

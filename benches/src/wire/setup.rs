@@ -11,6 +11,9 @@ use uuid::Uuid;
 
 /// How long a deposit may take until it is final on chain.
 const DEPOSIT_MAX: Duration = Duration::from_secs(60);
+/// How long the replica may be behind, and the pause between two looks.
+const BEHIND: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Calls of the platform's RPC port.
 pub struct Caller {
@@ -128,7 +131,19 @@ impl Caller {
     /// The call fails.
     pub fn status(&self, user: &str) -> anyhow::Result<Status> {
         let method = "platform.market.v1.MarketService/GetMarketStatus";
-        let mut status = self.call(&format!("sandbox.trader.{user}"), method, json!({}))?;
+        let token = format!("sandbox.trader.{user}");
+        let since = Instant::now();
+        let mut status = loop {
+            match self.call(&token, method, json!({})) {
+                // Asked right behind the load: it says by how much, and to come again.
+                Err(error)
+                    if error.to_string().contains("REPLICA_BEHIND") && since.elapsed() < BEHIND =>
+                {
+                    std::thread::sleep(RETRY);
+                }
+                answer => break answer?,
+            }
+        };
         let commit = status["commitSequence"].as_str().context("no position")?;
         Ok(Status {
             commit: commit.parse()?,

@@ -30,6 +30,7 @@ fn open(folder: &Path) -> Journal {
     let config = journal::Config {
         segment_bytes: 64 << 10,
         pending_bytes_max: 1 << 20,
+        recent_bytes: 64 << 10,
     };
     let removed = journal::removed_through(&storage).unwrap();
     Journal::open_after(Arc::new(storage), config, removed, |_| Ok(())).unwrap()
