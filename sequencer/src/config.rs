@@ -70,6 +70,8 @@ pub struct Config {
     /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way
     /// still cause comes on top, and so does the batch that is being written.
     pub pending_bytes_max: usize,
+    /// Bytes at the journal's end that stay in memory for its readers.
+    pub recent_bytes: usize,
     /// Unless given: the clock that all services of the process share.
     pub clock: Clock,
 }
@@ -104,6 +106,7 @@ impl Config {
             sync: true,
             segment_bytes: 16 << 20,
             pending_bytes_max: 32 << 20,
+            recent_bytes: 16 << 20,
             clock: clock::process().clone(),
         }
     }

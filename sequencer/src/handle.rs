@@ -224,7 +224,7 @@ fn prepare_on(
     let sizes = journal::Config {
         segment_bytes: config.segment_bytes,
         pending_bytes_max: config.pending_bytes_max,
-        ..journal::Config::default()
+        recent_bytes: config.recent_bytes,
     };
     let limits = crate::limits::limits();
     let snapshot_dir = config.snapshot_dir.clone();

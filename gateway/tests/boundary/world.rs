@@ -162,6 +162,10 @@ impl World {
         let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let shared = backlog.clone();
         let journal = settings.journal;
+        if journal.is_some() {
+            // The test is about this disk: everything is read from it.
+            config.recent_bytes = 0;
+        }
         let start = move || match journal {
             Some(storage) => SequencerHandle::start_on(config, shared, Arc::new(storage)),
             None => SequencerHandle::start(config, shared),

@@ -1,0 +1,49 @@
+//! Data folders that earlier versions have left open in this one. From format 7 on a change of the journal's format
+//! brings a migration, and `tests/data` a folder of the format before it: `platform` on a new folder,
+//! `platform demo --connect`, a clean stop, `tar` and `gzip`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+use tests::process::Platform;
+use tests::shared::run;
+
+/// Oldest format of which there is a folder.
+const OLDEST: u32 = 7;
+/// What the demo trades.
+const TRADES: u64 = 3;
+
+/// A working folder with the data folder of that format.
+fn unpacked(format: u32) -> PathBuf {
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
+    let archive = archive.join(format!("format-{format}.tar.gz"));
+    let folder = tempfile::tempdir().expect("a folder").keep();
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(&archive).arg("-C").arg(&folder);
+    let status = tar.status().expect("tar runs");
+    assert!(status.success(), "{} unpacks", archive.display());
+    folder
+}
+
+#[test]
+fn a_data_folder_of_every_format_since_the_seventh_opens_and_goes_on() {
+    run(async {
+        for format in OLDEST..=types::command::FORMAT {
+            let mut platform = Platform::start_in(unpacked(format), &[]).await;
+            let proof = platform.proof().await;
+            assert_ne!(proof["instruments"], json!([]), "format {format}: {proof}");
+            let user = platform.trader().await;
+            platform.deposit(&user, "10.00").await;
+            platform.stop().await;
+
+            let data = platform.data_dir().display().to_string();
+            let replay = ["--json", "--data-dir", &data, "journal", "replay"];
+            let replayed = platform.cli(&replay).await.success().json();
+            assert_eq!(replayed["trades"], json!(TRADES), "format {format}");
+            platform.restart().await;
+            platform.proof().await;
+            platform.stop().await;
+        }
+    });
+}
