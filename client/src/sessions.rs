@@ -245,6 +245,7 @@ impl Sessions {
             | ServerMessage::OpenOrdersEnd(_)
             | ServerMessage::RetransmitEnd(_)
             | ServerMessage::OrderToTrade(_)
+            | ServerMessage::LedgerBalance(_)
             | ServerMessage::Accepted(_)
             | ServerMessage::OrderAck(_)
             | ServerMessage::Rejected(_)

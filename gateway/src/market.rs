@@ -19,7 +19,7 @@ use types::{
 
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
-use crate::front::Orders;
+use crate::front::{Balances, Orders};
 use crate::identity::Identity;
 use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
@@ -47,6 +47,8 @@ pub struct Market {
     pub replica: Replica,
     /// The way to the front.
     pub orders: Orders,
+    /// Ledger balances on their way to the front.
+    pub balances: Balances,
     pub projection: Projection,
     pub ledger: LedgerClient,
     pub identity: Identity,

@@ -24,7 +24,7 @@ use crate::api::{self, Api};
 use crate::budget::Budgets;
 use crate::feed::Feed;
 use crate::front::server::{Bound, parker};
-use crate::front::{Orders, compare};
+use crate::front::{Orders, balances, compare};
 use crate::identity::Identity;
 use crate::market::{Market, SOURCE};
 use crate::past::SCANS_MAX;
@@ -100,6 +100,7 @@ pub fn start(
             commit: deps.commit,
             replica: deps.replica,
             orders: orders.clone(),
+            balances: Default::default(),
             projection,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
@@ -249,12 +250,14 @@ impl Tasks {
         );
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
+        let telling = balances::run(own(), token());
         self.spawn("message_samples", comparing);
         for (topic, part) in consumers::TOPICS {
             let hearing = consumers::run(own(), log.clone(), topic, self.token.clone());
             self.spawn(part, hearing);
         }
         self.endless("events_health", showing);
+        self.endless("balances", telling);
         self.endless("sweeper", sweeping);
         self.endless("gauges", gauges);
         self.endless("trading_path_watch", path);

@@ -168,10 +168,11 @@ pub enum Effect {
     Hold(Hold),
     /// The order has drawn its money; the book speaks next.
     Entered(Order),
-    /// The book has taken the order on.
+    /// The book has taken the order on; what rests at once gets no [`Effect::Rested`].
     Accepted(Order),
     /// The book has refused the order: it is closed.
     Refused(Order, Moved, RejectReason),
+    /// What is left of an order after its trades rests.
     Rested(Order),
     /// In a box: it is three times as large as any other.
     Traded(Box<Trade>),
@@ -238,7 +239,7 @@ impl Applied {
 /// Consecutive records, shared by all followers. Never empty.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    applied: Arc<[Applied]>,
+    applied: Arc<Vec<Applied>>,
     /// Records at its beginning that the follower has had.
     skip: usize,
 }
@@ -249,7 +250,7 @@ impl Batch {
     pub fn new(applied: Vec<Applied>) -> Self {
         assert!(!applied.is_empty(), "a batch has records");
         Self {
-            applied: applied.into(),
+            applied: Arc::new(applied),
             skip: 0,
         }
     }

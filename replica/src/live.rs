@@ -588,7 +588,8 @@ impl Live {
     fn take(&mut self, first: Record) -> Result<bool, End> {
         self.quiet_since = None;
         self.shared.well(PART);
-        let mut records = vec![first];
+        let mut records = Vec::with_capacity(BATCH_RECORDS);
+        records.push(first);
         let mut failed = None;
         while records.len() < BATCH_RECORDS {
             match self.reader.try_next() {

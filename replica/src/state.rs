@@ -115,8 +115,8 @@ impl State {
             cause,
             tables: &mut self.tables,
             names: &self.names,
-            // A command has an effect of its own, an event one or two.
-            effects: Vec::with_capacity(2 * record.events.len() + 1),
+            // A command and each of its events has one effect at most.
+            effects: Vec::with_capacity(record.events.len() + 1),
             reports: Vec::with_capacity(record.events.len()),
         };
         if self.core.apply_heard(envelope, &mut effects) != record.events {
@@ -363,9 +363,6 @@ impl Hear for Effects<'_> {
             Event::Accepted(event) => {
                 let order = self.open_order(admission, event.handle);
                 self.note(Effect::Accepted(order));
-                if event.rests {
-                    self.note(Effect::Rested(order));
-                }
             }
             Event::Rested(event) => {
                 let order = self.open_order(admission, event.handle);

@@ -318,6 +318,16 @@ messages! {
             /// As many as the user's trades of today allow.
             allowed: u64,
         }
+        /// Unnumbered, the latest value only: what the ledger has in a sub-account of the user after its last
+        /// change, what is on hold or not yet final included. One sub-account's come at most ten times a second.
+        0x8a LedgerBalance {
+            /// 0 = CFA-RUB, n = units of instrument n - 1.
+            asset: u32,
+            /// Kopecks, or 10^-decimals of a unit.
+            balance_minor: i64,
+            /// When it changed, nanoseconds since 1970.
+            time_ns: u64,
+        }
         /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or
         /// `Cancelled` make it good.
         0x90 Accepted {

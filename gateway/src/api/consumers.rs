@@ -3,13 +3,14 @@
 //! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and
 //!   his trading holds (`design.md` 4); any word about a user drops what is cached of him.
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
-//! - ledger: a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
+//! - ledger: balances go to the sessions of their user; a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
 
 use std::sync::Arc;
 
 use admission::{CancelRequest, OpenOrder, OrderRef, Request};
 use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
 use prost::Message;
+use proto::convert::timestamp_us;
 use proto::{
     cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
 };
@@ -20,9 +21,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::RejectReason::DuplicateRequest;
 use types::command::{BlockCause, MassCancel};
+use types::subaccount::{Purpose, SubAccountName};
 use types::{
-    CancelReason, Decimal, Handle, HoldIx, HoldPart, Id128, PoolKind, SessionIx, UserId, UserIx,
-    order_hold, order_uuid,
+    CFA_RUB, CancelReason, Decimal, Handle, HoldIx, HoldPart, Id128, InstrumentId, Minor, PoolKind,
+    SessionIx, UserId, UserIx, order_hold, order_uuid,
 };
 use wire::DisconnectCode;
 
@@ -30,7 +32,7 @@ use crate::Error;
 use crate::front::Order;
 use crate::funding;
 use crate::instruments;
-use crate::market::Market;
+use crate::market::{Asset, Market};
 use crate::projection::repo::{self, Moves};
 
 /// Consumer group of this room.
@@ -215,8 +217,39 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
             let message: ledger::HoldConsumedEvent = read(event)?;
             hold_vanished(market, &message.hold_id, CancelReason::HoldReleased).await?;
         }
+        "BalanceUpdatedEvent" => balance(market, &read(event)?)?,
         _ => {}
     }
+    Ok(())
+}
+
+/// A balance that sessions of its user are sent; house sub-accounts and users who never traded here have none.
+fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), Failure> {
+    let name = SubAccountName::parse(&event.subaccount_id);
+    let name = name.filter(|name| name.purpose == Purpose::User);
+    let owner = name.and_then(|name| Some((name, bound(market, name.user_id)?)));
+    let Some((name, user)) = owner else {
+        return Ok(());
+    };
+    let names = market.replica.names();
+    let asset = match name.instrument_id {
+        CFA_RUB => Some(Asset::MONEY),
+        id => {
+            let id = InstrumentId::new(id).map_err(|error| Poison(error.to_string()))?;
+            names.instrument_of(&id).map(Asset::units)
+        }
+    };
+    // An instrument that is not listed here has no index to be named by.
+    let Some(asset) = asset else { return Ok(()) };
+    let amount = proto::convert::decimal(event.new_balance.as_ref());
+    let amount = amount.map_err(|error| Poison(error.to_string()))?;
+    let minor = amount.to_minor(asset.decimals());
+    let minor = minor.map_err(|error| Poison(error.to_string()))?;
+    let time_ns = event
+        .updated_at
+        .as_ref()
+        .map_or(0, |at| u64::try_from(timestamp_us(at)).unwrap_or(0) * 1_000);
+    market.balances.note(user, asset.ix, Minor(minor), time_ns);
     Ok(())
 }
 

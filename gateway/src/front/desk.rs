@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
-use wire::{DisconnectCode, SetTradingHold, TradingHold};
+use wire::{DisconnectCode, LedgerBalance, SetTradingHold, TradingHold};
 
 use super::compare::Sample;
 use super::login::{self, Admitted};
@@ -112,6 +112,8 @@ pub enum Order {
     Compare(Sample),
     /// New or changed.
     Instrument(InstrumentSpec),
+    /// What the ledger now has, by the user whose sessions are sent it.
+    Balances(Vec<(UserIx, LedgerBalance)>),
     /// Ends every session of a user.
     EndUser(UserIx, DisconnectCode),
     Shutdown,

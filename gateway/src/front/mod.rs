@@ -18,6 +18,7 @@
 //! sequences; a numbered message is sent only when the commit position has reached it, and once per
 //! login; what one client takes of memory is bounded (`design.md` 7).
 
+pub mod balances;
 pub mod compare;
 mod connection;
 mod desk;
@@ -47,6 +48,7 @@ use wire::{
     Text,
 };
 
+pub use self::balances::Balances;
 use self::connection::{
     Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
 };
@@ -136,6 +138,7 @@ impl Front {
                 };
                 let _ = sample.answer.send(compared);
             }
+            Order::Balances(balances) => self.take_balances(now, balances),
             Order::EndUser(user, code) => {
                 // What has ended his orders is durable: he reads it before the end (B9 of the protocol's review).
                 self.read_reports(now);
@@ -617,6 +620,9 @@ impl Polled for Front {
         }
         if !self.state.in_pieces.is_empty() {
             did_work |= self.send_pieces(now);
+        }
+        if !self.state.with_balances.is_empty() {
+            did_work |= self.send_balances(now);
         }
         did_work |= self.state.submit_closings();
         self.stop(now);

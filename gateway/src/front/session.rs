@@ -1,7 +1,7 @@
 //! What the front keeps of a session: its window, who has it, and how fast it may send. It outlives
 //! connections: a client that comes back finds its window and its rate as they were.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use admission::{
@@ -14,7 +14,7 @@ use types::{
     CancelReason, Handle, Id128, InstrumentIx, Lots, Sequence, SessionIx, Side, StpGroup, StpMode,
     Ticks, UserIx,
 };
-use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
+use wire::{BOTH_SIDES, ClientMessage, LedgerBalance, ORDER_POST_ONLY};
 
 use super::pieces::{Listing, Range};
 use super::rate::Rate;
@@ -68,6 +68,8 @@ pub struct Session {
     pub listing: Option<Listing>,
     /// Messages that the client has asked for once more.
     pub range: Option<Range>,
+    /// Ledger balances that the client has not been sent, the latest of each asset.
+    pub balances: BTreeMap<u32, LedgerBalance>,
     /// Queued among those whose window goes first.
     pub is_idle: bool,
 }
@@ -291,6 +293,7 @@ impl Sessions {
         session.parked = None;
         session.listing = None;
         session.range = None;
+        session.balances.clear();
         if !session.is_idle {
             session.is_idle = true;
             self.idle.push_back(at);

@@ -98,6 +98,8 @@ pub struct State {
     pub resuming: Vec<At>,
     /// Sessions whose client has asked for open orders or for messages once more.
     pub in_pieces: Vec<At>,
+    /// Sessions whose client has not been sent every ledger balance.
+    pub with_balances: Vec<At>,
     looked_up: LookUps,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
@@ -139,6 +141,7 @@ impl State {
             limited: HashMap::new(),
             resuming: Vec::new(),
             in_pieces: Vec::new(),
+            with_balances: Vec::new(),
             looked_up: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
@@ -393,6 +396,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         is_fetching: false,
         listing: None,
         range: None,
+        balances: Default::default(),
         is_idle: false,
     }
 }

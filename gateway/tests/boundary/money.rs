@@ -225,3 +225,46 @@ async fn adjust_units(world: &World, user: &str, undrawn: &str) {
     let hold = listed.unwrap().into_inner().trading_holds.remove(0);
     adjust(world, user, &hold.hold_id, undrawn).await;
 }
+
+fn balance(message: &ServerMessage) -> Option<(u32, i64)> {
+    match message {
+        ServerMessage::LedgerBalance(m) if m.time_ns > 0 => Some((m.asset, m.balance_minor)),
+        _ => None,
+    }
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_sessions_are_told_the_ledgers_balances_of_their_own_user_alone_without_a_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "1000", "10").await;
+    let (_ann, mut of_ann) = world.session(login("ann", "a")).await;
+    let (_same, mut of_same) = world.session(login("ann", "b")).await;
+    let (_bob, mut of_bob) = world.session(login("bob", "a")).await;
+    // Many at once: the last is what stays, those before may be left out.
+    for _ in 0..20 {
+        world.give("ann", "CFA-RUB", "1").await;
+    }
+    world.give("ann", BOND, "3").await;
+    world.give("bob", BOND, "5").await;
+    for reports in [&mut of_ann, &mut of_same] {
+        let mut last = std::collections::BTreeMap::from([(0, 0), (1, 0)]);
+        while last != [(0, 102_000), (1, 3)].into() {
+            let report = reports.recv().await.unwrap().unwrap();
+            let Some((asset, minor)) = balance(&report.message) else {
+                continue;
+            };
+            assert_eq!(
+                report.sequence, 0,
+                "no number, and nothing to ask for again"
+            );
+            let before = last.insert(asset, minor);
+            assert!(before.is_some_and(|before| before < minor), "{last:?}");
+        }
+    }
+    let of_bonds = |m: &ServerMessage| balance(m).filter(|told| *told == (1, 15));
+    until(&mut of_bob, of_bonds).await;
+    world.stop().await;
+}
