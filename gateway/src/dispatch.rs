@@ -74,6 +74,9 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
         metrics::gauge!("replica_lag_records").set(behind(market.replica.position()));
         metrics::gauge!("market_history_lag_records").set(behind(market.projection.position()));
         metrics::gauge!("settlement_lag_records").set(market.replica.settlement_lag() as f64);
+        if let Some(faults) = market.replica.hot_stats().page_faults() {
+            metrics::counter!("hot_thread_page_faults_total").absolute(faults);
+        }
         let depths = market.replica.read(|state| {
             let lines = state.core().books().map(|book| {
                 let levels = |side| book.depth(side).count();

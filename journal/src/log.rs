@@ -40,8 +40,8 @@ pub struct Config {
     pub segment_bytes: u64,
     /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then
     /// stops appending: what it had begun comes on top, and so does the batch that is being
-    /// written, as large again at most. Three buffers of this size are made at the start; memory
-    /// that is not used costs address space alone.
+    /// written, as large again at most. Three buffers of this size are made, and written to once, at
+    /// the start: while a disk stalls who appends has no page fault.
     pub pending_bytes_max: usize,
     /// Bytes of the last batches that stay in memory for readers; 0 = none.
     pub recent_bytes: usize,
@@ -53,7 +53,8 @@ const PENDING_MORE_BYTES: usize = 1 << 20;
 impl Config {
     /// An empty buffer, with room for a mark in front, that does not grow as long as the bound holds.
     pub(crate) fn buffer(&self) -> Buffer {
-        let mut buffer = Buffer::with_capacity(self.pending_bytes_max + PENDING_MORE_BYTES);
+        let mut buffer = Buffer::default();
+        buffer.resize(self.pending_bytes_max + PENDING_MORE_BYTES);
         buffer.resize(MARK_BYTES);
         buffer
     }

@@ -171,3 +171,41 @@ fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
     assert!(appender.is_failed());
     assert_eq!(commit.position(), 0);
 }
+
+/// Page faults of the calling thread that no device caused: field 10 of its `stat`.
+fn page_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
+    let (_, behind_name) = stat.rsplit_once(')').expect("it begins with the name");
+    let minor = behind_name.split_ascii_whitespace().nth(7);
+    minor
+        .and_then(|count| count.parse().ok())
+        .expect("a number")
+}
+
+#[test]
+fn who_appends_touches_no_new_memory_while_the_disk_stalls() {
+    let storage = Arc::new(MemoryStorage::default());
+    let config = Config {
+        pending_bytes_max: 8 << 20,
+        ..CONFIG
+    };
+    let journal = Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("opens");
+    let mut appender = journal.appender();
+    append(&mut appender, 1, 1);
+    appender.flush();
+    runtime()
+        .block_on(journal.commit().wait(1))
+        .expect("durable");
+    storage.stall(true);
+    let before = page_faults();
+    let mut sequence = 1;
+    while !appender.is_full() {
+        sequence += 1;
+        append(&mut appender, sequence, 1);
+        appender.flush();
+    }
+    let faults = page_faults() - before;
+    storage.stall(false);
+    // Two thousand pages were written; the few are the test's own.
+    assert!(faults < 64, "{faults} page faults");
+}

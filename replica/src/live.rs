@@ -295,6 +295,11 @@ impl Replica {
         Sequence(assigned.load(Ordering::Acquire))
     }
 
+    /// What the hot thread counts.
+    pub fn hot_stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
     /// Last record that is durable.
     pub fn durable(&self) -> Sequence {
         let reader = &self.shared.reader;

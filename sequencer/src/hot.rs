@@ -164,6 +164,7 @@ impl Hot {
     pub fn run(mut self) {
         // However this thread ends, who waits for it hears of it.
         let _closing = Closing(self.gate.clone());
+        self.stats.begin();
         if let Some(core) = self.config.core {
             pin(core);
         }

@@ -1,6 +1,6 @@
 //! What the hot thread counts. It writes plain numbers once a turn; whoever exports metrics reads them from outside.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Counters since the start, relaxed: each is right, together they may be a turn apart.
 #[derive(Debug, Default)]
@@ -18,6 +18,34 @@ pub struct Stats {
     pub in_flight_max: AtomicU64,
     /// How often the hot thread went to sleep.
     pub parks: AtomicU64,
+    /// The hot thread's id, 0 before it runs.
+    thread: AtomicI32,
+}
+
+impl Stats {
+    /// Called on the hot thread, before it works.
+    pub(crate) fn begin(&self) {
+        let thread = rustix::thread::gettid();
+        let id = thread.as_raw_nonzero().get();
+        self.thread.store(id, Ordering::Relaxed);
+    }
+
+    /// Page faults of the hot thread since it began: none are expected while it trades. `None` while it does
+    /// not run. Reads a file: not for the hot thread.
+    pub fn page_faults(&self) -> Option<u64> {
+        let thread = self.thread.load(Ordering::Relaxed);
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
+        page_faults_of(&stat)
+    }
+}
+
+/// Minor and major faults in a `stat` line of `proc(5)`: its fields 10 and 12. The name before may contain anything.
+fn page_faults_of(stat: &str) -> Option<u64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let mut fields = behind_name.split_ascii_whitespace().skip(7).step_by(2);
+    let minor: u64 = fields.next()?.parse().ok()?;
+    let major: u64 = fields.next()?.parse().ok()?;
+    Some(minor + major)
 }
 
 /// The hot thread's own copy.
@@ -42,5 +70,27 @@ impl Tally {
         set(&stats.busy, self.busy);
         set(&stats.in_flight_max, self.in_flight_max);
         set(&stats.parks, self.parks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_faults_are_read_behind_any_name() {
+        let stat = "4711 (a) b (c) R 1 2 3 4 5 4194304 120 0 7 0 10 20";
+        assert_eq!(page_faults_of(stat), Some(127));
+        assert_eq!(page_faults_of("4711 (hot) R 1"), None);
+    }
+
+    #[test]
+    fn a_thread_that_touches_new_memory_has_page_faults() {
+        let stats = Stats::default();
+        assert_eq!(stats.page_faults(), None);
+        stats.begin();
+        let before = stats.page_faults().unwrap();
+        let pages = vec![1_u8; 16 << 20];
+        assert!(stats.page_faults().unwrap() > before, "{}", pages.len());
     }
 }

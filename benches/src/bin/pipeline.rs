@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use admission::{ReportBody, Request};
@@ -128,7 +129,7 @@ impl Node {
         }
     }
 
-    fn stats(&self) -> &Stats {
+    fn stats(&self) -> &Arc<Stats> {
         match self {
             Self::Kept(node) => node.stats(),
             Self::Volatile(node) => node.stats(),
@@ -300,6 +301,21 @@ impl Client {
     }
 }
 
+/// Page faults of the hot thread when the warm-up is over; read by a thread that sleeps until then.
+fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
+    let stats = stats.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(warm_up_s));
+        stats.page_faults()
+    })
+}
+
+/// Those since then.
+fn faults_since(warmed: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
+    let before = warmed.join().ok()??;
+    Some(stats.page_faults()?.saturating_sub(before))
+}
+
 /// Which thread runs where.
 fn threads(args: &Args, cores: usize) -> String {
     let engines = match args.layout {
@@ -390,7 +406,9 @@ fn main() -> anyhow::Result<()> {
     if !args.json {
         println!("under way");
     }
+    let warmed = faults_after(node.stats(), args.warm_up);
     client.run(&args)?;
+    let page_faults = faults_since(warmed, node.stats());
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
     let hop_after = ring_hop(args.hot_core, ROUNDS);
@@ -453,6 +471,7 @@ fn main() -> anyhow::Result<()> {
                 "ring_full": measured.ring_full,
                 "events": measured.events,
                 "trades": stats.trades.load(Ordering::Relaxed),
+                "hot_page_faults": page_faults,
                 "parks": stats.parks.load(Ordering::Relaxed),
             })
         );
@@ -471,6 +490,9 @@ fn main() -> anyhow::Result<()> {
         measured.events,
         stats.trades.load(Ordering::Relaxed)
     );
+    if let Some(faults) = page_faults {
+        println!("{faults} page faults of the hot thread behind the warm-up");
+    }
     println!("accepted: {accepted}");
     println!("floor:    {floor} (the same load over bare rings, echoed)");
     if let Some(writes) = writes {

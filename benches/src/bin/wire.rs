@@ -179,6 +179,11 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         }
         _ => 0.0,
     };
+    // Behind the first second of the flow.
+    let page_faults = match samples {
+        [first, .., last] => last.page_faults - first.page_faults,
+        _ => 0.0,
+    };
     let lags_ms: Vec<f64> = samples
         .iter()
         .map(|s| (s.replica_lag / per_s * 1e5).round() / 100.0)
@@ -191,6 +196,7 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         "settlement_per_s": done_per_s(|s| s.settlement_lag),
         "settlement_lag_records": most(|s| s.settlement_lag),
         "intake_stage": most(|s| s.stage),
+        "hot_page_faults": page_faults,
         "rss_mb": (most(|s| s.resident_bytes) / 1e6).round(),
     })
 }

@@ -20,6 +20,8 @@ pub struct Sample {
     /// 0 open, 1 to 3 as followers of the journal are behind.
     pub stage: f64,
     pub resident_bytes: f64,
+    /// Of the hot thread, since the platform's start.
+    pub page_faults: f64,
 }
 
 /// Samples until it is stopped.
@@ -62,5 +64,6 @@ fn look(caller: &Caller) -> Option<Sample> {
         settlement_lag: value("settlement_lag_records"),
         stage: value("market_intake_stage"),
         resident_bytes: value("process_resident_memory_bytes"),
+        page_faults: value("hot_thread_page_faults_total"),
     })
 }

@@ -3,7 +3,8 @@
 //! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and
 //!   his trading holds (`design.md` 4); any word about a user drops what is cached of him.
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
-//! - ledger: balances go to the sessions of their user; a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
+//! - ledger: balances go to the sessions of their user; a hold behind orders that has vanished by somebody
+//!   else's doing cancels the orders behind it.
 
 use std::sync::Arc;
 

@@ -124,7 +124,7 @@ mod tests {
     fn of_each_sub_account_the_last_balance_is_handed_on_once() {
         let balances = Balances::default();
         let (ann, bob) = (UserIx(1), UserIx(2));
-        for minor in 1..=1_000 {
+        for minor in 1..=1_000_i64 {
             let at = minor.unsigned_abs();
             balances.note(ann, AssetIx::MONEY, Minor(minor), at);
             balances.note(bob, AssetIx::MONEY, Minor(-minor), at);
