@@ -52,7 +52,7 @@ async fn trade(
 ) -> Result<Json, HttpError> {
     let row = find_trade(&market, &caller, &trade_id).await?;
     Ok(resource(
-        &render_trade(&market, &row),
+        &render_trade(&market, &caller, &row),
         "platform.market.v1.Trade",
     ))
 }

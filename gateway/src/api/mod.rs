@@ -107,14 +107,20 @@ pub(crate) async fn find_trade(
     Ok(row)
 }
 
-/// A trade with what the journal says of its settlement.
-pub(crate) fn render_trade(market: &Market, row: &TradeRow) -> Trade {
+/// A trade with what the journal says of its settlement. Who was on the other side is shown to staff alone.
+pub(crate) fn render_trade(market: &Market, caller: &Caller, row: &TradeRow) -> Trade {
     let sequence = types::Sequence(row.sequence);
     let trade = types::Id128::parse(&row.trade_id).unwrap_or(types::Id128::NONE);
     let status = market
         .replica
         .read(|state| state.trade_status(sequence, trade));
-    render::trade(row, status)
+    let mut trade = render::trade(row, status);
+    for user_id in [&mut trade.buyer_id, &mut trade.seller_id] {
+        if caller.require_user(user_id).is_err() {
+            user_id.clear();
+        }
+    }
+    trade
 }
 
 /// The order of an id, for its owner or for staff.
@@ -251,7 +257,7 @@ impl MarketService for Api {
         rpc::context::read(message.context);
         let row = find_trade(&self.market, &caller, &message.trade_id).await?;
         Ok(Response::new(GetTradeResponse {
-            trade: Some(render_trade(&self.market, &row)),
+            trade: Some(render_trade(&self.market, &caller, &row)),
         }))
     }
 
@@ -274,7 +280,7 @@ impl MarketService for Api {
         Ok(Response::new(ListTradesResponse {
             trades: rows
                 .iter()
-                .map(|row| render_trade(&self.market, row))
+                .map(|row| render_trade(&self.market, &caller, row))
                 .collect(),
             pagination: Some(pagination),
         }))
