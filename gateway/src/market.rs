@@ -19,7 +19,8 @@ use types::{
 
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
-use crate::front::{Balances, Orders};
+use crate::front::Orders;
+use crate::front::balances::Balances;
 use crate::identity::Identity;
 use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};

@@ -64,7 +64,7 @@ pub struct GatewayHandle {
     workers: Vec<JoinHandle<()>>,
     /// What tells how they went: ends behind the last of those.
     tellers: Vec<JoinHandle<()>>,
-    telling: CancellationToken,
+    sending_balances: CancellationToken,
 }
 
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when
@@ -111,7 +111,7 @@ pub fn start(
             giving: tokio::sync::Mutex::default(),
         });
         let mut tellers = Tasks::of(&health, CancellationToken::new());
-        tellers.keep_telling(&market, &deps.log, &deps.feed);
+        tellers.keep_sending_balances(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
         set_order_bounds(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
@@ -132,7 +132,7 @@ pub fn start(
             address,
             fingerprint,
             workers: workers.running,
-            telling: tellers.token,
+            sending_balances: tellers.token,
             tellers: tellers.running,
         })
     })
@@ -212,7 +212,12 @@ impl Tasks {
     }
 
     /// The way back: history, market events.
-    fn keep_telling(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>, fed: &Durable) {
+    fn keep_sending_balances(
+        &mut self,
+        market: &Arc<Market>,
+        log: &Arc<dyn events::Log>,
+        fed: &Durable,
+    ) {
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
         self.endless("replica_watch", troubles);
@@ -250,14 +255,14 @@ impl Tasks {
         );
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
-        let telling = balances::run(own(), token());
+        let sending_balances = balances::run(own(), token());
         self.spawn("message_samples", comparing);
         for (topic, part) in consumers::TOPICS {
             let hearing = consumers::run(own(), log.clone(), topic, self.token.clone());
             self.spawn(part, hearing);
         }
         self.endless("events_health", showing);
-        self.endless("balances", telling);
+        self.endless("balances", sending_balances);
         self.endless("sweeper", sweeping);
         self.endless("gauges", gauges);
         self.endless("trading_path_watch", path);
@@ -372,7 +377,7 @@ impl GatewayHandle {
                     Err(_) => worker.abort(),
                 }
             }
-            self.telling.cancel();
+            self.sending_balances.cancel();
             for teller in self.tellers {
                 ended.push(teller.await);
             }

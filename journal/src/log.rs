@@ -41,7 +41,7 @@ pub struct Config {
     /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then
     /// stops appending: what it had begun comes on top, and so does the batch that is being
     /// written, as large again at most. Three buffers of this size are made, and written to once, at
-    /// the start: while a disk stalls who appends has no page fault.
+    /// the start, so that the appending thread has no page faults while a disk stalls.
     pub pending_bytes_max: usize,
     /// Bytes of the last batches that stay in memory for readers; 0 = none.
     pub recent_bytes: usize,

@@ -172,7 +172,7 @@ fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
     assert_eq!(commit.position(), 0);
 }
 
-/// Page faults of the calling thread that no device caused: field 10 of its `stat`.
+/// Minor page faults of the calling thread: field 10 of `proc_pid_stat(5)`.
 fn page_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
     let (_, behind_name) = stat.rsplit_once(')').expect("it begins with the name");

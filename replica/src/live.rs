@@ -295,7 +295,7 @@ impl Replica {
         Sequence(assigned.load(Ordering::Acquire))
     }
 
-    /// What the hot thread counts.
+    /// Counters of the hot thread.
     pub fn hot_stats(&self) -> &Stats {
         &self.shared.stats
     }

@@ -39,7 +39,8 @@ impl Stats {
     }
 }
 
-/// Minor and major faults in a `stat` line of `proc(5)`: its fields 10 and 12. The name before may contain anything.
+/// Minor and major faults in a `stat` line: fields 10 and 12 of `proc_pid_stat(5)`. The name before them may
+/// contain any byte.
 fn page_faults_of(stat: &str) -> Option<u64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let mut fields = behind_name.split_ascii_whitespace().skip(7).step_by(2);

@@ -318,8 +318,8 @@ messages! {
             /// As many as the user's trades of today allow.
             allowed: u64,
         }
-        /// Unnumbered, the latest value only: what the ledger has in a sub-account of the user after its last
-        /// change, what is on hold or not yet final included. One sub-account's come at most ten times a second.
+        /// Unnumbered, the latest value only: the ledger balance of a sub-account of the user after a change,
+        /// including what is on hold or not yet final. At most ten per second and sub-account.
         0x8a LedgerBalance {
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,

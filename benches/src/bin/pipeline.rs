@@ -301,7 +301,8 @@ impl Client {
     }
 }
 
-/// Page faults of the hot thread when the warm-up is over; read by a thread that sleeps until then.
+/// Page faults of the hot thread at the end of the warm-up, read by a thread of its own: the client's
+/// makes no system call under load.
 fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     let stats = stats.clone();
     std::thread::spawn(move || {
@@ -310,7 +311,7 @@ fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     })
 }
 
-/// Those since then.
+/// Page faults since [`faults_after`].
 fn faults_since(warmed: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
     let before = warmed.join().ok()??;
     Some(stats.page_faults()?.saturating_sub(before))
@@ -491,7 +492,7 @@ fn main() -> anyhow::Result<()> {
         stats.trades.load(Ordering::Relaxed)
     );
     if let Some(faults) = page_faults {
-        println!("{faults} page faults of the hot thread behind the warm-up");
+        println!("{faults} page faults of the hot thread after the warm-up");
     }
     println!("accepted: {accepted}");
     println!("floor:    {floor} (the same load over bare rings, echoed)");

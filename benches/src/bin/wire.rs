@@ -179,7 +179,7 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         }
         _ => 0.0,
     };
-    // Behind the first second of the flow.
+    // After the first second of the flow.
     let page_faults = match samples {
         [first, .., last] => last.page_faults - first.page_faults,
         _ => 0.0,

@@ -3,8 +3,8 @@
 //! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and
 //!   his trading holds (`design.md` 4); any word about a user drops what is cached of him.
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
-//! - ledger: balances go to the sessions of their user; a hold behind orders that has vanished by somebody
-//!   else's doing cancels the orders behind it.
+//! - ledger: balances are sent to the sessions of their user; a hold that another service has ended
+//!   cancels the open orders that draw on it.
 
 use std::sync::Arc;
 
@@ -224,7 +224,7 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
     Ok(())
 }
 
-/// A balance that sessions of its user are sent; house sub-accounts and users who never traded here have none.
+/// Forwards a user's balance to its sessions. House sub-accounts and users unknown here have no sessions.
 fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), Failure> {
     let name = SubAccountName::parse(&event.subaccount_id);
     let name = name.filter(|name| name.purpose == Purpose::User);

@@ -107,7 +107,7 @@ pub(crate) async fn find_trade(
     Ok(row)
 }
 
-/// A trade with what the journal says of its settlement. Who was on the other side is shown to staff alone.
+/// A trade with its settlement status from the journal. The counterparty's user id is returned to staff only.
 pub(crate) fn render_trade(market: &Market, caller: &Caller, row: &TradeRow) -> Trade {
     let sequence = types::Sequence(row.sequence);
     let trade = types::Id128::parse(&row.trade_id).unwrap_or(types::Id128::NONE);

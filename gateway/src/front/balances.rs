@@ -29,7 +29,8 @@ pub struct Balances {
 }
 
 impl Balances {
-    /// Takes the next balance of a sub-account; they come in the ledger's order.
+    /// Replaces the balance of a sub-account, in minor units of the asset, as of `time_ns` since 1970.
+    /// Call it in the order of the ledger's events.
     pub fn note(&self, user: UserIx, asset: AssetIx, balance: Minor, time_ns: u64) {
         let balance = LedgerBalance {
             asset: asset.get(),
@@ -83,36 +84,32 @@ impl Front {
         self.send_balances(now);
     }
 
-    /// Sends what clients have room for.
+    /// Sends what clients have room for; true when a session is done.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
-        let mut did_work = false;
         let mut sessions = std::mem::take(&mut self.state.with_balances);
-        sessions.retain(|at| {
-            let has_sent = self.send_balances_of(now, *at);
-            did_work |= has_sent == Some(true);
-            has_sent.is_none()
-        });
+        let before = sessions.len();
+        sessions.retain(|at| !self.send_balances_of(now, *at));
+        let did_work = sessions.len() < before;
         self.state.with_balances = sessions;
         did_work
     }
 
-    /// Whether anything was sent; `None` while the client has no room.
-    fn send_balances_of(&mut self, now: Instant, at: At) -> Option<bool> {
+    /// False while the client has no room.
+    fn send_balances_of(&mut self, now: Instant, at: At) -> bool {
         let session = self.state.sessions.row(at);
         let Some(owner) = session.owner else {
-            return Some(false);
+            return true;
         };
         let Some(link) = self.endpoint.link(owner.connection) else {
-            return Some(false);
+            return true;
         };
         if link.waiting_bytes() >= RESUME_BYTES {
-            return None;
+            return false;
         }
-        let balances = std::mem::take(&mut session.balances);
-        for balance in balances.values() {
-            connection::send(link, now, owner.channel, &(*balance).into());
+        for balance in std::mem::take(&mut session.balances).into_values() {
+            connection::send(link, now, owner.channel, &balance.into());
         }
-        Some(!balances.is_empty())
+        true
     }
 }
 

@@ -48,7 +48,6 @@ use wire::{
     Text,
 };
 
-pub use self::balances::Balances;
 use self::connection::{
     Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
 };

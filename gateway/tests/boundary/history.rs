@@ -69,7 +69,7 @@ async fn r156_trades_are_told_to_both_sides_and_published_in_order() {
         assert_eq!((&*got.buyer_id, &*got.seller_id), parties);
     }
     assert!(of_ann.iter().all(|trade| trade.buyer_id.is_empty()));
-    // Nobody else's.
+    // A third user is refused.
     assert_eq!(
         world
             .trader("eve")
