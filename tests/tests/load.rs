@@ -2,12 +2,14 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tests::call::text;
 use tests::process::{PATIENCE, Platform, command};
 use tests::shared::{platform, run};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdout};
 
 #[allow(dead_code)]
 #[path = "../../client/examples/async.rs"]
@@ -131,55 +133,100 @@ fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
     });
 }
 
+/// A load whose first orders are in the book, and what it prints behind the name of its instrument.
+async fn begun(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
+    let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
+    let args = [
+        "--url",
+        &url,
+        "load",
+        "--trading",
+        &trading,
+        "--members",
+        "2",
+    ];
+    let mut child = command(platform.folder())
+        .args(args)
+        .args(more)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    let instrument = loop {
+        line.clear();
+        let read = tokio::time::timeout(PATIENCE, lines.read_line(&mut line)).await;
+        assert!(read.expect("in time").expect("text") > 0, "no instrument");
+        if let Some((_, id)) = line.trim_end().split_once("instrument_id=") {
+            break id.to_owned();
+        }
+    };
+    let request = json!({ "instrumentId": instrument });
+    let what = "orders in the book";
+    let has_orders = |book: &Value| {
+        let bids = book["snapshot"]["bids"].as_array();
+        bids.is_some_and(|bids| !bids.is_empty())
+    };
+    let book = platform.until(what, "market.GetOrderBook", request, has_orders);
+    book.await;
+    (child, lines)
+}
+
+async fn kill(signal: &str, pid: &str) {
+    let kill = tokio::process::Command::new("kill")
+        .args([signal, pid])
+        .status();
+    assert!(kill.await.expect("kill runs").success());
+}
+
+/// A platform that stands still costs every request that was due meanwhile, and not only those that were on their way:
+/// with a window of 64 these would be a twentieth of all, which no 90th percentile shows.
+// rows: R348
+#[test]
+fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let more = [
+            "--rate",
+            "200",
+            "--seconds",
+            "6",
+            "--window",
+            "64",
+            "--report",
+            "still.json",
+        ];
+        let (mut child, mut lines) = begun(&platform, &more).await;
+        kill("-STOP", &platform.pid()).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        kill("-CONT", &platform.pid()).await;
+        let mut rest = String::new();
+        let read = tokio::time::timeout(PATIENCE, lines.read_to_string(&mut rest)).await;
+        read.expect("in time").expect("text");
+        assert!(child.wait().await.expect("it ends").success(), "{rest}");
+        let written = std::fs::read_to_string(platform.folder().join("still.json"));
+        let report: Value = serde_json::from_str(&written.expect("the figures")).expect("JSON");
+        assert_eq!(count(&report, "/offered"), 1_200, "{report}");
+        for which in ["accepted_us", "durable_us"] {
+            let at = |name: &str| report[which][name].as_f64().expect("a number");
+            assert!(at("p90") > 300_000.0, "{report}");
+            assert!(at("max") > 1_500_000.0, "{report}");
+        }
+        // The window was full, and what waited for it counts from when it was due.
+        assert!(count(&report, "/late/held_by_window") > 0, "{report}");
+        assert!(count(&report, "/late/max_us") > 500_000, "{report}");
+        platform.stop().await;
+    });
+}
+
 // rows: R348
 #[test]
 fn r348_an_interrupted_load_says_the_figures_so_far() {
     run(async {
         let platform = platform().await;
-        let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
-        let args = [
-            "--url",
-            &url,
-            "load",
-            "--trading",
-            &trading,
-            "--members",
-            "2",
-            "--seconds",
-            "3600",
-        ];
-        let mut child = command(platform.folder())
-            .args(args)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        let instrument = loop {
-            line.clear();
-            let read = tokio::time::timeout(PATIENCE, lines.read_line(&mut line)).await;
-            assert!(read.expect("in time").expect("text") > 0, "no instrument");
-            if let Some((_, id)) = line.trim_end().split_once("instrument_id=") {
-                break id.to_owned();
-            }
-        };
-        let request = json!({ "instrumentId": instrument });
-        platform
-            .until(
-                "orders in the book",
-                "market.GetOrderBook",
-                request,
-                |book| {
-                    let bids = book["snapshot"]["bids"].as_array();
-                    bids.is_some_and(|bids| !bids.is_empty())
-                },
-            )
-            .await;
+        let (mut child, mut lines) = begun(platform, &["--seconds", "3600"]).await;
         let pid = child.id().expect("it runs").to_string();
-        let kill = tokio::process::Command::new("kill")
-            .args(["-INT", &pid])
-            .status();
-        assert!(kill.await.expect("kill runs").success());
+        kill("-INT", &pid).await;
         let mut rest = String::new();
         let read = tokio::time::timeout(PATIENCE, lines.read_to_string(&mut rest)).await;
         read.expect("in time").expect("text");

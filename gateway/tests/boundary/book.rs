@@ -1,6 +1,7 @@
 //! Views: order book, diagnostic reads, metrics.
 
 use proto::market::v1::*;
+use testkit::Machine;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -82,6 +83,57 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
             "Instrument not found".into(),
             "INSTRUMENT_NOT_FOUND".into()
         )
+    );
+    world.stop().await;
+}
+
+/// A snapshot may be 3,600 s old (4.5.7). None is kept (T42): each is captured within its call, also of a book that
+/// nothing has changed for longer than that, and the next one has the next order.
+// rows: R178
+#[tokio::test]
+async fn r178_a_snapshot_is_of_its_call_also_of_a_book_that_is_at_rest_for_3600_s() {
+    const AGE_MAX_S: i64 = 3_600;
+    let machine = Machine::at(1_800_000_000_000_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        clock: Some(machine.process()),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    let request = || GetOrderBookRequest {
+        context: None,
+        instrument_id: BOND.into(),
+        depth: 0,
+    };
+    let micros = |at: Option<_>| proto::convert::timestamp_us(&at.unwrap());
+    let mut reader = world.trader("eve");
+    let mut captured = async || {
+        let before = service_kit::clock::now_us();
+        let answer = reader.get_order_book(request()).await.unwrap();
+        let snapshot = answer.into_inner().snapshot.unwrap();
+        let at = micros(snapshot.captured_at);
+        let call = before..=service_kit::clock::now_us();
+        assert!(call.contains(&at), "{at} is not in {call:?}");
+        (snapshot.sequence, snapshot.bids)
+    };
+    let first = world.place(buy("ann", "10", "1")).await.unwrap();
+    let (sequence, bids) = captured().await;
+    assert!(sequence >= first.sequence && bids.len() == 1);
+    machine.pass_ms(AGE_MAX_S.unsigned_abs() * 1_000 + 1_000);
+    assert_eq!(captured().await.1, bids);
+    let second = world.place(buy("ann", "9", "1")).await.unwrap();
+    let placed_at = |order: &Order| micros(order.created_at);
+    assert!(placed_at(&second) - placed_at(&first) > AGE_MAX_S * 1_000_000);
+    let (sequence, bids) = captured().await;
+    assert!(sequence >= second.sequence && bids.len() == 2);
+
+    // Refused, where it would be of an unknown age.
+    world.lose_trading_path().await;
+    let refusal = refused(reader.get_order_book(request()).await.unwrap_err());
+    assert_eq!(
+        (refusal.0, &*refusal.2),
+        (Code::Unavailable, "REPLICA_BEHIND")
     );
     world.stop().await;
 }

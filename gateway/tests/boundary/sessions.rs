@@ -2,7 +2,7 @@
 
 use client::{Error, LoginOptions, Report};
 use proto::common::v1::KycStatus;
-use proto::market::v1::OrderStatus;
+use proto::market::v1::{Order, OrderStatus, PlaceOrderRequest};
 use types::command::RequestKind;
 use types::{CancelReason, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
@@ -354,53 +354,93 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     world.stop().await;
 }
 
-/// Each repeat of a request whose report has left the window reads the journal, a few at a time.
+/// Repeats of requests whose reports have left the window are looked up in the journal, eight of a member at a time:
+/// each is answered once, with the first answer or with `ALREADY_SEEN`, none acts, and another member has eight of
+/// his own.
 // rows: R341
 #[tokio::test]
-async fn r341_repeats_of_old_requests_are_all_answered() {
+async fn r341_a_member_has_so_many_look_ups_and_every_repeat_is_answered() {
     const REPEATS: u64 = 400;
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
+    let mut settings = Settings::unsettled();
     settings.gateway.throttle_per_s = 0;
     settings.gateway.user_throttle_per_s = 0;
     settings.gateway.window_messages_max = 16;
     let world = members(folder.path(), settings).await;
-    let mut raw = Raw::connect(&world).await;
-    raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
+    let mut ann = Raw::connect(&world).await;
+    let first_of_ann = out_of_the_window(&mut ann, "ann").await;
+    let mut bob = Raw::connect(&world).await;
+    let first_of_bob = out_of_the_window(&mut bob, "bob").await;
+    let before = world.status().await;
+
+    let mut repeats = bytes::BytesMut::new();
+    for _ in 0..REPEATS {
+        wire::encode(&unknown(), 0, 1, &mut repeats);
+    }
+    ann.send.write_all(&repeats).await.unwrap();
+    for _ in 0..8 {
+        bob.send(0, 1, unknown()).await;
+    }
+    let (found, refused) = answers(&mut ann, REPEATS, &first_of_ann).await;
+    assert!(found >= 8, "{found} {refused}");
+    let of_bob = answers(&mut bob, 8, &first_of_bob).await;
+    assert_eq!(of_bob, (8, 0), "whatever the other asks");
+    // None is on its way any more: the next eight are found.
+    for _ in 0..8 {
+        ann.send(0, 1, unknown()).await;
+    }
+    assert_eq!(answers(&mut ann, 8, &first_of_ann).await, (8, 0));
+    let after = world.status().await;
+    assert_eq!(after.commit_sequence, before.commit_sequence);
+    assert_eq!(after.state_hash, before.state_hash);
+    ann.send(0, 65, wire_order(2, Side::Buy, 100, 1)).await;
+    let (number, _) = ann.until(|m| ack(m).is_some()).await;
+    assert_eq!(number, 65, "nothing took a number");
+    world.stop().await;
+}
+
+fn unknown() -> wire::ClientMessage {
+    wire::Cancel {
+        client_order_id: 77,
+        engine_order_id: 0,
+    }
+    .into()
+}
+
+/// Logs in, places an order as request 1, and asks so much that its report leaves the window; the report.
+async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
+    raw.send(0, 0, raw_login(user, "a", 5_000_000)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
         .await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
-    raw.until(|m| ack(m).is_some()).await;
-    let unknown = wire::ClientMessage::from(wire::Cancel {
-        client_order_id: 77,
-        engine_order_id: 0,
-    });
+    let first = raw.until(|m| ack(m).is_some()).await;
     for seq in 2..=64 {
-        raw.send(0, seq, unknown).await;
+        raw.send(0, seq, unknown()).await;
     }
     raw.until(|m| rejected(m).is_some_and(|refused| refused.client_seq == 64))
         .await;
-    let mut repeats = bytes::BytesMut::new();
-    for _ in 0..REPEATS {
-        wire::encode(&unknown, 0, 1, &mut repeats);
-    }
-    raw.send.write_all(&repeats).await.unwrap();
+    first
+}
+
+/// Reads so many answers to repeats of request 1: how many are the first one, and how many say that it was seen.
+async fn answers(raw: &mut Raw, repeats: u64, first: &(u64, ServerMessage)) -> (u64, u64) {
     let (mut found, mut refused) = (0, 0);
-    while found + refused < REPEATS {
-        match raw.next_at_last().await.1 {
-            ServerMessage::OrderAck(ack) if ack.client_seq == 1 => found += 1,
-            ServerMessage::Rejected(m) if m.client_seq == 1 => {
-                assert_eq!(m.reason, RejectReason::AlreadySeen);
+    while found + refused < repeats {
+        let (header, message) = raw.next_at_last().await;
+        match message {
+            ServerMessage::OrderAck(_) => {
+                assert_eq!(&(header.sequence, message), first);
+                found += 1;
+            }
+            ServerMessage::Rejected(m) => {
+                let said = (header.sequence, m.client_seq, m.reason);
+                assert_eq!(said, (0, 1, RejectReason::AlreadySeen));
                 refused += 1;
             }
             _ => {}
         }
     }
-    assert!(found >= 8, "{found} {refused}");
-    // None is on its way any more: the next one is found.
-    raw.send(0, 1, unknown).await;
-    raw.until(|m| ack(m).is_some()).await;
-    world.stop().await;
+    (found, refused)
 }
 
 // rows: R344
@@ -471,6 +511,91 @@ async fn r344_both_protocols_share_one_book() {
         ),
         (3, 950, 0)
     );
+    world.stop().await;
+}
+
+/// A client order id names one open order of its user, whichever protocol brought it: what comes second is refused, by
+/// either, and a repeat under its own key or sequence is answered as the first time.
+// rows: R344
+#[tokio::test]
+async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    let call = |id: &str, key: &str| PlaceOrderRequest {
+        context: context(key),
+        order: Some(Order {
+            client_order_id: id.into(),
+            ..buy("ann", "9", "4")
+        }),
+    };
+    let bid = |price: &str, quantity: &str| (price.to_owned(), quantity.to_owned());
+    let trader = || world.trader("ann");
+    let taken = (tonic::Code::AlreadyExists, "DUPLICATE_CLIENT_ORDER_ID");
+
+    // By the session first.
+    let by_session = wire_order(5, Side::Buy, 1_000, 10);
+    raw.send(0, 1, by_session).await;
+    let (number, message) = raw.until(|m| ack(m).is_some()).await;
+    let acked = ack(&message).unwrap();
+    let refusal = refused(trader().place_order(call("5", "k1")).await.unwrap_err());
+    assert_eq!((refusal.0, &*refusal.2), taken);
+    raw.send(0, 1, by_session).await;
+    let again = raw.until(|m| ack(m).is_some()).await;
+    assert_eq!(again, (number, message), "the first answer");
+
+    // By the call first.
+    let placed = trader().place_order(call("6", "k2")).await.unwrap();
+    assert!(placed.metadata().get("idempotent-replayed").is_none());
+    let placed = placed.into_inner().order.unwrap();
+    raw.send(0, 2, wire_order(6, Side::Buy, 800, 1)).await;
+    let (_, message) = raw.until(|m| rejected(m).is_some()).await;
+    let refusal = rejected(&message).unwrap();
+    assert_eq!(
+        (refusal.reason, refusal.client_order_id),
+        (RejectReason::DuplicateClientOrderId, 6)
+    );
+    let again = trader().place_order(call("6", "k2")).await.unwrap();
+    assert_eq!(again.metadata().get("idempotent-replayed").unwrap(), "true");
+    assert_eq!(again.into_inner().order.unwrap(), placed);
+    let both = vec![bid("10.00", "10"), bid("9.00", "4")];
+    assert_eq!(world.book().await.0, both);
+
+    // At once, by both: one of them acts.
+    for id in 10..30_u64 {
+        raw.send(0, id, wire_order(id, Side::Buy, 700, 1)).await;
+        let (text, key) = (id.to_string(), format!("both-{id}"));
+        let by_call = trader().place_order(call(&text, &key)).await;
+        let answer = raw.until(|m| ack(m).is_some() || rejected(m).is_some());
+        let (_, message) = answer.await;
+        if let Some(acked) = ack(&message) {
+            assert_eq!(acked.client_order_id, id);
+            let refusal = refused(by_call.expect_err("taken by the session"));
+            assert_eq!((refusal.0, &*refusal.2), taken);
+        } else {
+            let reason = rejected(&message).unwrap().reason;
+            assert_eq!(reason, RejectReason::DuplicateClientOrderId);
+            by_call.expect("taken by the call");
+        }
+    }
+    assert_eq!(world.status().await.instruments[0].open_orders, 22);
+
+    // An order that has ended leaves its id to the other protocol; its own key and sequence stay what they were.
+    world
+        .cancel("ann", &acked.order_id.to_string())
+        .await
+        .unwrap();
+    trader().place_order(call("5", "k3")).await.unwrap();
+    world.cancel("ann", &placed.order_id).await.unwrap();
+    raw.send(0, 40, wire_order(6, Side::Buy, 800, 1)).await;
+    raw.until(|m| ack(m).is_some_and(|ack| ack.client_seq == 40))
+        .await;
+    let again = trader().place_order(call("6", "k2")).await.unwrap();
+    assert_eq!(again.into_inner().order.unwrap().order_id, placed.order_id);
+    assert_eq!(world.status().await.instruments[0].open_orders, 22);
     world.stop().await;
 }
 
@@ -1347,8 +1472,9 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
     world.stop().await;
 }
 
+// rows: R343
 #[tokio::test]
-async fn heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
+async fn r343_heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.login_timeout_ms = 4_000;
