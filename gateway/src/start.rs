@@ -62,9 +62,9 @@ pub struct GatewayHandle {
     fingerprint: String,
     /// What takes orders, calls and events: ends with the token given.
     workers: Vec<JoinHandle<()>>,
-    /// What tells how they went: ends behind the last of those.
-    tellers: Vec<JoinHandle<()>>,
-    sending_balances: CancellationToken,
+    /// History and published events. They stop after the workers, so that the last orders are in both.
+    publishers: Vec<JoinHandle<()>>,
+    publishers_token: CancellationToken,
 }
 
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when
@@ -110,8 +110,8 @@ pub fn start(
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
             giving: tokio::sync::Mutex::default(),
         });
-        let mut tellers = Tasks::of(&health, CancellationToken::new());
-        tellers.keep_sending_balances(&market, &deps.log, &deps.feed);
+        let mut publishers = Tasks::of(&health, CancellationToken::new());
+        publishers.keep_publishing(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
         set_order_bounds(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
@@ -132,8 +132,8 @@ pub fn start(
             address,
             fingerprint,
             workers: workers.running,
-            sending_balances: tellers.token,
-            tellers: tellers.running,
+            publishers_token: publishers.token,
+            publishers: publishers.running,
         })
     })
 }
@@ -211,13 +211,8 @@ impl Tasks {
         });
     }
 
-    /// The way back: history, market events.
-    fn keep_sending_balances(
-        &mut self,
-        market: &Arc<Market>,
-        log: &Arc<dyn events::Log>,
-        fed: &Durable,
-    ) {
+    /// History and market events: each is restarted when it fails.
+    fn keep_publishing(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>, fed: &Durable) {
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
         self.endless("replica_watch", troubles);
@@ -377,9 +372,9 @@ impl GatewayHandle {
                     Err(_) => worker.abort(),
                 }
             }
-            self.sending_balances.cancel();
-            for teller in self.tellers {
-                ended.push(teller.await);
+            self.publishers_token.cancel();
+            for publisher in self.publishers {
+                ended.push(publisher.await);
             }
             if ended.iter().any(Result::is_err) {
                 tracing::error!("a worker of the market ended with a panic");

@@ -133,7 +133,7 @@ fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
     });
 }
 
-/// A load whose first orders are in the book, and what it prints behind the name of its instrument.
+/// A running load whose first orders are in the book, and its output after the instrument's id.
 async fn begun(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
     let args = [

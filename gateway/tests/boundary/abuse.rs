@@ -168,7 +168,7 @@ async fn a_blocked_user_reads_the_end_of_his_orders_first() {
 }
 
 /// Eight questions of a user are looked up in the journal at a time: with more sessions to resume than that, each
-/// still gets everything that it lacks, as it was and once, and goes on behind it.
+/// still receives every message it lacks, unchanged and once.
 // rows: R343
 #[tokio::test]
 async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
@@ -183,8 +183,8 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
         client_order_id: 77,
         engine_order_id: 0,
     };
-    let mut told = vec![Vec::new(); usize::from(SESSIONS)];
-    // Entered; all of it again; and what comes behind the last one that a client has, another for each.
+    let mut expected = vec![Vec::new(); usize::from(SESSIONS)];
+    // Round 0 enters the requests, round 1 resends all messages, round 2 those after a different sequence per session.
     for round in 0..3 {
         let last_of = |channel: u16| match round {
             2 => u64::from(channel),
@@ -197,7 +197,7 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
             raw.send(channel, 0, login).await;
         }
         let mut now: Vec<Vec<_>> = (0..SESSIONS)
-            .map(|channel| told[usize::from(channel)][..last_of(channel) as usize].to_vec())
+            .map(|channel| expected[usize::from(channel)][..last_of(channel) as usize].to_vec())
             .collect();
         let mut logins = 0;
         while logins < SESSIONS || now.iter().any(|of| (of.len() as u64) < MESSAGES) {
@@ -231,9 +231,9 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
             assert_eq!(said, (sequence, RejectReason::UnknownOrder));
         }
         if round > 0 {
-            assert!(now == told, "as they were told at first");
+            assert!(now == expected, "the same messages as at first");
         }
-        told = now;
+        expected = now;
     }
     world.stop().await;
 }

@@ -332,7 +332,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
             .await
             .unwrap();
         ann.send(0, cancel_own(id)).await.unwrap();
-        // Who sends all of it before it reads is a slow consumer.
+        // A client that sends all of it before it reads is disconnected as a slow consumer.
         if id % 1_000 == 0 {
             until(&mut of_ann, |m| match m {
                 ServerMessage::Cancelled(c) if c.client_seq == 2 * id => Some(()),

@@ -96,7 +96,7 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
     let defunded = numbered(&mut of_ann).await;
     let defunded = check(defunded, 3, 5_000, FundingCause::Defund);
     assert!(defunded.node_sequence > funded.node_sequence);
-    // Its own request makes one too, beside the answer: either may come first.
+    // Its own request causes one too; it and the answer come in either order.
     let set = wire::SetTradingHold {
         request_id: 9,
         asset: 0,

@@ -359,7 +359,7 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
 /// his own.
 // rows: R341
 #[tokio::test]
-async fn r341_a_member_has_so_many_look_ups_and_every_repeat_is_answered() {
+async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
     const REPEATS: u64 = 400;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unsettled();
@@ -407,7 +407,7 @@ fn unknown() -> wire::ClientMessage {
     .into()
 }
 
-/// Logs in, places an order as request 1, and asks so much that its report leaves the window; the report.
+/// Logs in, places an order as request 1, and fills the window until its report has left it. Returns the report.
 async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     raw.send(0, 0, raw_login(user, "a", 5_000_000)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
@@ -422,7 +422,7 @@ async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     first
 }
 
-/// Reads so many answers to repeats of request 1: how many are the first one, and how many say that it was seen.
+/// Reads N answers to repeats of request 1. Returns how many equal the first answer and how many are `ALREADY_SEEN`.
 async fn answers(raw: &mut Raw, repeats: u64, first: &(u64, ServerMessage)) -> (u64, u64) {
     let (mut found, mut refused) = (0, 0);
     while found + refused < repeats {
