@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=platform");
+    println!("cargo:rerun-if-changed=dfa");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let mut files = Vec::new();
-    collect(PathBuf::from("platform"), &mut files)?;
+    collect(PathBuf::from("dfa"), &mut files)?;
     files.sort();
     let mut compiler = protox::Compiler::new(["."])?;
     compiler.include_imports(true).include_source_info(true);
@@ -18,6 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         out.join("descriptors.bin"),
         compiler.encode_file_descriptor_set(),
     )?;
+    std::fs::write(out.join("sources.rs"), sources(&files)?)?;
     let mut config = tonic_prost_build::Config::new();
     // The codec finds what to check by the message's name.
     config.enable_type_names();
@@ -26,6 +27,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::times::Codec")
         .compile_fds_with_config(compiler.file_descriptor_set(), config)?;
     Ok(())
+}
+
+/// The schemas and the buf configuration as a Rust array of (path, content).
+fn sources(schemas: &[PathBuf]) -> std::io::Result<String> {
+    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let configuration = ["buf.yaml", "buf.gen.yaml"].map(PathBuf::from);
+    let mut rows = String::new();
+    for path in schemas.iter().chain(&configuration) {
+        let file = root.join(path).canonicalize()?;
+        rows += &format!("({path:?}, include_str!({file:?})),\n");
+    }
+    println!("cargo:rerun-if-changed=buf.yaml");
+    println!("cargo:rerun-if-changed=buf.gen.yaml");
+    Ok(format!("&[\n{rows}]\n"))
 }
 
 fn collect(dir: PathBuf, files: &mut Vec<PathBuf>) -> std::io::Result<()> {

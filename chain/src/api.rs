@@ -239,7 +239,7 @@ async fn http_receipt(
         receipt.ok_or_else(|| status::not_found("RECEIPT_NOT_FOUND", "Receipt not found"))?;
     Ok(rpc::json::resource(
         &receipt,
-        "platform.chain.v1.TransactionReceipt",
+        "dfa.chain.v1.TransactionReceipt",
     ))
 }
 
@@ -249,7 +249,7 @@ async fn http_block(
 ) -> Result<Json<Value>, HttpError> {
     Ok(rpc::json::resource(
         &api.block(Some(query.block_number)).await?,
-        "platform.chain.v1.Block",
+        "dfa.chain.v1.Block",
     ))
 }
 
@@ -260,6 +260,6 @@ async fn http_estimate_gas(
     let gas = api.gas(&query.to, &query.data).await?;
     Ok(rpc::json::resource(
         &pb::EstimateGasResponse { gas },
-        "platform.chain.v1.EstimateGasResponse",
+        "dfa.chain.v1.EstimateGasResponse",
     ))
 }

@@ -465,7 +465,7 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
         let delivery = subscription.next().await.expect("an event");
         let event = delivery.record.event;
         match event.type_name.as_str() {
-            "platform.chain.v1.BlockReadEvent" => {
+            "dfa.chain.v1.BlockReadEvent" => {
                 let block = pb::BlockReadEvent::decode(event.payload.as_slice()).expect("decodes");
                 assert_eq!(
                     (block.number, event.key),
@@ -473,7 +473,7 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
                 );
                 next_block += 1;
             }
-            "platform.chain.v1.TransactionReceiptReadyEvent" => {
+            "dfa.chain.v1.TransactionReceiptReadyEvent" => {
                 let receipt = pb::TransactionReceiptReadyEvent::decode(event.payload.as_slice())
                     .expect("decodes");
                 assert_eq!(

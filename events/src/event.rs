@@ -13,7 +13,7 @@ pub struct Event {
     pub topic: String,
     /// Events of one key keep their order (D25).
     pub key: String,
-    /// Full protobuf name of the payload, `platform.ledger.v1.HoldCreated`.
+    /// Full protobuf name of the payload, `dfa.ledger.v1.HoldCreated`.
     pub type_name: String,
     /// What the event is about, usually the key.
     pub subject: String,
@@ -74,7 +74,7 @@ impl<'a> From<&'a Event> for EventRef<'a> {
 }
 
 impl Event {
-    /// `HoldCreated` of `platform.ledger.v1.HoldCreated`.
+    /// `HoldCreated` of `dfa.ledger.v1.HoldCreated`.
     pub fn short_type(&self) -> &str {
         let name = &self.type_name;
         name.rsplit('.').next().unwrap_or(name)

@@ -74,7 +74,7 @@ fn record(at: usize, random: &mut Random) -> Record {
         id: Uuid::from_u128(u128::from(random.long())),
         topic: topics[random.below(2)].to_owned(),
         key: format!("user-{}", random.below(3)),
-        type_name: "platform.ledger.v1.HoldCreated".to_owned(),
+        type_name: "dfa.ledger.v1.HoldCreated".to_owned(),
         subject: format!("user-{}", random.below(3)),
         source: "ledger".to_owned(),
         correlation_id: "c".repeat(random.below(4)),

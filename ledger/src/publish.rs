@@ -104,7 +104,7 @@ fn encode<'a>(
             };
             append(&message, to);
             (
-                "platform.ledger.v1.OperationCreatedEvent",
+                "dfa.ledger.v1.OperationCreatedEvent",
                 operation_id,
                 operation_id,
             )
@@ -127,7 +127,7 @@ fn encode<'a>(
             };
             append(&message, to);
             (
-                "platform.ledger.v1.PostingCreatedEvent",
+                "dfa.ledger.v1.PostingCreatedEvent",
                 operation_id,
                 posting_id,
             )
@@ -148,7 +148,7 @@ fn encode<'a>(
             };
             append(&message, to);
             (
-                "platform.ledger.v1.OperationStatusChangedEvent",
+                "dfa.ledger.v1.OperationStatusChangedEvent",
                 operation_id,
                 operation_id,
             )
@@ -169,7 +169,7 @@ fn encode<'a>(
             };
             append(&message, to);
             (
-                "platform.ledger.v1.BalanceUpdatedEvent",
+                "dfa.ledger.v1.BalanceUpdatedEvent",
                 subaccount_id,
                 subaccount_id,
             )
@@ -189,11 +189,7 @@ fn encode<'a>(
                 created_at: at,
             };
             append(&message, to);
-            (
-                "platform.ledger.v1.HoldCreatedEvent",
-                subaccount_id,
-                hold_id,
-            )
+            ("dfa.ledger.v1.HoldCreatedEvent", subaccount_id, hold_id)
         }
         Fact::HoldReleased {
             hold_id,
@@ -207,11 +203,7 @@ fn encode<'a>(
                 released_at: at,
             };
             append(&message, to);
-            (
-                "platform.ledger.v1.HoldReleasedEvent",
-                subaccount_id,
-                hold_id,
-            )
+            ("dfa.ledger.v1.HoldReleasedEvent", subaccount_id, hold_id)
         }
         Fact::LimitChanged {
             limit_id,
@@ -238,7 +230,7 @@ fn encode<'a>(
                 at,
             };
             append(&message, to);
-            ("platform.audit.v1.AuditRecordEvent", limit_id, limit_id)
+            ("dfa.audit.v1.AuditRecordEvent", limit_id, limit_id)
         }
         Fact::HoldConsumed {
             hold_id,
@@ -250,11 +242,7 @@ fn encode<'a>(
                 consumed_at: at,
             };
             append(&message, to);
-            (
-                "platform.ledger.v1.HoldConsumedEvent",
-                subaccount_id,
-                hold_id,
-            )
+            ("dfa.ledger.v1.HoldConsumedEvent", subaccount_id, hold_id)
         }
     }
 }
@@ -298,6 +286,6 @@ mod tests {
             (&*context.correlation_id, &*context.source),
             ("c1", "ledger")
         );
-        assert_eq!(event.type_name, "platform.ledger.v1.OperationCreatedEvent");
+        assert_eq!(event.type_name, "dfa.ledger.v1.OperationCreatedEvent");
     }
 }

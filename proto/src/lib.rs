@@ -2,11 +2,14 @@
 //! set. Nothing here decides anything but the form of a request's times ([`times`]); conversion between wire
 //! shapes and `types` is in [`convert`], so that no other room parses a wire number itself.
 //!
-//! The schemas are under `proto/platform/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo
+//! The schemas are under `proto/dfa/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo
 //! xtask proto` lints them and compares them with the committed image `proto/baseline.binpb`.
 
 /// Every schema with its imports and comments, as an encoded `google.protobuf.FileDescriptorSet`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Path and content of every schema, and of the buf configuration that generates clients from them.
+pub const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 macro_rules! package {
     ($name:ident) => {
@@ -15,7 +18,7 @@ macro_rules! package {
                 #![allow(clippy::all, missing_docs, unused_qualifications)]
                 include!(concat!(
                     env!("OUT_DIR"),
-                    "/platform.",
+                    "/dfa.",
                     stringify!($name),
                     ".v1.rs"
                 ));

@@ -209,8 +209,8 @@ mod tests {
             let caller = auth.decide(&Method::POST, path, &headers).unwrap();
             caller.expect("a caller")
         };
-        let place = "/platform.market.v1.MarketService/PlaceOrder";
-        let read = "/platform.market.v1.MarketService/GetOrder";
+        let place = "/dfa.market.v1.MarketService/PlaceOrder";
+        let read = "/dfa.market.v1.MarketService/GetOrder";
         for token in ["sandbox.investor+auditor.u1", "sandbox.auditor+investor.u1"] {
             let writes = decide(place, token);
             assert_eq!(writes.roles, Roles::of(&[Role::Investor]), "{token}");
@@ -238,7 +238,7 @@ mod tests {
                 .map_err(|status| status.code())
         };
         use tonic::Code::{PermissionDenied, Unauthenticated, Unimplemented};
-        let place = "/platform.market.v1.MarketService/PlaceOrder";
+        let place = "/dfa.market.v1.MarketService/PlaceOrder";
         assert_eq!(decide(place, None), Err(Unauthenticated));
         assert_eq!(
             decide(place, Some("sandbox.auditor")),
@@ -256,7 +256,7 @@ mod tests {
         assert!(decide("/holds", Some("sandbox.auditor")).is_ok());
         assert_eq!(
             decide(
-                "/platform.market.v1.MarketService/Nothing",
+                "/dfa.market.v1.MarketService/Nothing",
                 Some("sandbox.operator")
             ),
             Err(Unimplemented)

@@ -184,7 +184,7 @@ fn failure(error: &(dyn std::error::Error + 'static), path: &str) -> Status {
     status::unavailable(service_of(path), 1_000)
 }
 
-/// `LedgerService` of `/platform.ledger.v1.LedgerService/GetHold`.
+/// `LedgerService` of `/dfa.ledger.v1.LedgerService/GetHold`.
 fn service_of(path: &str) -> &str {
     let service = path.split('/').nth(1).unwrap_or_default();
     service.rsplit('.').next().unwrap_or(service)

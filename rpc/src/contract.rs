@@ -5,7 +5,8 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use prost_reflect::{DescriptorPool, MessageDescriptor};
+use prost_reflect::{DescriptorPool, MessageDescriptor, MethodDescriptor};
+use prost_types::method_options::IdempotencyLevel;
 
 /// One method, as the descriptors have it.
 #[derive(Clone, Debug)]
@@ -17,6 +18,31 @@ pub struct Method {
     /// `idempotency_level = NO_SIDE_EFFECTS`: may be called with Connect GET.
     pub reads_only: bool,
 }
+
+impl Method {
+    fn of(method: &MethodDescriptor) -> Self {
+        let descriptor = method.method_descriptor_proto();
+        let options = descriptor.options.as_ref();
+        Method {
+            input: method.input(),
+            output: method.output(),
+            client_streaming: method.is_client_streaming(),
+            server_streaming: method.is_server_streaming(),
+            reads_only: options.is_some_and(|options| {
+                options.idempotency_level() == IdempotencyLevel::NoSideEffects
+            }),
+        }
+    }
+}
+
+/// Descriptors of everything a port answers, and of the error details in its refusals.
+pub(crate) const PORT_SETS: [&[u8]; 5] = [
+    proto::FILE_DESCRIPTOR_SET,
+    tonic_types::pb::FILE_DESCRIPTOR_SET,
+    tonic_health::pb::FILE_DESCRIPTOR_SET,
+    tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+    tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+];
 
 /// A set of services that can be served.
 #[derive(Debug)]
@@ -31,33 +57,33 @@ impl Contract {
     /// # Panics
     /// Our own bug: descriptors compiled into the binary do not decode.
     pub fn new(descriptor_set: &[u8]) -> Self {
-        let pool = DescriptorPool::decode(descriptor_set).expect("compiled-in descriptors decode");
-        let methods = pool
+        Self::of_sets(&[descriptor_set], |_| true)
+    }
+
+    /// What a port serves: these services of the platform, health and reflection.
+    pub fn of_port(services: &[String]) -> Self {
+        let is_served = |name: &str| services.iter().any(|served| served == name);
+        Self::of_sets(&PORT_SETS, |name| {
+            is_served(name) || name.starts_with("grpc.reflection.")
+        })
+    }
+
+    fn of_sets(descriptor_sets: &[&[u8]], is_served: impl Fn(&str) -> bool) -> Self {
+        let mut pool = DescriptorPool::new();
+        for set in descriptor_sets {
+            pool.decode_file_descriptor_set(*set)
+                .expect("compiled-in descriptors decode");
+        }
+        let mut methods = HashMap::new();
+        for service in pool
             .services()
-            .flat_map(|service| {
-                let name = service.full_name().to_owned();
-                service
-                    .methods()
-                    .map(|method| {
-                        let level = method
-                            .method_descriptor_proto()
-                            .options
-                            .as_ref()
-                            .map_or(0, |options| options.idempotency_level.unwrap_or(0));
-                        let info = Method {
-                            input: method.input(),
-                            output: method.output(),
-                            client_streaming: method.is_client_streaming(),
-                            server_streaming: method.is_server_streaming(),
-                            reads_only: level
-                                == prost_types::method_options::IdempotencyLevel::NoSideEffects
-                                    as i32,
-                        };
-                        (format!("/{name}/{}", method.name()), info)
-                    })
-                    .collect::<Vec<_>>()
-            })
-            .collect();
+            .filter(|service| is_served(service.full_name()))
+        {
+            for method in service.methods() {
+                let path = format!("/{}/{}", service.full_name(), method.name());
+                methods.insert(path, Method::of(&method));
+            }
+        }
         Contract { pool, methods }
     }
 

@@ -74,7 +74,7 @@ pub(crate) async fn plain_errors(response: Response) -> Response {
     answer
 }
 
-/// One resource, for instance `resource(&operation, "platform.ledger.v1.Operation")`.
+/// One resource, for instance `resource(&operation, "dfa.ledger.v1.Operation")`.
 ///
 /// # Panics
 /// Our own bug: a type name that is not in the contract, or a message of another type.
@@ -220,7 +220,7 @@ mod tests {
             hold(at(i64::MIN, 5)),
             hold(at(1_700_000_000, -1)),
         ];
-        let axum::Json(body) = list(&holds, "platform.ledger.v1.Hold", "");
+        let axum::Json(body) = list(&holds, "dfa.ledger.v1.Hold", "");
         let shown = [
             "9999-12-31T23:59:59.999999999Z",
             "0001-01-01T00:00:00Z",
@@ -236,7 +236,7 @@ mod tests {
         let pool = Contract::platform();
         let status = pool
             .pool()
-            .get_enum_by_name("platform.common.v1.OperationStatus")
+            .get_enum_by_name("dfa.common.v1.OperationStatus")
             .unwrap();
         assert_eq!(
             bare_enum_name(&status, OperationStatus::OnchainSubmitted.as_str_name()),
@@ -247,7 +247,7 @@ mod tests {
             status: OperationStatus::Finalized as i32,
             ..Default::default()
         };
-        let axum::Json(body) = list(&[operation], "platform.ledger.v1.Operation", "");
+        let axum::Json(body) = list(&[operation], "dfa.ledger.v1.Operation", "");
         assert_eq!(
             body,
             json!({"items": [{"operationId": "op-1", "status": "FINALIZED"}], "next_page_token": ""})

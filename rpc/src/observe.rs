@@ -180,7 +180,7 @@ pub(crate) fn label(path: &str) -> &'static str {
     labels.get(path).copied().unwrap_or("other")
 }
 
-/// `ledger` of `/platform.ledger.v1.LedgerService/GetHold`.
+/// `ledger` of `/dfa.ledger.v1.LedgerService/GetHold`.
 fn service_of(path: &str) -> &str {
     path.split('.').nth(1).unwrap_or("rpc")
 }
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn labels_are_the_contract_and_other() {
         assert_eq!(label("/anything/else"), "other");
-        let known = "/platform.ledger.v1.LedgerService/GetHold";
+        let known = "/dfa.ledger.v1.LedgerService/GetHold";
         assert_eq!(label(known), known);
         assert_eq!(service_of(known), "ledger");
     }

@@ -61,7 +61,7 @@ type Rows = &'static [(&'static str, &'static [Role])];
 
 const TABLE: &[(&str, Rows)] = &[
     (
-        "platform.ledger.v1.LedgerService",
+        "dfa.ledger.v1.LedgerService",
         &[
             ("GetAccount", EVERYONE),
             ("ListAccounts", EVERYONE),
@@ -91,7 +91,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.cfa.v1.CfaRegistryService",
+        "dfa.cfa.v1.CfaRegistryService",
         &[
             ("RegisterInstrument", ISSUE),
             ("GetInstrument", EVERYONE),
@@ -134,7 +134,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.payments.v1.PaymentsService",
+        "dfa.payments.v1.PaymentsService",
         &[
             (
                 "CreatePaymentIntent",
@@ -153,7 +153,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.market.v1.MarketService",
+        "dfa.market.v1.MarketService",
         &[
             ("PlaceOrder", TRADE),
             (
@@ -186,7 +186,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.identity.v1.IdentityService",
+        "dfa.identity.v1.IdentityService",
         &[
             ("GetUserProfile", EVERYONE),
             ("ListUsers", STAFF),
@@ -201,7 +201,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.chain.v1.ChainConnectorService",
+        "dfa.chain.v1.ChainConnectorService",
         &[
             ("SubmitTransaction", SERVICE_ONLY),
             ("GetTransactionReceipt", STAFF),
@@ -211,7 +211,7 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
-        "platform.sandbox.v1.SandboxBankService",
+        "dfa.sandbox.v1.SandboxBankService",
         &[
             (
                 "Pay",
@@ -234,6 +234,7 @@ const OPEN_SERVICES: &[&str] = &[
 
 /// HTTP paths that answer without a credential. `/webhook` is authenticated by the bank's signature (D29).
 const OPEN_PATHS: &[&str] = &[
+    "/",
     "/health",
     "/livez",
     "/readyz",

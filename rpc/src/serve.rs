@@ -19,9 +19,9 @@ use axum::{
     body::Body,
     extract::{DefaultBodyLimit, Request},
     http::{HeaderName, StatusCode},
-    middleware::{from_fn, from_fn_with_state, map_request, map_response},
+    middleware::{Next, from_fn, from_fn_with_state, map_request, map_response},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{MethodRouter, get},
 };
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -44,7 +44,7 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 use crate::{
     Authenticator, Connections, DEADLINE_MS_DEFAULT, Error, Health, MESSAGE_BYTES_MAX,
     MetricsHandle, access, connect,
-    contract::Contract,
+    contract::{Contract, PORT_SETS},
     drain, guard,
     idle::{Activity, Answer},
     json::{self, HttpError},
@@ -93,7 +93,7 @@ impl Default for Limits {
 
 /// What a service room hands over to be served.
 pub struct Service {
-    /// Second part of its package: `ledger` of `platform.ledger.v1`.
+    /// Second part of its package: `ledger` of `dfa.ledger.v1`.
     pub name: &'static str,
     /// RPC services, without access layer.
     pub routes: Routes,
@@ -166,9 +166,11 @@ pub fn serve_within(
         }
         rpc = rpc.merge(reflection(&served)?);
 
-        let protocols = protocols(Contract::platform(), rpc, MESSAGE_BYTES_MAX);
+        let contract = Arc::new(Contract::of_port(&served));
+        let protocols = protocols(contract, rpc, MESSAGE_BYTES_MAX);
         let app = Router::new()
             .merge(operations(healths, metrics, shutdown.clone()))
+            .route("/", index(&served))
             .merge(
                 http.layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
                     .layer(map_response(json::plain_errors))
@@ -204,10 +206,14 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
         .layer(from_fn_with_state(bounds, observe::observe))
         .with_state(());
     let grpc = rpc.clone().layer(GrpcWebLayer::new()).with_state(());
-    let connect = connect::service(contract, rpc, message_bytes_max);
+    let connect = connect::service(contract.clone(), rpc, message_bytes_max);
     Router::new().fallback(move |request: Request| {
-        let (grpc, connect) = (grpc.clone(), connect.clone());
+        let (grpc, connect, contract) = (grpc.clone(), connect.clone(), contract.clone());
         async move {
+            // Before the body: the client of an unknown stream sends until it is answered.
+            if contract.method(request.uri().path()).is_none() {
+                return unknown_method(&request);
+            }
             let answered = if connect::is_grpc(request.headers()) {
                 if let Some(refusal) = connect::not_grpc(&request) {
                     return refusal;
@@ -224,6 +230,11 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
     })
 }
 
+fn unknown_method(request: &Request) -> Response {
+    let status = status::unimplemented("Unknown method");
+    connect::refusal(request.method(), request.headers(), status)
+}
+
 /// Serves plain HTTP routes, without RPC services and callers, within all of `limits`: those of
 /// connections, and the time that a request has for its body and for its answer.
 ///
@@ -235,8 +246,18 @@ pub fn serve_http_within(
     limits: Limits,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<(), Error>> {
-    let app = app.layer(from_fn_with_state(limits.clone(), guard::layer));
+    let app = app
+        .layer(from_fn(refuse_rpc))
+        .layer(from_fn_with_state(limits.clone(), guard::layer));
     listen_within(listener, app, limits, shutdown)
+}
+
+/// A client that takes the port for one with RPC services is refused in its own protocol.
+async fn refuse_rpc(request: Request, next: Next) -> Response {
+    match roles::is_rpc_path(request.uri().path()) {
+        true => unknown_method(&request),
+        false => next.run(request).await,
+    }
 }
 
 /// Accepts connections until `shutdown`, then drains for at most [`DRAIN_MS_MAX`].
@@ -408,12 +429,17 @@ fn rpc_services(name: &str) -> Vec<String> {
 fn reflection(served: &[String]) -> Result<Router, Error> {
     let failed = |error: tonic_reflection::server::Error| Error::Reflection(error.to_string());
     let builder = || {
-        let builder = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        served
-            .iter()
-            .fold(builder, |builder, name| builder.with_service_name(name))
+        let builder = PORT_SETS.into_iter().fold(
+            tonic_reflection::server::Builder::configure(),
+            |builder, set| builder.register_encoded_file_descriptor_set(set),
+        );
+        let builder = builder.include_reflection_service(false);
+        let own = [
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+        ];
+        let names = served.iter().map(String::as_str).chain(own);
+        names.fold(builder, |builder, name| builder.with_service_name(name))
     };
     let v1 = builder().build_v1().map_err(failed)?;
     let v1alpha = builder().build_v1alpha().map_err(failed)?;
@@ -445,6 +471,19 @@ async fn report(
             () = shutdown.cancelled() => {}
         }
     }
+}
+
+/// `/`: what answers here, for a person with a browser or curl.
+fn index(served: &[String]) -> MethodRouter {
+    let index = Json(serde_json::json!({
+        "server": "digital financial assets platform",
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocols": ["gRPC", "gRPC-Web", "Connect"],
+        "services": served,
+        "reflection": ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"],
+        "operations": ["/health", "/livez", "/readyz", "/metrics"],
+    }));
+    get(async move || index)
 }
 
 /// `/health`, `/livez`, `/readyz`, `/metrics` (D41).

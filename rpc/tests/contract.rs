@@ -56,7 +56,7 @@ fn r002_every_request_has_the_context_as_field_one() {
             let first = first.unwrap_or_else(|| panic!("{} has no field 1", method.full_name()));
             assert_eq!(first.name(), "context", "{}", method.full_name());
             assert!(
-                matches!(first.kind(), prost_reflect::Kind::Message(m) if m.full_name() == "platform.common.v1.RequestContext"),
+                matches!(first.kind(), prost_reflect::Kind::Message(m) if m.full_name() == "dfa.common.v1.RequestContext"),
                 "{}",
                 method.full_name()
             );
@@ -69,7 +69,7 @@ fn r002_every_request_has_the_context_as_field_one() {
 // rows: R003 R004 R005
 #[test]
 fn r003_the_context_has_its_ids_with_their_json_names() {
-    let context = message("platform.common.v1.RequestContext");
+    let context = message("dfa.common.v1.RequestContext");
     let names: Vec<_> = (1..=3)
         .map(|number| context.get_field(number).unwrap().json_name().to_owned())
         .collect();
@@ -82,7 +82,7 @@ fn r006_every_event_has_the_context_as_field_one() {
     let events: Vec<_> = pool()
         .all_messages()
         .filter(|message| {
-            message.package_name().starts_with("platform.") && message.name().ends_with("Event")
+            message.package_name().starts_with("dfa.") && message.name().ends_with("Event")
         })
         .collect();
     assert!(events.len() > 25, "only {} events", events.len());
@@ -100,20 +100,17 @@ fn r006_every_event_has_the_context_as_field_one() {
 // rows: R007 R008 R009
 #[test]
 fn r007_money_is_a_currency_and_a_decimal_text() {
-    for name in [
-        "platform.common.v1.Money",
-        "platform.common.v1.MonetaryAmount",
-    ] {
+    for name in ["dfa.common.v1.Money", "dfa.common.v1.MonetaryAmount"] {
         assert_eq!(fields(name), ["currency_code: string", "amount: Decimal"]);
     }
-    assert_eq!(fields("platform.common.v1.Decimal"), ["value: string"]);
+    assert_eq!(fields("dfa.common.v1.Decimal"), ["value: string"]);
     assert_eq!(
-        fields("platform.common.v1.Fee"),
+        fields("dfa.common.v1.Fee"),
         ["fee_type: string", "amount: Money"]
     );
     let floats: Vec<_> = pool()
         .all_messages()
-        .filter(|message| message.package_name().starts_with("platform."))
+        .filter(|message| message.package_name().starts_with("dfa."))
         .flat_map(|message| message.fields().collect::<Vec<_>>())
         .filter(|field| {
             matches!(
@@ -160,21 +157,21 @@ fn r244_cfa_events_have_their_fields_in_order() {
     let tail = "amount: MonetaryAmount, tx_hash: string";
     let head = "context: RequestContext, operation_id: string, instrument_id: string";
     begins(
-        "platform.cfa.v1.CfaIssuedEvent",
+        "dfa.cfa.v1.CfaIssuedEvent",
         &format!("{head}, holder_id: string, {tail}, issued_at: Timestamp"),
     );
     begins(
-        "platform.cfa.v1.CfaRedeemedEvent",
+        "dfa.cfa.v1.CfaRedeemedEvent",
         &format!("{head}, holder_id: string, {tail}, redeemed_at: Timestamp"),
     );
     begins(
-        "platform.cfa.v1.CfaTransferredEvent",
+        "dfa.cfa.v1.CfaTransferredEvent",
         &format!(
             "{head}, from_user_id: string, to_user_id: string, {tail}, transferred_at: Timestamp"
         ),
     );
     begins(
-        "platform.cfa.v1.InstrumentRegisteredEvent",
+        "dfa.cfa.v1.InstrumentRegisteredEvent",
         "context: RequestContext, instrument_id: string, symbol: string, name: string, type: InstrumentType, \
          issuer_id: string, registered_at: Timestamp",
     );
@@ -184,15 +181,15 @@ fn r244_cfa_events_have_their_fields_in_order() {
 #[test]
 fn r245_payment_events_have_their_fields_in_order() {
     begins(
-        "platform.payments.v1.FiatDepositedEvent",
+        "dfa.payments.v1.FiatDepositedEvent",
         "context: RequestContext, user_id: string, amount: Money, payment_id: string, deposited_at: Timestamp",
     );
     begins(
-        "platform.payments.v1.PayoutConfirmedEvent",
+        "dfa.payments.v1.PayoutConfirmedEvent",
         "context: RequestContext, user_id: string, amount: Money, payout_id: string, confirmed_at: Timestamp",
     );
     begins(
-        "platform.payments.v1.PaymentIntentCreatedEvent",
+        "dfa.payments.v1.PaymentIntentCreatedEvent",
         "context: RequestContext, payment_id: string, user_id: string, amount: Money, method: PaymentMethod, at: Timestamp",
     );
 }
@@ -201,17 +198,17 @@ fn r245_payment_events_have_their_fields_in_order() {
 #[test]
 fn r246_market_events_have_their_fields_in_order() {
     begins(
-        "platform.market.v1.OrderPlacedEvent",
+        "dfa.market.v1.OrderPlacedEvent",
         "context: RequestContext, order_id: string, user_id: string, instrument_id: string, side: OrderSide, \
          type: OrderType, price: Decimal, quantity: Decimal, placed_at: Timestamp",
     );
     begins(
-        "platform.market.v1.TradeExecutedEvent",
+        "dfa.market.v1.TradeExecutedEvent",
         "context: RequestContext, trade_id: string, buyer_id: string, seller_id: string, instrument_id: string, \
          quantity: Decimal, price: Decimal, fee: Fee, executed_at: Timestamp",
     );
     begins(
-        "platform.market.v1.OrderCancelledEvent",
+        "dfa.market.v1.OrderCancelledEvent",
         "context: RequestContext, order_id: string, reason: string, cancelled_at: Timestamp",
     );
 }
@@ -220,30 +217,30 @@ fn r246_market_events_have_their_fields_in_order() {
 #[test]
 fn r247_ledger_events_have_their_names_and_fields() {
     begins(
-        "platform.ledger.v1.OperationCreatedEvent",
+        "dfa.ledger.v1.OperationCreatedEvent",
         "context: RequestContext, operation_id: string, type: OperationType, user_id: string, amount: MonetaryAmount, \
          created_at: Timestamp",
     );
     begins(
-        "platform.ledger.v1.BalanceUpdatedEvent",
+        "dfa.ledger.v1.BalanceUpdatedEvent",
         "context: RequestContext, subaccount_id: string, old_balance: Decimal, new_balance: Decimal, \
          operation_id: string, updated_at: Timestamp",
     );
     begins(
-        "platform.ledger.v1.HoldCreatedEvent",
+        "dfa.ledger.v1.HoldCreatedEvent",
         "context: RequestContext, hold_id: string, subaccount_id: string, amount: MonetaryAmount, reason: string, \
          created_at: Timestamp",
     );
     begins(
-        "platform.ledger.v1.HoldReleasedEvent",
+        "dfa.ledger.v1.HoldReleasedEvent",
         "context: RequestContext, hold_id: string, reason: string, released_at: Timestamp",
     );
     begins(
-        "platform.ledger.v1.HoldConsumedEvent",
+        "dfa.ledger.v1.HoldConsumedEvent",
         "context: RequestContext, hold_id: string, consumed_at: Timestamp",
     );
     begins(
-        "platform.ledger.v1.OperationStatusChangedEvent",
+        "dfa.ledger.v1.OperationStatusChangedEvent",
         "context: RequestContext, operation_id: string, old_status: OperationStatus, new_status: OperationStatus, \
          reason: string, changed_at: Timestamp",
     );
@@ -252,13 +249,13 @@ fn r247_ledger_events_have_their_names_and_fields() {
         "UserOnchainRegistrationConfirmedEvent",
     ] {
         begins(
-            &format!("platform.ledger.v1.{name}"),
+            &format!("dfa.ledger.v1.{name}"),
             "context: RequestContext, user_id: string, address: string, tx_hash: string, at: Timestamp",
         );
     }
     assert!(
         pool()
-            .get_message_by_name("platform.ledger.v1.PostingCreatedEvent")
+            .get_message_by_name("dfa.ledger.v1.PostingCreatedEvent")
             .is_some()
     );
 }

@@ -25,9 +25,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic_types::StatusExt;
 
-const READ: &str = "/platform.sandbox.v1.SandboxBankService/GetBankBalance";
-const LIST: &str = "/platform.sandbox.v1.SandboxBankService/ListTransfers";
-const PAY: &str = "/platform.sandbox.v1.SandboxBankService/Pay";
+const READ: &str = "/dfa.sandbox.v1.SandboxBankService/GetBankBalance";
+const LIST: &str = "/dfa.sandbox.v1.SandboxBankService/ListTransfers";
+const PAY: &str = "/dfa.sandbox.v1.SandboxBankService/Pay";
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The preface and an empty SETTINGS frame.
 const HTTP2_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt;
 
-const READ: &str = "/platform.sandbox.v1.SandboxBankService/GetBankBalance";
-const WRITE: &str = "/platform.sandbox.v1.SandboxBankService/Pay";
+const READ: &str = "/dfa.sandbox.v1.SandboxBankService/GetBankBalance";
+const WRITE: &str = "/dfa.sandbox.v1.SandboxBankService/Pay";
 
 fn client(port: &Port, credential: &str) -> SandboxBankServiceClient<Channel> {
     SandboxBankServiceClient::new(Channel::remote(&port.url(""), credential).unwrap())
@@ -173,7 +173,7 @@ async fn r333_a_role_without_a_row_is_refused_in_every_protocol() {
         .request("GET", "/transfers/t1", Some(investor), "", "")
         .await;
     assert_eq!(read.status(), StatusCode::FORBIDDEN);
-    let unknown = "/platform.sandbox.v1.SandboxBankService/Rob";
+    let unknown = "/dfa.sandbox.v1.SandboxBankService/Rob";
     let unknown = port.post(unknown, "application/json", "{}").await;
     assert_eq!(unknown.status(), StatusCode::NOT_IMPLEMENTED);
     // The handler of an allowed method learns who called.
@@ -240,7 +240,7 @@ async fn r261_health_is_ok_or_names_the_failing_part() {
     let mut health = tonic_health::pb::health_client::HealthClient::new(
         Channel::remote(&port.url(""), "none").unwrap(),
     );
-    let service = "platform.sandbox.v1.SandboxBankService";
+    let service = "dfa.sandbox.v1.SandboxBankService";
     let asked = tonic_health::pb::HealthCheckRequest {
         service: service.into(),
     };
@@ -410,10 +410,10 @@ async fn reflection_names_the_services_of_the_port() {
         .map(|service| service.name)
         .collect();
     assert!(
-        names.contains(&"platform.sandbox.v1.SandboxBankService".to_owned()),
+        names.contains(&"dfa.sandbox.v1.SandboxBankService".to_owned()),
         "{names:?}"
     );
-    assert!(!names.contains(&"platform.ledger.v1.LedgerService".to_owned()));
+    assert!(!names.contains(&"dfa.ledger.v1.LedgerService".to_owned()));
 }
 
 #[tokio::test]

@@ -122,7 +122,7 @@ impl Refusal {
     }
 }
 
-/// `ledger.GetBalance` in full: `platform.ledger.v1.LedgerService/GetBalance`.
+/// `ledger.GetBalance` in full: `dfa.ledger.v1.LedgerService/GetBalance`.
 pub fn path_of(name: &str) -> String {
     let (package, method) = name.split_once('.').expect("service.Method");
     let service = match package {
@@ -135,7 +135,7 @@ pub fn path_of(name: &str) -> String {
         "sandbox" => "SandboxBankService",
         other => panic!("no service {other}"),
     };
-    format!("platform.{package}.v1.{service}/{method}")
+    format!("dfa.{package}.v1.{service}/{method}")
 }
 
 /// A context with fresh ids.

@@ -33,7 +33,7 @@ pub fn method(pool: &DescriptorPool, name: &str) -> MethodDescriptor {
 /// Every method of the platform's services.
 pub fn methods(pool: &DescriptorPool) -> Vec<MethodDescriptor> {
     pool.services()
-        .filter(|service| service.full_name().starts_with("platform."))
+        .filter(|service| service.full_name().starts_with("dfa."))
         .flat_map(|service| service.methods().collect::<Vec<_>>())
         .collect()
 }

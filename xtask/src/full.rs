@@ -11,6 +11,7 @@ use crate::shell;
 /// Runs everything; the first failure stops it, the services are stopped all the same.
 pub fn run() -> anyhow::Result<()> {
     conformance()?;
+    clients()?;
     disk_full()?;
     load_attacks()?;
     with_services()
@@ -21,6 +22,21 @@ fn conformance() -> anyhow::Result<()> {
     println!("Connect conformance suite");
     let root = shell::root();
     shell::run(&root, &script(&root, "conformance/run.sh"), &[])
+}
+
+/// Generated clients in three languages, `buf curl` and grpcurl.
+fn clients() -> anyhow::Result<()> {
+    println!("generated clients in Go, TypeScript and Python, buf curl, grpcurl");
+    // With the features of `cargo test --workspace`, whose artifacts these are.
+    let test = [
+        "test",
+        "--workspace",
+        "--test",
+        "binary",
+        "--test",
+        "clients",
+    ];
+    shell::run(&shell::root(), "cargo", &test)
 }
 
 /// Full disks: mounts file systems of its own, so it needs root.

@@ -73,13 +73,13 @@ mod tests {
             .expect("the committed schemas keep the promise of the image");
 
         let scratch = tempfile::tempdir().expect("scratch folder");
-        copy(&tools.join("platform"), &scratch.path().join("platform"));
+        copy(&tools.join("dfa"), &scratch.path().join("dfa"));
         std::fs::copy(tools.join("buf.yaml"), scratch.path().join("buf.yaml")).expect("copy");
         check_breaking(&tools, scratch.path()).expect("an exact copy passes");
 
-        let file = scratch.path().join("platform/market/v1/market.proto");
+        let file = scratch.path().join("dfa/market/v1/market.proto");
         let text = std::fs::read_to_string(&file).expect("schema");
-        let cut = text.replacen("  platform.common.v1.Decimal price = 7;\n", "", 1);
+        let cut = text.replacen("  dfa.common.v1.Decimal price = 7;\n", "", 1);
         assert_ne!(text, cut, "the field to remove is there");
         std::fs::write(&file, cut).expect("write");
         check_breaking(&tools, scratch.path()).expect_err("a removed field is a breaking change");

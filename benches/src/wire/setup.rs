@@ -58,7 +58,7 @@ impl Caller {
     /// # Errors
     /// A call fails, or the deposit does not become final.
     pub fn member(&self, roubles: u64) -> anyhow::Result<String> {
-        const IDENTITY: &str = "platform.identity.v1.IdentityService";
+        const IDENTITY: &str = "dfa.identity.v1.IdentityService";
         let operator = "sandbox.operator";
         let user = format!("wire-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
@@ -71,13 +71,13 @@ impl Caller {
         }
         let intent = self.call(
             &format!("sandbox.investor.{user}"),
-            "platform.payments.v1.PaymentsService/CreatePaymentIntent",
+            "dfa.payments.v1.PaymentsService/CreatePaymentIntent",
             json!({ "userId": user, "method": "PAYMENT_METHOD_BANK_TRANSFER", "amount":
                 { "currencyCode": "RUB", "amount": { "value": format!("{roubles}.00") } } }),
         )?;
         let link = intent.pointer("/intent/qrPayload").cloned();
         let pay = json!({ "qrPayload": link.context("no payment link")? });
-        self.call(operator, "platform.sandbox.v1.SandboxBankService/Pay", pay)?;
+        self.call(operator, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
         self.balance_is(&user, "CFA-RUB", roubles)?;
         Ok(user)
     }
@@ -90,14 +90,14 @@ impl Caller {
         let amount = json!({ "value": units.to_string() });
         self.call(
             "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
+            "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
             json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "wire",
                     "amount": { "currencyCode": instrument, "amount": amount } }),
         )?;
         self.balance_is(user, instrument, units)?;
         self.call(
             &format!("sandbox.trader.{user}"),
-            "platform.market.v1.MarketService/OpenTradingHold",
+            "dfa.market.v1.MarketService/OpenTradingHold",
             json!({ "userId": user, "instrumentId": instrument, "amount": amount }),
         )?;
         Ok(())
@@ -108,7 +108,7 @@ impl Caller {
         let balance = json!({ "subaccountId": format!("{user}:{asset}") });
         let since = Instant::now();
         loop {
-            let method = "platform.ledger.v1.LedgerService/GetBalance";
+            let method = "dfa.ledger.v1.LedgerService/GetBalance";
             let found = self.call("sandbox.auditor", method, balance.clone());
             let available = found.ok().and_then(|found| {
                 let value = found.pointer("/available/value")?.as_str()?;
@@ -130,7 +130,7 @@ impl Caller {
     /// # Errors
     /// The call fails.
     pub fn status(&self, user: &str) -> anyhow::Result<Status> {
-        let method = "platform.market.v1.MarketService/GetMarketStatus";
+        let method = "dfa.market.v1.MarketService/GetMarketStatus";
         let token = format!("sandbox.trader.{user}");
         let since = Instant::now();
         let mut status = loop {
@@ -176,15 +176,11 @@ impl Caller {
     /// # Errors
     /// A call fails, or the market does not open.
     pub fn instrument(&self) -> anyhow::Result<String> {
-        const CFA: &str = "platform.cfa.v1.CfaRegistryService";
+        const CFA: &str = "dfa.cfa.v1.CfaRegistryService";
         let operator = "sandbox.operator";
         let issuer = format!("wire-issuer-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": issuer, "kycStatus": "KYC_STATUS_STANDARD" });
-        self.call(
-            operator,
-            "platform.identity.v1.IdentityService/CreateUser",
-            new,
-        )?;
+        self.call(operator, "dfa.identity.v1.IdentityService/CreateUser", new)?;
         let symbol = format!(
             "W{}",
             &Uuid::new_v4().simple().to_string()[..10].to_uppercase()
@@ -202,7 +198,7 @@ impl Caller {
         }
         let since = Instant::now();
         loop {
-            let method = "platform.market.v1.MarketService/GetMarketStatus";
+            let method = "dfa.market.v1.MarketService/GetMarketStatus";
             let status = self.call("sandbox.auditor", method, json!({}))?;
             let is_open = status["instruments"].as_array().is_some_and(|all| {
                 all.iter().any(|one| {

@@ -61,7 +61,7 @@ async fn operation(
 ) -> Result<Json, HttpError> {
     Ok(resource(
         &api.operation(&caller, &operation_id).await?,
-        "platform.cfa.v1.CfaOperation",
+        "dfa.cfa.v1.CfaOperation",
     ))
 }
 
@@ -87,7 +87,7 @@ async fn operations(
     let page = api.operations(&caller, request).await?;
     Ok(list(
         &page.operations,
-        "platform.cfa.v1.CfaOperation",
+        "dfa.cfa.v1.CfaOperation",
         &page.pagination.unwrap_or_default().next_page_token,
     ))
 }
@@ -103,7 +103,7 @@ async fn instrument(
         .map_err(to_status)?;
     Ok(resource(
         &convert::instrument(&instrument),
-        "platform.cfa.v1.Instrument",
+        "dfa.cfa.v1.Instrument",
     ))
 }
 
@@ -123,7 +123,7 @@ async fn instruments(
         .await?;
     Ok(list(
         &page.instruments,
-        "platform.cfa.v1.Instrument",
+        "dfa.cfa.v1.Instrument",
         &page.pagination.unwrap_or_default().next_page_token,
     ))
 }
@@ -143,7 +143,7 @@ async fn holders(
     let page = api.holders(&caller, request).await?;
     Ok(list(
         &page.holders,
-        "platform.cfa.v1.HolderBalance",
+        "dfa.cfa.v1.HolderBalance",
         &page.pagination.unwrap_or_default().next_page_token,
     ))
 }

@@ -91,7 +91,7 @@ pub fn issued(operation: &Operation) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.CfaIssuedEvent",
+        "dfa.cfa.v1.CfaIssuedEvent",
         payload.encode_to_vec(),
     )
 }
@@ -108,7 +108,7 @@ pub fn redeemed(operation: &Operation) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.CfaRedeemedEvent",
+        "dfa.cfa.v1.CfaRedeemedEvent",
         payload.encode_to_vec(),
     )
 }
@@ -127,7 +127,7 @@ pub fn transferred(operation: &Operation) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.CfaTransferredEvent",
+        "dfa.cfa.v1.CfaTransferredEvent",
         payload.encode_to_vec(),
     )
 }
@@ -144,7 +144,7 @@ pub fn issuance_started(operation: &Operation) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.IssuanceStartedEvent",
+        "dfa.cfa.v1.IssuanceStartedEvent",
         payload.encode_to_vec(),
     )
 }
@@ -161,7 +161,7 @@ pub fn issuance_failed(operation: &Operation, reason: &str) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.IssuanceFailedEvent",
+        "dfa.cfa.v1.IssuanceFailedEvent",
         payload.encode_to_vec(),
     )
 }
@@ -178,7 +178,7 @@ pub fn redemption_failed(operation: &Operation, reason: &str) -> Event {
     };
     of_operation(
         operation,
-        "platform.cfa.v1.RedemptionFailedEvent",
+        "dfa.cfa.v1.RedemptionFailedEvent",
         payload.encode_to_vec(),
     )
 }
@@ -194,7 +194,7 @@ pub fn instrument_registered(instrument: &Instrument, correlation_id: &str) -> E
         registered_at: Some(convert::to_timestamp_us(instrument.registered_at_us)),
         decimals: u32::from(instrument.decimals),
     };
-    let type_name = "platform.cfa.v1.InstrumentRegisteredEvent";
+    let type_name = "dfa.cfa.v1.InstrumentRegisteredEvent";
     let id = derived(type_name, &instrument.instrument_id);
     event(
         topics::CFA,
@@ -213,7 +213,7 @@ pub fn instrument_updated(instrument: &Instrument, correlation_id: &str) -> Even
         instrument_id: instrument.instrument_id.clone(),
         updated_at: Some(convert::to_timestamp_us(instrument.updated_at_us)),
     };
-    let type_name = "platform.cfa.v1.InstrumentUpdatedEvent";
+    let type_name = "dfa.cfa.v1.InstrumentUpdatedEvent";
     event(
         topics::CFA,
         Uuid::now_v7(),
@@ -239,7 +239,7 @@ pub fn registration_requested(
         tx_hash: tx_hash.to_owned(),
         at: Some(convert::to_timestamp_us(at_us)),
     };
-    let name = "platform.ledger.v1.UserOnchainRegistrationRequestedEvent";
+    let name = "dfa.ledger.v1.UserOnchainRegistrationRequestedEvent";
     of_user(
         user_id,
         name,
@@ -263,7 +263,7 @@ pub fn registration_confirmed(
         tx_hash: tx_hash.to_owned(),
         at: Some(convert::to_timestamp_us(at_us)),
     };
-    let name = "platform.ledger.v1.UserOnchainRegistrationConfirmedEvent";
+    let name = "dfa.ledger.v1.UserOnchainRegistrationConfirmedEvent";
     of_user(
         user_id,
         name,
@@ -309,7 +309,7 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
     };
     of_operation(
         operation,
-        "platform.cfa.v1.HolderNotificationEvent",
+        "dfa.cfa.v1.HolderNotificationEvent",
         payload.encode_to_vec(),
     )
 }
@@ -342,7 +342,7 @@ pub fn audit(
         topics::AUDIT,
         record_id,
         object_id,
-        "platform.audit.v1.AuditRecordEvent",
+        "dfa.audit.v1.AuditRecordEvent",
         correlation_id,
         at_us,
         payload.encode_to_vec(),

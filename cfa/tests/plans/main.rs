@@ -85,7 +85,7 @@ async fn trade(world: &mut World) {
         trade_number: number,
         ..Default::default()
     };
-    let name = "platform.market.v1.TradeExecutedEvent";
+    let name = "dfa.market.v1.TradeExecutedEvent";
     let told =
         [1, 9].map(|number| event(events::topics::MARKET, "BOND-1", name, &executed(number)));
     world.log.publish(&told).await.expect("published");

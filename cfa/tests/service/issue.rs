@@ -86,7 +86,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
     let seen = world
         .events_until(events::topics::CFA, |event| {
-            event.type_name == "platform.cfa.v1.CfaIssuedEvent"
+            event.type_name == "dfa.cfa.v1.CfaIssuedEvent"
         })
         .await;
     let names: Vec<_> = seen
@@ -306,7 +306,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         payout_id: first.into(),
         ..Default::default()
     };
-    let name = "platform.payments.v1.PayoutFailedEvent";
+    let name = "dfa.payments.v1.PayoutFailedEvent";
     let news = event(events::topics::PAYMENTS, first, name, &failed);
     Log::publish(&*world.log, &[news]).await.expect("published");
     world
@@ -400,7 +400,7 @@ async fn r061_fiat_deposited_mints_once_however_often_it_comes() {
         payment_id: payment_id.into(),
         deposited_at: None,
     };
-    let name = "platform.payments.v1.FiatDepositedEvent";
+    let name = "dfa.payments.v1.FiatDepositedEvent";
     let first = event(
         events::topics::PAYMENTS,
         "pay-1",

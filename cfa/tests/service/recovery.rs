@@ -638,7 +638,7 @@ async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told
         user_id: "nina".into(),
         ..Default::default()
     };
-    let name = "platform.identity.v1.UserCreatedEvent";
+    let name = "dfa.identity.v1.UserCreatedEvent";
     let created = event(topics::IDENTITY, "nina", name, &created);
     // Told twice, as by a relay that crashed.
     let twice = [created.clone(), created];

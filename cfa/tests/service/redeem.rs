@@ -471,7 +471,7 @@ async fn r085_payout_confirmed_finalizes_by_event() {
         payout_id: "payout-0".into(),
         ..Default::default()
     };
-    let name = "platform.payments.v1.PayoutConfirmedEvent";
+    let name = "dfa.payments.v1.PayoutConfirmedEvent";
     world
         .log
         .publish(&[

@@ -252,7 +252,7 @@ async fn r096_event_and_batch_make_one_transfer() {
         executed_at: None,
         trade_number: number,
     };
-    let name = "platform.market.v1.TradeExecutedEvent";
+    let name = "dfa.market.v1.TradeExecutedEvent";
     // t-1: event first, t-2: batch first
     let one = event(events::topics::MARKET, "BOND-1", name, &executed("t-1", 1));
     world

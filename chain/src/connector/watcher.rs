@@ -131,7 +131,7 @@ impl Watcher {
             };
             published.push(event_of(
                 &receipt.tx_hash.to_string(),
-                "platform.chain.v1.TransactionReceiptReadyEvent",
+                "dfa.chain.v1.TransactionReceiptReadyEvent",
                 event.encode_to_vec(),
             ));
         }
@@ -145,7 +145,7 @@ impl Watcher {
         };
         published.push(event_of(
             &block.number.to_string(),
-            "platform.chain.v1.BlockReadEvent",
+            "dfa.chain.v1.BlockReadEvent",
             event.encode_to_vec(),
         ));
         let marks: Vec<_> = receipts

@@ -58,7 +58,7 @@ pub fn event(topic: &str, key: &str, number: usize) -> Event {
         id,
         topic: topic.to_owned(),
         key: key.to_owned(),
-        type_name: "platform.ledger.v1.HoldCreated".to_owned(),
+        type_name: "dfa.ledger.v1.HoldCreated".to_owned(),
         subject: format!("hold-{number}"),
         source: "ledger".to_owned(),
         correlation_id: format!("corr-{number}"),

@@ -33,7 +33,7 @@ async fn order_book(
     Query(query): Query<BookQuery>,
 ) -> Result<Json, HttpError> {
     let view = depth::book(&market, &query.instrument_id, query.depth).await?;
-    Ok(resource(&view, "platform.market.v1.OrderBookSnapshot"))
+    Ok(resource(&view, "dfa.market.v1.OrderBookSnapshot"))
 }
 
 async fn order(
@@ -42,7 +42,7 @@ async fn order(
     Path(order_id): Path<String>,
 ) -> Result<Json, HttpError> {
     let row = find_order(&market, &caller, &order_id).await?;
-    Ok(resource(&render::order(&row), "platform.market.v1.Order"))
+    Ok(resource(&render::order(&row), "dfa.market.v1.Order"))
 }
 
 async fn trade(
@@ -53,6 +53,6 @@ async fn trade(
     let row = find_trade(&market, &caller, &trade_id).await?;
     Ok(resource(
         &render_trade(&market, &caller, &row),
-        "platform.market.v1.Trade",
+        "dfa.market.v1.Trade",
     ))
 }

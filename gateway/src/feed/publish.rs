@@ -120,7 +120,7 @@ impl<'a> Publisher<'a> {
             id,
             topic: topics::MARKET.to_owned(),
             key: spec.id.to_string(),
-            type_name: format!("platform.market.v1.{name}"),
+            type_name: format!("dfa.market.v1.{name}"),
             subject: subject.to_owned(),
             source: "market".to_owned(),
             correlation_id: self.correlation_id.to_owned(),

@@ -147,10 +147,7 @@ async fn a_blocked_user_reads_the_end_of_his_orders_first() {
         reason: "court".into(),
         at: None,
     };
-    let (topic, name) = (
-        events::topics::IDENTITY,
-        "platform.identity.v1.UserBlockedEvent",
-    );
+    let (topic, name) = (events::topics::IDENTITY, "dfa.identity.v1.UserBlockedEvent");
     publish(&world, topic, "ann", name, blocked.encode_to_vec()).await;
     let mut ended = 0;
     let code = loop {

@@ -20,10 +20,7 @@ async fn registry_tells(world: &World, instrument_id: &str) {
         instrument_id: instrument_id.into(),
         ..Default::default()
     };
-    let (topic, name) = (
-        events::topics::CFA,
-        "platform.cfa.v1.InstrumentUpdatedEvent",
-    );
+    let (topic, name) = (events::topics::CFA, "dfa.cfa.v1.InstrumentUpdatedEvent");
     publish(world, topic, "k", name, updated.encode_to_vec()).await;
 }
 

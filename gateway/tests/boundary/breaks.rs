@@ -69,7 +69,7 @@ async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
         };
         ("UserUnblockedEvent", event.encode_to_vec())
     };
-    let name = format!("platform.identity.v1.{name}");
+    let name = format!("dfa.identity.v1.{name}");
     publish(world, events::topics::IDENTITY, "user", &name, payload).await;
 }
 

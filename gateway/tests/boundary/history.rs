@@ -297,7 +297,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         &world,
         events::topics::CFA,
         "k",
-        "platform.cfa.v1.CfaIssuedEvent",
+        "dfa.cfa.v1.CfaIssuedEvent",
         issued.encode_to_vec(),
     )
     .await;
@@ -305,7 +305,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         &world,
         events::topics::CFA,
         "k",
-        "platform.cfa.v1.CfaTransferredEvent",
+        "dfa.cfa.v1.CfaTransferredEvent",
         moved.encode_to_vec(),
     )
     .await;
@@ -313,7 +313,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         &world,
         events::topics::CFA,
         "k",
-        "platform.cfa.v1.CfaRedeemedEvent",
+        "dfa.cfa.v1.CfaRedeemedEvent",
         redeemed.encode_to_vec(),
     )
     .await;
@@ -349,7 +349,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         &world,
         events::topics::CFA,
         "k",
-        "platform.cfa.v1.InstrumentRegisteredEvent",
+        "dfa.cfa.v1.InstrumentRegisteredEvent",
         registered.encode_to_vec(),
     )
     .await;
@@ -376,7 +376,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         &world,
         events::topics::CFA,
         "k",
-        "platform.cfa.v1.InstrumentUpdatedEvent",
+        "dfa.cfa.v1.InstrumentUpdatedEvent",
         updated.encode_to_vec(),
     )
     .await;

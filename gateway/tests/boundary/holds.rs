@@ -231,7 +231,7 @@ async fn t48_a_blocked_user_loses_his_orders_and_his_holds_are_closed() {
         &world,
         events::topics::IDENTITY,
         "ann",
-        "platform.identity.v1.UserBlockedEvent",
+        "dfa.identity.v1.UserBlockedEvent",
         blocked.encode_to_vec(),
     )
     .await;
@@ -446,7 +446,7 @@ async fn t48_a_user_blocked_before_he_first_traded_stays_out() {
         &world,
         events::topics::IDENTITY,
         "ann",
-        "platform.identity.v1.UserBlockedEvent",
+        "dfa.identity.v1.UserBlockedEvent",
         blocked.encode_to_vec(),
     )
     .await;

@@ -322,7 +322,7 @@ async fn publish_user_updated(world: &World, user_id: &str) {
         world,
         events::topics::IDENTITY,
         user_id,
-        "platform.identity.v1.UserUpdatedEvent",
+        "dfa.identity.v1.UserUpdatedEvent",
         payload.encode_to_vec(),
     )
     .await;

@@ -93,7 +93,7 @@ async fn issue(world: &World) {
         id: uuid::Uuid::now_v7(),
         topic: events::topics::CFA.into(),
         key: "k".into(),
-        type_name: "platform.cfa.v1.CfaIssuedEvent".into(),
+        type_name: "dfa.cfa.v1.CfaIssuedEvent".into(),
         subject: "k".into(),
         source: "cfa".into(),
         correlation_id: "c".into(),

@@ -21,10 +21,10 @@ use tonic::Request;
 use super::Api;
 use crate::model::{HoldStatus, OperationStatus, OperationType};
 
-const ACCOUNT: &str = "platform.ledger.v1.Account";
-const OPERATION: &str = "platform.ledger.v1.Operation";
-const POSTING: &str = "platform.ledger.v1.Posting";
-const HOLD: &str = "platform.ledger.v1.Hold";
+const ACCOUNT: &str = "dfa.ledger.v1.Account";
+const OPERATION: &str = "dfa.ledger.v1.Operation";
+const POSTING: &str = "dfa.ledger.v1.Posting";
+const HOLD: &str = "dfa.ledger.v1.Hold";
 
 type Answer = Result<Json, HttpError>;
 type Reader = State<Arc<Api>>;

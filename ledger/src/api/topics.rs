@@ -260,7 +260,7 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
         id: Uuid::new_v5(&request.id, b"reply"),
         topic: reply_topic(topic),
         key: request.key.clone(),
-        type_name: format!("platform.ledger.v1.{response}"),
+        type_name: format!("dfa.ledger.v1.{response}"),
         subject: request.subject.clone(),
         source: "ledger".to_owned(),
         correlation_id: request.correlation_id.clone(),

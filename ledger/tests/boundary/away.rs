@@ -50,7 +50,7 @@ async fn r213_events_wait_for_a_ledger_that_is_away() {
         user_id: "late".to_owned(),
         ..Default::default()
     };
-    let name = "platform.identity.v1.UserCreatedEvent";
+    let name = "dfa.identity.v1.UserCreatedEvent";
     let told = event(topics::IDENTITY, name, "late", &created);
     // Told twice, as by a relay that crashed.
     let world = world.restart_after(&[told.clone(), told]).await;

@@ -71,7 +71,7 @@ async fn issue(world: &World, operation_id: &str, holder: &str, value: &str) -> 
     world
         .publish(
             topics::CFA,
-            "platform.cfa.v1.CfaIssuedEvent",
+            "dfa.cfa.v1.CfaIssuedEvent",
             operation_id,
             &event,
         )
@@ -88,7 +88,7 @@ async fn r235_users_are_created_frozen_and_thawed() {
             world
                 .publish(
                     topics::IDENTITY,
-                    &format!("platform.identity.v1.{name}"),
+                    &format!("dfa.identity.v1.{name}"),
                     &message.user_id.clone(),
                     &message,
                 )
@@ -261,7 +261,7 @@ async fn r218_what_comes_together_is_posted_together_up_to_what_cannot_be() {
     let world = World::new().await;
     let deposit = |operation_id: &str, holder: &str, value: &str| {
         let message = issued(operation_id, holder, value);
-        let name = "platform.cfa.v1.CfaIssuedEvent";
+        let name = "dfa.cfa.v1.CfaIssuedEvent";
         event(topics::CFA, name, "one-key", &message)
     };
     let mut unreadable = deposit("op3", "u3", "1");
@@ -321,7 +321,7 @@ async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
         user_id: "u2".to_owned(),
         ..Default::default()
     };
-    let name = "platform.identity.v1.UserBlockedEvent";
+    let name = "dfa.identity.v1.UserBlockedEvent";
     world.publish(topics::IDENTITY, name, "u2", &blocked).await;
     // The answer to it: sub-accounts made for him from now on are frozen.
     eventually(|| async {
@@ -384,7 +384,7 @@ async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {
     world
         .publish(
             topics::CHAIN,
-            "platform.chain.v1.TransactionReceiptReadyEvent",
+            "dfa.chain.v1.TransactionReceiptReadyEvent",
             tx_hash,
             &event,
         )
@@ -520,12 +520,7 @@ async fn r236_redemption_is_confirmed_in_either_order() {
         };
         if event_first {
             world
-                .publish(
-                    topics::CFA,
-                    "platform.cfa.v1.CfaRedeemedEvent",
-                    id,
-                    &redeem(id),
-                )
+                .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", id, &redeem(id))
                 .await;
             // A later event of the topic was taken, so this one was.
             issue(&world, "marker", "u-marker", "1").await;
@@ -554,20 +549,10 @@ async fn r236_redemption_is_confirmed_in_either_order() {
         assert_eq!(operation.status(), expected);
         if !event_first {
             world
-                .publish(
-                    topics::CFA,
-                    "platform.cfa.v1.CfaRedeemedEvent",
-                    id,
-                    &redeem(id),
-                )
+                .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", id, &redeem(id))
                 .await;
             world
-                .publish(
-                    topics::CFA,
-                    "platform.cfa.v1.CfaRedeemedEvent",
-                    id,
-                    &redeem(id),
-                )
+                .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", id, &redeem(id))
                 .await;
         }
         let done = only(
@@ -595,7 +580,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
     world
         .publish(
             topics::CFA,
-            "platform.cfa.v1.InstrumentRegisteredEvent",
+            "dfa.cfa.v1.InstrumentRegisteredEvent",
             "EQ-7",
             &registered,
         )
@@ -622,7 +607,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
         world
             .publish(
                 topics::CFA,
-                "platform.cfa.v1.CfaTransferredEvent",
+                "dfa.cfa.v1.CfaTransferredEvent",
                 "op1",
                 &transfer("op1", ""),
             )
@@ -667,12 +652,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
         ..transfer("op2", "")
     };
     world
-        .publish(
-            topics::CFA,
-            "platform.cfa.v1.CfaTransferredEvent",
-            "op2",
-            &event,
-        )
+        .publish(topics::CFA, "dfa.cfa.v1.CfaTransferredEvent", "op2", &event)
         .await;
     eventually(|| async {
         let operation = world
@@ -711,7 +691,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
     world
         .publish(
             topics::CFA,
-            "platform.cfa.v1.CfaTransferredEvent",
+            "dfa.cfa.v1.CfaTransferredEvent",
             "op3",
             &transfer("op3", "t1"),
         )

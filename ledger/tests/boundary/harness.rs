@@ -374,7 +374,7 @@ impl Watch {
     pub async fn next_of<M: Message + Default>(&mut self, name: &str) -> (Event, M) {
         loop {
             let event = self.next().await;
-            if event.type_name == format!("platform.ledger.v1.{name}") {
+            if event.type_name == format!("dfa.ledger.v1.{name}") {
                 let message = M::decode(event.payload.as_slice()).unwrap();
                 return (event, message);
             }

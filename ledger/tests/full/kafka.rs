@@ -122,7 +122,7 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
         user_id: user.clone(),
         ..Default::default()
     };
-    let name = "platform.identity.v1.UserCreatedEvent";
+    let name = "dfa.identity.v1.UserCreatedEvent";
     let event = world.publish(topics::IDENTITY, name, &user, &created).await;
     world.log.publish(&[event]).await.unwrap();
     let own = format!("{user}:{RUB}");

@@ -195,7 +195,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         .enumerate()
     {
         before();
-        let name = format!("platform.identity.v1.{name}");
+        let name = format!("dfa.identity.v1.{name}");
         world.publish(topics::IDENTITY, &name, "u4", &user).await;
         taken("ledger.identity", index + 1).await;
     }
@@ -209,12 +209,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         ..Default::default()
     };
     world
-        .publish(
-            topics::CFA,
-            "platform.cfa.v1.CfaIssuedEvent",
-            "op1",
-            &issued,
-        )
+        .publish(topics::CFA, "dfa.cfa.v1.CfaIssuedEvent", "op1", &issued)
         .await;
     taken("ledger.cfa", 1).await;
     // Nobody posted it: the news is kept.
@@ -224,12 +219,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         ..Default::default()
     };
     world
-        .publish(
-            topics::CFA,
-            "platform.cfa.v1.CfaRedeemedEvent",
-            "op2",
-            &redeemed,
-        )
+        .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", "op2", &redeemed)
         .await;
     taken("ledger.cfa", 2).await;
     before();
@@ -238,7 +228,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         status: ReceiptStatus::Reverted as i32,
         ..Default::default()
     };
-    let name = "platform.chain.v1.TransactionReceiptReadyEvent";
+    let name = "dfa.chain.v1.TransactionReceiptReadyEvent";
     world.publish(topics::CHAIN, name, "0x77", &receipt).await;
     taken("ledger.chain", 1).await;
 }

@@ -95,7 +95,7 @@ async fn chain(world: &World) {
         status: ReceiptStatus::Success as i32,
         ..Default::default()
     };
-    let name = "platform.chain.v1.TransactionReceiptReadyEvent";
+    let name = "dfa.chain.v1.TransactionReceiptReadyEvent";
     world.publish(topics::CHAIN, name, "0xa", &receipt).await;
     eventually(|| async {
         let operation = world.get_operation(&id).await.operation?;
@@ -125,7 +125,7 @@ async fn users(world: &World) {
         ("UserBlockedEvent", SubAccountStatus::Frozen),
         ("UserUnblockedEvent", SubAccountStatus::Active),
     ] {
-        let name = format!("platform.identity.v1.{name}");
+        let name = format!("dfa.identity.v1.{name}");
         world.publish(topics::IDENTITY, &name, "u5", &user).await;
         eventually(|| async { status_of_u5().await.filter(|status| *status == then) }).await;
     }
@@ -152,7 +152,7 @@ async fn issues(world: &World) {
         tx_hash: "0xb".into(),
         ..Default::default()
     };
-    let name = "platform.cfa.v1.CfaRedeemedEvent";
+    let name = "dfa.cfa.v1.CfaRedeemedEvent";
     world.publish(topics::CFA, name, "u5", &redeemed).await;
     let issued = CfaIssuedEvent {
         operation_id: "issue-1".into(),
@@ -162,7 +162,7 @@ async fn issues(world: &World) {
         tx_hash: "0xc".into(),
         ..Default::default()
     };
-    let name = "platform.cfa.v1.CfaIssuedEvent";
+    let name = "dfa.cfa.v1.CfaIssuedEvent";
     world.publish(topics::CFA, name, "u5", &issued).await;
     eventually(|| async {
         let balance = world.balance("u5:CFA-RUB").await;

@@ -14,10 +14,10 @@ use super::output::table;
 use crate::config::Config;
 use crate::rebuild;
 
-const BALANCE: &str = "platform.ledger.v1.LedgerService/GetBalance";
-const STATEMENT: &str = "platform.ledger.v1.LedgerService/GetStatement";
-const HOLDS: &str = "platform.ledger.v1.LedgerService/ListHolds";
-const TRIAL_BALANCE: &str = "platform.ledger.v1.LedgerService/GetTrialBalance";
+const BALANCE: &str = "dfa.ledger.v1.LedgerService/GetBalance";
+const STATEMENT: &str = "dfa.ledger.v1.LedgerService/GetStatement";
+const HOLDS: &str = "dfa.ledger.v1.LedgerService/ListHolds";
+const TRIAL_BALANCE: &str = "dfa.ledger.v1.LedgerService/GetTrialBalance";
 
 /// Verbs of the noun `ledger` beside those of the table of calls.
 pub fn verbs() -> [Command; 4] {

@@ -8,6 +8,7 @@ pub mod journal;
 pub mod ledger;
 pub mod load;
 pub mod output;
+mod proto;
 pub mod schema;
 pub mod table;
 
@@ -142,7 +143,7 @@ pub fn command() -> Command {
                 .args(connect()),
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
-        .subcommands([load::command(), data::command(), events::command(), journal::command()])
+        .subcommands([load::command(), data::command(), events::command(), journal::command(), proto::command()])
         .subcommands(call::commands())
         .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
 }
@@ -219,6 +220,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         }
         Some(("load", matches)) => load::run(matches, target()?, json).await,
         Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some(("proto", matches)) => proto::run(matches),
         Some(("data", matches)) => data::run(matches, &config()?, json),
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some(("ledger", matches)) => {

@@ -72,9 +72,9 @@ fn shape(field: &FieldDescriptor) -> Shape {
 fn is_text(message: &MessageDescriptor) -> bool {
     matches!(
         message.full_name(),
-        "platform.common.v1.Decimal"
-            | "platform.common.v1.Money"
-            | "platform.common.v1.MonetaryAmount"
+        "dfa.common.v1.Decimal"
+            | "dfa.common.v1.Money"
+            | "dfa.common.v1.MonetaryAmount"
             | "google.protobuf.Timestamp"
     )
 }
@@ -248,9 +248,9 @@ fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
             }
         }
         Kind::Message(message) => match message.full_name() {
-            "platform.common.v1.Decimal" => json!({ "value": word }),
-            "platform.common.v1.Money" => amount(word, "RUB"),
-            "platform.common.v1.MonetaryAmount" => amount(word, types::CFA_RUB),
+            "dfa.common.v1.Decimal" => json!({ "value": word }),
+            "dfa.common.v1.Money" => amount(word, "RUB"),
+            "dfa.common.v1.MonetaryAmount" => amount(word, types::CFA_RUB),
             "google.protobuf.Timestamp" => json!(word),
             _ => serde_json::from_str(word).context("JSON of the message is expected")?,
         },

@@ -49,7 +49,7 @@ pub const NOUNS: &[(&str, &str)] = &[
 ];
 
 pub const ENTRIES: &[Entry] = entries! {
-    "platform.ledger.v1.LedgerService" {
+    "dfa.ledger.v1.LedgerService" {
         "account" "get" "GetAccount";
         "account" "list" "ListAccounts";
         "subaccount" "get" "GetSubAccount";
@@ -76,7 +76,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
     }
-    "platform.cfa.v1.CfaRegistryService" {
+    "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
         "instrument" "get" "GetInstrument";
         "instrument" "list" "ListInstruments";
@@ -102,14 +102,14 @@ pub const ENTRIES: &[Entry] = entries! {
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }
-    "platform.chain.v1.ChainConnectorService" {
+    "dfa.chain.v1.ChainConnectorService" {
         "chain" "submit" "SubmitTransaction";
         "chain" "receipt" "GetTransactionReceipt";
         "chain" "block" "GetBlock";
         "chain" "verify-block" "VerifyBlockHash";
         "chain" "estimate-gas" "EstimateGas";
     }
-    "platform.payments.v1.PaymentsService" {
+    "dfa.payments.v1.PaymentsService" {
         "intent" "create" "CreatePaymentIntent";
         "intent" "get" "GetPaymentIntent";
         "intent" "list" "ListPaymentIntents";
@@ -122,7 +122,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "recon" "run" "Reconcile";
         "recon" "latest" "GetLatestReport";
     }
-    "platform.market.v1.MarketService" {
+    "dfa.market.v1.MarketService" {
         "order" "place" "PlaceOrder";
         "order" "cancel" "CancelOrder";
         "order" "amend" "AmendOrder";
@@ -143,7 +143,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "market" "confirm-clock" "ConfirmClock";
         "market" "status" "GetMarketStatus";
     }
-    "platform.identity.v1.IdentityService" {
+    "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
         "user" "list" "ListUsers";
         "user" "create" "CreateUser";
@@ -155,7 +155,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "check-limits" "CheckLimits";
         "user" "check-sanctions" "CheckSanctions";
     }
-    "platform.sandbox.v1.SandboxBankService" {
+    "dfa.sandbox.v1.SandboxBankService" {
         "bank" "pay" "Pay";
         "bank" "set-fault" "SetFault";
         "bank" "balance" "GetBankBalance";
@@ -175,7 +175,7 @@ mod tests {
     fn r350_every_rpc_has_exactly_one_command() {
         let known: BTreeSet<String> = schema::pool()
             .services()
-            .filter(|service| service.full_name().starts_with("platform."))
+            .filter(|service| service.full_name().starts_with("dfa."))
             .flat_map(|service| {
                 service
                     .methods()

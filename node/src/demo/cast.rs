@@ -28,7 +28,7 @@ impl Cast {
             let answer = story
                 .call(
                     "sandbox.operator",
-                    "platform.identity.v1.IdentityService/CreateUser",
+                    "dfa.identity.v1.IdentityService/CreateUser",
                     json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": name }),
                 )
                 .await?;

@@ -88,7 +88,7 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
     let intent = story
         .call(
             &format!("sandbox.investor.{user}"),
-            "platform.payments.v1.PaymentsService/CreatePaymentIntent",
+            "dfa.payments.v1.PaymentsService/CreatePaymentIntent",
             json!({ "userId": user, "method": "PAYMENT_METHOD_SBP_QR",
                     "amount": { "currencyCode": "RUB", "amount": { "value": amount } } }),
         )
@@ -98,7 +98,7 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
     story
         .call(
             "sandbox.operator",
-            "platform.sandbox.v1.SandboxBankService/Pay",
+            "dfa.sandbox.v1.SandboxBankService/Pay",
             json!({ "qrPayload": qr }),
         )
         .await?;
@@ -106,7 +106,7 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
         .until(
             "the deposit to be issued",
             "sandbox.auditor",
-            "platform.cfa.v1.CfaRegistryService/ListOperations",
+            "dfa.cfa.v1.CfaRegistryService/ListOperations",
             json!({ "userId": user, "externalRef": payment_id }),
             |answer| {
                 answer.pointer("/operations/0/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
@@ -121,7 +121,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let registered = story
         .call(
             "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/RegisterInstrument",
+            "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
                 "symbol": cast.bond, "name": "Demonstration bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
                 "issuerId": cast.issuer, "currencyCode": "RUB",
@@ -137,7 +137,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
         story
             .call(
                 "sandbox.operator",
-                "platform.cfa.v1.CfaRegistryService/UpdateInstrument",
+                "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
                 json!({ "instrumentId": cast.bond, "status": "INSTRUMENT_STATUS_ACTIVE" }),
             )
             .await?;
@@ -150,7 +150,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let issued = story
         .call(
             "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
+            "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
             json!({
                 "instrumentId": cast.bond, "investorId": cast.bob, "bookbuildingId": "demo",
                 "amount": { "currencyCode": cast.bond, "amount": { "value": "20" } },
@@ -163,7 +163,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
         .until(
             "the issue to be final",
             "sandbox.auditor",
-            "platform.cfa.v1.CfaRegistryService/GetOperation",
+            "dfa.cfa.v1.CfaRegistryService/GetOperation",
             json!({ "operationId": operation }),
             |answer| {
                 answer.pointer("/operation/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
@@ -194,7 +194,7 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let hold_state = story
         .call(
             "sandbox.auditor",
-            "platform.ledger.v1.LedgerService/GetHold",
+            "dfa.ledger.v1.LedgerService/GetHold",
             json!({ "holdId": hold }),
         )
         .await?;
@@ -217,7 +217,7 @@ async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()
     story
         .call(
             "sandbox.operator",
-            "platform.sandbox.v1.SandboxBankService/SetFault",
+            "dfa.sandbox.v1.SandboxBankService/SetFault",
             fault("BANK_FAULT_REFUSE_TRANSFER"),
         )
         .await?;
@@ -226,7 +226,7 @@ async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()
     story
         .call(
             "sandbox.operator",
-            "platform.sandbox.v1.SandboxBankService/SetFault",
+            "dfa.sandbox.v1.SandboxBankService/SetFault",
             fault("BANK_FAULT_NONE"),
         )
         .await?;
@@ -249,7 +249,7 @@ async fn redeem(story: &Story, user: &str, amount: &str) -> anyhow::Result<(Stri
     let answer = story
         .call(
             &format!("sandbox.investor.{user}"),
-            "platform.cfa.v1.CfaRegistryService/RedeemCfaRub",
+            "dfa.cfa.v1.CfaRegistryService/RedeemCfaRub",
             json!({ "userId": user, "payoutId": payout,
                     "amount": { "currencyCode": "RUB", "amount": { "value": amount } } }),
         )
@@ -262,7 +262,7 @@ async fn wait_final(story: &Story, operation: &str, status: &str) -> anyhow::Res
         .until(
             &format!("operation {operation} to become {status}"),
             "sandbox.auditor",
-            "platform.cfa.v1.CfaRegistryService/GetOperation",
+            "dfa.cfa.v1.CfaRegistryService/GetOperation",
             json!({ "operationId": operation }),
             |answer| answer.pointer("/operation/status").and_then(Value::as_str) == Some(status),
         )
@@ -274,7 +274,7 @@ async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let started = story
         .call(
             "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/StartRedemption",
+            "dfa.cfa.v1.CfaRegistryService/StartRedemption",
             json!({ "instrumentId": cast.bond, "reason": "REDEMPTION_REASON_MATURITY", "recordDate": cast::now() }),
         )
         .await?;
@@ -283,7 +283,7 @@ async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
         .until(
             "the bond to be redeemed",
             "sandbox.auditor",
-            "platform.cfa.v1.CfaRegistryService/GetRedemption",
+            "dfa.cfa.v1.CfaRegistryService/GetRedemption",
             json!({ "redemptionId": redemption_id }),
             |answer| {
                 answer.pointer("/redemption/status") == Some(&json!("REDEMPTION_STATUS_FINALIZED"))
@@ -322,7 +322,7 @@ async fn reconcile(story: &mut Story) -> anyhow::Result<String> {
     let report = story
         .call(
             "sandbox.treasury",
-            "platform.payments.v1.PaymentsService/Reconcile",
+            "dfa.payments.v1.PaymentsService/Reconcile",
             json!({ "businessDate": cast::now() }),
         )
         .await

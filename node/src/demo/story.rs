@@ -104,7 +104,7 @@ impl Story {
         self.until(
             &format!("{sub_account} to hold {expected}, all of it available"),
             "sandbox.auditor",
-            "platform.ledger.v1.LedgerService/GetBalance",
+            "dfa.ledger.v1.LedgerService/GetBalance",
             json!({ "subaccountId": sub_account }),
             |answer| {
                 same_number(&answer["balance"]["value"], expected)

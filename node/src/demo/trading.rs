@@ -111,7 +111,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     let hold = story
         .call(
             &alice_token,
-            "platform.market.v1.MarketService/OpenTradingHold",
+            "dfa.market.v1.MarketService/OpenTradingHold",
             json!({ "userId": cast.alice, "instrumentId": "CFA-RUB", "amount": { "value": "20000.00" } }),
         )
         .await?;
@@ -125,7 +125,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         .until(
             "the market to know the bond",
             "sandbox.auditor",
-            "platform.market.v1.MarketService/GetMarketStatus",
+            "dfa.market.v1.MarketService/GetMarketStatus",
             json!({}),
             |answer| {
                 answer["instruments"].as_array().is_some_and(|all| {
@@ -196,7 +196,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     let cancelled = story
         .call(
             &format!("sandbox.investor.{}", cast.bob),
-            "platform.market.v1.MarketService/CancelOrder",
+            "dfa.market.v1.MarketService/CancelOrder",
             json!({ "orderId": offer_id }),
         )
         .await?;
@@ -215,7 +215,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     story
         .call(
             &alice_token,
-            "platform.market.v1.MarketService/CloseTradingHold",
+            "dfa.market.v1.MarketService/CloseTradingHold",
             json!({ "holdId": hold_id }),
         )
         .await?;
@@ -244,7 +244,7 @@ async fn sell(story: &Story, cast: &Cast, price: &str, quantity: &str) -> anyhow
     story
         .call(
             &format!("sandbox.investor.{}", cast.bob),
-            "platform.market.v1.MarketService/PlaceOrder",
+            "dfa.market.v1.MarketService/PlaceOrder",
             json!({ "order": {
                 "userId": cast.bob, "instrumentId": cast.bond, "side": "ORDER_SIDE_SELL", "type": "ORDER_TYPE_LIMIT",
                 "timeInForce": "TIME_IN_FORCE_GTC", "price": { "value": price }, "quantity": { "value": quantity },
@@ -259,7 +259,7 @@ async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec
         .until(
             "the trades to be settled",
             "sandbox.auditor",
-            "platform.market.v1.MarketService/ListTrades",
+            "dfa.market.v1.MarketService/ListTrades",
             json!({ "instrumentId": cast.bond }),
             |answer| {
                 answer["trades"].as_array().is_some_and(|trades| {

@@ -70,7 +70,7 @@ pub async fn list(
     let issuer = story
         .call(
             "sandbox.operator",
-            "platform.identity.v1.IdentityService/CreateUser",
+            "dfa.identity.v1.IdentityService/CreateUser",
             json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "issuer" }),
         )
         .await?;
@@ -78,7 +78,7 @@ pub async fn list(
     let registered = story
         .call(
             "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/RegisterInstrument",
+            "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
                 "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
                 "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
@@ -92,7 +92,7 @@ pub async fn list(
         story
             .call(
                 "sandbox.operator",
-                "platform.cfa.v1.CfaRegistryService/UpdateInstrument",
+                "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
                 json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
             )
             .await?;
@@ -101,7 +101,7 @@ pub async fn list(
         .until(
             "the market to know the instrument",
             "sandbox.auditor",
-            "platform.market.v1.MarketService/GetMarketStatus",
+            "dfa.market.v1.MarketService/GetMarketStatus",
             json!({}),
             |answer| {
                 answer["instruments"].as_array().is_some_and(|all| {
@@ -132,7 +132,7 @@ pub async fn enter(
         let answer = story
             .call(
                 "sandbox.operator",
-                "platform.identity.v1.IdentityService/CreateUser",
+                "dfa.identity.v1.IdentityService/CreateUser",
                 json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
             )
             .await?;
@@ -145,7 +145,7 @@ pub async fn enter(
             story
                 .call(
                     "sandbox.operator",
-                    "platform.identity.v1.IdentityService/SetLimit",
+                    "dfa.identity.v1.IdentityService/SetLimit",
                     json!({ "userId": member.user, "limitType": limit,
                             "dailyLimit": { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } }),
                 )
@@ -178,7 +178,7 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
         let issued = story
             .call(
                 "sandbox.operator",
-                "platform.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
+                "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
                 json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "replay",
                         "amount": { "currencyCode": instrument, "amount": { "value": units } } }),
             )
@@ -211,7 +211,7 @@ async fn open_hold(
     story
         .call(
             &format!("sandbox.trader.{user}"),
-            "platform.market.v1.MarketService/OpenTradingHold",
+            "dfa.market.v1.MarketService/OpenTradingHold",
             json!({ "userId": user, "instrumentId": instrument, "amount": { "value": amount } }),
         )
         .await
@@ -223,7 +223,7 @@ async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<Stri
     let intent = story
         .call(
             &format!("sandbox.investor.{user}"),
-            "platform.payments.v1.PaymentsService/CreatePaymentIntent",
+            "dfa.payments.v1.PaymentsService/CreatePaymentIntent",
             json!({ "userId": user, "method": "PAYMENT_METHOD_BANK_TRANSFER",
                     "amount": { "currencyCode": "RUB", "amount": { "value": amount } } }),
         )
@@ -233,7 +233,7 @@ async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<Stri
     story
         .call(
             "sandbox.operator",
-            "platform.sandbox.v1.SandboxBankService/Pay",
+            "dfa.sandbox.v1.SandboxBankService/Pay",
             json!({ "qrPayload": payload }),
         )
         .await?;

@@ -178,7 +178,7 @@ async fn settled_trades(story: &Story) -> anyhow::Result<u64> {
     let status = story
         .call(
             "sandbox.auditor",
-            "platform.market.v1.MarketService/GetMarketStatus",
+            "dfa.market.v1.MarketService/GetMarketStatus",
             json!({}),
         )
         .await?;

@@ -1,4 +1,4 @@
-//! Between the core's types and the messages of `platform.payments.v1`.
+//! Between the core's types and the messages of `dfa.payments.v1`.
 
 use proto::{
     common::v1 as common,

@@ -50,17 +50,14 @@ async fn payout(
         .map_err(|error| Status::from(Fault::from(error)))?
         .ok_or_else(|| Status::from(Fault::PayoutNotFound))?;
     caller.require_user(&found.user_id)?;
-    Ok(resource(
-        &convert::payout(&found),
-        "platform.payments.v1.Payout",
-    ))
+    Ok(resource(&convert::payout(&found), "dfa.payments.v1.Payout"))
 }
 
 async fn latest_report(State(gateway): State<Arc<Gateway>>) -> Result<Json, HttpError> {
     let report = gateway.latest_report().await.map_err(Status::from)?;
     Ok(resource(
         &convert::report(&report),
-        "platform.payments.v1.ReconcileReport",
+        "dfa.payments.v1.ReconcileReport",
     ))
 }
 

@@ -153,7 +153,7 @@ fn event(
         id: Uuid::new_v5(&Uuid::NAMESPACE_OID, fact.as_bytes()),
         topic: events::topics::PAYMENTS.to_owned(),
         key: key.to_owned(),
-        type_name: format!("platform.payments.v1.{name}"),
+        type_name: format!("dfa.payments.v1.{name}"),
         subject: key.to_owned(),
         source: SOURCE.to_owned(),
         correlation_id: correlation_id.to_owned(),

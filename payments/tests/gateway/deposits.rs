@@ -211,7 +211,7 @@ async fn r112_the_intent_is_saved_and_announced() {
     assert_eq!(events.len(), 1);
     assert_eq!(
         events[0].type_name,
-        "platform.payments.v1.PaymentIntentCreatedEvent"
+        "dfa.payments.v1.PaymentIntentCreatedEvent"
     );
     assert_eq!(events[0].correlation_id, "corr-k1");
     let created: Vec<wire::PaymentIntentCreatedEvent> = world

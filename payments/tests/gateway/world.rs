@@ -621,7 +621,7 @@ async fn record(
 
 /// The two reads of the CFA service that the gateway makes.
 fn cfa_routes(stub: Arc<CfaStub>) -> Routes {
-    let service = "/platform.cfa.v1.CfaRegistryService";
+    let service = "/dfa.cfa.v1.CfaRegistryService";
     Routes::from(
         Router::new()
             .route(
@@ -681,7 +681,7 @@ async fn list_operations(
 
 /// The read of the chain connector that the gateway makes.
 fn chain_routes(stub: Arc<CfaStub>) -> Routes {
-    let path = "/platform.chain.v1.ChainConnectorService/GetTransactionReceipt";
+    let path = "/dfa.chain.v1.ChainConnectorService/GetTransactionReceipt";
     Routes::from(
         Router::new()
             .route(path, axum::routing::post(get_receipt))

@@ -85,7 +85,7 @@ mod tests {
         let contract = Contract::platform();
         let money = contract
             .pool()
-            .get_message_by_name("platform.common.v1.Money")
+            .get_message_by_name("dfa.common.v1.Money")
             .unwrap();
         for amount in ["0.000000000000000001", "123456789012345678901234567890"] {
             let json = format!(r#"{{"currencyCode":"RUB","amount":{{"value":"{amount}"}}}}"#);

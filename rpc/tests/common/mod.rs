@@ -117,7 +117,7 @@ async fn transfer(
     };
     Ok(rpc::json::resource(
         &transfer,
-        "platform.sandbox.v1.BankTransfer",
+        "dfa.sandbox.v1.BankTransfer",
     ))
 }
 

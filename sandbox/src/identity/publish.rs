@@ -49,7 +49,7 @@ pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> E
         id: Uuid::now_v7(),
         topic: events::topics::IDENTITY.to_owned(),
         key: user_id.to_owned(),
-        type_name: format!("platform.identity.v1.{name}"),
+        type_name: format!("dfa.identity.v1.{name}"),
         subject: user_id.to_owned(),
         source: SOURCE.to_owned(),
         correlation_id: correlation_id.to_owned(),

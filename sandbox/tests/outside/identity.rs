@@ -345,7 +345,7 @@ async fn r340_events_use_the_limits_up_once_and_on_their_day() {
     let now_us = clock::now_us();
     let yesterday_us = BusinessDay::of(now_us).start_us() - 1;
     let (cfa, market) = (events::topics::CFA, events::topics::MARKET);
-    let name = "platform.cfa.v1.CfaIssuedEvent";
+    let name = "dfa.cfa.v1.CfaIssuedEvent";
     world
         .publish(cfa, name, &issued("CFA-RUB", 777, yesterday_us))
         .await;
@@ -365,14 +365,14 @@ async fn r340_events_use_the_limits_up_once_and_on_their_day() {
         ..Default::default()
     };
     world
-        .publish(cfa, "platform.cfa.v1.CfaRedeemedEvent", &redeemed)
+        .publish(cfa, "dfa.cfa.v1.CfaRedeemedEvent", &redeemed)
         .await;
     world.until_used("alice", WITHDRAWAL, "12.34").await;
     assert_eq!(world.used("alice", DEPOSIT).await, "599999.00");
     assert!(world.check(DEPOSIT, 100).await.allowed);
     assert!(!world.check(DEPOSIT, 101).await.allowed);
     world
-        .publish(market, "platform.market.v1.TradeExecutedEvent", &trade())
+        .publish(market, "dfa.market.v1.TradeExecutedEvent", &trade())
         .await;
     world.until_used("alice", TRADING, "10").await;
     world.until_used("bob", TRADING, "10").await;
@@ -391,7 +391,7 @@ async fn t23_trading_may_be_counted_by_value() {
     world.create("bob").await;
     let topic = events::topics::MARKET;
     world
-        .publish(topic, "platform.market.v1.TradeExecutedEvent", &trade())
+        .publish(topic, "dfa.market.v1.TradeExecutedEvent", &trade())
         .await;
     world.until_used("alice", TRADING, "10005").await;
     let ask = |notional_kopecks| wire::CheckLimitsRequest {

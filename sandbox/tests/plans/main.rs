@@ -120,7 +120,7 @@ async fn users(folder: &Path) {
         id: Uuid::now_v7(),
         topic: events::topics::CFA.into(),
         key: "k".into(),
-        type_name: "platform.cfa.v1.CfaIssuedEvent".into(),
+        type_name: "dfa.cfa.v1.CfaIssuedEvent".into(),
         subject: "k".into(),
         source: "test".into(),
         correlation_id: "c".into(),

@@ -58,7 +58,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
         // Names are those of the messages, and CFA-RUB is the constant.
         let issued = caused
             .iter()
-            .find(|event| event.type_name == "platform.cfa.v1.CfaIssuedEvent")
+            .find(|event| event.type_name == "dfa.cfa.v1.CfaIssuedEvent")
             .expect("full name");
         let issued =
             proto::cfa::v1::CfaIssuedEvent::decode(&*issued.payload).expect("CfaIssuedEvent");

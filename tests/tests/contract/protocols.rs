@@ -184,7 +184,7 @@ fn r325_reflection_lists_every_service_of_the_contract() {
             .collect();
         for service in pool()
             .services()
-            .filter(|service| service.full_name().starts_with("platform."))
+            .filter(|service| service.full_name().starts_with("dfa."))
         {
             assert!(
                 listed.iter().any(|name| name == service.full_name()),
@@ -193,7 +193,7 @@ fn r325_reflection_lists_every_service_of_the_contract() {
             );
             let parts: Vec<&str> = service.full_name().split('.').collect();
             assert!(
-                matches!(parts[..], ["platform", _, "v1", _]),
+                matches!(parts[..], ["dfa", _, "v1", _]),
                 "{}",
                 service.full_name()
             );

@@ -3,7 +3,7 @@
 use prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor};
 use tests::wire::{methods, pool};
 
-const CONTEXT: &str = "platform.common.v1.RequestContext";
+const CONTEXT: &str = "dfa.common.v1.RequestContext";
 
 fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
     pool.get_message_by_name(name)
@@ -18,7 +18,7 @@ fn kind(field: &FieldDescriptor) -> String {
         other => format!("{other:?}").to_lowercase(),
     };
     let kind = kind
-        .replace("platform.common.v1.", "")
+        .replace("dfa.common.v1.", "")
         .replace("google.protobuf.", "");
     if field.is_list() {
         format!("repeated {kind}")
@@ -126,7 +126,7 @@ fn r006_every_event_has_the_context_as_field_one() {
     let events: Vec<MessageDescriptor> = pool
         .all_messages()
         .filter(|message| {
-            message.full_name().starts_with("platform.") && message.name().ends_with("Event")
+            message.full_name().starts_with("dfa.") && message.name().ends_with("Event")
         })
         .collect();
     assert!(
@@ -151,11 +151,8 @@ fn r006_every_event_has_the_context_as_field_one() {
 // rows: R007 R311
 #[test]
 fn r007_money_is_a_code_and_a_decimal_text() {
-    has("platform.common.v1.Decimal", &[(1, "value", "string")]);
-    for name in [
-        "platform.common.v1.Money",
-        "platform.common.v1.MonetaryAmount",
-    ] {
+    has("dfa.common.v1.Decimal", &[(1, "value", "string")]);
+    for name in ["dfa.common.v1.Money", "dfa.common.v1.MonetaryAmount"] {
         has(
             name,
             &[(1, "currency_code", "string"), (2, "amount", "Decimal")],
@@ -164,7 +161,7 @@ fn r007_money_is_a_code_and_a_decimal_text() {
     // No binary float is anywhere in the contract.
     for message in pool()
         .all_messages()
-        .filter(|message| message.full_name().starts_with("platform."))
+        .filter(|message| message.full_name().starts_with("dfa."))
     {
         for field in message.fields() {
             assert!(
@@ -179,10 +176,10 @@ fn r007_money_is_a_code_and_a_decimal_text() {
 #[test]
 fn r008_a_fee_has_a_type_and_an_amount() {
     has(
-        "platform.common.v1.Fee",
+        "dfa.common.v1.Fee",
         &[(1, "fee_type", "string"), (2, "amount", "Money")],
     );
-    has("platform.market.v1.Trade", &[(7, "fee", "Fee")]);
+    has("dfa.market.v1.Trade", &[(7, "fee", "Fee")]);
 }
 
 // rows: R009 R311
@@ -200,7 +197,7 @@ fn r009_prices_quantities_and_balances_are_decimals() {
     let mut found = 0;
     for message in pool()
         .all_messages()
-        .filter(|message| message.full_name().starts_with("platform."))
+        .filter(|message| message.full_name().starts_with("dfa."))
     {
         for field in message
             .fields()
@@ -259,11 +256,11 @@ fn r010_every_list_call_is_paged() {
         );
     }
     has(
-        "platform.common.v1.PaginationRequest",
+        "dfa.common.v1.PaginationRequest",
         &[(1, "page_size", "int32"), (2, "page_token", "string")],
     );
     has(
-        "platform.common.v1.PaginationResponse",
+        "dfa.common.v1.PaginationResponse",
         &[(1, "next_page_token", "string"), (2, "total_size", "int64")],
     );
 }
@@ -272,7 +269,7 @@ fn r010_every_list_call_is_paged() {
 #[test]
 fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
     values(
-        "platform.common.v1.InstrumentType",
+        "dfa.common.v1.InstrumentType",
         "INSTRUMENT_TYPE_",
         &[
             "CFA_BOND",
@@ -283,17 +280,17 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
         ],
     );
     values(
-        "platform.common.v1.LimitType",
+        "dfa.common.v1.LimitType",
         "LIMIT_TYPE_",
         &["DEPOSIT", "WITHDRAWAL", "TRADING"],
     );
     values(
-        "platform.common.v1.HashAlgorithm",
+        "dfa.common.v1.HashAlgorithm",
         "HASH_ALGORITHM_",
         &["KECCAK256", "SHA256", "STREEBOG256"],
     );
     values(
-        "platform.common.v1.RejectionReasonCode",
+        "dfa.common.v1.RejectionReasonCode",
         "REJECTION_REASON_CODE_",
         &[
             "KYC_REQUIRED",
@@ -307,7 +304,7 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
         ],
     );
     values(
-        "platform.common.v1.PaymentStatus",
+        "dfa.common.v1.PaymentStatus",
         "PAYMENT_STATUS_",
         &["PENDING", "SUCCESS", "FAILED", "EXPIRED", "REFUNDED"],
     );
@@ -316,23 +313,19 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
 // rows: R144
 #[test]
 fn r144_orders_have_the_enumerations_of_the_text() {
+    values("dfa.market.v1.OrderSide", "ORDER_SIDE_", &["BUY", "SELL"]);
     values(
-        "platform.market.v1.OrderSide",
-        "ORDER_SIDE_",
-        &["BUY", "SELL"],
-    );
-    values(
-        "platform.market.v1.OrderType",
+        "dfa.market.v1.OrderType",
         "ORDER_TYPE_",
         &["LIMIT", "MARKET"],
     );
     values(
-        "platform.market.v1.TimeInForce",
+        "dfa.market.v1.TimeInForce",
         "TIME_IN_FORCE_",
         &["GTC", "IOC", "FOK"],
     );
     values(
-        "platform.market.v1.OrderStatus",
+        "dfa.market.v1.OrderStatus",
         "ORDER_STATUS_",
         &[
             "OPEN",
@@ -349,7 +342,7 @@ fn r144_orders_have_the_enumerations_of_the_text() {
 fn r015_kyc_levels_are_numbered_in_their_order() {
     let pool = pool();
     let levels = pool
-        .get_enum_by_name("platform.common.v1.KycStatus")
+        .get_enum_by_name("dfa.common.v1.KycStatus")
         .expect("KycStatus");
     let number = |name: &str| {
         levels
@@ -365,12 +358,12 @@ fn r015_kyc_levels_are_numbered_in_their_order() {
 #[test]
 fn r317_the_user_profile_has_its_fields() {
     has(
-        "platform.identity.v1.UserProfile",
+        "dfa.identity.v1.UserProfile",
         &[
             (1, "user_id", "string"),
             (2, "kyc_status", "KycStatus"),
             (3, "bank_account", "string"),
-            (4, "status", "platform.identity.v1.UserStatus"),
+            (4, "status", "dfa.identity.v1.UserStatus"),
             (5, "qualified_investor", "bool"),
             (6, "onchain_address", "string"),
             (7, "full_name_hash", "string"),
@@ -378,7 +371,7 @@ fn r317_the_user_profile_has_its_fields() {
         ],
     );
     values(
-        "platform.identity.v1.UserStatus",
+        "dfa.identity.v1.UserStatus",
         "USER_STATUS_",
         &["ACTIVE", "BLOCKED"],
     );
@@ -387,7 +380,7 @@ fn r317_the_user_profile_has_its_fields() {
 #[test]
 fn r313_a_holder_balance_has_its_fields() {
     has(
-        "platform.cfa.v1.HolderBalance",
+        "dfa.cfa.v1.HolderBalance",
         &[
             (1, "user_id", "string"),
             (2, "address", "string"),
@@ -399,7 +392,7 @@ fn r313_a_holder_balance_has_its_fields() {
         ],
     );
     has(
-        "platform.cfa.v1.ListHoldersRequest",
+        "dfa.cfa.v1.ListHoldersRequest",
         &[(4, "as_of", "Timestamp")],
     );
 }
@@ -407,7 +400,7 @@ fn r313_a_holder_balance_has_its_fields() {
 #[test]
 fn r314_a_cfa_operation_has_its_fields() {
     has(
-        "platform.cfa.v1.CfaOperation",
+        "dfa.cfa.v1.CfaOperation",
         &[
             (1, "operation_id", "string"),
             (2, "type", "OperationType"),
@@ -438,7 +431,7 @@ fn r314_a_cfa_operation_has_its_fields() {
 #[test]
 fn r315_an_instrument_has_its_fields() {
     has(
-        "platform.cfa.v1.Instrument",
+        "dfa.cfa.v1.Instrument",
         &[
             (1, "instrument_id", "string"),
             (2, "symbol", "string"),
@@ -448,11 +441,11 @@ fn r315_an_instrument_has_its_fields() {
             (6, "issuer_id", "string"),
             (7, "smart_contract_address", "string"),
             (8, "currency_code", "string"),
-            (9, "status", "platform.cfa.v1.InstrumentStatus"),
+            (9, "status", "dfa.cfa.v1.InstrumentStatus"),
             (10, "issue_limit", "Decimal"),
             (11, "issued", "Decimal"),
             (12, "nominal", "Decimal"),
-            (13, "coupons", "repeated platform.cfa.v1.Coupon"),
+            (13, "coupons", "repeated dfa.cfa.v1.Coupon"),
             (14, "issued_at", "Timestamp"),
             (15, "matures_at", "Timestamp"),
             (16, "tick_size", "Decimal"),
@@ -464,13 +457,13 @@ fn r315_an_instrument_has_its_fields() {
         ],
     );
     values(
-        "platform.cfa.v1.InstrumentStatus",
+        "dfa.cfa.v1.InstrumentStatus",
         "INSTRUMENT_STATUS_",
         &["DRAFT", "ACTIVE", "HALTED", "MATURED", "REDEEMED"],
     );
     let pool = pool();
     let service = pool
-        .get_service_by_name("platform.cfa.v1.CfaRegistryService")
+        .get_service_by_name("dfa.cfa.v1.CfaRegistryService")
         .expect("the service");
     for name in ["GetInstrument", "ListInstruments", "UpdateInstrument"] {
         assert!(
@@ -483,11 +476,11 @@ fn r315_an_instrument_has_its_fields() {
 #[test]
 fn r318_initiate_payout_answers_the_stored_payout() {
     has(
-        "platform.payments.v1.InitiatePayoutResponse",
-        &[(1, "payout", "platform.payments.v1.Payout")],
+        "dfa.payments.v1.InitiatePayoutResponse",
+        &[(1, "payout", "dfa.payments.v1.Payout")],
     );
     has(
-        "platform.payments.v1.Payout",
+        "dfa.payments.v1.Payout",
         &[
             (1, "payout_id", "string"),
             (2, "user_id", "string"),
@@ -511,7 +504,7 @@ fn r017_the_contract_still_has_everything_of_the_committed_image() {
     let mut files = now.file_descriptor_protos().cloned().collect::<Vec<_>>();
     let file = files
         .iter_mut()
-        .find(|file| file.package() == "platform.common.v1")
+        .find(|file| file.package() == "dfa.common.v1")
         .expect("common");
     let message = file
         .message_type
@@ -524,10 +517,7 @@ fn r017_the_contract_still_has_everything_of_the_committed_image() {
     let mut copy = DescriptorPool::new();
     copy.add_file_descriptor_protos(files)
         .expect("a smaller contract");
-    assert_eq!(
-        removed(&now, &copy),
-        ["platform.common.v1.Money.currency_code"]
-    );
+    assert_eq!(removed(&now, &copy), ["dfa.common.v1.Money.currency_code"]);
 }
 
 /// Fields, values and methods of `old` that `new` does not have with the same number and type.
@@ -535,7 +525,7 @@ fn removed(old: &DescriptorPool, new: &DescriptorPool) -> Vec<String> {
     let mut lost = Vec::new();
     for message in old
         .all_messages()
-        .filter(|message| message.full_name().starts_with("platform."))
+        .filter(|message| message.full_name().starts_with("dfa."))
     {
         let twin = new.get_message_by_name(message.full_name());
         for field in message.fields() {
@@ -550,7 +540,7 @@ fn removed(old: &DescriptorPool, new: &DescriptorPool) -> Vec<String> {
     }
     for values in old
         .all_enums()
-        .filter(|values| values.full_name().starts_with("platform."))
+        .filter(|values| values.full_name().starts_with("dfa."))
     {
         let twin = new.get_enum_by_name(values.full_name());
         for value in values.values() {

@@ -1,4 +1,4 @@
-//! Between the stand-in's types and the messages of `platform.identity.v1`.
+//! Between the stand-in's types and the messages of `dfa.identity.v1`.
 
 use proto::{
     common::v1 as common,

@@ -412,10 +412,7 @@ async fn read_user(
 ) -> Result<Json, HttpError> {
     caller.require_user(&user_id)?;
     let user = api.user(&user_id).await?;
-    Ok(resource(
-        &profile(&user),
-        "platform.identity.v1.UserProfile",
-    ))
+    Ok(resource(&profile(&user), "dfa.identity.v1.UserProfile"))
 }
 
 async fn read_limits(
@@ -425,7 +422,7 @@ async fn read_limits(
 ) -> Result<Json, HttpError> {
     caller.require_user(&user_id)?;
     let limits = api.limits(&user_id).await?;
-    Ok(resource(&limits, "platform.identity.v1.GetLimitsResponse"))
+    Ok(resource(&limits, "dfa.identity.v1.GetLimitsResponse"))
 }
 
 fn unknown_user() -> Status {

@@ -1,0 +1,224 @@
+//! Generated clients and command line tools against a running platform: Go, TypeScript and Python, `buf curl`,
+//! grpcurl. Needs Go, Node and Python; `cargo xtask full` runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use tests::call::AUDITOR;
+use tests::process::{Platform, binary};
+use tests::shared::{platform, run};
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+/// For a tool that talks to a port. One that waits for an answer that does not come fails.
+const TOOL: Duration = Duration::from_secs(20);
+/// For the first installation of all tools.
+const INSTALLATION: Duration = Duration::from_secs(900);
+
+const WITH_RPC: [&str; 7] = [
+    "all", "ledger", "cfa", "payments", "market", "identity", "chain",
+];
+const PLAIN_HTTP: [&str; 2] = ["bank", "chain_rpc"];
+
+/// The folder of the installed tools and generated code.
+async fn tools() -> &'static Path {
+    static TOOLS: OnceCell<PathBuf> = OnceCell::const_new();
+    let install = async || {
+        let script = repository().join("tests/clients/install.sh");
+        let mut command = Command::new(script);
+        command.arg(binary());
+        let output = finished(command, INSTALLATION).await;
+        assert!(output.status.success(), "{}", text(&output));
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        PathBuf::from(stdout.lines().last().expect("the script prints the folder"))
+    };
+    TOOLS.get_or_init(install).await
+}
+
+fn repository() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("the workspace")
+}
+
+async fn finished(mut command: Command, limit: Duration) -> Output {
+    let running = command.kill_on_drop(true).output();
+    let output = tokio::time::timeout(limit, running).await;
+    let output = output.unwrap_or_else(|_| panic!("{command:?} did not end within {limit:?}"));
+    output.expect("the program starts")
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{out}{err}")
+}
+
+/// What a tool printed; it must succeed.
+async fn printed(program: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args);
+    let output = finished(command, TOOL).await;
+    assert!(
+        output.status.success(),
+        "{program:?} {args:?}: {}",
+        text(&output)
+    );
+    text(&output)
+}
+
+/// What a tool printed; it must fail.
+async fn refused(program: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args);
+    let output = finished(command, TOOL).await;
+    assert!(
+        !output.status.success(),
+        "{program:?} {args:?}: {}",
+        text(&output)
+    );
+    text(&output)
+}
+
+fn address(platform: &Platform, listener: &str) -> String {
+    platform.url(listener).replace("http://", "")
+}
+
+// rows: R001 R325
+#[test]
+fn r325_generated_clients_in_go_typescript_and_python_call_the_platform() {
+    run(async {
+        let (tools, platform) = (tools().await, platform().await);
+        let url = platform.url("all");
+        let go = printed(&tools.join("bin/go-client"), &[&url, AUDITOR]).await;
+        let tsx = tools.join("ts/node_modules/.bin/tsx");
+        let client = tools.join("ts/client.ts");
+        let ts = printed(&tsx, &[&client.to_string_lossy(), &url, AUDITOR]).await;
+        let client = repository().join("tests/clients/python/client.py");
+        let generated = tools.join("contracts/gen/python");
+        let [client, generated] = [&client, &generated].map(|path| path.to_string_lossy());
+        let args = [&*client, &*generated, &url, AUDITOR];
+        let python = printed(&tools.join("venv/bin/python"), &args).await;
+        for (printed, language, lines) in
+            [(go, "Go", 4), (ts, "TypeScript", 4), (python, "Python", 2)]
+        {
+            let done = printed.lines().filter(|line| line.starts_with(language));
+            assert_eq!(done.count(), lines, "{printed}");
+        }
+    });
+}
+
+// rows: R325
+#[test]
+fn r325_buf_curl_calls_by_reflection_in_every_protocol() {
+    run(async {
+        tools().await;
+        let platform = platform().await;
+        let buf = repository().join("proto/node_modules/.bin/buf");
+        let token = format!("Authorization: Bearer {AUDITOR}");
+        let call = |listener: &str, id: &str| {
+            let method = "dfa.cfa.v1.CfaRegistryService/GetInstrument";
+            let url = format!("{}/{method}", platform.url(listener));
+            let data = format!(r#"{{"instrumentId":"{id}"}}"#);
+            (url, data)
+        };
+        for protocol in ["connect", "grpc", "grpcweb"] {
+            let (url, data) = call("cfa", "CFA-RUB");
+            let args = [
+                "curl",
+                "--protocol",
+                protocol,
+                "--http2-prior-knowledge",
+                "-H",
+                &token,
+                "-d",
+                &data,
+                &url,
+            ];
+            let found = printed(&buf, &args).await;
+            assert!(found.contains("CFA-RUB"), "{protocol}: {found}");
+            let (url, data) = call("cfa", "NO-SUCH-THING");
+            let args = [
+                "curl",
+                "--protocol",
+                protocol,
+                "--http2-prior-knowledge",
+                "-H",
+                &token,
+                "-d",
+                &data,
+                &url,
+            ];
+            let missing = refused(&buf, &args).await;
+            assert!(missing.contains("not_found"), "{protocol}: {missing}");
+            assert!(
+                missing.contains("INSTRUMENT_NOT_FOUND"),
+                "{protocol}: details by reflection: {missing}"
+            );
+        }
+        for listener in ["ledger", "bank", "chain_rpc"] {
+            let (url, data) = call(listener, "CFA-RUB");
+            for protocol in ["connect", "grpc"] {
+                let args = [
+                    "curl",
+                    "--protocol",
+                    protocol,
+                    "--http2-prior-knowledge",
+                    "-H",
+                    &token,
+                    "-d",
+                    &data,
+                    &url,
+                ];
+                refused(&buf, &args).await;
+            }
+        }
+    });
+}
+
+// rows: R325
+#[test]
+fn r325_grpcurl_lists_and_calls_every_port_and_a_wrong_one_refuses() {
+    run(async {
+        let (tools, platform) = (tools().await, platform().await);
+        let grpcurl = tools.join("bin/grpcurl");
+        let token = format!("authorization: Bearer {AUDITOR}");
+        for listener in WITH_RPC {
+            let address = address(platform, listener);
+            let listed = printed(&grpcurl, &["-plaintext", &address, "list"]).await;
+            let own = match listener {
+                "all" => "dfa.sandbox.v1.",
+                listener => &format!("dfa.{listener}.v1."),
+            };
+            assert!(listed.contains(own), "{listener}: {listed}");
+            assert!(
+                listed.contains("grpc.reflection.v1."),
+                "{listener}: {listed}"
+            );
+            let health = ["-plaintext", &address, "grpc.health.v1.Health/Check"];
+            let health = printed(&grpcurl, &health).await;
+            assert!(health.contains("SERVING"), "{listener}: {health}");
+            let symbol = ["-plaintext", &address, "describe", "google.rpc.ErrorInfo"];
+            let described = printed(&grpcurl, &symbol).await;
+            assert!(described.contains("reason"), "{listener}: {described}");
+        }
+        let call = [
+            "-plaintext",
+            "-H",
+            &token,
+            "-d",
+            r#"{"instrumentId":"NO-SUCH-THING"}"#,
+            &address(platform, "cfa"),
+            "dfa.cfa.v1.CfaRegistryService/GetInstrument",
+        ];
+        let missing = refused(&grpcurl, &call).await;
+        assert!(missing.contains("INSTRUMENT_NOT_FOUND"), "{missing}");
+        for listener in PLAIN_HTTP {
+            let list = ["-plaintext", &address(platform, listener), "list"];
+            let answer = refused(&grpcurl, &list).await;
+            assert!(
+                answer.contains("does not support the reflection API"),
+                "{listener}: {answer}"
+            );
+        }
+    });
+}
