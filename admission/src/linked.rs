@@ -13,6 +13,8 @@ use crate::admission::Admission;
 struct Node {
     prev: u32,
     next: u32,
+    /// A cursor may stand here.
+    is_marked: bool,
 }
 
 /// First and last of a list: slot + 1, 0 for none.
@@ -31,6 +33,8 @@ pub(crate) struct Linked {
     of_user: Vec<Ends>,
     /// By user.
     sessions: Vec<Vec<SessionIx>>,
+    /// How far each sweep has come in a list, as the sweeps stand in the tables: slot + 1, 0 = before the first.
+    cursors: Vec<u32>,
 }
 
 impl Linked {
@@ -42,17 +46,26 @@ impl Linked {
         }
     }
 
-    /// Slots of the open orders of a session, or of the user's outside of any.
-    pub fn of(&self, user: UserIx, session: SessionIx) -> impl Iterator<Item = u32> + '_ {
-        match session.is_none() {
-            true => self.from(self.of_user.get(user.index())),
-            false => self.from(self.of_session.get(session.index())),
+    /// Slots of the open orders of a session, or of the user's outside of any; those behind `slot` if it names one.
+    pub fn behind(
+        &self,
+        user: UserIx,
+        session: SessionIx,
+        slot: Option<u32>,
+    ) -> impl Iterator<Item = u32> + '_ {
+        let ends = match session.is_none() {
+            true => self.of_user.get(user.index()),
+            false => self.of_session.get(session.index()),
+        };
+        match slot {
+            Some(slot) => self.from(self.nodes[slot as usize].next),
+            None => self.from(first(ends)),
         }
     }
 
     /// Slots of the session's open orders.
     pub fn of_session(&self, session: SessionIx) -> impl Iterator<Item = u32> + '_ {
-        self.from(self.of_session.get(session.index()))
+        self.from(first(self.of_session.get(session.index())))
     }
 
     /// The sessions of a user, open or not, in the order in which they were first opened.
@@ -64,14 +77,35 @@ impl Linked {
     pub fn of_user(&self, user: UserIx) -> impl Iterator<Item = u32> + '_ {
         let sessions = self.sessions_of(user).iter();
         let in_sessions = sessions.flat_map(|session| self.of_session(*session));
-        in_sessions.chain(self.from(self.of_user.get(user.index())))
+        in_sessions.chain(self.from(first(self.of_user.get(user.index()))))
     }
 
-    fn from(&self, ends: Option<&Ends>) -> impl Iterator<Item = u32> + '_ {
+    /// From slot + 1 on.
+    fn from(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
         let step = |index: u32| (index != 0).then_some(index);
         let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
-        let first = ends.and_then(|ends| step(ends.first));
-        core::iter::successors(first, next).map(|index| index - 1)
+        core::iter::successors(step(index), next).map(|index| index - 1)
+    }
+
+    /// Of the next sweep, before the first order.
+    pub fn add_cursor(&mut self) {
+        self.cursors.push(0);
+    }
+
+    /// The slot where the cursor of that sweep stands.
+    pub fn cursor(&self, sweep: usize) -> Option<u32> {
+        self.cursors[sweep].checked_sub(1)
+    }
+
+    pub fn set_cursor(&mut self, sweep: usize, slot: Option<u32>) {
+        self.cursors[sweep] = slot.map_or(0, |slot| slot + 1);
+        if let Some(slot) = slot {
+            self.nodes[slot as usize].is_marked = true;
+        }
+    }
+
+    pub fn remove_cursor(&mut self, sweep: usize) {
+        self.cursors.remove(sweep);
     }
 
     /// The next user, without orders.
@@ -98,13 +132,23 @@ impl Linked {
             0 => ends.first = slot + 1,
             prev => self.nodes[prev as usize - 1].next = slot + 1,
         }
-        self.nodes[slot as usize] = Node { prev, next: 0 };
+        self.nodes[slot as usize] = Node {
+            prev,
+            ..Node::default()
+        };
     }
 
     /// Takes the order of a slot out of its list.
     #[inline]
     pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
-        let Node { prev, next } = self.nodes[slot as usize];
+        let Node {
+            prev,
+            next,
+            is_marked,
+        } = self.nodes[slot as usize];
+        if is_marked {
+            self.move_back(slot + 1, prev);
+        }
         let ends = self.ends(user, session);
         if prev == 0 {
             ends.first = next;
@@ -120,6 +164,17 @@ impl Linked {
         }
     }
 
+    /// Cursors at an order that goes stand at the one before it then.
+    #[cold]
+    fn move_back(&mut self, from: u32, to: u32) {
+        for cursor in self.cursors.iter_mut().filter(|cursor| **cursor == from) {
+            *cursor = to;
+        }
+        if to != 0 {
+            self.nodes[to as usize - 1].is_marked = true;
+        }
+    }
+
     #[inline]
     fn ends(&mut self, user: UserIx, session: SessionIx) -> &mut Ends {
         match self.of_session.get_mut(session.index()) {
@@ -127,6 +182,11 @@ impl Linked {
             None => &mut self.of_user[user.index()],
         }
     }
+}
+
+/// Slot + 1, 0 for none.
+fn first(ends: Option<&Ends>) -> u32 {
+    ends.map_or(0, |ends| ends.first)
 }
 
 impl Admission {

@@ -17,9 +17,6 @@ use crate::report::{ReportBody, ReportSink, Subject};
 use crate::request::Reject;
 use crate::state::{OpenOrder, Sweep};
 
-/// Mass cancels of one member that may be under way in slices: with more the next one is told to come again.
-const SWEEPS_OF_USER_MAX: usize = 4;
-
 /// The orders that a command ends.
 struct Wanted {
     scope: MassScope,
@@ -31,6 +28,8 @@ struct Wanted {
     through: SweepPlace,
     /// Only orders of earlier commands.
     before: Sequence,
+    /// Slot of the last order up to `after` in the list of its session; none: the list's first is looked at.
+    cursor: Option<u32>,
 }
 
 impl Wanted {
@@ -47,6 +46,13 @@ impl Wanted {
     /// Where the place lies: before what is wanted, in it, or behind.
     fn is_behind(&self, place: SweepPlace) -> bool {
         place > self.through || place.sequence >= self.before
+    }
+}
+
+impl Sweep {
+    /// False while its last slice is under way.
+    fn goes_on(&self) -> bool {
+        self.after != SweepPlace::END
     }
 }
 
@@ -89,23 +95,36 @@ impl Admission {
         walked - listed.len() as u64
     }
 
-    /// The command whose slices go on next, if any do.
+    /// The command whose slices go on next, and whose orders it ends, if any do. Members take turns: `last` had
+    /// the slice before.
     #[inline]
-    pub fn next_sweep(&self) -> Option<Sequence> {
-        let goes_on = |row: &&Sweep| row.after != SweepPlace::END;
-        self.tables.sweeps.iter().find(goes_on).map(|row| row.of)
+    pub fn next_sweep(&self, last: UserIx) -> Option<(UserIx, Sequence)> {
+        let going_on = self.tables.sweeps.iter().filter(|row| row.goes_on());
+        let turns = going_on.map(|row| (self.owner_of(row.scope, row.user), row.of));
+        turns.min_by_key(|(owner, of)| (*owner <= last, *owner, *of))
     }
 
-    /// So many mass cancels of the member are under way that another one has to wait.
-    pub fn has_sweeps_enough(&self, user: UserIx) -> bool {
-        let mine = |row: &&Sweep| row.user == user && row.after != SweepPlace::END;
-        !user.is_none() && self.tables.sweeps.iter().filter(mine).count() >= SWEEPS_OF_USER_MAX
+    /// Mass cancels that the user has asked for and that go on in slices.
+    pub fn sweeps_of(&self, user: UserIx) -> usize {
+        let mine = |row: &&Sweep| row.user == user && row.goes_on();
+        self.tables.sweeps.iter().filter(mine).count()
+    }
+
+    /// True until the last slice of a command has ended its orders.
+    pub fn is_sweeping(&self, of: Sequence) -> bool {
+        self.sweep_at(of).is_some()
+    }
+
+    /// Rows are in the order of their commands.
+    fn sweep_at(&self, of: Sequence) -> Option<usize> {
+        let found = self.tables.sweeps.binary_search_by_key(&of, |row| row.of);
+        found.ok()
     }
 
     /// The next slice of a command, as long as it is not shortened.
     pub(crate) fn admit_slice(&self, of: Sequence) -> Result<Command, Reject> {
-        let row = self.tables.sweeps.iter().find(|row| row.of == of);
-        let row = row.ok_or(RejectReason::DuplicateRequest)?;
+        let at = self.sweep_at(of).ok_or(RejectReason::DuplicateRequest)?;
+        let row = &self.tables.sweeps[at];
         Ok(Command::CancelSlice(CancelSlice {
             of,
             after: row.after,
@@ -118,42 +137,97 @@ impl Admission {
 
     /// Takes in a command that leaves orders to slices, or one of these.
     pub(crate) fn note_sweep(&mut self, command: &Command, sequence: Sequence) {
-        match command {
-            Command::CancelSlice(c) => {
-                let row = self.tables.sweeps.iter_mut().find(|row| row.of == c.of);
-                let row = row.expect("a slice continues a command");
-                assert_eq!(row.after, c.after, "slices come without gap");
-                row.after = c.through;
+        let Some(through) = command.goes_on_behind() else {
+            if let Command::CancelSlice(c) = command {
+                self.advance(c, SweepPlace::END);
             }
-            Command::MassCancel(c) if c.through != SweepPlace::END => {
-                self.tables.sweeps.push(Sweep {
-                    of: sequence,
-                    scope: c.scope,
-                    instrument: c.instrument,
-                    side: c.side,
-                    reason: c.reason,
-                    user: c.user,
-                    session: c.session,
-                    key_hash: c.key_hash,
-                    after: c.through,
-                    count: 0,
-                });
+            return;
+        };
+        let row = |scope, user, key_hash, reason| Sweep {
+            of: sequence,
+            scope,
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason,
+            user,
+            session: SessionIx::NONE,
+            key_hash,
+            after: SweepPlace::START,
+            count: 0,
+        };
+        let row = match command {
+            Command::CancelSlice(c) => return self.advance(c, through),
+            Command::MassCancel(c) => Sweep {
+                instrument: c.instrument,
+                side: c.side,
+                session: c.session,
+                ..row(c.scope, c.user, c.key_hash, c.reason)
+            },
+            Command::SetKillSwitch(c) => {
+                let scope = MassScope::User(c.user);
+                row(scope, UserIx::NONE, c.key_hash, CancelReason::KillSwitch)
             }
-            Command::SetKillSwitch(c) if c.through != SweepPlace::END => {
-                self.tables.sweeps.push(Sweep {
-                    of: sequence,
-                    scope: MassScope::User(c.user),
-                    instrument: InstrumentIx::NONE,
-                    side: None,
-                    reason: CancelReason::KillSwitch,
-                    user: UserIx::NONE,
-                    session: SessionIx::NONE,
-                    key_hash: Id128::NONE,
-                    after: c.through,
-                    count: 0,
-                });
-            }
-            _ => {}
+            _ => return,
+        };
+        self.tables.sweeps.push(row);
+        self.linked.add_cursor();
+        self.move_sweep(self.tables.sweeps.len() - 1, through);
+    }
+
+    fn advance(&mut self, slice: &CancelSlice, through: SweepPlace) {
+        let at = self
+            .sweep_at(slice.of)
+            .expect("a slice continues a command");
+        assert_eq!(
+            self.tables.sweeps[at].after, slice.after,
+            "slices come without gap"
+        );
+        self.move_sweep(at, through);
+    }
+
+    /// The slices of a row have come to a place: its cursor goes on to the last order up to there, so that the next
+    /// slice looks at no order again that its filter left.
+    fn move_sweep(&mut self, at: usize, through: SweepPlace) {
+        let row = &mut self.tables.sweeps[at];
+        let after = core::mem::replace(&mut row.after, through);
+        if through == SweepPlace::END {
+            return;
+        }
+        let (scope, user) = (row.scope, row.user);
+        let owner = self.owner_of(scope, user);
+        let from = match after.session == through.session {
+            true => self.linked.cursor(at),
+            false => None,
+        };
+        let is_passed = |slot: &u32| self.sequence_at(*slot) <= through.sequence;
+        let passed = self
+            .linked
+            .behind(owner, through.session, from)
+            .take_while(is_passed);
+        let last = passed.last().or(from);
+        self.linked.set_cursor(at, last);
+    }
+
+    /// Cursors are no part of the state: made again from the rows.
+    pub(crate) fn restore_cursors(&mut self) {
+        for at in 0..self.tables.sweeps.len() {
+            self.linked.add_cursor();
+            let after = core::mem::replace(&mut self.tables.sweeps[at].after, SweepPlace::START);
+            self.move_sweep(at, after);
+        }
+    }
+
+    fn sequence_at(&self, slot: u32) -> Sequence {
+        let order = self.tables.slots[slot as usize].order.as_ref();
+        order.expect("a list has open orders").sequence
+    }
+
+    /// Whose orders those of a scope are. A group's are one user's, and he alone asks for it.
+    fn owner_of(&self, scope: MassScope, asking: UserIx) -> UserIx {
+        match scope {
+            MassScope::Session(session) => self.session(session).map_or(asking, |row| row.user),
+            MassScope::User(user) => user,
+            MassScope::Group(_) | MassScope::All => asking,
         }
     }
 
@@ -170,7 +244,7 @@ impl Admission {
             Command::CancelSlice(c) => c.of,
             _ => sequence,
         };
-        let Some(at) = self.tables.sweeps.iter().position(|row| row.of == of) else {
+        let Some(at) = self.sweep_at(of) else {
             return;
         };
         let row = &mut self.tables.sweeps[at];
@@ -180,6 +254,7 @@ impl Admission {
             return;
         }
         let row = self.tables.sweeps.remove(at);
+        self.linked.remove_cursor(at);
         let body = ReportBody::MassCancelled {
             count: row.count,
             remaining: 0,
@@ -196,6 +271,7 @@ impl Admission {
             after: SweepPlace::START,
             through: SweepPlace::END,
             before: Sequence(u64::MAX),
+            cursor: None,
         };
         match command {
             Command::MassCancel(c) if c.scope != MassScope::All => Some(Wanted {
@@ -209,9 +285,10 @@ impl Admission {
                 ..all(MassScope::User(c.user), c.user)
             }),
             Command::CancelSlice(c) => {
-                let row = self.tables.sweeps.iter().find(|row| row.of == c.of);
-                let row = row.expect("a slice continues a command");
+                let at = self.sweep_at(c.of).expect("a slice continues a command");
+                let row = &self.tables.sweeps[at];
                 Some(Wanted {
+                    cursor: self.linked.cursor(at),
                     instrument: row.instrument,
                     side: row.side,
                     after: c.after,
@@ -242,18 +319,19 @@ impl Admission {
         if self.open_orders(wanted) == 0 {
             return walk;
         }
+        let owner = self.owner_of(wanted.scope, wanted.user);
         let (user, sessions) = match &wanted.scope {
             MassScope::All => return walk,
             MassScope::Session(session) => (UserIx::NONE, slice::from_ref(session)),
-            MassScope::User(user) => (*user, self.linked.sessions_of(*user)),
-            // A group has one user's orders, and he alone asks for it.
-            MassScope::Group(_) => (wanted.user, self.linked.sessions_of(wanted.user)),
+            MassScope::User(_) | MassScope::Group(_) => (owner, self.linked.sessions_of(owner)),
         };
         let lists = sessions.iter().copied();
         let lists = lists.chain((!user.is_none()).then_some(SessionIx::NONE));
         let mut last = wanted.after;
         'walk: for session in lists.skip_while(|session| *session < wanted.after.session) {
-            for slot in self.linked.of(user, session) {
+            let is_first = session == wanted.after.session;
+            let from = wanted.cursor.filter(|_| is_first);
+            for slot in self.linked.behind(user, session, from) {
                 let order = self.tables.slots[slot as usize].order.as_ref();
                 let order = order.expect("a list has open orders");
                 let sequence = order.sequence;
@@ -262,7 +340,11 @@ impl Admission {
                 if wanted.is_behind(place) {
                     break;
                 }
-                if place <= wanted.after || !wanted.takes(order) {
+                if place <= wanted.after {
+                    continue;
+                }
+                if !wanted.takes(order) {
+                    last = place;
                     continue;
                 }
                 if listed.len() == most {

@@ -273,6 +273,7 @@ impl Admission {
             }
         }
         room.restore_orders(image);
+        room.restore_cursors();
         room.check_invariants();
         room
     }

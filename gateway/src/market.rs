@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use admission::{Known, Reject, Request};
+use admission::{Known, Reject, Request, Seen};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, NotTaken, Port, Record};
 use service_clients::{CfaClient, LedgerClient, LimitType};
@@ -295,12 +295,35 @@ impl Market {
         .await
     }
 
+    /// Returns when the history has the record of a call with a key, and of one that goes on in slices the last one:
+    /// its answer counts the orders of all of them.
+    async fn carried_out(&self, seen: Seen) -> Result<(), Status> {
+        let mut sequence = seen.sequence;
+        self.written(sequence).await?;
+        if matches!(seen.request, RequestKind::MassCancel | RequestKind::Other) {
+            let look = |state: &State| {
+                let core = state.core();
+                let is_sweeping = core.admission().is_sweeping(seen.sequence);
+                (core.sequence(), is_sweeping)
+            };
+            loop {
+                let (passed, is_sweeping) = self.replica.read(look);
+                if !is_sweeping {
+                    sequence = passed;
+                    break;
+                }
+                self.passed(passed.next()).await?;
+            }
+        }
+        self.written(sequence).await
+    }
+
     /// What was answered before under a key, once the history has it. A call whose command is on its
     /// way this moment is not seen here: admission refuses the repeat ([`Market::answered_by`]).
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
         let seen = |state: &State| state.core().admission().seen(key_hash);
         if let Some(seen) = self.replica.read(seen) {
-            self.written(seen.sequence).await?;
+            self.carried_out(seen).await?;
         }
         let answer = repo::answer(&self.projection.db, key_hash).await;
         answer.map_err(refusal::internal)
@@ -328,7 +351,7 @@ impl Market {
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
         if let Known::Request(seen) = reject.known {
-            self.written(seen.sequence).await?;
+            self.carried_out(seen).await?;
         }
         self.answered(key_hash).await
     }

@@ -7,6 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Batches kept at most.
 const BATCHES_MAX: usize = 8_192;
+/// Bytes kept aside while a reader is reading: it copies one piece, so that few batches come meanwhile.
+const MISSED_BYTES_MAX: usize = 4 << 20;
 
 struct Batch {
     segment: u64,
@@ -65,6 +67,42 @@ impl Ring {
     }
 }
 
+/// Batches that found a reader just reading.
+#[derive(Default)]
+pub(crate) struct Missed {
+    bytes: Vec<u8>,
+    /// Segment, offset and length of each.
+    batches: Vec<(u64, u64, usize)>,
+    /// There were too many: what is in the ring is followed by a gap.
+    has_gap: bool,
+}
+
+impl Missed {
+    fn keep(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+        if self.has_gap || self.bytes.len() + bytes.len() > MISSED_BYTES_MAX {
+            self.has_gap = true;
+            return;
+        }
+        self.bytes.extend_from_slice(bytes);
+        self.batches.push((segment, offset, bytes.len()));
+    }
+
+    fn give(&mut self, ring: &mut Ring) {
+        if std::mem::take(&mut self.has_gap) {
+            ring.clear();
+        } else {
+            let mut bytes = self.bytes.as_slice();
+            for (segment, offset, length) in &self.batches {
+                let (batch, rest) = bytes.split_at(*length);
+                ring.push(*segment, *offset, batch);
+                bytes = rest;
+            }
+        }
+        self.bytes.clear();
+        self.batches.clear();
+    }
+}
+
 /// Written by the writer's thread, read by all readers of the log.
 pub(crate) struct Recent(Mutex<Ring>);
 
@@ -80,27 +118,15 @@ impl Recent {
     }
 
     /// Adds a durable batch with everything that was written of it, and forgets the oldest ones. Waits for no
-    /// reader: false when one is just reading, and the batch is not kept. Whatever is pushed next is then to
-    /// follow a [`Recent::clear`].
-    #[must_use]
-    pub fn push(&self, segment: u64, offset: u64, bytes: &[u8]) -> bool {
-        self.try_with(|ring| ring.push(segment, offset, bytes))
-    }
-
-    /// Forgets everything; false when a reader is just reading.
-    #[must_use]
-    pub fn clear(&self) -> bool {
-        self.try_with(Ring::clear)
-    }
-
-    fn try_with(&self, act: impl FnOnce(&mut Ring)) -> bool {
+    /// reader: while one is just reading, the batch is kept in `missed` and follows with a later one.
+    pub fn push(&self, missed: &mut Missed, segment: u64, offset: u64, bytes: &[u8]) {
         let mut ring = match self.0.try_lock() {
             Ok(ring) => ring,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::WouldBlock) => return missed.keep(segment, offset, bytes),
         };
-        act(&mut ring);
-        true
+        missed.give(&mut ring);
+        ring.push(segment, offset, bytes);
     }
 
     /// Fills `into` with what stands at a place and behind it in the same segment, `bytes` at most; false when that
@@ -149,10 +175,11 @@ mod tests {
     #[test]
     fn what_was_written_last_is_read_at_any_place_and_within_its_segment() {
         let recent = Recent::new(12);
+        let mut missed = Missed::default();
         assert_eq!(read(&recent, 1, 0, 8), None);
-        assert!(recent.push(1, 4, &[1; 4]));
-        assert!(recent.push(1, 8, &[2; 4]));
-        assert!(recent.push(2, 0, &[3; 4]));
+        recent.push(&mut missed, 1, 4, &[1; 4]);
+        recent.push(&mut missed, 1, 8, &[2; 4]);
+        recent.push(&mut missed, 2, 0, &[3; 4]);
         assert_eq!(read(&recent, 1, 0, 8), None, "before the first");
         assert_eq!(read(&recent, 1, 4, 4), Some(vec![1; 4]));
         assert_eq!(read(&recent, 1, 6, 3), Some(vec![1, 1, 2]));
@@ -160,20 +187,21 @@ mod tests {
         assert_eq!(read(&recent, 1, 12, 8), None, "behind the segment's last");
         assert_eq!(read(&recent, 2, 2, 8), Some(vec![3; 2]));
         assert_eq!(read(&recent, 2, 4, 8), None);
-        assert!(recent.push(2, 4, &[4, 5, 6]));
+        recent.push(&mut missed, 2, 4, &[4, 5, 6]);
         assert_eq!(read(&recent, 1, 4, 4), None, "the oldest has gone");
         assert_eq!(read(&recent, 2, 0, 9), Some(vec![3, 3, 3, 3, 4, 5, 6]));
-        assert!(recent.push(2, 7, &[7; 13]));
+        recent.push(&mut missed, 2, 7, &[7; 13]);
         assert_eq!(read(&recent, 2, 4, 9), None, "larger than all of it");
     }
 
     #[test]
     fn a_long_log_is_read_as_it_was_written() {
         let recent = Recent::new(1_000);
+        let mut missed = Missed::default();
         let mut log = Vec::new();
         for step in 0..3_000usize {
             let batch: Vec<u8> = (0..1 + step * 7 % 90).map(|at| (step + at) as u8).collect();
-            assert!(recent.push(1, log.len() as u64, &batch));
+            recent.push(&mut missed, 1, log.len() as u64, &batch);
             log.extend(batch);
             let from = log.len().saturating_sub(step * 13 % 900 + 1);
             let found = read(&recent, 1, from as u64, 333).expect("kept");
@@ -183,14 +211,32 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_holds_up_no_writer() {
+    fn a_reader_holds_up_no_writer_and_costs_no_batch() {
         let recent = Recent::new(100);
-        assert!(recent.push(1, 0, &[1; 4]));
+        let mut missed = Missed::default();
+        recent.push(&mut missed, 1, 0, &[1; 4]);
         let reading = recent.lock();
-        assert!(!recent.push(1, 4, &[2; 4]) && !recent.clear());
+        recent.push(&mut missed, 1, 4, &[2; 4]);
+        recent.push(&mut missed, 2, 0, &[3; 4]);
         drop(reading);
-        assert!(recent.clear() && recent.push(1, 8, &[3; 4]));
+        assert_eq!(read(&recent, 1, 4, 8), None, "not yet");
+        recent.push(&mut missed, 2, 4, &[4; 4]);
+        assert_eq!(read(&recent, 1, 0, 9), Some([[1; 4], [2; 4]].concat()));
+        assert_eq!(read(&recent, 2, 0, 9), Some([[3; 4], [4; 4]].concat()));
+    }
+
+    #[test]
+    fn a_reader_that_reads_for_long_leaves_no_gap_unseen() {
+        let recent = Recent::new(100);
+        let mut missed = Missed::default();
+        recent.push(&mut missed, 1, 0, &[1; 4]);
+        let reading = recent.lock();
+        let long = vec![2; MISSED_BYTES_MAX];
+        recent.push(&mut missed, 1, 4, &long);
+        recent.push(&mut missed, 1, 4 + long.len() as u64, &[3; 4]);
+        drop(reading);
+        recent.push(&mut missed, 1, 8 + long.len() as u64, &[4; 4]);
         assert_eq!(read(&recent, 1, 0, 8), None);
-        assert_eq!(read(&recent, 1, 8, 8), Some(vec![3; 4]));
+        assert_eq!(read(&recent, 1, 8 + long.len() as u64, 8), Some(vec![4; 4]));
     }
 }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
 use crate::log::{Config, Shared, Tail, WriterThread};
+use crate::recent::Missed;
 use crate::storage::{Storage, is_out_of_descriptors};
 use crate::survey::End;
 
@@ -32,8 +33,7 @@ pub(crate) struct Writer {
     /// For batches that have to be split.
     scratch: Buffer,
     ahead: Ahead,
-    /// What readers have in memory lacks a batch.
-    has_gap: bool,
+    missed: Missed,
 }
 
 /// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
@@ -54,7 +54,7 @@ impl Writer {
             segment_bytes: config.segment_bytes.next_multiple_of(block as u64),
             block,
             ahead: Ahead::default(),
-            has_gap: false,
+            missed: Missed::default(),
             storage,
             shared,
             end,
@@ -193,8 +193,9 @@ impl Writer {
         // First: fronts release reports, everything else follows.
         self.shared.tell_listeners();
         let offset = self.end.offset - extent;
-        self.keep_in_memory(offset, buffer.bytes());
         let end = self.end;
+        let recent = &self.shared.recent;
+        recent.push(&mut self.missed, end.segment, offset, buffer.bytes());
         self.shared.state.send_modify(|state| {
             state.sequence = end.sequence;
             state.segment = end.segment;
@@ -205,14 +206,6 @@ impl Writer {
                 .begin(&self.storage, self.end.segment + 1, self.segment_bytes);
         }
         Ok(())
-    }
-
-    /// For readers right behind the writer. One that is just reading costs them this batch: they find it on disk.
-    fn keep_in_memory(&mut self, offset: u64, bytes: &[u8]) {
-        let recent = &self.shared.recent;
-        if !self.has_gap || recent.clear() {
-            self.has_gap = !recent.push(self.end.segment, offset, bytes);
-        }
     }
 
     /// Repeats a step of making a segment for as long as the machine is short of what it takes.

@@ -90,6 +90,8 @@ pub(crate) struct Hot {
     listed: Vec<Listed>,
     /// Calls that wait for the last slice of what they asked for.
     sweeping: Vec<Sweeping>,
+    /// Whose orders the last slice ended.
+    swept: UserIx,
     walks: Walks,
     meters: Meters,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
@@ -137,6 +139,7 @@ impl Hot {
             is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
             sweeping: Vec::new(),
+            swept: UserIx::NONE,
             walks: Walks::default(),
             meters: Meters::default(),
             reduced: HashSet::new(),

@@ -172,14 +172,18 @@ async fn r180_slices_replay_to_the_live_state_and_leave_what_the_filter_leaves()
     let record = turned(&mut node, sells).await.expect("taken");
     assert_eq!(ended(&record), 600);
     assert_eq!(open_orders(&mut node).await.len(), 601);
+    let key_hash = Id128::from_u128(9);
     let switch = Request::SetKillSwitch {
         user: desk.users[0],
         is_engaged: true,
-        key_hash: Id128::NONE,
+        key_hash,
     };
     let record = turned(&mut node, switch).await.expect("taken");
     assert_eq!(ended(&record), 600, "the kill switch too goes by slices");
-    assert!(matches!(record.command.command, Command::CancelSlice(_)));
+    let Command::CancelSlice(last) = record.command.command else {
+        panic!("{record:?}");
+    };
+    assert_eq!(last.key_hash, key_hash, "its answer counts all of them");
     let port = node.port();
     let looking = tokio::spawn(async move { port.inspect(|core| core.state_hash()).await });
     turn(&mut node).await;
@@ -226,25 +230,33 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
 
 // rows: R345
 #[tokio::test]
-async fn r345_a_member_whose_orders_are_being_ended_four_times_over_is_told_to_come_again() {
+async fn r345_every_mass_cancel_of_a_member_is_taken_and_others_have_their_turns() {
     let dir = tempfile::tempdir().expect("folder");
     let mut node = by_hand(dir.path());
-    let desk = market(&mut node, 2_000).await;
-    let all = |user: UserIx| mass_cancel(user, None, 0);
-    let asked: Vec<_> = (0..6)
-        .map(|_| asked(&node.port(), all(desk.users[0])))
-        .collect();
-    turn(&mut node).await;
-    let (mut taken, mut busy) = (0, 0);
-    for answer in asked {
-        match answer.await.expect("no panic") {
-            Ok(record) => taken += ended(&record),
-            Err(NotTaken::Busy) => busy += 1,
-            Err(other) => panic!("{other:?}"),
-        }
+    let desk = market(&mut node, 4_000).await;
+    for at in 1..600 {
+        let order = rests(&desk, 1, at);
+        turned(&mut node, Request::New(order)).await.expect("taken");
     }
-    assert_eq!((taken, busy), (2_000, 2));
-    assert_eq!(open_orders(&mut node).await.len(), 1);
+    let all = |user: UserIx| mass_cancel(user, None, 0);
+    let port = node.port();
+    let many: Vec<_> = (0..20).map(|_| asked(&port, all(desk.users[0]))).collect();
+    let others = asked(&port, all(desk.users[1]));
+    turn(&mut node).await;
+    let others = others.await.expect("no panic").expect("taken");
+    assert_eq!(ended(&others), 600);
+    let mut counts = Vec::new();
+    for answer in many {
+        let answer = answer.await.expect("no panic");
+        let record = answer.expect("a mass cancel is not refused");
+        assert!(
+            others.command.sequence < record.command.sequence || ended(&record) == 0,
+            "the other member waits for none of them"
+        );
+        counts.push(ended(&record));
+    }
+    assert_eq!(counts.iter().sum::<usize>(), 4_000, "{counts:?}");
+    assert_eq!(open_orders(&mut node).await, []);
     let later = turned(&mut node, all(desk.users[0])).await;
     assert_eq!(later.map(|record| ended(&record)), Ok(0));
 }

@@ -7,9 +7,9 @@ use crate::field::{Field, Text};
 use crate::frame::{Message, WireError};
 
 /// ALPN name of the protocol. A change of any layout below takes a new name and a new [`VERSION`].
-pub const ALPN: &[u8] = b"cfa-trade/1";
+pub const ALPN: &[u8] = b"cfa-trade/2";
 /// Version byte of the layouts below.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// One row of a layout table: field, offset in the body, length, kind.
 pub type LayoutRow = (&'static str, usize, usize, &'static str);

@@ -244,8 +244,14 @@ impl Market {
 
     /// Admits, applies and numbers as the node does, with nothing under way before; the messages.
     pub fn say(&mut self, request: Request) -> Vec<Report> {
+        let command = self.room.admit(&request, self.time_ns + 1_000);
+        self.say_command(command.expect("is admitted"))
+    }
+
+    /// The same of an admitted command.
+    pub fn say_command(&mut self, command: Command) -> Vec<Report> {
         assert!(self.queues.iter().all(|queue| queue.events.is_empty()));
-        let command = self.ask(request).expect("is admitted");
+        self.run(command);
         let Some(Step::Command(envelope)) = self.steps.last().copied() else {
             panic!("no command");
         };

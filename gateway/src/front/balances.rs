@@ -1,7 +1,8 @@
 //! Ledger balances for the sessions of their user: unnumbered, the latest value only. The ledger's events
-//! are merged per sub-account before they reach the front, and again while a client reads slowly.
+//! are merged per sub-account before they reach the front, and again while a client reads slowly. The front keeps them
+//! once per user and not per session, and sends a bounded number a round.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,9 @@ use crate::market::Market;
 /// Pause between two rounds of balances: settlement changes those of a busy user thousands of times a second.
 const PACE: Duration = Duration::from_millis(100);
 /// Balances in one order to the front.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 64;
+/// Sessions that have their turn in one round of the front, which the hot thread may be waiting for.
+const TURNS_PER_ROUND: usize = 64;
 
 /// What has changed since the last round. Bounded by what the ledger changes within [`PACE`], at most one per
 /// sub-account.
@@ -64,52 +67,133 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     shutdown.run_until_cancelled(hand_on).await;
 }
 
-impl Front {
-    /// Keeps balances for the connected sessions of their users, each in place of the one before.
-    pub(super) fn take_balances(&mut self, now: Instant, balances: Vec<(UserIx, LedgerBalance)>) {
-        let state = &mut self.state;
-        for (user, balance) in balances {
-            let sessions = state.sessions.users.get(&user);
-            for at in sessions.map_or_else(Vec::new, |user| user.sessions.clone()) {
-                let session = state.sessions.row(at);
-                if session.owner.is_none() {
-                    continue;
-                }
-                if session.balances.is_empty() {
-                    state.with_balances.push(at);
-                }
-                session.balances.insert(balance.asset, balance);
-            }
+/// What some session of a user has not been sent: the latest balance of each asset, in the order of their changes.
+#[derive(Default)]
+pub(super) struct Unsent {
+    by_change: BTreeMap<u64, LedgerBalance>,
+    change_of: HashMap<u32, u64>,
+    /// Changes so far.
+    newest: u64,
+    turns: Turns,
+}
+
+/// The sessions of a user take turns.
+#[derive(Default)]
+struct Turns {
+    /// Whose turn it is, among the user's sessions.
+    at: usize,
+    /// Turns since a balance was last sent.
+    in_vain: usize,
+    /// Turns since one was not up to date.
+    up_to_date: usize,
+}
+
+/// What came of a session's turn.
+enum Turn {
+    Sent,
+    NoRoom,
+    UpToDate,
+}
+
+impl Unsent {
+    fn put(&mut self, balance: LedgerBalance) {
+        self.newest += 1;
+        let before = self.change_of.insert(balance.asset, self.newest);
+        if let Some(before) = before {
+            self.by_change.remove(&before);
         }
-        self.send_balances(now);
+        self.by_change.insert(self.newest, balance);
+        self.turns.in_vain = 0;
+        self.turns.up_to_date = 0;
     }
 
-    /// Sends what clients have room for; true when a session is done.
+    /// The first change behind one that a session has been sent.
+    fn behind(&self, change: u64) -> Option<(u64, LedgerBalance)> {
+        let mut behind = self.by_change.range(change + 1..);
+        behind.next().map(|(change, balance)| (*change, *balance))
+    }
+
+    /// For a session that starts: it is sent what changes from now on.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// True while there may be a session that can be sent something.
+    fn note(&mut self, turn: Turn, sessions: usize) -> bool {
+        let turns = &mut self.turns;
+        turns.at += 1;
+        (turns.in_vain, turns.up_to_date) = match turn {
+            Turn::Sent => (0, 0),
+            Turn::NoRoom => (turns.in_vain + 1, 0),
+            Turn::UpToDate => (turns.in_vain + 1, turns.up_to_date + 1),
+        };
+        turns.in_vain <= sessions
+    }
+
+    /// Forgets everything once every session has it.
+    fn is_done(&mut self, sessions: usize) -> bool {
+        let is_done = self.turns.up_to_date >= sessions;
+        if is_done {
+            self.by_change.clear();
+            self.change_of.clear();
+        }
+        is_done
+    }
+}
+
+impl Front {
+    /// Keeps balances for the sessions of their users, each in place of the one before.
+    pub(super) fn take_balances(&mut self, balances: Vec<(UserIx, LedgerBalance)>) {
+        for (user, balance) in balances {
+            let row = self.state.sessions.users.get_mut(&user);
+            let Some(row) = row.filter(|row| !row.sessions.is_empty()) else {
+                continue;
+            };
+            if row.unsent.by_change.is_empty() {
+                self.state.with_balances.push_back(user);
+            }
+            row.unsent.put(balance);
+        }
+    }
+
+    /// Sends what clients have room for, a bounded number; true while there may be more to send.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
-        let mut sessions = std::mem::take(&mut self.state.with_balances);
-        let before = sessions.len();
-        sessions.retain(|at| !self.send_balances_of(now, *at));
-        let did_work = sessions.len() < before;
-        self.state.with_balances = sessions;
+        let mut did_work = false;
+        for _ in 0..TURNS_PER_ROUND {
+            let Some(user) = self.state.with_balances.pop_front() else {
+                break;
+            };
+            let row = self.state.sessions.user(user);
+            let sessions = row.sessions.len();
+            let at = row.sessions[row.unsent.turns.at % sessions];
+            let turn = self.send_balance(now, user, at);
+            let unsent = &mut self.state.sessions.user(user).unsent;
+            did_work |= unsent.note(turn, sessions);
+            if !unsent.is_done(sessions) {
+                self.state.with_balances.push_back(user);
+            }
+        }
         did_work
     }
 
-    /// False while the client has no room.
-    fn send_balances_of(&mut self, now: Instant, at: At) -> bool {
-        let session = self.state.sessions.row(at);
+    fn send_balance(&mut self, now: Instant, user: UserIx, at: At) -> Turn {
+        let session = self.state.sessions.get(at);
+        let through = session.balances_through;
         let Some(owner) = session.owner else {
-            return true;
+            return Turn::UpToDate;
+        };
+        let Some((change, balance)) = self.state.sessions.user(user).unsent.behind(through) else {
+            return Turn::UpToDate;
         };
         let Some(link) = self.endpoint.link(owner.connection) else {
-            return true;
+            return Turn::UpToDate;
         };
         if link.waiting_bytes() >= RESUME_BYTES {
-            return false;
+            return Turn::NoRoom;
         }
-        for balance in std::mem::take(&mut session.balances).into_values() {
-            connection::send(link, now, owner.channel, &balance.into());
-        }
-        true
+        connection::send(link, now, owner.channel, &balance.into());
+        self.state.sessions.row(at).balances_through = change;
+        Turn::Sent
     }
 }
 
@@ -135,5 +219,49 @@ mod tests {
         };
         assert_eq!(taken, [(ann, of(1_000)), (bob, of(-1_000))]);
         assert!(balances.take().is_empty());
+    }
+
+    #[test]
+    fn sessions_of_a_user_share_what_is_kept_and_each_is_sent_the_latest() {
+        const SESSIONS: usize = 3;
+        let mut unsent = Unsent::default();
+        let balance = |asset, balance_minor| LedgerBalance {
+            asset,
+            balance_minor,
+            time_ns: 1,
+        };
+        for minor in 0..1_000 {
+            unsent.put(balance(u32::from(minor % 2 == 0), minor));
+        }
+        assert_eq!(unsent.by_change.len(), 2, "one of each asset");
+        // The second has no room at first, the third is not connected.
+        let mut through = [0, 0];
+        let mut sent = Vec::new();
+        let mut turn_of = |unsent: &mut Unsent, has_room: bool| {
+            let at = unsent.turns.at % SESSIONS;
+            let next = (at < 2).then(|| unsent.behind(through[at])).flatten();
+            let turn = match next {
+                None => Turn::UpToDate,
+                Some(_) if at == 1 && !has_room => Turn::NoRoom,
+                Some((change, balance)) => {
+                    through[at] = change;
+                    sent.push((at, balance.balance_minor));
+                    Turn::Sent
+                }
+            };
+            (unsent.note(turn, SESSIONS), unsent.is_done(SESSIONS))
+        };
+        let mut turns = 0;
+        while turn_of(&mut unsent, false).0 {
+            turns += 1;
+        }
+        assert!(turns < 20, "who has no room is no work");
+        unsent.put(balance(1, 5_000));
+        while !turn_of(&mut unsent, true).1 {
+            turns += 1;
+        }
+        assert!(turns < 40 && unsent.by_change.is_empty() && unsent.change_of.is_empty());
+        sent.sort_unstable();
+        assert_eq!(sent, [(0, 998), (0, 999), (0, 5_000), (1, 999), (1, 5_000)]);
     }
 }

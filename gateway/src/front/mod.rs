@@ -137,7 +137,7 @@ impl Front {
                 };
                 let _ = sample.answer.send(compared);
             }
-            Order::Balances(balances) => self.take_balances(now, balances),
+            Order::Balances(balances) => self.take_balances(balances),
             Order::EndUser(user, code) => {
                 // What has ended his orders is durable: he reads it before the end (B9 of the protocol's review).
                 self.read_reports(now);
@@ -445,7 +445,9 @@ impl Front {
         }
         self.state.stats.logins.increment(1);
         let admitted = pending.admitted;
+        let balances_through = self.state.sessions.user(opened.user).unsent.newest();
         let session = self.state.sessions.row(at);
+        session.balances_through = balances_through;
         session.owner = Some(Owner {
             connection: key,
             channel,

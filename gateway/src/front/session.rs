@@ -1,7 +1,7 @@
 //! What the front keeps of a session: its window, who has it, and how fast it may send. It outlives
 //! connections: a client that comes back finds its window and its rate as they were.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use admission::{
@@ -14,8 +14,9 @@ use types::{
     CancelReason, Handle, Id128, InstrumentIx, Lots, Sequence, SessionIx, Side, StpGroup, StpMode,
     Ticks, UserIx,
 };
-use wire::{BOTH_SIDES, ClientMessage, LedgerBalance, ORDER_POST_ONLY};
+use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
+use super::balances::Unsent;
 use super::pieces::{Listing, Range};
 use super::rate::Rate;
 use super::window::{Pool, Window};
@@ -68,8 +69,8 @@ pub struct Session {
     pub listing: Option<Listing>,
     /// Messages that the client has asked for once more.
     pub range: Option<Range>,
-    /// Ledger balances that the client has not been sent, the latest of each asset.
-    pub balances: BTreeMap<u32, LedgerBalance>,
+    /// The last change of a ledger balance that the client has been sent.
+    pub balances_through: u64,
     /// Queued among those whose window goes first.
     pub is_idle: bool,
 }
@@ -185,6 +186,7 @@ fn order_ref(engine_order_id: u64, client_order_id: u64) -> OrderRef {
 pub struct User {
     pub rate: Rate,
     pub sessions: Vec<At>,
+    pub unsent: Unsent,
 }
 
 /// Every session that has been open at this front.
@@ -224,6 +226,11 @@ impl Sessions {
     #[inline]
     pub fn row(&mut self, at: At) -> &mut Session {
         &mut self.rows[at]
+    }
+
+    /// A user who has a session here.
+    pub fn user(&mut self, user: UserIx) -> &mut User {
+        self.users.get_mut(&user).expect("he has a session")
     }
 
     pub fn get(&self, at: At) -> &Session {
@@ -293,7 +300,6 @@ impl Sessions {
         session.parked = None;
         session.listing = None;
         session.range = None;
-        session.balances.clear();
         if !session.is_idle {
             session.is_idle = true;
             self.idle.push_back(at);

@@ -98,8 +98,8 @@ pub struct State {
     pub resuming: Vec<At>,
     /// Sessions whose client has asked for open orders or for messages once more.
     pub in_pieces: Vec<At>,
-    /// Sessions whose client has not been sent every ledger balance.
-    pub with_balances: Vec<At>,
+    /// Users of whose sessions some have not been sent every ledger balance.
+    pub with_balances: VecDeque<UserIx>,
     looked_up: LookUps,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
@@ -141,7 +141,7 @@ impl State {
             limited: HashMap::new(),
             resuming: Vec::new(),
             in_pieces: Vec::new(),
-            with_balances: Vec::new(),
+            with_balances: VecDeque::new(),
             looked_up: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
@@ -396,7 +396,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         is_fetching: false,
         listing: None,
         range: None,
-        balances: Default::default(),
+        balances_through: 0,
         is_idle: false,
     }
 }

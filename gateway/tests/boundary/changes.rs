@@ -1,8 +1,11 @@
 //! Orders that change or end: amend, cancel, mass cancel, and the money that comes back.
 
+use client::LoginOptions;
 use proto::ledger::v1 as books;
 use proto::market::v1::*;
 use tonic::Code;
+use types::Side;
+use wire::ServerMessage;
 
 use crate::orders::text;
 use crate::world::*;
@@ -320,6 +323,52 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
     let hers = operator.set_kill_switch(switch("k6", "ann", false)).await;
     hers.unwrap();
     world.place(buy("ann", "1", "1")).await.unwrap();
+    world.stop().await;
+}
+
+// The caller goes away while his orders are being ended in slices of 256.
+// rows: R178
+#[tokio::test]
+async fn r178_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_all_of_them() {
+    const ORDERS: u32 = 3_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    let login = LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login("ann", "a")
+    };
+    let (ann, mut of_ann) = world.session(login).await;
+    let mut answers = Vec::new();
+    for round in 0..3 {
+        for nth in 1..=ORDERS {
+            let order = wire_order(u64::from(round * ORDERS + nth), Side::Buy, 100, 1);
+            ann.send(0, order).await.unwrap();
+        }
+        for _ in 0..ORDERS {
+            until(&mut of_ann, |message| match message {
+                ServerMessage::OrderAck(ack) => Some(*ack),
+                _ => None,
+            })
+            .await;
+        }
+        let request = MassCancelRequest {
+            context: context(&format!("all of round {round}")),
+            ..MassCancelRequest::default()
+        };
+        let (mut first, again) = (world.trader("ann"), request.clone());
+        let left = tokio::spawn(async move { first.mass_cancel(request).await });
+        while world.status().await.instruments[0].open_orders == ORDERS && !left.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        left.abort();
+        let answer = world.trader("ann").mass_cancel(again).await.unwrap();
+        answers.push(answer.into_inner().cancelled);
+    }
+    assert_eq!(answers, [ORDERS; 3]);
     world.stop().await;
 }
 

@@ -10,8 +10,12 @@ use crate::flight::Owed;
 use crate::lane::Lane;
 use crate::port::{NotTaken, Reply};
 
-/// Orders of one slice: some 50 us of the hot thread.
 const SLICE_ORDERS: usize = 256;
+/// A member's mass cancels under way in slices: with more, the first slice of another one is empty, so that a flood of
+/// them costs what other messages cost. It has its turn like the others.
+const SWEEPS_OF_USER: usize = 4;
+/// With more another one is `BUSY`: each leaves a row in memory until its turn comes.
+const SWEEPS_OF_USER_MAX: usize = 1_024;
 
 /// A call whose answer waits for the last slice of what it asked for.
 pub(super) struct Sweeping {
@@ -28,8 +32,8 @@ impl Hot {
     /// charged, and how many there were.
     ///
     /// # Errors
-    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain. `BUSY`: his
-    /// orders are being ended already, several times over.
+    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain. `BUSY`: too many of
+    /// his mass cancels are under way.
     #[cold]
     pub(super) fn list(
         &mut self,
@@ -43,16 +47,22 @@ impl Hot {
         let admission = self.core.admission();
         let command = &mut self.flights.vacant().command;
         let user = command.member();
-        if matches!(command, Command::MassCancel(_)) && admission.has_sweeps_enough(user) {
-            return Err(NotTaken::Busy);
-        }
-        let left = admission.slice(command, SLICE_ORDERS, &mut self.listed);
+        let under_way = match command {
+            Command::MassCancel(_) if !user.is_none() => admission.sweeps_of(user),
+            _ => 0,
+        };
+        let most = match under_way {
+            0..SWEEPS_OF_USER => SLICE_ORDERS,
+            SWEEPS_OF_USER..SWEEPS_OF_USER_MAX => 0,
+            _ => return Err(NotTaken::Busy),
+        };
+        let left = admission.slice(command, most, &mut self.listed);
         Ok((user, left))
     }
 
     /// Issues the next slice of the commands that go on, one a turn; true when there was one.
     pub(super) fn sweep_on(&mut self) -> bool {
-        let Some(of) = self.core.admission().next_sweep() else {
+        let Some((owner, of)) = self.core.admission().next_sweep(self.swept) else {
             return false;
         };
         let request = Request::CancelSlice(of);
@@ -66,6 +76,7 @@ impl Hot {
             // Without room now it is tried again in the next turn.
             Err(_) => return false,
         }
+        self.swept = owner;
         self.launch(Owed::Reply(Reply::None));
         self.pump();
         true

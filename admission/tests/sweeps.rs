@@ -1,0 +1,132 @@
+//! Mass cancels and kill switches in slices: whose turn it is, what a slice looks at.
+
+mod support;
+
+use admission::*;
+use support::*;
+use types::command::MassScope;
+use types::*;
+
+const ALICE: UserIx = UserIx(0);
+const BOB: UserIx = UserIx(1);
+const SLICE: usize = 16;
+
+fn mass_cancel(user: UserIx, side: Option<Side>) -> Request {
+    Request::MassCancel(MassCancelRequest {
+        scope: MassScope::User(user),
+        instrument: InstrumentIx::NONE,
+        side,
+        reason: CancelReason::MassCancel,
+        user,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        key_hash: Id128::NONE,
+    })
+}
+
+/// Carries out a request, the first slice of it at most; what it looked at and left.
+fn carry_out(market: &mut Market, request: Request, most: usize) -> u64 {
+    let mut command = market
+        .room
+        .admit(&request, market.time_ns)
+        .expect("admitted");
+    let left = market.room.slice(&mut command, most, &mut Vec::new());
+    market.say_command(command);
+    left
+}
+
+fn place(market: &mut Market, user: UserIx, side: Side) -> Handle {
+    let price = match side {
+        Side::Buy => 1_000,
+        Side::Sell => 2_000,
+    };
+    market.place(limit(user.0, side, price, 1))
+}
+
+// `design.md` 7: a mass cancel costs the orders it cancels.
+#[test]
+fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leaves() {
+    const PAIRS: usize = 1_000;
+    let mut market = Market::with_two_users(4_096);
+    let mut buys = Vec::new();
+    for at in 0..PAIRS {
+        buys.push(place(&mut market, ALICE, Side::Buy));
+        if at >= PAIRS / 2 {
+            place(&mut market, ALICE, Side::Sell);
+        }
+    }
+    let mut left = carry_out(&mut market, mass_cancel(ALICE, Some(Side::Sell)), SLICE);
+    let mut slices = 1;
+    let mut ended = 0;
+    while let Some((owner, of)) = market.room.next_sweep(UserIx::NONE) {
+        assert_eq!(owner, ALICE);
+        left += carry_out(&mut market, Request::CancelSlice(of), SLICE);
+        slices += 1;
+        // Where the last slice stopped an order ends, and those around it.
+        if slices % 5 == 0 {
+            let at = PAIRS / 2 + slices * SLICE;
+            for handle in buys.drain(at - ended - 2..at - ended + 2) {
+                market
+                    .go(cancel(ALICE.0, OrderRef::Handle(handle)))
+                    .expect("open");
+                ended += 1;
+            }
+        }
+        // A node that starts from a snapshot goes on with the same slice.
+        if slices % 7 == 0 {
+            let config = AdmissionConfig {
+                orders_max: 4_096,
+                ..AdmissionConfig::default()
+            };
+            let restored = Admission::restore(&market.room.image(), config);
+            assert_eq!(restored.state_hash(), market.room.state_hash());
+            market.room = restored;
+        }
+    }
+    assert_eq!(slices, (PAIRS / 2).div_ceil(SLICE));
+    let open = market.room.orders();
+    assert!(open.clone().all(|order| order.side == Side::Buy));
+    assert_eq!(open.count(), PAIRS - ended);
+    let looked_at = left as usize;
+    assert!(
+        looked_at <= PAIRS + slices,
+        "{looked_at} looks at {PAIRS} orders in {slices} slices"
+    );
+}
+
+#[test]
+fn r345_the_sweeps_of_members_take_turns_and_later_ones_of_a_member_wait() {
+    let mut market = Market::with_two_users(4_096);
+    for user in [ALICE, BOB] {
+        for _ in 0..100 {
+            place(&mut market, user, Side::Buy);
+        }
+    }
+    for user in [ALICE, ALICE, ALICE, BOB] {
+        carry_out(&mut market, mass_cancel(user, None), 0);
+    }
+    assert_eq!([ALICE, BOB].map(|user| market.room.sweeps_of(user)), [3, 1]);
+    let mut last = UserIx::NONE;
+    let mut turns = Vec::new();
+    while let Some((owner, of)) = market.room.next_sweep(last) {
+        assert!(market.room.is_sweeping(of));
+        carry_out(&mut market, Request::CancelSlice(of), SLICE);
+        turns.push((owner, of));
+        last = owner;
+    }
+    let slices = 100usize.div_ceil(SLICE);
+    let first: Vec<_> = turns
+        .iter()
+        .take(2 * slices)
+        .map(|(owner, _)| *owner)
+        .collect();
+    assert_eq!(first, [ALICE, BOB].repeat(slices));
+    let of_alice: Vec<_> = turns.iter().filter(|(owner, _)| *owner == ALICE).collect();
+    assert!(of_alice.is_sorted_by_key(|(_, of)| *of));
+    assert_eq!(
+        of_alice.len(),
+        slices + 2,
+        "the later ones find nothing left"
+    );
+    assert_eq!(market.room.orders().count(), 0);
+}
