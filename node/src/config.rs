@@ -188,6 +188,29 @@ impl Trading {
     }
 }
 
+/// Replaces the password of a URL, and its query, which may contain a key.
+fn mask(value: &mut Value) {
+    match value {
+        Value::Table(table) => table.iter_mut().for_each(|(_, value)| mask(value)),
+        Value::Array(values) => values.iter_mut().for_each(mask),
+        Value::String(text) => {
+            if let Ok(mut url) = reqwest::Url::parse(text) {
+                let is_secret = url.password().is_some() || url.query().is_some();
+                if url.password().is_some() {
+                    let _ = url.set_password(Some("***"));
+                }
+                if url.query().is_some() {
+                    url.set_query(Some("***"));
+                }
+                if is_secret {
+                    *text = url.to_string();
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
 fn local(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
@@ -340,6 +363,13 @@ impl Config {
         Ok(config.settled())
     }
 
+    /// The settings in force for display: passwords inside URLs are masked.
+    pub fn masked(&self) -> anyhow::Result<Table> {
+        let mut settings = Table::try_from(self).context("configuration")?;
+        settings.iter_mut().for_each(|(_, value)| mask(value));
+        Ok(settings)
+    }
+
     /// Folder of the journal.
     pub fn journal_dir(&self) -> PathBuf {
         self.data_dir.join("journal")
@@ -373,6 +403,21 @@ mod tests {
     use sequencer::Layout;
 
     use super::*;
+
+    #[test]
+    fn passwords_and_keys_in_urls_are_masked_for_display() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        let text = "[ledger]\nurl = \"postgres://platform:s3cret@db/ledger?sslkey=k\"\n";
+        std::fs::write(&file, text).expect("written");
+        let config = Config::load(Some(file.as_path()), Some(folder.path())).expect("loaded");
+        let shown = config.masked().expect("shown").to_string();
+        assert!(
+            shown.contains("postgres://platform:***@db/ledger?***"),
+            "{shown}"
+        );
+        assert!(!shown.contains("s3cret"), "{shown}");
+    }
 
     #[test]
     fn the_threads_of_the_trading_path_are_set_by_name_or_by_the_machine() {

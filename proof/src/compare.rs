@@ -57,6 +57,19 @@ pub enum DifferenceName {
     Bank,
 }
 
+impl DifferenceName {
+    /// What [`Difference::left`] and [`Difference::right`] are.
+    pub fn sides(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Supply | Self::Holder | Self::UnknownInstrument => ("chain", "ledger"),
+            Self::ChainHolders => ("chain supply", "sum of holders on chain"),
+            Self::TrialBalance => ("sum of sub-accounts", "zero"),
+            Self::Holds => ("active holds", "held by sub-accounts"),
+            Self::Bank => ("bank", "CFA-RUB supply"),
+        }
+    }
+}
+
 /// A named difference with both sides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {

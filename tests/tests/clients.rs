@@ -107,6 +107,42 @@ fn r325_generated_clients_in_go_typescript_and_python_call_the_platform() {
     });
 }
 
+// rows: R017
+#[test]
+fn r017_a_removed_field_breaks_the_contract() {
+    run(async {
+        let contracts = tools().await.join("contracts");
+        let proto = repository().join("proto");
+        let breaking = async |dir: &Path| {
+            let mut command = Command::new(proto.join("node_modules/.bin/buf"));
+            let image = proto.join("baseline.binpb");
+            command
+                .args(["breaking", ".", "--against"])
+                .arg(image)
+                .current_dir(dir);
+            finished(command, TOOL).await
+        };
+        let unchanged = breaking(&contracts).await;
+        assert!(unchanged.status.success(), "{}", text(&unchanged));
+
+        let changed = tempfile::tempdir().expect("a folder");
+        let mut copy = Command::new("cp");
+        copy.arg("-r").arg(contracts.join(".")).arg(changed.path());
+        assert!(finished(copy, TOOL).await.status.success());
+        let file = changed.path().join("dfa/market/v1/market.proto");
+        let schema = std::fs::read_to_string(&file).expect("the schema");
+        let cut = schema.replacen("  dfa.common.v1.Decimal price = 7;\n", "", 1);
+        assert_ne!(schema, cut, "the field to remove is there");
+        std::fs::write(&file, cut).expect("written");
+        let broken = breaking(changed.path()).await;
+        assert!(
+            !broken.status.success() && text(&broken).contains("price"),
+            "{}",
+            text(&broken)
+        );
+    });
+}
+
 // rows: R325
 #[test]
 fn r325_buf_curl_calls_by_reflection_in_every_protocol() {

@@ -5,6 +5,7 @@ mod attacks;
 mod chaos;
 mod contracts;
 mod deny;
+mod dist;
 mod files;
 mod full;
 mod fuzz;
@@ -40,12 +41,15 @@ enum Chore {
         #[arg(long)]
         write: bool,
     },
-    /// Licences, banned crates and sources of all dependencies (`deny.toml`). Installs the tool it needs.
+    /// Licences, banned crates, sources and known vulnerabilities of all dependencies (`deny.toml`).
+    /// Installs the tool it needs.
     Deny {
-        /// Look into the database of known vulnerabilities too; it is fetched from its own repository.
+        /// Fail, and not only say so, when the database of vulnerabilities cannot be reached.
         #[arg(long)]
         advisories: bool,
     },
+    /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and `tar`.
+    Dist,
     /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
     Full,
     /// The decoders' fuzz targets under libFuzzer. Needs a C++ compiler, which it does not install.
@@ -151,6 +155,7 @@ fn main() -> anyhow::Result<()> {
         } => chaos::run(seed, kills, minutes),
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
+        Chore::Dist => dist::run(),
         Chore::Full => full::run(),
         Chore::Fuzz { seconds, target } => fuzz::run(seconds, &target),
         Chore::Harness {

@@ -136,8 +136,20 @@ pub async fn run(
         } else {
             print!("{}", super::output::text(&answer));
         }
-        Ok(())
+        check_report(entry.path, &answer)
     }))
+}
+
+/// A reconciliation that does not balance is an error of the command, for schedulers.
+fn check_report(path: &str, answer: &Value) -> anyhow::Result<()> {
+    if !path.ends_with("/Reconcile") || answer["report"]["balanced"] == json!(true) {
+        return Ok(());
+    }
+    let difference = &answer["report"]["unexplainedDifference"]["amount"]["value"];
+    bail!(
+        "discrepancy of {} RUB between bank and supply",
+        difference.as_str().unwrap_or("unknown")
+    )
 }
 
 /// Calls with the request that the flags of [`verb`] make.

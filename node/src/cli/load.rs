@@ -36,14 +36,9 @@ pub fn command() -> Command {
                 "47,38,8,7",
                 "Percentages of new orders that rest, cancels, amends, orders that trade at once",
             ),
-            flag(
-                "trading",
-                "ADDRESS",
-                value_parser!(SocketAddr),
-                super::TRADING_DEFAULT,
-                "Trading gateway of the platform (QUIC)",
-            )
-            .visible_alias("address"),
+            option("trading", "ADDRESS", value_parser!(SocketAddr))
+                .help("Trading gateway of the platform (QUIC) [default: listen.trading of the configuration]")
+                .visible_alias("address"),
             option("fingerprint", "SHA256", value_parser!(String))
                 .help("Certificate of the trading gateway; needed unless it is on this machine"),
             Arg::new("spin")
@@ -76,11 +71,16 @@ fn flag(
         .help(help)
 }
 
-/// Sends the load that the flags name.
+/// Sends the load that the flags name, by default to the trading gateway at `trading`.
 ///
 /// # Errors
 /// Flags that do not fit together; otherwise as [`load::run`].
-pub async fn run(matches: &ArgMatches, target: Target, json: bool) -> anyhow::Result<()> {
+pub async fn run(
+    matches: &ArgMatches,
+    target: Target,
+    trading: SocketAddr,
+    json: bool,
+) -> anyhow::Result<()> {
     let number = |name: &str| matches.get_one::<u64>(name).copied().context("a default");
     let small = |name: &str| matches.get_one::<u16>(name).copied().context("a default");
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
@@ -88,7 +88,7 @@ pub async fn run(matches: &ArgMatches, target: Target, json: bool) -> anyhow::Re
         Some(text) => text.parse::<Trust>().context("--fingerprint")?,
         None => Trust::Loopback,
     };
-    let trading = matches.get_one::<SocketAddr>("trading");
+    let given = matches.get_one::<SocketAddr>("trading").copied();
     load::run(Load {
         rate: number("rate")?,
         seconds: number("seconds")?,
@@ -98,7 +98,7 @@ pub async fn run(matches: &ArgMatches, target: Target, json: bool) -> anyhow::Re
         seed: number("seed")?,
         profile: matches.get_one("profile").copied().unwrap_or_default(),
         spins: matches.get_flag("spin"),
-        trading: *trading.context("a default")?,
+        trading: given.unwrap_or(trading),
         trust,
         target,
         report: path("report"),

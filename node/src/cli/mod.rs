@@ -13,21 +13,19 @@ pub mod schema;
 pub mod table;
 
 use sequencer::priority;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
 
 use crate::config::{Config, Listen};
 use crate::platform::Platform;
 use crate::{demo, proof, replay, run};
 use call::Target;
 
-/// Where a running platform answers unless told otherwise.
-const URL_DEFAULT: &str = "http://127.0.0.1:8080";
-const TRADING_DEFAULT: &str = "127.0.0.1:8090";
 /// May call everything an operator's desk needs; reads are the auditor's too.
 const TOKEN_DEFAULT: &str =
     "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
@@ -87,8 +85,7 @@ pub fn command() -> Command {
                 .long("url")
                 .value_name("URL")
                 .env("PLATFORM_URL")
-                .default_value(URL_DEFAULT)
-                .help("A running platform, for commands that call one"),
+                .help("A running platform, for commands that call one [default: listen.all of the configuration]"),
         )
         .arg(
             global("token")
@@ -100,7 +97,7 @@ pub fn command() -> Command {
                 .help("Bearer token [default: a sandbox token of an operator's desk]"),
         )
         .subcommand(Command::new("run").about("Run the platform: every service in one process"))
-        .subcommand(Command::new("config").about("Print the effective configuration"))
+        .subcommand(Command::new("config").about("Print the configuration in force, passwords masked"))
         .subcommand(
             Command::new("demo")
                 .about("Tell the whole story of an asset, from deposit to maturity, and check every step")
@@ -143,6 +140,17 @@ pub fn command() -> Command {
                 .args(connect()),
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
+        .subcommand(
+            Command::new("completions")
+                .about("Print a completion script for a shell")
+                .arg(
+                    Arg::new("shell")
+                        .value_name("SHELL")
+                        .required(true)
+                        .value_parser(value_parser!(Shell))
+                        .help("Source the script, or put it where the shell looks for completions"),
+                ),
+        )
         .subcommands([load::command(), data::command(), events::command(), journal::command(), proto::command()])
         .subcommands(call::commands())
         .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
@@ -164,25 +172,30 @@ fn connect() -> [Arg; 2] {
             .long("trading")
             .value_name("ADDRESS")
             .value_parser(value_parser!(SocketAddr))
-            .default_value(TRADING_DEFAULT)
-            .help("Trading gateway of the running platform (QUIC)"),
+            .help("Trading gateway of the running platform (QUIC) [default: listen.trading of the configuration]"),
     ]
 }
 
 async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     let json = matches.get_flag("json");
     let word = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-    let target = || Target::new(&word("url"), &word("token"));
     let config = || {
         Config::load(
             matches.get_one::<PathBuf>("config").map(PathBuf::as_path),
             matches.get_one::<PathBuf>("data-dir").map(PathBuf::as_path),
         )
     };
+    let target = || {
+        let url = match matches.get_one::<String>("url") {
+            Some(url) => url.clone(),
+            None => format!("http://{}", reachable(config()?.listen.all)),
+        };
+        Target::new(&url, &word("token"))
+    };
     match matches.subcommand() {
         None | Some(("run", _)) => run::run(config()?, json).await,
         Some(("config", _)) => {
-            let config = config()?;
+            let config = config()?.masked()?;
             if json {
                 println!("{}", serde_json::to_string_pretty(&config)?);
             } else {
@@ -218,8 +231,16 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             let config = config()?;
             tokio::task::block_in_place(|| journal::run(matches, &config, json))
         }
-        Some(("load", matches)) => load::run(matches, target()?, json).await,
+        Some(("load", matches)) => {
+            let trading = reachable(config()?.listen.trading);
+            load::run(matches, target()?, trading, json).await
+        }
         Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some(("completions", matches)) => {
+            let shell: &Shell = matches.get_one("shell").context("a shell")?;
+            clap_complete::generate(*shell, &mut command(), "platform", &mut std::io::stdout());
+            Ok(())
+        }
         Some(("proto", matches)) => proto::run(matches),
         Some(("data", matches)) => data::run(matches, &config()?, json),
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
@@ -237,6 +258,17 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             None => bail!("there is no command `{noun}`"),
         },
     }
+}
+
+/// The address at which a listener of this machine answers.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.is_ipv4() {
+            true => Ipv4Addr::LOCALHOST.into(),
+            false => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
 }
 
 /// What `replay` plays, and the multiple of the file's own pace; none = as fast as throttles admit.
@@ -270,9 +302,8 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     if matches.get_flag("connect") {
-        let trading = *matches
-            .get_one::<SocketAddr>("trading")
-            .context("--trading")?;
+        let given = matches.get_one::<SocketAddr>("trading").copied();
+        let trading = given.unwrap_or_else(|| reachable(config.listen.trading));
         return play(target, trading).await;
     }
     let folder = tempfile::tempdir().context("a temporary folder")?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The answer as indented text.
 pub fn text(value: &Value) -> String {
@@ -14,31 +14,58 @@ pub fn text(value: &Value) -> String {
     out
 }
 
+/// Widest table; wider answers are printed as indented text.
+const TABLE_WIDTH_MAX: usize = 180;
+
 /// Lines of a table, columns as wide as their widest word.
 pub fn table<const N: usize>(
     head: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
-    let mut lines = vec![head.map(str::to_owned)];
-    lines.extend(rows);
-    let widths: [usize; N] = std::array::from_fn(|column| {
-        lines
-            .iter()
-            .map(|line| line[column].len())
-            .max()
-            .unwrap_or(0)
-    });
+    let head = head.map(str::to_owned).to_vec();
+    let rows = rows.into_iter().map(|row| row.to_vec());
+    aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
+/// Lines of equal columns. Widths are counted in characters: names may be Russian.
+fn aligned(lines: &[Vec<String>]) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        let cells = lines.iter().map(|line| line[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
     for line in lines {
-        let cells: Vec<String> = line
-            .iter()
-            .zip(widths)
+        let cells = line.iter().zip(&widths);
+        let cells: Vec<String> = cells
             .map(|(cell, width)| format!("{cell:width$}"))
             .collect();
         out.push_str(cells.join("  ").trim_end());
         out.push('\n');
     }
     out
+}
+
+/// A list of objects whose fields are words, as a table; `None` for other lists and for wide ones.
+fn as_table(values: &[Value]) -> Option<String> {
+    let objects: Vec<&Map<String, Value>> =
+        values.iter().map(Value::as_object).collect::<Option<_>>()?;
+    let mut head: Vec<String> = Vec::new();
+    for name in objects.iter().flat_map(|object| object.keys()) {
+        if !head.contains(name) {
+            head.push(name.clone());
+        }
+    }
+    let row = |object: &&Map<String, Value>| -> Option<Vec<String>> {
+        let cell = |name: &String| object.get(name).map_or(Some(String::new()), word);
+        head.iter().map(cell).collect()
+    };
+    let rows: Vec<Vec<String>> = objects.iter().map(row).collect::<Option<_>>()?;
+    let lines: Vec<Vec<String>> = std::iter::once(head.clone()).chain(rows).collect();
+    let table = aligned(&lines);
+    let is_narrow = |line: &str| line.chars().count() <= TABLE_WIDTH_MAX;
+    (values.len() > 1 && table.lines().all(is_narrow)).then_some(table)
 }
 
 fn write_value(out: &mut String, value: &Value, depth: usize) {
@@ -49,6 +76,10 @@ fn write_value(out: &mut String, value: &Value, depth: usize) {
             }
         }
         Value::Array(values) => {
+            if let Some(table) = as_table(values) {
+                table.lines().for_each(|row| line(out, depth, row));
+                return;
+            }
             for value in values {
                 if let Some(word) = word(value) {
                     line(out, depth, &format!("- {word}"));
@@ -110,6 +141,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_list_of_flat_objects_is_a_table_with_units_and_aligned_columns() {
+        let answer = json!({ "users": [
+            { "name": "Анна", "limit": { "currencyCode": "RUB", "amount": { "value": "10" } } },
+            { "name": "Константин", "limit": {} , "note": "n" },
+        ] });
+        assert_eq!(
+            text(&answer),
+            "users:\n  name        limit   note\n  Анна        10 RUB\n  Константин  {}      n\n"
+        );
+    }
 
     #[test]
     fn amounts_are_one_word_and_lists_are_indented() {

@@ -1,12 +1,13 @@
 //! Dependency rules and conventions of the workspace, checked: which crate may depend on which,
 //! where the types of a library may appear, and how a source file is written. The rules are in
-//! [`edges`], [`packages`], [`walls`] and [`conventions`]; what still breaks one is in
+//! [`edges`], [`packages`], [`walls`], [`conventions`] and [`prose`]; what still breaks one is in
 //! `xtask/tidy.txt` with the issue that mends it.
 
 mod conventions;
 mod edges;
 mod exceptions;
 mod packages;
+mod prose;
 mod source;
 mod tokens;
 mod walls;
@@ -56,7 +57,8 @@ impl fmt::Display for Finding {
 /// removed first.
 pub fn run(shrink: bool) -> anyhow::Result<()> {
     let root = shell::root();
-    let found = findings(&edges::read(&root)?, &sources(&root)?);
+    let mut found = findings(&edges::read(&root)?, &sources(&root)?);
+    found.extend(prose::check_files(&root)?);
     let file = root.join(EXCEPTIONS);
     let mut text = std::fs::read_to_string(&file)?;
     if shrink {
@@ -105,10 +107,11 @@ mod tests {
     #[test]
     fn this_repository_passes() {
         let root = shell::root();
-        let found = findings(
+        let mut found = findings(
             &edges::read(&root).expect("metadata"),
             &sources(&root).expect("sources"),
         );
+        found.extend(prose::check_files(&root).expect("files"));
         let text = std::fs::read_to_string(root.join(EXCEPTIONS)).expect("exceptions");
         let left = Exceptions::parse(&text).expect("well formed").judge(found);
         let shown: Vec<_> = left.iter().map(ToString::to_string).collect();

@@ -1,0 +1,108 @@
+//! Words of comments, texts and documents: plain ones. The list is section 8 of the language rules.
+
+use std::path::Path;
+
+use regex::{Regex, RegexBuilder};
+
+use super::Finding;
+use crate::files;
+
+/// Longest comment line.
+const COMMENT_COLUMNS_MAX: usize = 100;
+
+/// Kinds of files with comments, texts or prose.
+const EXTENSIONS: &[&str] = &[
+    "rs", "md", "proto", "sol", "sql", "sh", "toml", "py", "ts", "go",
+];
+
+/// Split, so that this file passes its own rule.
+const WORDS: &[&str] = &[
+    concat!("who", "ever"),
+    concat!("no", "body"),
+    concat!("some", "body"),
+    concat!("gives? ", "back"),
+    concat!("so ", "many"),
+    concat!("hears ", "of"),
+    concat!("lies ", "(in|beside|behind)"),
+];
+
+/// Checks every file of the workspace that has comments, texts or prose.
+pub fn check_files(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let words = words();
+    let mut found = Vec::new();
+    for path in files::below(root, EXTENSIONS)? {
+        let text = std::fs::read_to_string(root.join(&path))?;
+        found.extend(check(&path.to_string_lossy(), &text, &words));
+    }
+    Ok(found)
+}
+
+fn words() -> Regex {
+    let pattern = format!(r"\b({})\b", WORDS.join("|"));
+    let built = RegexBuilder::new(&pattern).case_insensitive(true).build();
+    built.expect("the pattern is well formed")
+}
+
+fn check(path: &str, text: &str, words: &Regex) -> Vec<Finding> {
+    let is_rust = path.ends_with(".rs");
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let mut add = |rule, what| {
+            found.push(Finding {
+                file: path.to_owned(),
+                line: index + 1,
+                rule,
+                place: path.to_owned(),
+                amount: 1,
+                what,
+            });
+        };
+        if let Some(word) = words.find(line) {
+            add("word", format!("`{}`: use the plain term", word.as_str()));
+        }
+        let length = line.chars().count();
+        let is_comment = is_rust && line.trim_start().starts_with("//");
+        if is_comment && length > COMMENT_COLUMNS_MAX {
+            let what = format!("{length} characters, {COMMENT_COLUMNS_MAX} at most");
+            add("comment-length", what);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(path: &str, text: &str) -> Vec<&'static str> {
+        let found = check(path, text, &words());
+        found.into_iter().map(|finding| finding.rule).collect()
+    }
+
+    #[test]
+    fn listed_words_are_found_in_any_case_and_not_inside_names() {
+        for word in [
+            concat!("Who", "ever"),
+            concat!("give ", "back"),
+            concat!("gives ", "back"),
+            concat!("lies ", "beside"),
+        ] {
+            let text = format!("/// The part that {word} reads.");
+            assert_eq!(rules("a/src/lib.rs", &text), ["word"], "{word}");
+            assert_eq!(rules("docs/a.md", &text), ["word"], "{word}");
+        }
+        let name = format!("fn is_{}_here() {{}}", concat!("no", "body"));
+        assert!(rules("a/src/lib.rs", &name).is_empty());
+    }
+
+    #[test]
+    fn a_comment_line_ends_at_column_100() {
+        let line = format!("    //{}", "я".repeat(94));
+        assert!(rules("a/src/lib.rs", &line).is_empty());
+        let longer = format!("{line}я");
+        assert_eq!(rules("a/src/lib.rs", &longer), ["comment-length"]);
+        assert!(rules("docs/a.md", &longer).is_empty());
+        let code = format!("let a = \"{}\";", "b".repeat(99));
+        assert!(rules("a/src/lib.rs", &code).is_empty());
+    }
+}
