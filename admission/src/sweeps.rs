@@ -8,9 +8,7 @@ use alloc::vec::Vec;
 use core::slice;
 
 use types::command::{CancelSlice, Listed, MassScope, SweepPlace};
-use types::{
-    CancelReason, Command, Id128, InstrumentIx, RejectReason, Sequence, SessionIx, Side, UserIx,
-};
+use types::{CancelReason, Command, InstrumentIx, RejectReason, Sequence, SessionIx, Side, UserIx};
 
 use crate::admission::Admission;
 use crate::report::{ReportBody, ReportSink, Subject};

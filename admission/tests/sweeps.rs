@@ -84,9 +84,9 @@ fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leav
         }
     }
     assert_eq!(slices, (PAIRS / 2).div_ceil(SLICE));
-    let open = market.room.orders();
-    assert!(open.clone().all(|order| order.side == Side::Buy));
-    assert_eq!(open.count(), PAIRS - ended);
+    let open: Vec<_> = market.room.orders().collect();
+    assert!(open.iter().all(|order| order.side == Side::Buy));
+    assert_eq!(open.len(), PAIRS - ended);
     let looked_at = left as usize;
     assert!(
         looked_at <= PAIRS + slices,

@@ -12,6 +12,7 @@ use service_kit::KeyedMutex;
 pub use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::Semaphore;
 use tonic::Status;
+use types::command::RequestKind;
 use types::{
     Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
     NodeId, RejectReason, Sequence, UserId, UserIx, subaccount,

@@ -189,7 +189,7 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
     };
     ann.send(0, rename).await.unwrap();
     let amended = until(&mut of_ann, |m| match m {
-        wire::ServerMessage::Amended(amended) => Some(*amended),
+        ServerMessage::Amended(amended) => Some(*amended),
         _ => None,
     });
     let amended = amended.await;
@@ -361,7 +361,9 @@ async fn r178_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_
         };
         let (mut first, again) = (world.trader("ann"), request.clone());
         let left = tokio::spawn(async move { first.mass_cancel(request).await });
-        while world.status().await.instruments[0].open_orders == ORDERS && !left.is_finished() {
+        while world.status().await.instruments[0].open_orders == u64::from(ORDERS)
+            && !left.is_finished()
+        {
             tokio::task::yield_now().await;
         }
         left.abort();
