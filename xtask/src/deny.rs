@@ -1,14 +1,14 @@
-//! Licences, banned crates and sources of everything the workspace depends on, as `deny.toml` says.
-//! The tool is installed once, pinned, under `target/tools`. The advisory database is a repository
-//! of its own on another host: asked for by option.
+//! Checks licences, banned crates and sources of all dependencies against `deny.toml`. The pinned
+//! tool is installed once under `target/tools`. The advisory database is a repository on another
+//! host, so it is fetched only on request.
 
 use crate::shell;
 
-/// Built with the workspace's own compiler.
+/// Version built with the workspace's compiler.
 const VERSION: &str = "0.20.2";
 
 /// # Errors
-/// The tool cannot be installed, or it finds something.
+/// The tool cannot be installed, or it reports a violation.
 pub fn run(advisories: bool) -> anyhow::Result<()> {
     let root = shell::root();
     let tools = root.join("target").join("tools");
