@@ -1,5 +1,7 @@
-//! Compiles the contracts without protoc: protox reads the `.proto` files, tonic-prost-build writes Rust, the
-//! descriptor set is kept for reflection, JSON and the command line.
+//! Compiles the contracts without protoc: protox parses the `.proto` files, tonic-prost-build
+//! generates Rust.
+//!
+//! The descriptor set is kept for reflection, JSON and the command line.
 
 use std::path::PathBuf;
 
@@ -20,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     )?;
     std::fs::write(out.join("sources.rs"), sources(&files)?)?;
     let mut config = tonic_prost_build::Config::new();
-    // The codec finds what to check by the message's name.
+    // The codec looks up its checks by the message's name.
     config.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".")

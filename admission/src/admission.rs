@@ -1,5 +1,4 @@
-//! `Admission`: the state tables, the indexes over them, and the few caches that checks may read but the state
-//! does not contain.
+//! `Admission`: state tables, their indexes, and caches that checks read outside the state.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -19,16 +18,16 @@ use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Seen};
 
-/// How long an idempotency key is remembered here, by journalled time; later it is history's.
+/// How long an idempotency key is remembered here, by journalled time; afterwards history has it.
 pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
 
-/// Bounds of the room.
+/// Configuration of [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionConfig {
     /// Open orders of the node, all instruments together.
     pub orders_max: u32,
-    /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process,
-    /// so that nobody can choose ids that collide. Never visible in any answer or state.
+    /// Secret key of the hash table of client order ids. Clients choose the ids and must not be
+    /// able to choose colliding ones. Never visible in any answer or state.
     pub client_id_key: [u64; 2],
 }
 
@@ -41,12 +40,12 @@ impl Default for AdmissionConfig {
     }
 }
 
-/// Who may order, and with which money. See the crate's front page.
+/// State of admission. See the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub(crate) config: AdmissionConfig,
-    /// The state: changed by `apply_command` and `apply_event` alone. Its `keys` stay empty, they live in the
-    /// index below.
+    /// The state: only `apply_command` and `apply_event` change it. Its `keys` stay empty, the
+    /// index below has them.
     pub(crate) tables: AdmissionImage,
     pub(crate) slots: FreeSlots,
     pub(crate) users: BTreeMap<UserId, UserIx>,
@@ -55,21 +54,21 @@ pub struct Admission {
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
     pub(crate) default_pools: DefaultPools,
-    /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders
-    /// tell after a restart.
+    /// Owner of each explicit self-trade group: the first user to name it; after a restart, as far
+    /// as sessions and open orders show.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
     pub(crate) linked: Linked,
     /// Sessions with trades that are not final.
     pub(crate) awaiting: SessionSet,
     pub(crate) counts: OpenCounts,
-    /// Rows of the bounds of member groups.
+    /// Row of the bounds of each member group.
     pub(crate) groups_at: BTreeMap<MemberGroup, u32>,
     pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
-    // Caches: read by checks, no part of the state.
+    // Caches: read by checks, not part of the state.
     quotes: Vec<Quote>,
     refusing: Option<RejectReason>,
 }
@@ -79,7 +78,7 @@ impl Admission {
         Self {
             config,
             tables: AdmissionImage {
-                // Room once and for all: a table that grows would stop the market while it moves.
+                // Full capacity from the start: reallocating a table would stop the market.
                 slots: Vec::with_capacity(config.orders_max as usize),
                 ..AdmissionImage::default()
             },
@@ -103,8 +102,9 @@ impl Admission {
         }
     }
 
-    /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an
-    /// apply between them give the same answer. `now_ns` is the time the command will be stamped with.
+    /// Turns a request into the command to journal and apply, or returns why not. Reads only: two
+    /// calls without an apply between them return the same. `now_ns` is the time the command will
+    /// be stamped with.
     pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         let mut command = Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
@@ -113,7 +113,7 @@ impl Admission {
         Ok(command)
     }
 
-    /// The same with the command written to its place, which a refusal leaves as it was.
+    /// As [`Admission::admit`], writing the command in place; a refusal leaves `place` as it was.
     #[inline]
     pub fn admit_into(
         &self,
@@ -132,12 +132,12 @@ impl Admission {
         }
     }
 
-    /// A request past a rate of its session or user: taken if it reduces risk, a cancel of an open
-    /// order of the user's own, or a mass cancel of all orders of the session or the user if there
-    /// are any (`design.md` 5). So own open orders bound both.
+    /// Admits a request above a rate of its session or user only if it reduces risk: a cancel of an
+    /// own open order, or a mass cancel of all orders of the session or the user if there are any
+    /// (`design.md` 5). So own open orders bound both.
     ///
     /// # Errors
-    /// What was seen is said to be so; `over` for anything else: the request was not seen.
+    /// A request that was seen gets that reason; any other one gets `over` and counts as not seen.
     #[cold]
     pub fn admit_reduction(
         &self,
@@ -180,8 +180,9 @@ impl Admission {
         }
     }
 
-    /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None`
-    /// for calls without session, for requests seen before and for what is no client's request.
+    /// The record of a refusal, journalled so that its numbered answer survives (`design.md` 2).
+    /// `None` for calls without session, for requests seen before and for requests that are not a
+    /// client's.
     pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
         let is_unseen = self.refusing() == Some(reject.reason)
             || matches!(
@@ -222,7 +223,7 @@ impl Admission {
         }))
     }
 
-    /// What a refusal says of the order that a change names: an open order of the user's by both its ids.
+    /// Instrument and ids of the order that a refused change names, as far as they are known.
     fn named(&self, order: OrderRef, user: UserIx) -> (InstrumentIx, u64, Handle) {
         match (self.find_order(order, user), order) {
             (Ok(open), _) => (open.instrument, open.client_order_id, open.handle),
@@ -231,7 +232,7 @@ impl Admission {
         }
     }
 
-    /// Remembers the last published best prices, for the protection price of market orders.
+    /// Stores the last published best prices, for the protection price of market orders.
     pub fn set_quote(&mut self, instrument: InstrumentIx, quote: Quote) {
         if self.quotes.len() <= instrument.index() {
             self.quotes.resize(instrument.index() + 1, Quote::default());
@@ -246,8 +247,8 @@ impl Admission {
             .unwrap_or_default()
     }
 
-    /// Why new orders, and amends that better a price or grow, are refused at the moment, if they
-    /// are; cancels pass.
+    /// Sets why new orders, and amends that improve a price or add quantity, are refused at the
+    /// moment, if they are; cancels pass.
     pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
         self.refusing = reason;
     }

@@ -1,5 +1,4 @@
-//! What one member may take (`design.md` 7): the node's bounds for every user, those of a member group
-//! and those of a single user. The user's own come first, then the group's, then the node's.
+//! Limits of members (`design.md` 7), by precedence: a user's own, its group's, the node's.
 
 use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds};
 use types::{Command, Lots, Minor, RejectReason, StateHash, UserIx};
@@ -9,7 +8,7 @@ use crate::request::{Known, Reject};
 use crate::state::{BoundsRow, User};
 
 impl Admission {
-    /// The bounds that hold for a user.
+    /// The bounds that apply to a user.
     #[inline]
     pub fn bounds(&self, user: &User) -> &OrderBounds {
         match user.own_bounds == 0 && user.group.is_none() {
@@ -30,7 +29,7 @@ impl Admission {
             .unwrap_or(&self.tables.order_bounds)
     }
 
-    /// Bounds that were set for a group or a user; the node's are always set.
+    /// Bounds that were set for a group or a user; the node always has some.
     pub fn bounds_of(&self, of: BoundsOf) -> Option<OrderBounds> {
         let at = match of {
             BoundsOf::Node => return Some(self.tables.order_bounds),
@@ -40,7 +39,7 @@ impl Admission {
         self.tables.bounds[at as usize].bounds
     }
 
-    /// An order of this size and value is within its user's bounds.
+    /// Checks that an order's size and value are within its user's bounds.
     ///
     /// # Errors
     /// `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT` with the bound.
@@ -98,7 +97,7 @@ impl Admission {
         self.note_bounds(c.of, at);
     }
 
-    /// Indexes a row; the user's own index is part of the state.
+    /// Indexes a row. A user's own row number is part of the state.
     pub(crate) fn note_bounds(&mut self, of: BoundsOf, at: u32) {
         match of {
             BoundsOf::Node => unreachable!("the node's bounds have no row"),

@@ -1,26 +1,27 @@
-//! Open orders by their user's own order id: a hash table of fixed size whose chains run through the slots of
-//! the order table. Nothing here allocates as long as slots stay below the bound given, and no order of
-//! insertion is ever visible.
+//! Open orders by client order id: a hash table of fixed size, chained through the order slots.
+//!
+//! Nothing here allocates as long as slots stay below the bound given. The order of insertion is
+//! never visible.
 
 use alloc::vec::Vec;
 
 use types::UserIx;
 
-/// Buckets at most: they stay in the cache; with more open orders chains grow longer.
+/// Maximum number of buckets: they stay in the cache; with more open orders the chains grow.
 const BUCKETS_MAX: u32 = 1 << 16;
 
-/// One slot's place in its chain.
+/// Links of one slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Node {
     id: u64,
     user: u32,
-    /// Slot + 1 of the next order of the chain, 0 at its end.
+    /// Slot + 1 of the next order in the chain, 0 at its end.
     next: u32,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct ClientIds {
-    /// Slot + 1 of the first order of each chain, 0 when it is empty: zeros cost no memory before they are used.
+    /// Slot + 1 of the first order in each chain, 0 if empty: untouched zero pages cost no memory.
     heads: Vec<u32>,
     nodes: Vec<Node>,
     count: usize,
@@ -29,7 +30,8 @@ pub(crate) struct ClientIds {
 }
 
 impl ClientIds {
-    /// Room for orders in slots below `slots_max`. Whoever knows `key` can choose ids that share a chain.
+    /// Room for orders in slots below `slots_max`. With `key` known, ids that
+    /// share a chain can be chosen.
     pub fn new(slots_max: u32, key: [u64; 2]) -> Self {
         let buckets = slots_max.clamp(64, BUCKETS_MAX).next_power_of_two();
         Self {
@@ -57,7 +59,7 @@ impl ClientIds {
         None
     }
 
-    /// Panics when the user has an open order with this id: admission looked before.
+    /// Adds an open order. Panics when the user has one with this id: admission has checked that.
     pub fn insert(&mut self, user: UserIx, id: u64, slot: u32) {
         assert!(
             self.get(user, id).is_none(),
@@ -76,7 +78,7 @@ impl ClientIds {
         self.count += 1;
     }
 
-    /// Takes the order of a slot out; panics when it is not in.
+    /// Removes the order of a slot; panics when it is not in the table.
     pub fn remove(&mut self, user: UserIx, id: u64, slot: u32) {
         let bucket = self.bucket(user, id);
         let next = self.nodes[slot as usize].next;
@@ -94,8 +96,8 @@ impl ClientIds {
     }
 
     fn bucket(&self, user: UserIx, id: u64) -> usize {
-        // Multiplied by a secret and read from the top: two ids meet by chance alone. Sixteen ids that follow
-        // one another share a cache line.
+        // Multiplied by a secret and read from the top: two ids collide by chance alone. Sixteen
+        // consecutive ids share a cache line.
         let [of_id, of_user] = self.key;
         let x = (id >> 4)
             .wrapping_mul(of_id)
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_chosen_to_meet_under_one_key_do_not_meet_under_another() {
+    fn ids_chosen_to_collide_under_one_key_do_not_collide_under_another() {
         let filled = |key: [u64; 2], chosen: &[u64]| {
             let mut ids = ClientIds::new(1 << 16, key);
             for (slot, id) in chosen.iter().enumerate() {
@@ -147,7 +149,7 @@ mod tests {
             }
             longest(&ids)
         };
-        // All stand in one place for whoever knows this key.
+        // With this key known, all of them share one bucket.
         let known = ClientIds::new(1 << 16, [1, 1]);
         let place = known.bucket(UserIx(1), 0);
         let chosen: Vec<u64> = (0..1u64 << 44)
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "differ")]
-    fn an_id_is_given_once() {
+    fn an_id_is_inserted_once() {
         let mut ids = ClientIds::new(10, [3, 5]);
         ids.insert(UserIx(1), 7, 0);
         ids.insert(UserIx(1), 7, 1);

@@ -1,5 +1,6 @@
-//! What the journal says of the machine's clock: whether it is suspect, and which times were confirmed
-//! (`design.md` 8). The clock itself belongs to the hot thread.
+//! The machine's clock, as journalled: suspect or not, and which times were confirmed.
+//!
+//! See `design.md` 8. The clock itself belongs to the hot thread.
 
 use types::command::{ConfirmClock, SuspectClock};
 use types::{Command, Id128, RejectReason, StateHash};
@@ -10,12 +11,12 @@ use crate::request::{Known, Reject, Request};
 use crate::state::table_row;
 
 table_row! {
-    /// The machine's clock as far as it is journalled.
+    /// The machine's clock, as journalled.
     #[derive(Default)]
     pub struct ClockState {
         /// Nanoseconds by which it was ahead when it became suspect; 0 = it is not.
         pub offset_ns: i64,
-        /// Times up to here were confirmed, also where the clock is before them.
+        /// Times up to here were confirmed, even where the clock is before them.
         pub confirmed_ns: u64,
     }
 }
@@ -56,7 +57,7 @@ impl Admission {
         }
     }
 
-    /// A suspect clock is journalled once, by the offset that it had then.
+    /// A suspect clock is journalled once, with its offset at that time.
     fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
         match self.tables.clock.is_suspect() == (offset_ns != 0) {
             true => Err(already(Known::Nothing)),

@@ -1,4 +1,4 @@
-//! Checks of everything that is no client's order: binding, instruments, sessions, money of pools, blocks and budgets.
+//! Checks of all requests that are not client orders: binding, sessions, money, blocks, budgets.
 
 use types::command::{
     BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
@@ -116,7 +116,7 @@ impl Admission {
         if amount_minor.is_negative() || raised_minor.is_negative() {
             return Err(RejectReason::Malformed.into());
         }
-        // Orders that identity has not counted yet stay counted.
+        // Orders that identity has not counted yet stay deducted.
         let left = match row.budget_day == day {
             true => (row.budget_minor.checked_add(raised_minor))
                 .map_or(amount_minor, |left| left.min(amount_minor)),
@@ -154,7 +154,7 @@ impl Admission {
         if !user.is_none() && self.user(user).is_none() {
             return Err(RejectReason::UnknownUser.into());
         }
-        // Engaged again it has nothing to end: nothing has entered since.
+        // Engaging it again would end nothing: no order has entered since.
         if self.kill_switch(user) == is_engaged {
             return Err(already(Known::User(user)));
         }
@@ -166,8 +166,8 @@ impl Admission {
         }))
     }
 
-    /// A new instrument gets the next index. A known one keeps its steps and its phase (that is `SetPhase`'s to
-    /// change).
+    /// A new instrument gets the next index. A known one keeps its steps, and its phase, which only
+    /// `SetPhase` changes.
     fn admit_instrument(&self, spec: &InstrumentSpec) -> Result<Command, Reject> {
         let mut spec = *spec;
         match self.instruments.get(&spec.id) {
@@ -199,7 +199,8 @@ impl Admission {
         }
         match spec.phase {
             Phase::Matured => Err(RejectReason::InstrumentMatured.into()),
-            // Halting is anybody's who sets phases, lifting is not (`design.md` 10).
+            // Any caller who may set phases may halt; lifting a halt takes `lifts_halt`
+            // (`design.md` 10).
             Phase::Halt if !lifts_halt && !matches!(c.phase, Phase::Halt | Phase::Matured) => {
                 Err(RejectReason::InstrumentHalted.into())
             }
@@ -221,7 +222,7 @@ impl Admission {
             Some(session) => *session,
             None => SessionIx(self.tables.sessions.len() as u32),
         };
-        // A chosen group is its first user's: nobody else may cancel by it.
+        // An explicit group belongs to its first user: no other user may cancel by it.
         if let Some(group) = r.stp_group
             && self.groups.get(&group).is_some_and(|user| *user != r.user)
         {
@@ -275,7 +276,7 @@ impl Admission {
                 if r.kind == PoolKind::Trading
                     && let Some(open) = default
                 {
-                    // One trading hold a (user, sub-account, node): T49.
+                    // One trading hold per (user, sub-account, node): T49.
                     return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(open)));
                 }
                 HoldIx(self.tables.pools.len() as u32)
@@ -316,7 +317,7 @@ impl Admission {
         }
     }
 
-    /// Settlement's positions never go back, also when it begins before them after a restart.
+    /// Settlement's positions never decrease, even when it resumes earlier after a restart.
     fn admit_settled(
         &self,
         posted: Sequence,
@@ -340,7 +341,7 @@ impl Admission {
         }))
     }
 
-    /// A trade is bust once, and names sessions that exist.
+    /// A trade is bust once, and its sessions exist.
     fn admit_bust(&self, bust: &Bust) -> Result<Command, Reject> {
         if self.is_bust(bust.trade) {
             return Err(already(Known::Nothing));
@@ -366,7 +367,7 @@ impl Admission {
     }
 }
 
-/// Nothing left to do.
+/// Refuses a request that has no effect.
 pub(crate) fn already(known: Known) -> Reject {
     Reject::with(RejectReason::DuplicateRequest, known)
 }

@@ -1,5 +1,7 @@
-//! Open orders of each (user, instrument): a short sorted list a user, so that an order finds its count in one
-//! or two cache lines. No part of the state.
+//! Open orders per (user, instrument).
+//!
+//! A short sorted list per user, so that an order finds its count in one or two cache lines. Not
+//! part of the state.
 
 use alloc::vec::Vec;
 
@@ -19,12 +21,12 @@ impl OpenCounts {
         found.map_or(0, |at| counts[at].1)
     }
 
-    /// A new user, the next one, without orders.
+    /// Adds the next user, without orders.
     pub fn add_user(&mut self) {
         self.by_user.push(Vec::new());
     }
 
-    /// Asks for memory with the user's first order on an instrument alone.
+    /// Allocates only for the user's first order on an instrument.
     #[inline]
     pub fn add(&mut self, user: UserIx, instrument: InstrumentIx) {
         let counts = &mut self.by_user[user.index()];

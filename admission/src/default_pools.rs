@@ -1,5 +1,6 @@
-//! The open trading hold of each (user, asset): a short sorted list a user, so that an order finds it in one or
-//! two cache lines.
+//! The open trading hold of each (user, asset).
+//!
+//! A short sorted list per user, so that an order finds it in one or two cache lines.
 
 use alloc::vec::Vec;
 
@@ -22,13 +23,13 @@ impl DefaultPools {
             .map(|(_, hold)| *hold)
     }
 
-    /// Those of a user, by asset.
+    /// The holds of a user, by asset.
     pub fn of(&self, user: UserIx) -> impl Iterator<Item = HoldIx> {
         let pools = self.by_user.get(user.index());
         pools.into_iter().flatten().map(|(_, hold)| *hold)
     }
 
-    /// Gives the one that was there before.
+    /// Returns the previous one.
     pub fn insert(&mut self, user: UserIx, asset: AssetIx, hold: HoldIx) -> Option<HoldIx> {
         if self.by_user.len() <= user.index() {
             self.by_user.resize(user.index() + 1, Vec::new());

@@ -1,5 +1,7 @@
-//! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is
-//! refused any more, a command that does not fit the state is our bug.
+//! How a command changes the state.
+//!
+//! Every command of the node passes here, in sequence without gap. Nothing is refused any more: a
+//! command that does not fit the state is a bug.
 
 use types::command::{
     Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
@@ -56,7 +58,7 @@ impl Admission {
                 match self.tables.users.get_mut(c.user.index()) {
                     _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
                     Some(user) => user.is_killed = c.is_engaged,
-                    None => panic!("a user is bound before anything is said of him"),
+                    None => panic!("a user is bound before commands name it"),
                 }
                 self.note_sweep(&envelope.command, envelope.sequence);
             }
@@ -178,7 +180,7 @@ impl Admission {
         row.epoch = sequence;
     }
 
-    /// A group that somebody has chosen is his from then on.
+    /// An explicit group belongs to the first user who chose it.
     pub(crate) fn note_group(&mut self, group: types::StpGroup, user: types::UserIx) {
         if group.is_explicit() {
             self.groups.entry(group).or_insert(user);
@@ -210,7 +212,10 @@ impl Admission {
             self.holds.insert(c.hold_id, c.hold);
             if c.kind == PoolKind::Trading {
                 let before = self.default_pools.insert(c.user, c.asset, c.hold);
-                assert!(before.is_none(), "one trading hold a sub-account and node");
+                assert!(
+                    before.is_none(),
+                    "one trading hold per sub-account and node"
+                );
             }
         }
         let pool = &mut self.tables.pools[c.hold.index()];
@@ -300,10 +305,10 @@ impl Admission {
         }
     }
 
-    /// Draws what an amend may come to need. The order may have closed meanwhile (in a replay, where its events
-    /// come first): then the growth would be drawn and returned at once.
+    /// Draws what an amend may come to need. In a replay the order may be closed already, because
+    /// its events come first: the growth would be drawn and returned at once.
     fn draw_growth(&mut self, c: &Amend) {
-        // Used whether the order still lives or not, whichever way the events interleaved.
+        // Spent whether the order is still open or not, so that interleaving makes no difference.
         self.spend_budget(c.user, c.budget_minor);
         let place = c.handle.slot as usize;
         let order = self.tables.slots[place]
@@ -347,7 +352,7 @@ impl Admission {
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),
-            // A refusal makes nothing: a retry is looked at anew.
+            // A refusal has no effect: a retry is checked again.
             _ => return,
         };
         let seen = Seen {
@@ -379,12 +384,15 @@ impl Admission {
     }
 }
 
-/// Takes undrawn money; admission has checked that it is there.
+/// Takes undrawn money; admission has checked that there is enough.
 fn take_free(pool: &mut Pool, amount: Minor) {
     assert!(
         !pool.closed || amount.is_zero(),
-        "a closed pool gives nothing"
+        "a closed pool has no money to take"
     );
     pool.free -= amount;
-    assert!(!pool.free.is_negative(), "a pool never gives what it lacks");
+    assert!(
+        !pool.free.is_negative(),
+        "a pool's free money covers a draw"
+    );
 }

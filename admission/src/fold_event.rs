@@ -1,9 +1,9 @@
-//! How the book's events change the state: what a trade spends, what goes back to the pool, which slot is free again.
+//! How a book's events change the state: money spent, money returned to the pool, slots freed.
 //!
-//! A return is always before - after - spent, with `after` from `reserve` and the open quantity the event
-//! carries (`design.md` 3). While amends of the order are on their way nothing goes back: the reserve covers
-//! the worst of their outcomes. The last outcome settles it, so the state at a sequence with all its events
-//! applied is the same, however they interleaved with later commands.
+//! A return is always before - after - spent, with `after` from `reserve` and the open quantity in
+//! the event (`design.md` 3). While amends of the order are in flight nothing is returned: the
+//! reserve covers the worst of their outcomes. The last outcome settles it, so the state at a
+//! sequence with all its events applied is the same, however they interleaved with later commands.
 
 use types::command::Cause;
 use types::event::{Event, Trade};
@@ -13,20 +13,21 @@ use crate::admission::Admission;
 use crate::report::{Brief, ReportSink, Touched};
 use crate::state::{OpenOrder, Pool};
 
-/// What one event did to one order's money.
+/// Effect of one event on one order's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The order after the event.
     pub order: OpenOrder,
     /// Paid out of its reserve by this trade: main and fee.
     pub spent: Reserve,
-    /// Gone back to the pool, part by part; negative when the event needed more (an amend up that was applied late).
+    /// Returned to the pool, part by part; negative when the event needed more (an amend up that
+    /// was applied late).
     pub returned: Reserve,
-    /// The order has ended: its slot is free again.
+    /// The order has ended and its slot is free.
     pub closed: bool,
 }
 
-/// What one event did: to the order it names, or to maker and taker of a trade.
+/// Effects of one event: on the order it names, or on maker and taker of a trade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     pub order: Option<Effect>,
@@ -39,7 +40,7 @@ impl Effects {
     }
 }
 
-/// Hears what an event did to an order; of a trade the maker first.
+/// Observer of an event's effect on an order; of a trade, the maker comes first.
 trait Hear {
     fn hear(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool);
 }
@@ -60,7 +61,7 @@ impl Hear for Effects {
     }
 }
 
-/// What reports need, and no more.
+/// Only what reports need.
 impl Hear for Touched {
     #[inline(always)]
     fn hear(&mut self, order: &OpenOrder, spent: Reserve, _: Reserve, _: bool) {
@@ -73,8 +74,8 @@ impl Hear for Touched {
 }
 
 impl Admission {
-    /// Applies the next event of its instrument, numbers the messages it makes, and returns what it
-    /// did to orders and money. `cause` is its command.
+    /// Applies the next event of its instrument, numbers its messages, and returns its effects on
+    /// orders and money. `cause` is its command.
     ///
     /// # Panics
     /// A gap in the instrument's event numbers, or an event of a command that was not applied.
@@ -95,7 +96,7 @@ impl Admission {
         effects
     }
 
-    /// As [`Admission::apply_event`] without copies of what it did.
+    /// As [`Admission::apply_event`], without copies of the effects.
     #[inline]
     pub fn apply_event_brief(
         &mut self,
@@ -145,10 +146,11 @@ impl Admission {
                 }
                 self.amend_done(e.handle, &terms, heard);
             }
-            // The order may have ended before its amend arrived: then everything has gone back already.
+            // The order may have ended before its amend arrived: everything has been returned
+            // already.
             Event::AmendRejected(e) if self.order(e.handle).is_none() => {}
             Event::AmendRejected(e) => self.amend_done(e.handle, &terms, heard),
-            // A book may halt by itself (F08). A phase that a command has set comes back to where it is.
+            // A book may halt by itself (F08). A phase set by a command comes back unchanged.
             Event::PhaseChanged(e) => {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];
                 row.spec.phase = e.phase;
@@ -163,7 +165,7 @@ impl Admission {
         assert_ne!(maker, taker, "a trade has two sides");
     }
 
-    /// One order's view of a trade; gives its side.
+    /// Applies a trade to one order; returns its side.
     fn fill(
         &mut self,
         terms: &Terms,
@@ -176,7 +178,7 @@ impl Admission {
         let order = self.order_mut(handle);
         let value = terms
             .value(price, quantity)
-            .expect("a trade's value lies below what was reserved for it");
+            .expect("a trade's value is below what was reserved for it");
         let done = order.done.after_trade(order.side, value, order.fee_rate);
         let spent = match order.side {
             Side::Buy => Reserve {
@@ -186,7 +188,7 @@ impl Admission {
             Side::Sell => Reserve {
                 main: terms
                     .units(quantity)
-                    .expect("units of a trade lie below what was reserved for it"),
+                    .expect("units of a trade are below what was reserved for it"),
                 fee: Minor::ZERO,
             },
         };
@@ -206,7 +208,7 @@ impl Admission {
         side
     }
 
-    /// The order has another client order id from here on. It was free when the amend was admitted, and no
+    /// Changes an order's client order id. The id was free when the amend was admitted, and no
     /// order or amend was admitted since.
     #[cold]
     fn rename(&mut self, handle: Handle, id: u64) {
@@ -221,7 +223,7 @@ impl Admission {
         self.client_ids.insert(user, id, handle.slot);
     }
 
-    /// An amend has come to pass or was refused.
+    /// An amend was executed or refused.
     fn amend_done(&mut self, handle: Handle, terms: &Terms, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         order.amends_pending = order
@@ -235,7 +237,7 @@ impl Admission {
         self.settle(handle, terms, Reserve::ZERO, heard);
     }
 
-    /// Sets the reserve of an order that lives on, returns the rest to its pool.
+    /// Sets the reserve of an order that stays open and returns the rest to its pool.
     fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         let before = order.reserved;
@@ -251,7 +253,8 @@ impl Admission {
         let after = if order.amends_pending == 0 {
             formula
         } else {
-            // Keep what covers the worst outcome; events that came early may have returned some of it already.
+            // Keeps what covers the worst outcome; events that came early may have returned some of
+            // it.
             Reserve {
                 main: (before.main - spent.main).max(formula.main),
                 fee: (before.fee - spent.fee).max(formula.fee),
@@ -264,7 +267,7 @@ impl Admission {
         move_money(self.pool_mut(pool), spent, returned);
     }
 
-    /// Ends an order: everything it still reserves goes back, its slot is free.
+    /// Ends an order: returns all that it still reserves and frees its slot.
     fn close(&mut self, handle: Handle, spent: Reserve, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         let returned = less(order.reserved, Reserve::ZERO, spent);
@@ -313,7 +316,7 @@ fn move_money(pool: &mut Pool, spent: Reserve, returned: Reserve) {
     pool.free += returned.total();
     assert!(
         !pool.free.is_negative() && !pool.reserved.is_negative(),
-        "a pool never gives what it lacks"
+        "a pool's money covers what leaves it"
     );
 }
 

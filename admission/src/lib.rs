@@ -1,32 +1,34 @@
-//! Room `admission`: who may order, and with which money. Pure, like the engine.
+//! Admission: who may order, and with which money. Pure, like the engine.
 //!
 //! Two halves that never mix. `admit` reads the state and turns a [`Request`] into a
-//! [`Command`](types::Command) that carries everything its effect depends on (slot, draw, protection price), or
-//! into a [`Reject`]. The state itself changes by `apply_command` and `apply_event` alone, so a replay of the
-//! journal gives the same state, and the outcome does not depend on how the events of different instruments
-//! interleave.
+//! [`Command`](types::Command) that carries everything its effect depends on (slot, draw,
+//! protection price), or into a [`Reject`]. Only `apply_command` and `apply_event` change the
+//! state, so a replay of the journal produces the same state, and the outcome does not depend on
+//! how the events of different instruments interleave.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `request` | what may be asked, and what a refusal says |
-//! | `admission` | the room itself: state, indexes, caches |
-//! | `state` | what is folded from the journal: orders, pools, sessions, users |
-//! | `orders` | checks of a client's requests: new, cancel, amend, mass cancel |
-//! | `control` | checks of everything else: binding, funding, phases, blocks |
+//! | `request` | requests and refusals |
+//! | `admission` | `Admission`: state, indexes, caches |
+//! | `state` | tables folded from the journal: orders, pools, sessions, users |
+//! | `orders` | checks of client requests: new, cancel, amend, mass cancel |
+//! | `control` | checks of all other requests: binding, funding, phases, blocks |
 //! | `clock` | whether the machine's clock is suspect, as journalled |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
 //! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots` | free slots of the order table |
-//! | `client_ids` | open orders by their user's own id |
+//! | `client_ids` | open orders by client order id |
 //! | `default_pools` | trading holds by user |
-//! | `counts` | how many open orders a user has on an instrument |
+//! | `counts` | open orders per user and instrument |
 //! | `session_set` | sessions with trades that are not final |
 //! | `linked` | the open orders of each user and session |
 //! | `sweeps` | commands that end many orders of a member, and their slices |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
-//! What the *book* refuses (phase, band, post-only: D13) is not checked here: such an order exists, as REJECTED.
-//! Money invariant, per pool: `free + sum of reserves of open orders = what the ledger holds for it` (`design.md` 4).
+//! The *book's* checks (phase, band, post-only: D13) are not made here: an order that fails them
+//! exists, as REJECTED.
+//! Money invariant, per pool: `free + sum of reserves of open orders = what the ledger holds for
+//! it` (`design.md` 4).
 #![no_std]
 
 extern crate alloc;

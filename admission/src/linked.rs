@@ -1,6 +1,7 @@
-//! The open orders of each session, and of each user outside of any: lists through the slots of the order table, so
-//! that what ends an owner's orders costs those orders. No part of the state: made again from the open orders,
-//! oldest first.
+//! Open orders of each session, and of users outside of sessions: lists through the order slots.
+//!
+//! Ending an owner's orders costs those orders alone. Not part of the state: rebuilt from the open
+//! orders, oldest first.
 
 use alloc::vec::Vec;
 
@@ -13,7 +14,7 @@ use crate::admission::Admission;
 struct Node {
     prev: u32,
     next: u32,
-    /// A cursor may stand here.
+    /// A cursor may point here.
     is_marked: bool,
 }
 
@@ -24,7 +25,7 @@ struct Ends {
     last: u32,
 }
 
-/// Each order is in one list: a user's are those of his sessions, and those that came without one.
+/// Each order is in one list: that of its session, or its user's list of orders without one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Linked {
     nodes: Vec<Node>,
@@ -33,7 +34,7 @@ pub(crate) struct Linked {
     of_user: Vec<Ends>,
     /// By user.
     sessions: Vec<Vec<SessionIx>>,
-    /// How far each sweep has come in a list, as the sweeps stand in the tables: slot + 1, 0 = before the first.
+    /// Cursor of each sweep, in the order of the sweep table: slot + 1, 0 = before the first.
     cursors: Vec<u32>,
 }
 
@@ -46,7 +47,8 @@ impl Linked {
         }
     }
 
-    /// Slots of the open orders of a session, or of the user's outside of any; those behind `slot` if it names one.
+    /// Slots of the open orders of a session, or of the user's outside of any; with `slot`, those
+    /// after it.
     pub fn behind(
         &self,
         user: UserIx,
@@ -80,19 +82,19 @@ impl Linked {
         in_sessions.chain(self.from(first(self.of_user.get(user.index()))))
     }
 
-    /// From slot + 1 on.
+    /// Slots from `index`, a slot + 1, on.
     fn from(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
         let step = |index: u32| (index != 0).then_some(index);
         let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
         core::iter::successors(step(index), next).map(|index| index - 1)
     }
 
-    /// Of the next sweep, before the first order.
+    /// Adds the cursor of the next sweep, before the first order.
     pub fn add_cursor(&mut self) {
         self.cursors.push(0);
     }
 
-    /// The slot where the cursor of that sweep stands.
+    /// The slot at the cursor of a sweep.
     pub fn cursor(&self, sweep: usize) -> Option<u32> {
         self.cursors[sweep].checked_sub(1)
     }
@@ -108,19 +110,19 @@ impl Linked {
         self.cursors.remove(sweep);
     }
 
-    /// The next user, without orders.
+    /// Adds the next user, without orders.
     pub fn add_user(&mut self) {
         self.of_user.push(Ends::default());
         self.sessions.push(Vec::new());
     }
 
-    /// The next session, of that user, without orders.
+    /// Adds the next session, of that user, without orders.
     pub fn add_session(&mut self, user: UserIx) {
         self.sessions[user.index()].push(SessionIx(self.of_session.len() as u32));
         self.of_session.push(Ends::default());
     }
 
-    /// Takes in the order of a slot, which came after those that are in the list; a session that is none has no list.
+    /// Appends the order of a slot to the list of its session, or of its user without one.
     #[inline]
     pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         if self.nodes.len() <= slot as usize {
@@ -138,7 +140,7 @@ impl Linked {
         };
     }
 
-    /// Takes the order of a slot out of its list.
+    /// Removes the order of a slot from its list.
     #[inline]
     pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         let Node {
@@ -164,7 +166,7 @@ impl Linked {
         }
     }
 
-    /// Cursors at an order that goes stand at the one before it then.
+    /// Moves cursors from an order that is removed to the one before it.
     #[cold]
     fn move_back(&mut self, from: u32, to: u32) {
         for cursor in self.cursors.iter_mut().filter(|cursor| **cursor == from) {
@@ -190,12 +192,12 @@ fn first(ends: Option<&Ends>) -> u32 {
 }
 
 impl Admission {
-    /// The open orders that a session has entered, in no order.
+    /// The open orders that a session has entered, unordered.
     pub fn handles_of_session(&self, session: SessionIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.linked.of_session(session))
     }
 
-    /// The open orders of a user, in no order.
+    /// The open orders of a user, unordered.
     pub fn handles_of_user(&self, user: UserIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.linked.of_user(user))
     }
@@ -214,7 +216,7 @@ mod tests {
     use alloc::vec;
 
     #[test]
-    fn a_list_has_what_was_put_in_and_not_taken_out() {
+    fn a_list_contains_what_was_inserted_and_not_removed() {
         let mut linked = Linked::new(8);
         let sorted = |slots: &mut dyn Iterator<Item = u32>| {
             let mut slots: Vec<u32> = slots.collect();

@@ -1,5 +1,6 @@
-//! Checks of a client's requests, in the order of specification 4.3 as far as it lies here: form, user, budget,
-//! money. Nothing is changed.
+//! Checks of client requests, in the order of specification 4.3: form, user, budget, money.
+//!
+//! Read-only. Steps of 4.3 that other parts check are not here.
 
 use types::command::{
     Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New, SweepPlace,
@@ -16,11 +17,11 @@ use crate::request::{
 };
 use crate::state::{OpenOrder, Pool};
 
-/// A user with fewer open orders may take any slot that is free (`design.md` 7).
+/// A user with fewer open orders may take any free slot (`design.md` 7).
 const FEW_ORDERS: u32 = 1_000;
 
 impl Admission {
-    /// Writes the command where it stays: a copy right behind the writing of its fields would wait for them.
+    /// Writes the command in place: a copy right after its fields are written would stall.
     pub(crate) fn admit_new(
         &self,
         r: &NewRequest,
@@ -39,7 +40,7 @@ impl Admission {
         }
         self.check_client_order_id(r.user, r.client_order_id)?;
         let price = self.effective_price(spec, r)?;
-        // Without anything to go by the order spends nothing and the book ends it NO_LIQUIDITY (T19).
+        // Without a price the order spends nothing and the book ends it NO_LIQUIDITY (T19).
         let spends = price.is_some();
         let price = price.unwrap_or(match r.side {
             Side::Buy => Ticks::ZERO,
@@ -103,7 +104,8 @@ impl Admission {
         Ok(())
     }
 
-    /// He may order, and takes neither every slot nor the last ones while others have few orders (`design.md` 7).
+    /// The user may order, is within its limits, and leaves the last slots to users with few orders
+    /// (`design.md` 7).
     #[inline]
     fn check_user(&self, r: &NewRequest) -> Result<(), Reject> {
         let user = self.user(r.user).ok_or(RejectReason::UnknownUser)?;
@@ -130,8 +132,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Limit price, or the protection price of a market order: its own, capped by the far limit of the band and
-    /// never widened, or from the last best price (T19).
+    /// Limit price, or the protection price of a market order (T19): its own, capped by the far
+    /// limit of the band and never widened, or from the last best price.
     fn effective_price(
         &self,
         spec: &InstrumentSpec,
@@ -180,7 +182,7 @@ impl Admission {
             return Err(RejectReason::NotOwner.into());
         }
         if row.kind == PoolKind::Order && row.open_orders > 0 {
-            // A hold of size one backs one order.
+            // A single-order hold backs one order.
             return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(pool)));
         }
         Ok(pool)
@@ -207,7 +209,7 @@ impl Admission {
         Ok(())
     }
 
-    /// The open order that an amend makes smaller at the price it has; `None` for any other amend.
+    /// The open order that an amend reduces at an unchanged price; `None` for any other amend.
     pub fn reduced_by(&self, r: &AmendRequest) -> Option<Handle> {
         let order = self.find_order(r.order, r.user).ok()?;
         let is_smaller = order.amends_pending == 0
@@ -241,8 +243,8 @@ impl Admission {
         let spec = self
             .spec(order.instrument)
             .expect("an open order's instrument is known");
-        // Several amends may be on their way: cover the worst of their outcomes, give back when the last has
-        // come to pass.
+        // Several amends may be in flight: cover the worst of their outcomes, return the rest after
+        // the last outcome.
         let (price, quantity) = worst(order, r.price, r.quantity);
         let is_no_better = |price: Ticks| {
             order.amends_pending == 0
@@ -253,7 +255,7 @@ impl Admission {
         };
         let is_harmless = r.price.is_none_or(is_no_better)
             && r.quantity.is_none_or(|quantity| quantity <= order.quantity);
-        // It may trade at a better price, and what it grows by is a new order's quantity.
+        // It may trade at a better price, and added quantity counts as a new order.
         if let Some(reason) = self.refusing().filter(|_| !is_harmless) {
             return Err(reason.into());
         }
@@ -284,7 +286,7 @@ impl Admission {
         *place = Command::Amend(Amend {
             handle: order.handle,
             instrument: order.instrument,
-            // The owner, also when an operator asks: it is his budget.
+            // The owner, even when an operator amends: the budget is the owner's.
             user: order.user,
             session: r.session,
             client_seq: seq(r.session, r.client_seq),
@@ -298,7 +300,7 @@ impl Admission {
         Ok(())
     }
 
-    /// No open order of the user has it; 0 is none.
+    /// Checks that no open order of the user has the id; 0 is none.
     #[inline]
     fn check_client_order_id(&self, user: UserIx, id: u64) -> Result<(), Reject> {
         if id != 0
@@ -424,7 +426,8 @@ impl Admission {
         }
     }
 
-    /// What the order takes out of the user's budget of the day; nothing when identity was asked for this very order.
+    /// What the order takes from the user's budget of the day; nothing when identity was asked for
+    /// this very order.
     fn check_budget(
         &self,
         user: UserIx,
@@ -453,7 +456,7 @@ impl Admission {
     }
 }
 
-/// What does not depend on any state.
+/// Checks that depend on no state.
 fn check_form(r: &NewRequest, now_ns: u64) -> Result<(), Reject> {
     let rests = r.time_in_force.rests();
     if (r.order_type == OrderType::Market && rests) || (r.post_only && !rests) {
@@ -472,7 +475,7 @@ fn check_form(r: &NewRequest, now_ns: u64) -> Result<(), Reject> {
     Ok(())
 }
 
-/// What an amend says fits the order as it is.
+/// Checks an amend against the order.
 #[inline]
 fn check_amend_form(r: &AmendRequest, order: &OpenOrder) -> Result<(), Reject> {
     let changes_nothing = r.price.is_none() && r.quantity.is_none() && r.new_client_order_id == 0;
@@ -509,7 +512,7 @@ fn check_free(pool: &Pool, draw: Reserve) -> Result<(), Reject> {
     Err(Reject::with(RejectReason::InsufficientBalance, known))
 }
 
-/// Highest price and largest total that the order may come to, with one more amend on its way.
+/// Highest price and largest total that the order may reach with one more amend in flight.
 pub(crate) fn worst(
     order: &OpenOrder,
     price: Option<Ticks>,

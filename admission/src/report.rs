@@ -1,17 +1,17 @@
-//! Numbered messages of sessions: which session is told what a command and its events did, and
-//! under which number (`design.md` 2).
+//! Numbered messages of sessions, derived from commands and their events (`design.md` 2).
 //!
 //! Live path, replica and recovery number with this code, each in the order of the journal: a
-//! command's own messages first, then those of its events by instrument and index, then the end of a mass
-//! cancel. So a message has the same number wherever it is made. Cost: a look at the order and at its session's row.
+//! command's own messages first, then those of its events by instrument and index, then the end of
+//! a mass cancel. So a message has the same number wherever it is made. Cost: one access to the
+//! order and one to its session's row.
 //!
-//! Three commands have messages for sessions that did not ask:
+//! Three kinds of commands have messages for sessions that did not send them:
 //! - `Fund`, `Defund` and `CloseHold` of a trading hold: one for each session of its user, open or
 //!   not, so at most as many as a user may have. The figures are those of the state: the caller has
 //!   applied everything before the command and nothing after it.
 //! - `Settled`: one for each session with a trade that the new positions pass and the positions of
-//!   its last message did not. A session whose trades are all final costs nothing, one whose trades
-//!   are not costs at most one message per `Settled`: 30 to 80 ns each, measured with 10,000 sessions.
+//!   its last message did not. A session whose trades are all final costs nothing, any other at
+//!   most one message per `Settled`: 30 to 80 ns each, measured with 10,000 sessions.
 //! - `Bust`: one for each of the two orders.
 
 use types::command::{Bust, Cause, FundingCause, RequestKind, Settled};
@@ -28,11 +28,11 @@ use crate::state::OpenOrder;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub session: SessionIx,
-    /// `NONE` where no instrument is concerned.
+    /// `NONE` if no instrument is concerned.
     pub instrument: InstrumentIx,
     /// 1, 2, 3, ... per session.
     pub number: u64,
-    /// The session's own request that it answers, 0 for none.
+    /// Client sequence of the session's request that it answers, 0 for none.
     pub client_seq: u64,
     /// 0 for none.
     pub client_order_id: u64,
@@ -41,7 +41,7 @@ pub struct Report {
     pub body: ReportBody,
 }
 
-/// What happened.
+/// Content of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportBody {
     /// The order of this command reached the book.
@@ -54,13 +54,14 @@ pub enum ReportBody {
     Rejected {
         request: RequestKind,
         reason: RejectReason,
-        /// As [`crate::Reject::limit`] gives it.
+        /// [`crate::Reject::limit`].
         limit: u64,
     },
     Filled {
         side: Side,
         is_taker: bool,
-        /// Of the event among its command's on this instrument: the trade's public id derives from it.
+        /// Index of the event among its command's on this instrument: the trade's public id derives
+        /// from it.
         index: u32,
         trade_number: u64,
         price: Ticks,
@@ -80,11 +81,11 @@ pub enum ReportBody {
     Amended {
         kept_priority: bool,
         price: Ticks,
-        /// Total, what was filled included.
+        /// Total, including the filled part.
         quantity: Lots,
         open: Lots,
     },
-    /// Self-trade prevention took this quantity away.
+    /// Self-trade prevention removed this quantity.
     Reduced {
         reason: CancelReason,
         quantity: Lots,
@@ -93,18 +94,19 @@ pub enum ReportBody {
     /// Number of orders that the mass cancel ended, on the instrument it named or on all.
     MassCancelled {
         count: u32,
-        /// At most so many follow in slices; none = the mass cancel is complete.
+        /// At most this many follow in slices; 0 = the mass cancel is complete.
         remaining: u32,
     },
-    /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
+    /// When the session's orders end unless it renews the timer, in journalled nanoseconds; 0 =
+    /// never.
     CancelAllAfter { at_ns: u64 },
-    /// A trading hold of the session's user, as the command leaves it.
+    /// A trading hold of the session's user, after the command.
     HoldChanged {
         asset: AssetIx,
         /// The ledger hold.
         hold_id: Id128,
         undrawn: Minor,
-        /// Sum of what its open orders reserve.
+        /// Sum of the reserves of its open orders.
         drawn: Minor,
         cause: FundingCause,
     },
@@ -122,12 +124,12 @@ pub enum ReportBody {
     },
 }
 
-/// Takes reports in their order.
+/// Receives reports in their order.
 pub trait ReportSink {
     fn report(&mut self, report: &Report);
 }
 
-/// They are numbered and not looked at.
+/// Reports are numbered and dropped.
 impl ReportSink for () {
     #[inline(always)]
     fn report(&mut self, _: &Report) {}
@@ -139,7 +141,7 @@ impl ReportSink for alloc::vec::Vec<Report> {
     }
 }
 
-/// Who is told of which order.
+/// The receiving session, and the order that a report is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject {
     session: SessionIx,
@@ -148,7 +150,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// No order.
+    /// For a report about no order.
     pub fn session(session: SessionIx) -> Self {
         Self {
             session,
@@ -158,7 +160,7 @@ impl Subject {
     }
 }
 
-/// What a report needs of an order, as its event left it.
+/// What a report needs of an order, after its event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brief {
     subject: Subject,
@@ -188,7 +190,7 @@ impl Brief {
     }
 }
 
-/// The orders that an event named: one, or of a trade maker and taker.
+/// Orders that an event named: one, or maker and taker of a trade.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Touched {
     pub order: Option<Brief>,
@@ -196,7 +198,7 @@ pub(crate) struct Touched {
 }
 
 impl Admission {
-    /// Numbers the messages of a command itself: see the top of the file.
+    /// Numbers the messages of a command itself: see the module documentation.
     #[inline]
     pub fn report_command(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
         if !matches!(
@@ -224,7 +226,7 @@ impl Admission {
                 (subject, c.instrument, body)
             }
             Command::CancelAllAfter(c) => {
-                // Not what the state has: a later command may be folded already.
+                // Not from the state: a later command may be folded already.
                 let at_ns = c.at_ns(cause.time_ns);
                 let body = ReportBody::CancelAllAfter { at_ns };
                 (Subject::session(c.session), InstrumentIx::NONE, body)
@@ -239,7 +241,8 @@ impl Admission {
         self.tell(subject, instrument, cause.client_seq, body, to);
     }
 
-    /// Every session of the user of a trading hold. A hold of one order is the platform's own.
+    /// Reports to every session of the user of a trading hold. A single-order hold is the
+    /// platform's own.
     fn report_hold(&mut self, hold: HoldIx, cause: FundingCause, to: &mut impl ReportSink) {
         let pool = &self.tables.pools[hold.index()];
         if pool.kind != PoolKind::Trading {
@@ -260,7 +263,7 @@ impl Admission {
         }
     }
 
-    /// The sessions with a trade that these positions pass, by index.
+    /// Reports to the sessions with a trade that these positions pass, by index.
     fn report_settled(&mut self, c: &Settled, to: &mut impl ReportSink) {
         // The command's own figures: the state may have those of a later one.
         let body = ReportBody::Settled {
@@ -282,7 +285,7 @@ impl Admission {
         }
     }
 
-    /// The sessions of both orders, the buyer's first.
+    /// Reports to the sessions of both orders, the buyer's first.
     fn report_bust(&mut self, c: &Bust, to: &mut impl ReportSink) {
         for (party, side) in [(&c.buy, Side::Buy), (&c.sell, Side::Sell)] {
             let subject = Subject {
@@ -299,8 +302,8 @@ impl Admission {
         }
     }
 
-    /// Numbers the message of a command that comes behind those of its events: of a mass cancel or its last slice,
-    /// how many orders it took.
+    /// Numbers the message of a command that comes after those of its events: of a mass cancel or
+    /// its last slice, the number of orders ended.
     pub fn report_end(
         &mut self,
         cause: &Cause,
@@ -309,7 +312,7 @@ impl Admission {
         to: &mut impl ReportSink,
     ) {
         // Each of its events ends an order.
-        let count = || u32::try_from(events).expect("no more than there are slots");
+        let count = || u32::try_from(events).expect("no more events than slots");
         match command {
             Command::MassCancel(c) => {
                 let (count, remaining) = (count(), c.remaining);
@@ -338,7 +341,7 @@ impl Admission {
         match &e.event {
             Event::Accepted(event) => {
                 let order = self.order(event.handle);
-                let order = order.expect("a book speaks of open orders");
+                let order = order.expect("an accepted order is open");
                 let brief = Brief::of(order, Reserve::ZERO);
                 let body = ReportBody::Acknowledged {
                     side: brief.side,
@@ -396,7 +399,7 @@ impl Admission {
         }
     }
 
-    /// The maker's message, then the taker's.
+    /// Reports to the maker, then to the taker.
     #[inline]
     fn report_trade(
         &mut self,
@@ -424,7 +427,7 @@ impl Admission {
         }
     }
 
-    /// The session is told when settlement passes the trade.
+    /// Marks the session to get a message when settlement passes the trade.
     #[inline]
     fn note_trade(&mut self, session: SessionIx, sequence: Sequence) {
         if let Some(row) = self.tables.sessions.get_mut(session.index()) {
@@ -435,7 +438,7 @@ impl Admission {
         }
     }
 
-    /// The order's session, and the session that asked where that is another one.
+    /// Reports to the order's session, and to the requesting session if that is another one.
     fn tell_both(
         &mut self,
         order: &Brief,
@@ -458,7 +461,7 @@ impl Admission {
         }
     }
 
-    /// The session that asked for what the book refuses.
+    /// Reports to the session whose request the book refuses.
     fn tell_refused(
         &mut self,
         handle: Handle,

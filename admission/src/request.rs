@@ -1,5 +1,6 @@
-//! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else
-//! is checked here.
+//! Requests to admission.
+//!
+//! Texts are indices already, decimals are ticks and lots; the rest is checked here.
 
 use types::command::{
     BlockCause, Bust, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
@@ -10,7 +11,7 @@ use types::{
     Ticks, TimeInForce, UserId, UserIx,
 };
 
-/// Names an open order.
+/// Reference to an open order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderRef {
     Handle(Handle),
@@ -25,7 +26,7 @@ pub struct NewRequest {
     pub user: UserIx,
     /// `NONE` for a call without session.
     pub session: SessionIx,
-    /// Strictly increasing a session; ignored without one.
+    /// Strictly increasing per session; ignored without one.
     pub client_seq: u64,
     /// Unique among the user's open orders; 0 = none.
     pub client_order_id: u64,
@@ -38,14 +39,14 @@ pub struct NewRequest {
     pub post_only: bool,
     /// Good till date only.
     pub expire_at_ns: u64,
-    /// Limit price; a market order's own protection price if it gives one.
+    /// Limit price, or an optional protection price of a market order.
     pub price: Option<Ticks>,
     pub quantity: Lots,
     /// None: the user's trading hold for the asset.
     pub pool: Option<HoldIx>,
-    /// Identity has been asked for this order: the budget is neither looked at nor used.
+    /// Identity was asked for this order: the budget is neither checked nor used.
     pub limit_checked: bool,
-    /// Hash of (call, user, idempotency key); `NONE` without.
+    /// Hash of (call, user, idempotency key); `NONE` without a key.
     pub key_hash: Id128,
 }
 
@@ -84,7 +85,7 @@ impl NewRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelRequest {
     pub order: OrderRef,
-    /// Whose order; `NONE` = the platform or an operator, who may cancel any (by handle).
+    /// Owner of the order; `NONE` = the platform or an operator, who may cancel any (by handle).
     pub user: UserIx,
     pub session: SessionIx,
     pub client_seq: u64,
@@ -100,9 +101,9 @@ pub struct AmendRequest {
     pub session: SessionIx,
     pub client_seq: u64,
     pub price: Option<Ticks>,
-    /// New total, what was filled included.
+    /// New total, including the filled part.
     pub quantity: Option<Lots>,
-    /// What the user calls the order from then on (D37); 0 = as before.
+    /// New client order id (D37); 0 = unchanged.
     pub new_client_order_id: u64,
     pub limit_checked: bool,
     pub key_hash: Id128,
@@ -138,7 +139,7 @@ impl From<&MassCancel> for MassCancelRequest {
     }
 }
 
-/// Start, restart (or with 0 seconds stop) the session's dead man's switch.
+/// Start, restart or (with 0 seconds) stop the session's dead man's switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelAllAfterRequest {
     pub user: UserIx,
@@ -161,18 +162,18 @@ pub struct SessionRequest {
 /// Add blocked money to a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FundRequest {
-    /// The ledger hold. A new id makes a new pool.
+    /// The ledger hold. A new id creates a new pool.
     pub hold_id: Id128,
     pub kind: PoolKind,
     pub user: UserIx,
     pub asset: AssetIx,
     pub amount_minor: Minor,
     pub funding_seq: u64,
-    /// Hash of (call, user, idempotency key); `NONE` without.
+    /// Hash of (call, user, idempotency key); `NONE` without a key.
     pub key_hash: Id128,
 }
 
-/// Everything that may be asked.
+/// A request to admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     New(NewRequest),
@@ -180,15 +181,15 @@ pub enum Request {
     Amend(AmendRequest),
     MassCancel(MassCancelRequest),
     CancelAllAfter(CancelAllAfterRequest),
-    /// Binds a user; a bound one answers [`Known::User`].
+    /// Binds a user; for a bound one the refusal has [`Known::User`].
     BindUser(UserId),
-    /// A new instrument (its `ix` is assigned here: `NONE` in the spec) or the change of a known one.
+    /// A new instrument (its `ix` is assigned here: `NONE` in the spec) or a change of a known one.
     SetInstrument(InstrumentSpec),
     SetPhase {
         instrument: InstrumentIx,
         phase: Phase,
         cancel_orders: bool,
-        /// Only then may the market leave a halt other than by maturity: the act of its supervision.
+        /// Required to leave a halt other than by maturity: market supervision does that.
         lifts_halt: bool,
         key_hash: Id128,
     },
@@ -223,20 +224,21 @@ pub enum Request {
     SetBudget {
         user: UserIx,
         day: u32,
-        /// What identity says is left.
+        /// What is left, according to identity.
         amount_minor: Minor,
-        /// By how much the limit itself was raised since the last figure: within a day the budget never grows by more.
+        /// Increase of the limit since the last figure: within a day the budget never grows by
+        /// more.
         raised_minor: Minor,
     },
     /// `NONE` = every instrument.
     ExpireOrders(InstrumentIx),
-    /// Engages or lifts the kill switch of a user, or of everybody (`NONE`).
+    /// Engages or lifts the kill switch of a user, or of all users (`NONE`).
     SetKillSwitch {
         user: UserIx,
         is_engaged: bool,
         key_hash: Id128,
     },
-    /// The machine's clock has left the node's time by this, or is back (0).
+    /// The machine's clock differs from the node's time by this, or is back (0).
     SuspectClock {
         offset_ns: i64,
     },
@@ -248,9 +250,9 @@ pub enum Request {
     },
     SetOrderBounds(SetOrderBounds),
     SetMemberGroup(SetMemberGroup),
-    /// The next slice of a mass cancel or kill switch under way.
+    /// The next slice of a mass cancel or kill switch in progress.
     CancelSlice(Sequence),
-    /// How far settlement is. What lies at or before the known positions changes nothing.
+    /// Settlement's positions. Those at or before the known ones change nothing.
     Settled {
         posted: Sequence,
         finalized: Sequence,
@@ -262,7 +264,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// What settlement asks for with a command; `None` for a command that is not settlement's.
+    /// The request for a settlement command; `None` for any other command.
     pub fn of_settlement(command: &Command) -> Option<Self> {
         let request = match command {
             Command::Settled(c) => Self::Settled {
@@ -285,7 +287,7 @@ impl Request {
         Some(request)
     }
 
-    /// The idempotency key hash of a gRPC call, `NONE` without.
+    /// The idempotency key hash of a gRPC call, `NONE` without a key.
     pub fn key_hash(&self) -> Id128 {
         match self {
             Self::New(r) => r.key_hash,
@@ -317,7 +319,8 @@ impl Request {
         (!session.is_none()).then_some((session, client_seq))
     }
 
-    /// Whose bounds a request of a member counts in; `NONE` for those of the platform and of operators.
+    /// The member in whose bounds a request counts; `NONE` for those of the platform and of
+    /// operators.
     #[inline]
     pub fn member(&self) -> UserIx {
         match self {
@@ -343,7 +346,7 @@ impl Request {
     }
 }
 
-/// What is already so: the answer to a request that has nothing left to do, or the figures behind a refusal.
+/// Details of a refusal: what a request without effect found, or the figures of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     Nothing,
@@ -355,21 +358,21 @@ pub enum Known {
     Hold(HoldIx),
     /// The session's last client sequence: the request was seen.
     ClientSeq(u64),
-    /// The call with this key was answered: by this command.
+    /// The call with this key was answered, by this command.
     Request(crate::Seen),
     /// The open order that has the client order id.
     Order(Handle),
-    /// What the pool could give, what was needed, in minor units of its asset.
+    /// What the pool has undrawn and what was needed, in minor units of its asset.
     Balance {
         free: Minor,
         main: Minor,
         fee: Minor,
     },
-    /// How many there may be.
+    /// Maximum count.
     Bound(u32),
-    /// How much one order may have, in lots or minor units; of a rate or share, microseconds to wait.
+    /// Maximum of one order, in lots or minor units; of a rate or quota, microseconds to wait.
     Most(u64),
-    /// What the budget of the day still allows (none known: zero), and what was needed.
+    /// What is left of the day's budget (zero if none is known), and what was needed.
     Budget {
         left: Minor,
         needed: Minor,
@@ -395,8 +398,8 @@ impl Reject {
         Self { reason, known }
     }
 
-    /// Limit value of the reason, 0 for none: a count of orders, what the pool or the budget still has, in minor
-    /// units, or microseconds to wait.
+    /// Limit value of the reason, 0 for none: a count of orders, what the pool or the budget still
+    /// has, in minor units, or microseconds to wait.
     pub fn limit(&self) -> u64 {
         match self.known {
             Known::Bound(bound) => u64::from(bound),

@@ -1,8 +1,8 @@
-//! A set of sessions, one bit each, visited in the order of their indexes. No part of the state:
-//! rebuilt from the session rows.
+//! A set of sessions, one bit each, iterated by index.
 //!
-//! Cost: a session is added or taken out in constant time without memory being asked for; a visit
-//! reads one word per 64 sessions and then the members.
+//! Not part of the state: rebuilt from session rows. Cost: adding or removing a session takes
+//! constant time and does not allocate; iteration reads one word per 64 sessions and then the
+//! members.
 
 use alloc::vec::Vec;
 

@@ -1,14 +1,15 @@
-//! Free slots of the order table: the one given back last is taken first, because what the tables hold of it is
-//! still in the cache. A slot whose 32-bit generation is used up is retired: at a million orders a second, all
-//! in one slot, twenty a day. Which slot comes next is no part of the state: a command carries its slot, and
-//! any free one may be taken.
+//! Free slots of the order table, last in first out: the slot freed last is still in the cache.
 //!
-//! A doubly linked ring over indices: taking the first or a given slot and giving one back need no search.
-//! Blocks of slots come into play as they are needed, so few open orders touch little memory.
+//! A slot whose 32-bit generation is used up is retired: at a million orders a second, all in one
+//! slot, twenty a day. The next slot is not part of the state: a command carries its slot, and any
+//! free one may be taken.
+//!
+//! A doubly linked ring over indices: taking the first or a given slot and freeing one need no
+//! search. Slots are added in blocks as needed, so few open orders touch little memory.
 
 use alloc::vec::Vec;
 
-/// Slots that come into play at once.
+/// Slots added at once.
 const BLOCK: u32 = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,7 @@ pub(crate) struct FreeSlots {
 
 impl FreeSlots {
     pub fn new(max: u32) -> Self {
-        // Untouched memory costs nothing; a table that grows would move.
+        // Untouched memory costs nothing; a growing table would move.
         let mut links = Vec::with_capacity(max as usize + 1);
         links.push(Link { prev: 0, next: 0 });
         Self {
@@ -43,7 +44,7 @@ impl FreeSlots {
         }
     }
 
-    /// The next free slot, `None` when the table is full. Changes nothing but which slots are in play.
+    /// The next free slot, `None` when the table is full.
     pub fn peek(&self) -> Option<u32> {
         match self.links[0].next {
             0 => {
@@ -54,7 +55,7 @@ impl FreeSlots {
         }
     }
 
-    /// Slots in play.
+    /// Slots added so far.
     pub fn in_play(&self) -> u32 {
         self.links.len() as u32 - 1
     }
@@ -62,7 +63,8 @@ impl FreeSlots {
     /// Takes a slot; panics when it is taken already.
     pub fn take(&mut self, slot: u32) {
         if slot >= self.in_play() {
-            // A block at once, not past the bound; a slot past it comes from a journal written under a larger one.
+            // One block, within the bound; a slot past it comes from a journal written under a
+            // larger one.
             let target = (slot + BLOCK).min(self.max).max(slot + 1);
             self.extend(target);
         }
@@ -75,7 +77,7 @@ impl FreeSlots {
         self.taken += 1;
     }
 
-    /// Gives a slot back; panics when it is free already.
+    /// Frees a slot; panics when it is free already.
     pub fn give_back(&mut self, slot: u32) {
         let index = slot + 1;
         assert_eq!(self.links[index as usize].prev, TAKEN, "slot is freed once");
@@ -102,7 +104,7 @@ impl FreeSlots {
         }
     }
 
-    /// Behind all others.
+    /// Appends a free slot as the last one.
     fn push(&mut self, index: u32) {
         let last = self.links[0].prev;
         self.links[index as usize] = Link {
@@ -130,7 +132,7 @@ mod tests {
         slots.give_back(500);
         assert_eq!(slots.peek(), Some(500));
         slots.take(0);
-        assert_eq!(slots.peek(), Some(500), "taken from behind the first");
+        assert_eq!(slots.peek(), Some(500), "the first one stays");
         slots.take(500);
         for slot in (1..BLOCK).filter(|s| *s != 500) {
             assert_eq!(slots.peek(), Some(slot));

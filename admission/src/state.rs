@@ -1,5 +1,6 @@
-//! What admission folds from the journal. Plain tables, addressed by the dense indices; the whole of it is what
-//! a snapshot stores.
+//! State that admission folds from the journal: plain tables, addressed by dense indices.
+//!
+//! A snapshot stores all of it.
 
 use alloc::vec::Vec;
 
@@ -22,7 +23,7 @@ macro_rules! table_row {
 pub(crate) use table_row;
 
 table_row! {
-    /// The causes of a block that hold, a bit each.
+    /// Active causes of a block, one bit each.
     #[derive(Default)]
     pub struct Blocks {
         bits: u8,
@@ -30,7 +31,7 @@ table_row! {
 }
 
 impl Blocks {
-    /// True while any cause holds.
+    /// True while any cause is active.
     pub fn any(self) -> bool {
         self.bits != 0
     }
@@ -59,13 +60,13 @@ impl Blocks {
 table_row! {
     pub struct User {
         pub id: UserId,
-        /// Why no order enters, if so.
+        /// Why new orders are refused, if they are.
         pub blocks: Blocks,
-        /// His kill switch is engaged (F11).
+        /// The user's kill switch is engaged (F11).
         pub is_killed: bool,
         /// Moscow day of the budget, 0 = never set.
         pub budget_day: u32,
-        /// What may still be ordered on that day.
+        /// Remaining budget of that day.
         pub budget_minor: Minor,
         pub open_orders: u32,
         /// Sessions ever opened.
@@ -77,7 +78,7 @@ table_row! {
 }
 
 table_row! {
-    /// Bounds of a member group or a user; none where they were removed.
+    /// Bounds of a member group or a user; `None` after they were removed.
     pub struct BoundsRow {
         pub of: BoundsOf,
         pub bounds: Option<OrderBounds>,
@@ -93,12 +94,12 @@ table_row! {
         pub open: bool,
         /// Last client sequence seen.
         pub client_seq: u64,
-        /// The command that opened it last: requests of an earlier login are refused.
+        /// The command that last opened it: requests of an earlier login are refused.
         pub epoch: Sequence,
         /// Number of its last message.
         pub last_number: u64,
         pub open_orders: u32,
-        /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
+        /// When its orders end unless it renews the timer, in journalled nanoseconds; 0 = never.
         pub cancel_all_at_ns: u64,
         /// Its trades that settlement has not passed yet.
         pub(crate) unsettled: Unsettled,
@@ -106,13 +107,13 @@ table_row! {
 }
 
 table_row! {
-    /// Trades of a session that no settlement message has covered, by the sequences of their commands.
-    /// Exact at both ends; what is known in between is that there may be some.
+    /// Trades of a session that no settlement message has covered, by the sequences of their
+    /// commands. Exact at both ends; in between there may be some.
     #[derive(Default)]
     pub struct Unsettled {
-        /// No trade before it lacks a message that says *posted*; zero = none lacks one.
+        /// No earlier trade lacks a *posted* message; zero = none lacks one.
         first_unposted: Sequence,
-        /// The same for *final*.
+        /// No earlier trade lacks a *final* message; zero = none lacks one.
         first_unfinal: Sequence,
         /// The last trade.
         last: Sequence,
@@ -120,7 +121,7 @@ table_row! {
 }
 
 impl Unsettled {
-    /// Any order of the same trades gives the same result: events of several instruments interleave.
+    /// Commutative: events of several instruments interleave.
     #[inline]
     pub(crate) fn note_trade(&mut self, sequence: Sequence) {
         for first in [&mut self.first_unposted, &mut self.first_unfinal] {
@@ -131,8 +132,8 @@ impl Unsettled {
         self.last = self.last.max(sequence);
     }
 
-    /// Settlement has reached these positions. True when one of them passes a trade that it had not
-    /// passed before.
+    /// Settlement has reached these positions. True when one of them passes a trade for the first
+    /// time.
     pub(crate) fn pass(&mut self, posted: Sequence, finalized: Sequence) -> bool {
         let last = self.last;
         let is_posted = pass(&mut self.first_unposted, last, posted);
@@ -161,14 +162,14 @@ fn pass(first: &mut Sequence, last: Sequence, position: Sequence) -> bool {
 }
 
 table_row! {
-    /// Money behind a ledger hold: undrawn in `free`, the rest in the reserves of its open orders.
+    /// Money of a ledger hold: undrawn in `free`, the rest in the reserves of its open orders.
     pub struct Pool {
         pub hold_id: Id128,
         pub kind: PoolKind,
         pub user: UserIx,
         pub asset: AssetIx,
         pub free: Minor,
-        /// Sum of what its open orders reserve.
+        /// Sum of the reserves of its open orders.
         pub reserved: Minor,
         pub open_orders: u32,
         /// Number of the last Fund, Defund or CloseHold.
@@ -181,7 +182,7 @@ table_row! {
     /// An order between its command and its closing event.
     pub struct OpenOrder {
         pub handle: Handle,
-        /// The command that brought it, and its time: the public order id derives from both.
+        /// Its command and the command's time: the public order id derives from both.
         pub sequence: Sequence,
         pub time_ns: u64,
         pub instrument: InstrumentIx,
@@ -191,17 +192,18 @@ table_row! {
         pub pool: HoldIx,
         pub fee_rate: FeeRate,
         pub side: Side,
-        /// A market order never rests: nothing to amend.
+        /// A market order never rests and cannot be amended.
         pub is_market: bool,
         pub client_order_id: u64,
         pub price: Ticks,
         pub open: Lots,
-        /// Total quantity, filled part included.
+        /// Total quantity, including the filled part.
         pub quantity: Lots,
         pub done: Done,
-        /// What it holds of its pool.
+        /// Its part of the pool.
         pub reserved: Reserve,
-        /// Amends on their way to the book. While there are any, `reserved` covers the worst of their outcomes.
+        /// Amends in flight to the book. While there are any, `reserved` covers the worst of their
+        /// outcomes.
         pub amends_pending: u32,
         pub price_worst: Ticks,
         pub quantity_worst: Lots,
@@ -216,12 +218,12 @@ impl OpenOrder {
 }
 
 table_row! {
-    /// A call with an idempotency key that was journalled.
+    /// A journalled call with an idempotency key.
     pub struct Seen {
         pub request: RequestKind,
         pub sequence: Sequence,
         pub time_ns: u64,
-        /// The order it made or named.
+        /// The order it created or named.
         pub handle: Handle,
     }
 }
@@ -236,7 +238,7 @@ table_row! {
 }
 
 table_row! {
-    /// How far settlement is, as it has journalled. `finalized <= posted <= sequence`.
+    /// Settlement's positions, as journalled. `finalized <= posted <= sequence`.
     #[derive(Default)]
     pub struct Settlement {
         /// The ledger has every posting of the records up to here.
@@ -245,7 +247,7 @@ table_row! {
         pub finalized: Sequence,
         /// Trades that are final, bust ones included.
         pub trades_final: u64,
-        /// The last run of settlement's own records: nothing in it is to be settled.
+        /// The last run of settlement's own records, which need no settlement.
         pub(crate) own_first: Sequence,
         pub(crate) own_last: Sequence,
     }
@@ -253,7 +255,7 @@ table_row! {
 
 impl Settlement {
     /// Notes a record of settlement's own. It moves no money, so a position that reaches the run of
-    /// such records which it continues also covers it: at rest, `posted` is the last record.
+    /// such records also covers this one: at rest, `posted` is the last record.
     pub(crate) fn note_own(&mut self, sequence: Sequence) {
         if self.own_last.next() != sequence {
             self.own_first = sequence;
@@ -268,21 +270,21 @@ impl Settlement {
 }
 
 table_row! {
-    /// A mass cancel, or a kill switch, that has left orders of its member to slices.
+    /// A mass cancel or a kill switch that continues in slices.
     pub struct Sweep {
-        /// The command that began it: later orders stay.
+        /// Its first command: later orders stay.
         pub of: Sequence,
         pub scope: MassScope,
         pub instrument: InstrumentIx,
         pub side: Option<Side>,
         pub reason: CancelReason,
-        /// Who asked, `NONE` for the platform and for operators.
+        /// The requesting user, `NONE` for the platform and for operators.
         pub user: UserIx,
         pub session: SessionIx,
         pub key_hash: Id128,
-        /// The slices have come so far; [`SweepPlace::END`] = the last one is under way.
+        /// Place that the slices have reached; [`SweepPlace::END`] = the last one is in flight.
         pub after: SweepPlace,
-        /// Orders ended.
+        /// Orders ended so far.
         pub count: u32,
     }
 }
@@ -290,13 +292,14 @@ table_row! {
 table_row! {
     /// A slot of the order table.
     pub struct Slot {
-        /// Of its last order; 0 = never used.
+        /// Generation of its last order; 0 = never used.
         pub generation: u32,
         pub order: Option<OpenOrder>,
     }
 }
 
-/// Everything folded from the journal at one sequence. Archived with rkyv as it stands; indexes are rebuilt from it.
+/// All state folded from the journal up to one sequence. Archived with rkyv as it is; indexes are
+/// rebuilt from it.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
@@ -304,23 +307,23 @@ pub struct AdmissionImage {
     /// Last command applied.
     pub sequence: Sequence,
     pub time_ns: u64,
-    /// Everybody's kill switch is engaged (F11).
+    /// The kill switch of all users is engaged (F11).
     pub is_killed: bool,
     pub settlement: Settlement,
     pub clock: crate::clock::ClockState,
-    /// Those of every user without others.
+    /// Bounds of users without bounds of their own or of a group.
     pub order_bounds: OrderBounds,
-    /// In the order in which they were first set.
+    /// In the order of first setting.
     pub bounds: Vec<BoundsRow>,
-    /// Bust trades, in journal order: 16 bytes each for the life of the journal. The chain has to
-    /// refuse the same trade twice for one of them.
+    /// Bust trades, in journal order: 16 bytes each for the life of the journal. Each one takes
+    /// two refusals of the same trade by the chain.
     pub busts: Vec<Id128>,
     pub instruments: Vec<Instrument>,
     pub users: Vec<User>,
     pub sessions: Vec<Session>,
     pub pools: Vec<Pool>,
     pub slots: Vec<Slot>,
-    /// In the order in which they began.
+    /// In the order of their first commands.
     pub sweeps: Vec<Sweep>,
     /// Keys of the last 24 hours, in journal order.
     pub keys: Vec<(Id128, Seen)>,

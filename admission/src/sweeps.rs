@@ -1,8 +1,8 @@
-//! Commands that end many orders of one member: which orders those are, and how they go on in slices, so that
-//! the requests of others get in between (`design.md` 7).
+//! Commands that end many orders of one member: which orders they end, in which slices.
 //!
-//! The command that begins, and each [`CancelSlice`], says up to which order it reaches: a replay ends the same
-//! ones, whatever else had ended meanwhile.
+//! Other members' requests run between two slices (`design.md` 7). The first command and each
+//! [`CancelSlice`] carry the last order that they reach, so that a replay ends the same ones,
+//! whatever else has ended meanwhile.
 
 use alloc::vec::Vec;
 use core::slice;
@@ -15,10 +15,10 @@ use crate::report::{ReportBody, ReportSink, Subject};
 use crate::request::Reject;
 use crate::state::{OpenOrder, Sweep};
 
-/// The orders that a command ends.
+/// Selects the orders that a command ends.
 struct Wanted {
     scope: MassScope,
-    /// Whose orders a group's are.
+    /// Owner of the orders of a group.
     user: UserIx,
     instrument: InstrumentIx,
     side: Option<Side>,
@@ -26,7 +26,7 @@ struct Wanted {
     through: SweepPlace,
     /// Only orders of earlier commands.
     before: Sequence,
-    /// Slot of the last order up to `after` in the list of its session; none: the list's first is looked at.
+    /// Slot of the last order up to `after` in the list of its session; `None`: start at the first.
     cursor: Option<u32>,
 }
 
@@ -41,28 +41,28 @@ impl Wanted {
             && self.side.is_none_or(|side| order.side == side)
     }
 
-    /// Where the place lies: before what is wanted, in it, or behind.
+    /// True when a place is past the selection.
     fn is_behind(&self, place: SweepPlace) -> bool {
         place > self.through || place.sequence >= self.before
     }
 }
 
 impl Sweep {
-    /// False while its last slice is under way.
+    /// False while its last slice is in flight.
     fn goes_on(&self) -> bool {
         self.after != SweepPlace::END
     }
 }
 
-/// What a walk over orders came to.
+/// Result of a walk over orders.
 struct Walk {
     through: SweepPlace,
     walked: u64,
 }
 
 impl Admission {
-    /// The orders that a sequenced command of [`types::Route::Listed`] ends, by instrument and slot; none of
-    /// another command. Some may have ended already: their events are on the way.
+    /// The orders that a sequenced command of [`types::Route::Listed`] ends, by instrument and
+    /// slot; none for other commands. Some may have ended already, with their events in flight.
     pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {
         listed.clear();
         if let Some(wanted) = self.wanted(command) {
@@ -70,8 +70,8 @@ impl Admission {
         }
     }
 
-    /// The same for a command that is not sequenced yet, which is shortened to the first `most` of its orders.
-    /// Returns how many orders were looked at and are not among them.
+    /// As [`Admission::list`] for a command not sequenced yet, which is shortened to the first
+    /// `most` of its orders. Returns the number of orders inspected in vain.
     pub fn slice(&self, command: &mut Command, most: usize, listed: &mut Vec<Listed>) -> u64 {
         listed.clear();
         let Some(wanted) = self.wanted(command) else {
@@ -93,8 +93,8 @@ impl Admission {
         walked - listed.len() as u64
     }
 
-    /// The command whose slices go on next, and whose orders it ends, if any do. Members take turns: `last` had
-    /// the slice before.
+    /// The command whose next slice is due, and the owner of its orders. Members take turns: `last`
+    /// had the previous slice.
     #[inline]
     pub fn next_sweep(&self, last: UserIx) -> Option<(UserIx, Sequence)> {
         let going_on = self.tables.sweeps.iter().filter(|row| row.goes_on());
@@ -102,7 +102,7 @@ impl Admission {
         turns.min_by_key(|(owner, of)| (*owner <= last, *owner, *of))
     }
 
-    /// Mass cancels that the user has asked for and that go on in slices.
+    /// Mass cancels of the user that continue in slices.
     pub fn sweeps_of(&self, user: UserIx) -> usize {
         let mine = |row: &&Sweep| row.user == user && row.goes_on();
         self.tables.sweeps.iter().filter(mine).count()
@@ -113,13 +113,13 @@ impl Admission {
         self.sweep_at(of).is_some()
     }
 
-    /// Rows are in the order of their commands.
+    /// Index of a sweep; rows are in the order of their commands.
     fn sweep_at(&self, of: Sequence) -> Option<usize> {
         let found = self.tables.sweeps.binary_search_by_key(&of, |row| row.of);
         found.ok()
     }
 
-    /// The next slice of a command, as long as it is not shortened.
+    /// The next slice of a command, not shortened yet.
     pub(crate) fn admit_slice(&self, of: Sequence) -> Result<Command, Reject> {
         let at = self.sweep_at(of).ok_or(RejectReason::DuplicateRequest)?;
         let row = &self.tables.sweeps[at];
@@ -133,7 +133,7 @@ impl Admission {
         }))
     }
 
-    /// Takes in a command that leaves orders to slices, or one of these.
+    /// Records a command that continues in slices, or one of its slices.
     pub(crate) fn note_sweep(&mut self, command: &Command, sequence: Sequence) {
         let Some(through) = command.goes_on_behind() else {
             if let Command::CancelSlice(c) = command {
@@ -183,8 +183,8 @@ impl Admission {
         self.move_sweep(at, through);
     }
 
-    /// The slices of a row have come to a place: its cursor goes on to the last order up to there, so that the next
-    /// slice looks at no order again that its filter left.
+    /// Moves a sweep to a place, and its cursor to the last order up to there, so that the next
+    /// slice does not inspect again orders that the filter left.
     fn move_sweep(&mut self, at: usize, through: SweepPlace) {
         let row = &mut self.tables.sweeps[at];
         let after = core::mem::replace(&mut row.after, through);
@@ -206,7 +206,7 @@ impl Admission {
         self.linked.set_cursor(at, last);
     }
 
-    /// Cursors are no part of the state: made again from the rows.
+    /// Rebuilds the cursors, which are not part of the state, from the rows.
     pub(crate) fn restore_cursors(&mut self) {
         for at in 0..self.tables.sweeps.len() {
             self.linked.add_cursor();
@@ -220,7 +220,7 @@ impl Admission {
         order.expect("a list has open orders").sequence
     }
 
-    /// Whose orders those of a scope are. A group's are one user's, and he alone asks for it.
+    /// Owner of the orders of a scope. A group is one user's, and only that user cancels by it.
     fn owner_of(&self, scope: MassScope, asking: UserIx) -> UserIx {
         match scope {
             MassScope::Session(session) => self.session(session).map_or(asking, |row| row.user),
@@ -229,7 +229,7 @@ impl Admission {
         }
     }
 
-    /// A command that ends many orders has ended `count`. The last slice makes the message that ends a
+    /// Counts `count` ended orders for a command. The last slice makes the message that ends a
     /// session's own mass cancel.
     pub(crate) fn report_sweep(
         &mut self,
@@ -307,13 +307,13 @@ impl Admission {
         }
     }
 
-    /// Lists what is wanted, `most` orders at most, oldest first in each session.
+    /// Lists at most `most` selected orders, oldest first in each session.
     fn walk(&self, wanted: &Wanted, most: usize, listed: &mut Vec<Listed>) -> Walk {
         let mut walk = Walk {
             through: SweepPlace::END,
             walked: 0,
         };
-        // Without an order none of his sessions is looked at.
+        // Without an open order no session is visited.
         if self.open_orders(wanted) == 0 {
             return walk;
         }

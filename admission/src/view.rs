@@ -1,4 +1,4 @@
-//! Looking at admission from outside: lookups, totals a pool, snapshot, state hash, invariants.
+//! Read access to admission: lookups, totals per pool, snapshot, state hash, invariants.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -12,7 +12,7 @@ use types::{
 use crate::admission::{Admission, AdmissionConfig};
 use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, Sweep, User};
 
-/// A pool's money: what `design.md` 4 compares with the ledger.
+/// Money of a pool, which `design.md` 4 compares with the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolTotals {
     /// Undrawn.
@@ -23,7 +23,7 @@ pub struct PoolTotals {
 }
 
 impl PoolTotals {
-    /// What the ledger must still hold: the trading hold's remaining and its children's.
+    /// What the ledger must still hold: what remains of the trading hold and of its children.
     pub fn held(&self) -> Minor {
         self.free + self.reserved.total()
     }
@@ -40,7 +40,7 @@ impl Admission {
         self.tables.time_ns
     }
 
-    /// How many orders may be open at once, all instruments together.
+    /// Maximum number of open orders, all instruments together.
     pub fn orders_max(&self) -> u32 {
         self.config.orders_max
     }
@@ -69,7 +69,7 @@ impl Admission {
         self.tables.instruments.iter().map(|row| &row.spec)
     }
 
-    /// Number of the last event applied of an instrument.
+    /// Number of the last applied event of an instrument.
     pub fn event_number(&self, instrument: InstrumentIx) -> u64 {
         self.tables
             .instruments
@@ -77,7 +77,7 @@ impl Admission {
             .map_or(0, |row| row.event_number)
     }
 
-    /// Is the kill switch of this user engaged; of everybody for `NONE` (F11)?
+    /// True while the kill switch of this user is engaged; of all users for `NONE` (F11).
     pub fn kill_switch(&self, user: UserIx) -> bool {
         if user.is_none() {
             return self.tables.is_killed;
@@ -92,12 +92,12 @@ impl Admission {
         rows.filter(|row| row.is_killed).map(|row| row.id)
     }
 
-    /// How far settlement is, as it has journalled.
+    /// Settlement's positions, as journalled.
     pub fn settlement(&self) -> &Settlement {
         &self.tables.settlement
     }
 
-    /// Has the chain refused this trade for good?
+    /// True when the chain has refused this trade for good.
     pub fn is_bust(&self, trade: Id128) -> bool {
         self.busts.contains(&trade)
     }
@@ -176,7 +176,7 @@ impl Admission {
         Some(order.expect("an id belongs to an open order").handle)
     }
 
-    /// Money of a pool, added up from its orders (a walk over all of them).
+    /// Money of a pool, added up in a walk over all orders.
     pub fn pool_totals(&self, hold: HoldIx) -> PoolTotals {
         let mut totals = PoolTotals {
             free: self.pool(hold).map_or(Minor::ZERO, |pool| pool.free),
@@ -205,7 +205,7 @@ impl Admission {
         totals
     }
 
-    /// The whole state, to be archived.
+    /// The whole state, for an archive.
     pub fn image(&self) -> AdmissionImage {
         let mut image = self.tables.clone();
         image.keys = self
@@ -216,9 +216,9 @@ impl Admission {
         image
     }
 
-    /// The state of an image. Panics on an image that admission cannot have made (a checksum guards the file).
+    /// The state of an image. Panics on an invalid image (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
-        // Pools are listed by user: before there is a place for each user up to one that does not exist.
+        // Checked first: the index of pools allocates a row for each user up to the highest one.
         let has_user = |pool: &Pool| pool.user.index() < image.users.len();
         assert!(image.pools.iter().all(has_user), "a pool belongs to a user");
         let mut room = Self::new(config);
@@ -278,7 +278,7 @@ impl Admission {
         room
     }
 
-    /// Slots, and the indexes of the open orders.
+    /// Restores slots and the indexes of the open orders.
     fn restore_orders(&mut self, image: &AdmissionImage) {
         let mut open = Vec::new();
         for (at, slot) in image.slots.iter().enumerate() {
@@ -303,7 +303,8 @@ impl Admission {
         }
     }
 
-    /// Hash of the state. Comparable where every event of every command applied has been applied too.
+    /// Hash of the state. Comparable only when every event of every applied command has been
+    /// applied.
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHash::new();
         let tables = &self.tables;
@@ -377,7 +378,7 @@ impl Admission {
         hash.finish()
     }
 
-    /// An owner's slots are those of his `count` open orders.
+    /// Checks that an owner's list has exactly its `count` open orders.
     fn check_list(
         &self,
         slots: impl Iterator<Item = u32>,
@@ -387,15 +388,15 @@ impl Admission {
         let mut left = count;
         for slot in slots {
             let order = self.tables.slots[slot as usize].order.as_ref();
-            assert!(order.is_some_and(&is_his), "a list has its owner's");
+            assert!(order.is_some_and(&is_his), "a list has its owner's orders");
             left = left.checked_sub(1).expect("a list has each order once");
         }
-        assert_eq!(left, 0, "a list has all of its owner's");
+        assert_eq!(left, 0, "a list has all of its owner's orders");
     }
 
-    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts agree, slots are
-    /// free or taken as the table says, client order ids point at open orders, and an order without amends on
-    /// their way reserves no more than the formula says.
+    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts
+    /// agree, slots are free or taken as the table shows, client order ids point at open orders,
+    /// and an order without amends in flight reserves no more than the formula requires.
     pub fn check_invariants(&self) {
         let mut per_instrument = vec![0; self.tables.instruments.len()];
         let mut per_user = vec![0; self.tables.users.len()];
@@ -475,7 +476,7 @@ impl PoolTotals {
     }
 }
 
-/// The rest of a row is that of the command which began it.
+/// The other fields of a row follow from its first command.
 fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
     for row in rows {
         hash.words(&[

@@ -1,5 +1,4 @@
-//! Properties of the fold, from seeds: three instruments, several users, events that arrive late and in any
-//! interleaving.
+//! Seeded properties of the fold: several instruments and users, late events in any interleaving.
 
 mod support;
 
@@ -26,7 +25,7 @@ impl Random {
 const INSTRUMENTS: u32 = 3;
 const USERS: u32 = 5;
 
-/// What came in and went out of each pool, kept apart from admission.
+/// Money into and out of each pool, counted independently of admission.
 #[derive(Clone, Default)]
 struct Ledger {
     held: Vec<i64>,
@@ -55,7 +54,7 @@ struct Run {
     trades: u64,
 }
 
-/// Plays a seeded day; events of each instrument reach admission late, by chance.
+/// Plays a seeded day; events of each instrument reach admission late, at random.
 fn live(seed: u64, commands: u32) -> Run {
     let mut random = Random(seed);
     let mut market = Market::with_room_for(300);
@@ -110,7 +109,7 @@ fn live(seed: u64, commands: u32) -> Run {
 }
 
 impl Run {
-    /// Takes what trades have spent out of the outside's view of the pools.
+    /// Takes what trades have spent from the independent count.
     fn settle(&mut self) {
         for effect in std::mem::take(&mut self.market.effects) {
             self.ledger.add(effect.order.pool, -effect.spent.total().0);
@@ -150,7 +149,7 @@ fn request(random: &mut Random, market: &Market) -> Request {
                 .chance(60)
                 .then(|| Ticks(900 + random.below(200) as i64)),
             quantity: random.chance(60).then(|| Lots(1 + random.below(60))),
-            // Never one that is in use: the hot thread waits until it is known which are.
+            // Never an id in use: the hot thread waits until it is known which are.
             new_client_order_id: match random.chance(30) {
                 true => 1_000_000 + market.room.sequence().0,
                 false => 0,
@@ -245,7 +244,7 @@ fn request(random: &mut Random, market: &Market) -> Request {
     }
 }
 
-/// What settlement journals; a user whose money differs is soon free again.
+/// Settlement's requests; a user blocked for a difference is soon unblocked.
 fn settlements(random: &mut Random, market: &Market, user: UserIx) -> Request {
     let last = market.room.sequence();
     match random.below(8) {
@@ -283,7 +282,7 @@ fn room() -> Admission {
     Admission::new(AdmissionConfig::default())
 }
 
-/// Commands and events again, each event at its command: as a recovery does.
+/// Replays commands with their events right after them, as a recovery does.
 fn replay_strict(steps: &[Step]) -> Admission {
     let mut room = room();
     let mut events: Vec<EventEnvelope> = steps
@@ -312,7 +311,7 @@ fn apply(room: &mut Admission, steps: &[Step], event: &EventEnvelope) {
     room.apply_event(event, &cause, &mut ());
 }
 
-/// The same steps, every event somewhere between its command and the moment it was applied live.
+/// Replays the same steps, each event at a random point between its command and its live position.
 fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
     let mut random = Random(seed);
     let mut room = room();

@@ -35,7 +35,7 @@ fn lots(lots_per_order: u64) -> OrderBounds {
     }
 }
 
-/// The state restored from its image is the same and decides the same.
+/// Checks that the state restored from its image has the same hash, and returns it.
 fn restored(market: &Market) -> Admission {
     let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
     assert_eq!(restored.state_hash(), market.room.state_hash());
@@ -44,7 +44,7 @@ fn restored(market: &Market) -> Admission {
 
 // F07, `design.md` 7.
 #[test]
-fn an_order_has_at_most_so_many_lots_and_so_high_a_value() {
+fn orders_are_bounded_in_lots_and_value() {
     let mut market = Market::small();
     let bounds = OrderBounds {
         lots_per_order: Lots(50),
@@ -61,12 +61,12 @@ fn an_order_has_at_most_so_many_lots_and_so_high_a_value() {
     let reject = market.refuse(Request::New(limit(0, Side::Buy, 2_001, 50)));
     let expected = (RejectReason::OrderValueLimit, 100_000);
     assert_eq!((reject.reason, reject.limit()), expected);
-    // An amend may not bring an order past either.
+    // An amend may not raise an order above either bound.
     let reject = market.refuse(amend(0, order, Some(2_001), None));
     assert_eq!(reject.reason, RejectReason::OrderValueLimit);
     let reject = market.refuse(amend(0, order, Some(1_000), Some(51)));
     assert_eq!(reject.reason, RejectReason::OrderSizeLimit);
-    // Bounds that are lowered leave what is open, and what makes it smaller passes.
+    // Lowered bounds leave open orders, and amends that reduce them pass.
     market
         .go(set_bounds(BoundsOf::Node, Some(lots(10))))
         .unwrap();
@@ -103,7 +103,7 @@ fn a_users_own_bounds_come_before_those_of_the_group_and_those_before_the_nodes(
     assert_eq!(most(&market), 20);
     market.go(set_group(ALICE, 0)).unwrap();
     assert_eq!(most(&market), 10);
-    // In another group, whose bounds come later.
+    // In another group, whose bounds are set later.
     market.go(set_group(ALICE, 8)).unwrap();
     assert_eq!(most(&market), 10);
     let other = BoundsOf::Group(MemberGroup(8));
@@ -171,7 +171,8 @@ fn a_dead_mans_switch_is_set_moved_and_fires_once() {
     );
     let reject = market.refuse(switch(SessionIx::NONE, 3, 5));
     assert_eq!(reject.reason, RejectReason::UnknownSession);
-    // It ends the session's orders alone, and is off then; a mass cancel for another reason leaves it.
+    // It ends only the session's orders and is off afterwards; another mass cancel does not stop
+    // it.
     let own = market.place(NewRequest {
         session,
         client_seq: 3,
@@ -240,14 +241,14 @@ fn an_amend_gives_its_order_another_client_order_id_unless_the_book_refuses_it()
     }
     market.go(rename(OrderRef::Client(1), Some(99), 7)).unwrap();
     assert_eq!((named(&market, 1), named(&market, 7)), (None, Some(order)));
-    // The id before is free for another order, and the id alone may change.
+    // The old id is free for another order, and an amend may change the id alone.
     let again = market.place(own(1));
     market
         .go(rename(OrderRef::Handle(unnamed), None, 8))
         .unwrap();
     assert_eq!(named(&market, 8), Some(unnamed));
     assert_eq!(market.room.order(unnamed).unwrap().price, Ticks(100));
-    // Outside the band the book refuses: the order keeps its id.
+    // The book refuses a price outside the band: the order keeps its id.
     let spec = market.room.spec(InstrumentIx(0)).unwrap();
     let outside = spec.band_high.0 + 1;
     market
@@ -262,7 +263,7 @@ fn an_amend_gives_its_order_another_client_order_id_unless_the_book_refuses_it()
     assert!(market.room.order(again).is_none());
 }
 
-/// The order ends while its amend is on the way: neither id is left behind.
+/// The order ends while its amend is in flight: neither id is left over.
 #[test]
 fn an_order_that_ends_before_its_amend_arrives_leaves_no_id() {
     let mut market = Market::small();

@@ -1,4 +1,4 @@
-//! The messages that fundings and settlement make: to whom, under which number, with which figures.
+//! Messages that fundings and settlement cause: their sessions, numbers and figures.
 
 mod support;
 
@@ -58,7 +58,7 @@ fn settled(posted: Sequence, finalized: Sequence) -> Request {
 }
 
 #[test]
-fn every_session_of_the_user_is_told_what_a_funding_leaves() {
+fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     let mut market = Market::small();
     let first = market.session(UserIx(ALICE), 1);
     let other = market.session(UserIx(BOB), 2);
@@ -84,7 +84,7 @@ fn every_session_of_the_user_is_told_what_a_funding_leaves() {
     let free = pool.free.0;
     let reports = market.say(fund(&pool, PoolKind::Trading, 5_000));
     let body = told(free + 5_000, FundingCause::Fund);
-    // The closed session as well: it is told when it comes back.
+    // The closed session as well: it gets the message when it resumes.
     assert_eq!(
         brief(&reports),
         [(first.0, 2, body), (second.0, 1, body)],
@@ -98,7 +98,7 @@ fn every_session_of_the_user_is_told_what_a_funding_leaves() {
     });
     let body = told(free - 2_000, FundingCause::Defund);
     assert_eq!(brief(&reports), [(first.0, 3, body), (second.0, 2, body)]);
-    // The hold of one order is the platform's own.
+    // A single-order hold is the platform's own.
     assert_eq!(market.say(fund(&pool, PoolKind::Order, 5_000)), []);
     let (units, pool) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
     let reports = market.say(Request::CloseHold {
@@ -116,7 +116,7 @@ fn every_session_of_the_user_is_told_what_a_funding_leaves() {
     assert_eq!(brief(&reports), [(first.0, 4, body), (second.0, 3, body)]);
 }
 
-/// A market in which alice's session has sold `lots` to bob's, each lot in a trade of its own.
+/// A market in which alice's session has sold `lots` to bob's, one trade per lot.
 fn traded(lots: u64) -> (Market, [SessionIx; 3], Vec<Sequence>) {
     let mut market = Market::small();
     let sessions = [
@@ -136,7 +136,7 @@ fn traded(lots: u64) -> (Market, [SessionIx; 3], Vec<Sequence>) {
 }
 
 #[test]
-fn a_session_is_told_when_settlement_passes_a_trade_of_its_own() {
+fn a_session_gets_a_message_when_settlement_passes_its_trade() {
     let (mut market, [maker, taker, idle], trades) = traded(2);
     let before = |market: &Market, session: SessionIx| {
         let row = market.room.session(session);
@@ -147,7 +147,7 @@ fn a_session_is_told_when_settlement_passes_a_trade_of_its_own() {
     let mut check = |market: &mut Market, posted: u64, finalized: u64, is_told: bool| {
         let known = *market.room.settlement();
         let reports = market.say(settled(Sequence(posted), Sequence(finalized)));
-        // Positions never go back, and cover settlement's own records where nothing else is left.
+        // Positions never decrease, and cover settlement's own records where nothing else is left.
         let posted = known.posted.max(Sequence(posted));
         let finalized = known.finalized.max(Sequence(finalized));
         told += u64::from(is_told);
@@ -168,7 +168,7 @@ fn a_session_is_told_when_settlement_passes_a_trade_of_its_own() {
     check(&mut market, first, 0, true);
     check(&mut market, second, first - 1, true);
     check(&mut market, second, first, true);
-    // A trade without a session concerns none.
+    // A trade without a session causes no message.
     market.place(limit(ALICE, Side::Sell, 10_000, 1));
     market.place(limit(BOB, Side::Buy, 10_000, 1));
     let through = market.room.sequence().0;
@@ -200,7 +200,7 @@ fn while_trades_are_not_final_a_settled_costs_at_most_a_message_per_session_that
 }
 
 #[test]
-fn both_sessions_of_a_bust_trade_are_told() {
+fn both_sessions_of_a_bust_trade_get_a_message() {
     let (mut market, [maker, taker, _], _) = traded(1);
     let party = |session, seq: u64| TradeParty {
         session,
@@ -236,7 +236,7 @@ fn both_sessions_of_a_bust_trade_are_told() {
     assert_eq!(reports.len(), 2);
     told(&reports[0], bust.buy, Side::Buy);
     told(&reports[1], bust.sell, Side::Sell);
-    // No session is told of an order that has none.
+    // A trade of orders without sessions causes no message.
     let other = Bust {
         trade: Id128::from_u128(8),
         buy: TradeParty::NONE,

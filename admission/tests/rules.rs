@@ -1,4 +1,4 @@
-//! What admission draws, returns and refuses, each rule by example.
+//! What admission draws, returns and refuses: one example per rule.
 
 mod support;
 
@@ -50,7 +50,7 @@ fn r152_sell_draws_units_and_a_short_sell_is_refused() {
 #[test]
 fn t05_the_fee_reserve_must_be_covered_too() {
     let mut market = Market::small();
-    // 100 * 100.00 = all of the money, nothing left for the fee.
+    // 100 * 100.00 is all of the money: nothing is left for the fee.
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 100)));
     assert_eq!(reject.reason, RejectReason::InsufficientBalance);
     let known = Known::Balance {
@@ -149,7 +149,7 @@ fn r173_t19_market_order_gets_a_protection_price() {
         };
         (c.price, c.draw)
     };
-    // No best price: the band's limit; units limit nothing but themselves.
+    // No best price: a buy is limited by the band; a sell draws only its units.
     assert_eq!(
         ask(&market, market_order(ALICE, Side::Buy, 1)),
         (Ticks(100_000), minor(100_000, 100))
@@ -163,7 +163,7 @@ fn r173_t19_market_order_gets_a_protection_price() {
         ask(&market, market_order(ALICE, Side::Buy, 1)),
         (Ticks(10_500), minor(10_500, 11))
     );
-    // Its own protection, kept inside the band.
+    // Its own protection, capped by the band.
     let own = NewRequest {
         price: Some(Ticks(10_100)),
         ..market_order(ALICE, Side::Buy, 1)
@@ -174,7 +174,7 @@ fn r173_t19_market_order_gets_a_protection_price() {
         ..own
     };
     assert_eq!(ask(&market, far).0, Ticks(100_000));
-    // Short of the band its own price holds: a protection is capped, never widened.
+    // Within the band its own price applies: a protection is capped, never widened.
     let mut narrower = spec("BOND-1", 100_000);
     narrower.band_low = Ticks(9_000);
     market.go(Request::SetInstrument(narrower)).unwrap();
@@ -221,7 +221,7 @@ fn t22_amend_draws_the_growth_and_returns_the_rest() {
     assert_eq!(market.money(ALICE).reserved, minor(110_000, 110));
     market.go(amend(ALICE, order, None, Some(4))).unwrap();
     assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
-    // Refused by the book: the growth comes back.
+    // Refused by the book: the growth is returned.
     market.go(amend(ALICE, order, Some(200_000), None)).unwrap();
     assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
     assert_eq!(market.money(ALICE).held(), Minor(1_000_000));
@@ -232,7 +232,7 @@ fn t22_amend_draws_the_growth_and_returns_the_rest() {
 }
 
 #[test]
-fn amends_on_their_way_cover_the_worst_of_their_outcomes() {
+fn amends_in_flight_cover_the_worst_of_their_outcomes() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
     market.ask(amend(ALICE, order, Some(9_000), None)).unwrap();
@@ -247,7 +247,7 @@ fn amends_on_their_way_cover_the_worst_of_their_outcomes() {
     );
     market.drain();
     assert_eq!(market.money(ALICE).reserved, minor(96_000, 96));
-    // An amend that finds its order gone.
+    // The order is gone when its amend arrives.
     market.ask(cancel(ALICE, OrderRef::Handle(order))).unwrap();
     market.ask(amend(ALICE, order, Some(9_500), None)).unwrap();
     market.drain();
@@ -275,7 +275,7 @@ fn d37_client_order_ids_are_unique_among_open_orders() {
 }
 
 #[test]
-fn a_resend_acts_no_more() {
+fn a_resend_has_no_effect() {
     let mut market = Market::small();
     let session = market.session(UserIx(ALICE), 77);
     let order = |client_seq| {
@@ -294,7 +294,7 @@ fn a_resend_acts_no_more() {
     }
     market.go(order(4)).unwrap();
     assert_eq!(market.money(ALICE).orders, 2);
-    // Resumed by its key, the session goes on where it was.
+    // Resumed by its key, the session keeps its state.
     market
         .go(Request::CloseSession {
             session,
@@ -466,7 +466,7 @@ fn settlements_positions_never_go_back_and_never_pass_the_journal() {
     for wrong in [settled(last + 1, 0), settled(last - 2, last - 1)] {
         assert_eq!(reason(market.refuse(wrong)), RejectReason::Malformed);
     }
-    // The market is closed to new orders until settlement is further: this enters all the same.
+    // The market is closed to new orders until settlement advances; settlement's commands pass.
     market
         .room
         .refuse_orders(Some(RejectReason::SettlementBacklog));
@@ -489,7 +489,7 @@ fn settlements_positions_never_go_back_and_never_pass_the_journal() {
 }
 
 #[test]
-fn where_everything_is_settled_settlements_own_records_are_too() {
+fn a_settled_position_covers_settlements_own_records() {
     let mut market = Market::small();
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
     let last = market.room.sequence().get();
@@ -504,14 +504,14 @@ fn where_everything_is_settled_settlements_own_records_are_too() {
     // Settlement had not read its own records yet.
     market.go(settled(last, last)).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
-    // A record of others ends the run.
+    // A record of another origin ends the run.
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
     market.go(bust(Id128::from_u128(8))).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
 }
 
 #[test]
-fn under_a_kill_switch_one_may_cancel_only() {
+fn under_a_kill_switch_only_cancels_pass() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
     let switch = |user, is_engaged| Request::SetKillSwitch {
@@ -546,7 +546,7 @@ fn while_new_orders_are_refused_cancels_pass() {
     market.room.refuse_orders(refusing);
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::SettlementBacklog);
-    // An amend brings no trade when it neither betters the price nor grows.
+    // An amend causes no trade when it neither improves the price nor adds quantity.
     for (price, quantity) in [
         (Some(10_100), None),
         (None, Some(3)),
@@ -562,7 +562,7 @@ fn while_new_orders_are_refused_cancels_pass() {
     ] {
         market.go(amend(ALICE, order, price, quantity)).unwrap();
     }
-    // While another amend is under way nobody knows from where the next one starts.
+    // While another amend is in flight, the terms that the next one starts from are unknown.
     market.ask(amend(ALICE, order, Some(9_800), None)).unwrap();
     let reject = market.ask(amend(ALICE, order, Some(9_900), None));
     assert_eq!(reject.unwrap_err().reason, RejectReason::SettlementBacklog);
@@ -572,7 +572,7 @@ fn while_new_orders_are_refused_cancels_pass() {
 
 // `design.md` 7.
 #[test]
-fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
+fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
     let mut market = Market::small();
     let other = market.instrument(spec("BOND-2", 100_000));
     let bounds = OrderBounds {
@@ -614,10 +614,10 @@ fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
     assert_eq!(reject.unwrap_err().reason, RejectReason::UserOrderLimit);
 }
 
-// A damaged image ends before it asks for a place for each of 2^32 users.
+// A damaged image panics before it allocates a row for each of 2^32 users.
 #[test]
 #[should_panic(expected = "a pool belongs to a user")]
-fn an_image_with_a_pool_of_no_user_is_refused() {
+fn an_image_with_a_pool_of_an_unknown_user_is_refused() {
     let mut image = Market::small().room.image();
     image.pools[0].user = UserIx(u32::MAX - 1);
     let _ = Admission::restore(&image, AdmissionConfig::default());
@@ -896,7 +896,7 @@ fn mass_cancel_is_for_ones_own_orders_unless_the_platform_asks() {
 }
 
 #[test]
-fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
+fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     let mut market = Market::small();
     let bob = UserId::new("bob").unwrap();
     let reject = market.refuse(Request::BindUser(bob));
@@ -997,7 +997,7 @@ fn r345_a_chosen_group_is_its_first_users() {
     );
     market.go(login(ALICE, 72)).unwrap();
     market.go(cancel_group(ALICE)).unwrap();
-    // A snapshot tells it as well.
+    // A snapshot keeps it, too.
     let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
     let refused = restored.admit(&login(BOB, 71), market.time_ns + 1_000);
     assert_eq!(refused.unwrap_err().reason, RejectReason::NotOwner);
@@ -1034,9 +1034,9 @@ fn a_key_answers_for_phases_and_holds_too() {
     market.go(defund(3, 4)).unwrap();
 }
 
-/// `design.md` 10: halting is one call, lifting a halt is the supervision's.
+/// `design.md` 10: halting is one call, only market supervision lifts a halt.
 #[test]
-fn a_halt_stays_until_it_is_lifted_by_name() {
+fn a_halt_stays_until_it_is_lifted_explicitly() {
     let mut market = Market::small();
     let phase = |phase, lifts_halt| Request::SetPhase {
         instrument: InstrumentIx(0),
@@ -1059,7 +1059,7 @@ fn a_halt_stays_until_it_is_lifted_by_name() {
     assert_eq!(reject.reason, RejectReason::InstrumentMatured);
 }
 
-/// State of an order after the last event that touched it, by D13, and what was filled: quantity and value.
+/// State of an order after its last event, by D13, and the quantity and value filled.
 fn state(market: &Market, order: Handle) -> (OrderStatus, u64, i64) {
     let mut effects = market.effects.iter().rev();
     let last = effects.find(|e| e.order.handle == order);
@@ -1094,7 +1094,7 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
     market.place(limit(BOB, Side::Sell, 10_000, 6));
     assert_eq!(state(&market, resting), (Filled, 10, 100_000));
 
-    // What was filled, and at which average price, outlives the cancel of the rest.
+    // The filled quantity and its average price survive the cancel of the rest.
     market.place(limit(BOB, Side::Sell, 9_000, 2));
     market.place(limit(BOB, Side::Sell, 9_500, 1));
     let taker = market.place(limit(ALICE, Side::Buy, 10_000, 10));
@@ -1108,7 +1108,7 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
         .unwrap();
     assert_eq!(state(&market, unfilled), (Cancelled, 0, 0));
 
-    // What may not rest ends filled or cancelled, whatever it met.
+    // Orders that may not rest end filled or cancelled, whatever they meet.
     for time_in_force in [TimeInForce::Ioc, TimeInForce::Fok] {
         for (quantity, filled) in [(2, 2), (5, 3)] {
             market.place(limit(BOB, Side::Sell, 9_000, 3));
@@ -1150,7 +1150,7 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
     assert_eq!(state(&market, refused), (Rejected, 0, 0));
 }
 
-/// Brings an order of Alice to its end for this reason. A reason without an arm does not compile.
+/// Ends an order of Alice for this reason. A reason without an arm does not compile.
 fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
     let platform = UserIx::NONE;
     let resting = limit(ALICE, Side::Buy, 9_000, 1);
@@ -1328,10 +1328,10 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
     assert_eq!(
         state(&market, order),
         (OrderStatus::Cancelled, 1, 10_000),
-        "what would have gone too far has not happened"
+        "no trade past the velocity limit"
     );
     assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
-    // The registry speaks of the instrument meanwhile: it stays halted.
+    // Meanwhile the registry changes the instrument: it stays halted.
     let mut changed = *market.room.spec(ix).unwrap();
     (changed.band_high, changed.phase) = (Ticks(90_000), Phase::Open);
     market.go(Request::SetInstrument(changed)).unwrap();
@@ -1351,14 +1351,14 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
     assert_eq!(state(&market, order), (OrderStatus::Filled, 1, 10_200));
 }
 
-/// A change of the instrument that was admitted before the halt was known opens nothing.
+/// A change of the instrument that was admitted before the halt was known does not reopen it.
 #[test]
-fn f08_a_change_on_its_way_does_not_undo_the_halt() {
+fn f08_a_change_in_flight_does_not_undo_the_halt() {
     let (mut market, ix) = halting_market();
     let order = limit(ALICE, Side::Buy, 10_500, 2);
     market.ask(Request::New(order)).unwrap();
     let mut changed = *market.room.spec(ix).unwrap();
-    assert_eq!(changed.phase, Phase::Open, "the halt is still on its way");
+    assert_eq!(changed.phase, Phase::Open, "the halt is still in flight");
     changed.band_high = Ticks(90_000);
     market.ask(Request::SetInstrument(changed)).unwrap();
     market.drain();

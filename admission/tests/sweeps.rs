@@ -1,4 +1,4 @@
-//! Mass cancels and kill switches in slices: whose turn it is, what a slice looks at.
+//! Mass cancels and kill switches in slices: their turns, and the orders that a slice inspects.
 
 mod support;
 
@@ -24,7 +24,7 @@ fn mass_cancel(user: UserIx, side: Option<Side>) -> Request {
     })
 }
 
-/// Carries out a request, the first slice of it at most; what it looked at and left.
+/// Executes a request, at most its first slice; returns the number of orders inspected in vain.
 fn carry_out(market: &mut Market, request: Request, most: usize) -> u64 {
     let mut command = market
         .room
@@ -62,7 +62,7 @@ fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leav
         assert_eq!(owner, ALICE);
         left += carry_out(&mut market, Request::CancelSlice(of), SLICE);
         slices += 1;
-        // Where the last slice stopped an order ends, and those around it.
+        // Ends the order where the last slice stopped, and those around it.
         if slices % 5 == 0 {
             let at = PAIRS / 2 + slices * SLICE;
             for handle in buys.drain(at - ended - 2..at - ended + 2) {
@@ -72,7 +72,7 @@ fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leav
                 ended += 1;
             }
         }
-        // A node that starts from a snapshot goes on with the same slice.
+        // A node that starts from a snapshot continues with the same slice.
         if slices % 7 == 0 {
             let config = AdmissionConfig {
                 orders_max: 4_096,

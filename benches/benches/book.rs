@@ -1,5 +1,5 @@
-//! The book alone, events counted and dropped. Load: 1,000 orders rest on 100 levels a side; one
-//! iteration is one command pair.
+//! The book alone; events are counted and dropped. Load: 1,000 orders rest on 100 levels per side;
+//! one iteration is one command pair.
 
 use benches::{Desk, instrument};
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -54,7 +54,7 @@ fn bench(criterion: &mut Criterion) {
         });
     });
 
-    // An empty book, so that the offer is the one that is filled and both slots come free.
+    // An empty book, so that the offer is filled and both slots become free.
     let (mut book, mut desk, mut count) = (
         Book::new(instrument(InstrumentIx(0), "BENCH"), BookConfig::default()),
         Desk::new(64),
@@ -71,7 +71,7 @@ fn bench(criterion: &mut Criterion) {
             desk.closed(taker);
         });
     });
-    assert!(count.0 > 0, "the book reports events");
+    assert!(count.0 > 0, "the book reported no events");
 }
 
 criterion_group!(benches, bench);

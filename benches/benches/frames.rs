@@ -1,4 +1,4 @@
-//! The journal's frames. Load: a command payload of 120 bytes.
+//! Journal frames. Load: a command payload of 120 bytes.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use journal::FrameKind;

@@ -1,7 +1,7 @@
-//! What two cores allow: the load of `pipeline` over bare rings. The same open loop, messages of
-//! the same size, a thread that only sends each back; and where the path has a journal, one more
-//! thread that only sleeps and writes: as many bytes, as often, to the same folder, on the same
-//! cores. No admission, no book, no frame. Whatever latency is left is the machine's.
+//! Floor of this machine: the load of `pipeline` over bare rings. The same open loop, messages of
+//! the same size, a thread that only echoes each. If the path has a journal, one more thread only
+//! sleeps and writes: as many bytes, as often, to the same folder, on the same cores. No admission,
+//! no book, no frames. The remaining latency is the machine's.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -21,33 +21,33 @@ use thread_priority::{
 
 use crate::hop::{self, Spread, Timer, histogram};
 
-/// Messages that each ring holds.
+/// Messages per ring.
 const RING: usize = 4_096;
-/// Bytes of a segment, as the journal's are.
+/// Bytes of a segment, like the journal's.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// A request's two cache lines, and a report's one.
+/// Two cache lines of a request, one of a report.
 type Asked = [u64; 16];
 type Told = [u64; 8];
 
 /// The load.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// Messages a second.
+    /// Messages per second.
     pub rate: u64,
     pub seconds: u64,
-    /// Seconds before that are not counted.
+    /// Uncounted seconds at the start.
     pub warm_up: u64,
-    /// Core of the thread that sends back.
+    /// Core of the echo thread.
     pub core: usize,
 }
 
-/// What the thread beside it writes.
+/// Writes of the writer thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Writes {
-    /// Bytes of each write, whole blocks.
+    /// Bytes per write, whole blocks.
     pub bytes: usize,
-    /// Time from the beginning of one write to that of the next; a write that takes longer is followed at once.
+    /// Time between the starts of two writes; a longer write is followed at once.
     pub every: Duration,
 }
 
@@ -57,7 +57,8 @@ impl Writes {
     }
 }
 
-/// The latencies of the load from when each message was due. The caller is the client, pinned by himself.
+/// Latencies of the load, counted from when each message was due. The caller is the client and pins
+/// itself.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -71,16 +72,16 @@ pub fn run(load: Load, beside: Option<(Writes, &Path)>) -> anyhow::Result<Spread
     let spread = echo(load);
     is_over.store(true, Ordering::Relaxed);
     if let Some(writer) = writer {
-        writer.join().expect("the writer does not panic");
+        writer.join().expect("the writer panicked");
     }
     anyhow::ensure!(
         failed.load(Ordering::Relaxed) == 0,
-        "the thread beside it could not write"
+        "the writer thread could not write"
     );
     Ok(spread)
 }
 
-/// Sends at the rate, reads what comes back.
+/// Sends at the rate, reads the echoes.
 fn echo(load: Load) -> Spread {
     let (mut there, builder) =
         build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
@@ -104,7 +105,7 @@ fn echo(load: Load) -> Spread {
                 left -= 1;
             }
         }
-        // The ring ends with its producer: not before the last answer is read.
+        // The ring ends with its producer, so it must outlive the last answer.
         answer
     });
     let mut times = histogram();
@@ -136,11 +137,11 @@ fn echo(load: Load) -> Spread {
             }
         }
     }
-    drop(other.join().expect("the echo does not panic"));
+    drop(other.join().expect("the echo panicked"));
     Spread::of(&times)
 }
 
-/// Starts the thread that writes and sleeps, off the core that sends back as the journal's thread is.
+/// Starts the writer thread, not on the echo thread's core, like the journal's thread.
 fn write(
     writes: Writes,
     dir: &Path,
@@ -157,11 +158,11 @@ fn write(
     let room = SEGMENT_BYTES - writes.bytes as u64;
     Ok(std::thread::spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Where there are but two cores the other one is the client's.
+        // With only two cores the other one is the client's.
         if cores == 2 {
             hop::pin(1 - core.min(1));
         }
-        // As the journal's thread does, where the system allows it.
+        // Real-time priority like the journal's thread, if the system allows it.
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
         let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
         let mut offset = 0;

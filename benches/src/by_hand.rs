@@ -1,6 +1,6 @@
-//! What a command costs the hot thread: the path turned by hand on one thread, so that nothing
-//! waits for a core, a cache line or a clock. Only the turns are timed. Of use for counting
-//! instructions too: `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
+//! Cost of a command on the hot thread: polls the path on one thread, so that nothing waits for a
+//! core, a cache line or a clock. Only the polls are timed. Also useful for counting instructions:
+//! `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use types::Sequence;
 
 use crate::load::Load;
 
-/// Requests given before each turn.
+/// Requests submitted before each poll.
 pub const BATCHES: [usize; 3] = [1, 8, 64];
-/// Commands accepted and not durable at most.
+/// Most accepted commands that are not durable.
 const UNDURABLE_MAX: u64 = 20_000;
-/// Answers awaited at most: the journal's writer may hold up a turn for as long.
+/// Longest wait for answers: the journal's writer may delay a poll as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One line of the result.
@@ -25,7 +25,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Million commands a second, if the hot thread did nothing but this.
+    /// Million commands per second, if the hot thread did nothing else.
     pub fn capacity_m(&self) -> f64 {
         1e3 / self.ns_per_command
     }
@@ -42,7 +42,7 @@ impl Cost {
 /// Runs `commands` of the load in batches of each size of [`BATCHES`].
 ///
 /// # Errors
-/// The node refuses the load or ends.
+/// The node rejects the load or stops.
 pub fn run(
     mut node: ByHand,
     instruments: usize,
@@ -64,7 +64,7 @@ pub fn run(
         instruments,
         seed,
     )
-    .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+    .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
     let commit = node.commit();
     while node.turn() {}
     let mut costs = Vec::new();
@@ -90,7 +90,7 @@ pub fn run(
     Ok(costs)
 }
 
-/// What reading the clock twice adds to what it measures.
+/// Cost of reading the clock twice.
 fn clock_cost() -> Duration {
     let mut least = Duration::MAX;
     for _ in 0..1_000 {
@@ -100,7 +100,7 @@ fn clock_cost() -> Duration {
     least
 }
 
-/// Time spent in turns, and how many they were.
+/// Time spent in polls, and their number.
 fn turns(
     node: &mut ByHand,
     ring: &mut RingPort,
@@ -127,9 +127,12 @@ fn turns(
             spent += start.elapsed();
             turns += 1;
             answered += read(ring, load, &mut last)?;
-            anyhow::ensure!(begun.elapsed() < PATIENCE, "the node does not answer");
+            anyhow::ensure!(
+                begun.elapsed() < PATIENCE,
+                "timed out waiting for the node's answers"
+            );
         }
-        // The disk is not what is measured: no turn meets a full buffer.
+        // The disk is not measured: no poll meets a full buffer.
         while commit.is_some_and(|at| last.get() > at.position().get() + UNDURABLE_MAX) {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -137,7 +140,7 @@ fn turns(
     Ok((spent, turns))
 }
 
-/// Reads what the turn has reported; the number of answers.
+/// Reads the reports of a poll; returns the number of answers.
 fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Result<usize> {
     let mut answered = 0;
     let mut is_refused = false;
@@ -148,6 +151,6 @@ fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Re
         }
         _ => is_refused = true,
     })?;
-    anyhow::ensure!(!is_refused, "the node refuses the load");
+    anyhow::ensure!(!is_refused, "the node rejected a request of the load");
     Ok(answered)
 }

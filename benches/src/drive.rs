@@ -1,9 +1,9 @@
-//! Turns a flow into the commands that admission would send, and back again into a tape: the
-//! untimed part of the `flow` benchmark, and its judge.
+//! Translates a flow into the commands that admission would send, and their events into a tape: the
+//! untimed part of the `flow` benchmark, and its verification.
 //!
-//! Every order belongs to a user of its own, so that self-trade prevention compares at each match
-//! and never fires. Slots are given as admission gives them: the one freed last, a block of 512
-//! more when none is free.
+//! Each order has its own user, so that self-trade prevention compares at each match and never
+//! fires. Slots are assigned as by admission: the one freed last, or a new block of 512 if none is
+//! free.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 const BLOCK: u32 = 512;
 const IX: InstrumentIx = InstrumentIx(0);
 
-/// Commands ready to be applied, and what they have to lead to.
+/// Commands ready to apply, and their expected outcome.
 pub struct Drive {
     pub spec: InstrumentSpec,
     pub prefill: Vec<Envelope>,
@@ -28,7 +28,7 @@ pub struct Drive {
     pub outcome: Outcome,
 }
 
-/// What the book did with a flow.
+/// Outcome of a flow in the book.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Trades and lots of the timed records.
@@ -36,19 +36,19 @@ pub struct Outcome {
     pub quantity: u64,
     /// Over prefill and timed records.
     pub tape: TapeHash,
-    /// Matches of the timed records at which two different groups were compared.
+    /// Matches of the timed records that compared two different groups.
     pub stp_checks: u64,
     pub resting: u32,
     pub state_hash: u64,
     pub events: u64,
 }
 
-/// The flow's book: the file's prices are its band. Room as the platform gives it.
+/// The flow's book: its band is the file's price range. Capacity as in the platform.
 pub fn new_book(spec: InstrumentSpec) -> Book {
     Book::new(spec, BookConfig::default())
 }
 
-/// Slots as admission gives them.
+/// Slots, assigned as by admission.
 #[derive(Default)]
 struct Slots {
     free: VecDeque<u32>,
@@ -72,7 +72,7 @@ impl Slots {
     }
 }
 
-/// Keeps the events of a book.
+/// Collects the events of a book.
 #[derive(Default)]
 pub struct Collect(pub Vec<EventEnvelope>);
 
@@ -95,7 +95,8 @@ struct Translator {
 }
 
 impl Drive {
-    /// Plays the flow once, untimed. Panics when the flow names an order that does not rest: the file is wrong then.
+    /// Plays the flow once, untimed. Panics if the flow names an order that does not rest: the file
+    /// is invalid.
     pub fn new(flow: &Flow) -> Self {
         let header = &flow.header;
         let spec = InstrumentSpec::new(&InstrumentParams {
@@ -142,7 +143,7 @@ impl Drive {
         }
     }
 
-    /// True when trades, quantity, tape and resting orders are the file's.
+    /// True if trades, quantity, tape and resting orders match the file's.
     pub fn tape_ok(&self, flow: &Flow) -> bool {
         let (found, expected) = (&self.outcome, &flow.header);
         found.trades == expected.trades
@@ -192,7 +193,7 @@ impl Translator {
             }),
             Op::Replace { .. } => {
                 let handle = self.resting(book, record);
-                let order = book.order(handle).expect("it rests");
+                let order = book.order(handle).expect("the order rests");
                 let filled = order.quantity - order.open;
                 Command::Amend(Amend {
                     handle,
@@ -215,7 +216,7 @@ impl Translator {
         let handle = self.handles[record.id as usize];
         assert!(
             !handle.is_none() && book.is_resting(handle),
-            "the flow names order {}, which does not rest",
+            "invalid flow: order {} does not rest",
             record.id
         );
         handle
@@ -249,7 +250,7 @@ fn new_order(
     } else {
         Side::Sell
     };
-    // A market order of the file has no protection: the far end of the band is none.
+    // A market order of the file has no protection price: use the far end of the band.
     let price = match (kind, side) {
         (Kind::Market, Side::Buy) => spec.band_high,
         (Kind::Market, Side::Sell) => spec.band_low,

@@ -1,8 +1,8 @@
-//! The floor under the book: price-time priority and nothing else. No accounts, no self-trade
-//! prevention, no phases, no bands, no assertions; a 32-byte event an outcome. What the product's
-//! book costs more than this, its rules cost.
+//! The floor of the book: price-time priority only. No accounts, no self-trade prevention, no
+//! phases, no bands, no assertions; a 32-byte event per outcome. The difference to the product's
+//! book is the cost of its rules.
 //!
-//! Levels stand in an array by tick with a bitmap of the occupied ones a side, orders in a slab
+//! Levels are in an array by tick with a bitmap of the occupied ones per side, orders in a slab
 //! with 32-bit links, ids in a dense table.
 
 use crate::xflow::{Header, Kind, Op, Record, TapeHash};
@@ -35,7 +35,7 @@ const EMPTY: Level = Level {
     open: 0,
 };
 
-/// An outcome: maker or order, taker or what happened to it, price, quantity.
+/// An outcome: maker or order, taker or kind of outcome, price, quantity.
 #[derive(Clone, Copy, Default)]
 struct Outcome(u64, u64, i64, u64);
 
@@ -44,7 +44,7 @@ const DROPPED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 const REPLACED: u64 = u64::MAX - 2;
 
-/// Occupied places, one bit each, with a bit a word above.
+/// Occupied places, one bit each, with a second level of one bit per word.
 struct Bits {
     low: Vec<u64>,
     high: Vec<u64>,
@@ -140,7 +140,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Room for everything that the header promises.
+    /// A book with capacity for everything in the header.
     pub fn new(header: &Header) -> Self {
         let places = (header.price_high - header.price_low + 1) as usize;
         let orders = header.resting_max as u32 + 1;
@@ -177,7 +177,7 @@ impl Floor {
         }
     }
 
-    /// Carries out one record.
+    /// Executes one record.
     #[inline(always)]
     pub fn apply(&mut self, record: &Record) {
         let side = usize::from(record.side & 1);
@@ -384,7 +384,8 @@ impl Floor {
         false
     }
 
-    /// Events written, and a digest of those still kept: whoever reads it keeps them from being optimised away.
+    /// Events written, and a digest of those kept. Reading it prevents the compiler from removing
+    /// them.
     pub fn digest(&self) -> (usize, u64) {
         let words = self
             .events

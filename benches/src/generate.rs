@@ -1,23 +1,23 @@
-//! Makes order flow with the right answer beside it: a seed gives the same file on every machine.
-//! The answer comes from a plain book of its own (a sorted map of queues), which shares nothing
-//! with the product's.
+//! Generates order flow with its expected result: a seed produces the same file on every machine.
+//! The result comes from a separate plain book (a sorted map of queues), which shares no code with
+//! the product's.
 //!
-//! Shape: about 45 % orders that rest, 40 % cancels, 8 % replaces, 7 % orders that trade (IOC, GTC,
-//! FOK, market). Distances from the best price follow a power law; cancels prefer young orders.
-//! Every cancel and replace names an order that rests: nothing is refused.
+//! Shape: about 45 % resting orders, 40 % cancels, 8 % replaces, 7 % trading orders (IOC, GTC, FOK,
+//! market). Distances from the best price follow a power law; cancels prefer young orders. Every
+//! cancel and replace names a resting order, so none is rejected.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::xflow::{Flow, Header, Kind, Op, Record, TapeHash};
 
-/// Which book the flow builds.
+/// Kind of book that the flow builds.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// 0 single, 1 deep.
     pub profile: u32,
-    /// Orders that rest, about.
+    /// Approximate number of resting orders.
     pub resting: u64,
-    /// Distances reach up to two to this power, in ticks.
+    /// Distances are up to two to this power, in ticks.
     pub reach_bits: u32,
 }
 
@@ -28,7 +28,7 @@ impl Shape {
         resting: 2_000,
         reach_bits: 9,
     };
-    /// A book that does not.
+    /// A book that does not fit.
     pub const DEEP: Self = Self {
         profile: 1,
         resting: 150_000,
@@ -72,9 +72,9 @@ struct Resting {
 /// The plain book: the oracle.
 #[derive(Default)]
 struct Plain {
-    /// Prices of a side; bids under their negated price, so that the best one is first.
+    /// Prices of a side; bids under their negated price, so that the best one comes first.
     sides: [BTreeMap<i64, VecDeque<u64>>; 2],
-    /// By id; `None` when it does not rest.
+    /// By id; `None` if it does not rest.
     orders: Vec<Option<Resting>>,
     live: Vec<u64>,
     trades: u64,
@@ -93,7 +93,7 @@ impl Plain {
     }
 
     fn order(&self, id: u64) -> Resting {
-        self.orders[id as usize].expect("it rests")
+        self.orders[id as usize].expect("the order rests")
     }
 
     fn rest(&mut self, id: u64, side: u8, price: i64, open: u64) {
@@ -115,7 +115,7 @@ impl Plain {
         let side = &mut self.sides[usize::from(order.side)];
         let queue = side
             .get_mut(&key(order.side, order.price))
-            .expect("its price");
+            .expect("the level of the order");
         queue.retain(|other| *other != id);
         if queue.is_empty() {
             side.remove(&key(order.side, order.price));
@@ -123,7 +123,9 @@ impl Plain {
         self.orders[id as usize] = None;
         self.live.swap_remove(order.live_at);
         if let Some(moved) = self.live.get(order.live_at) {
-            let moved = self.orders[*moved as usize].as_mut().expect("it rests");
+            let moved = self.orders[*moved as usize]
+                .as_mut()
+                .expect("the order rests");
             moved.live_at = order.live_at;
         }
     }
@@ -141,7 +143,7 @@ impl Plain {
         false
     }
 
-    /// What is left of the taker.
+    /// Matches the taker; returns its remaining quantity.
     fn take(&mut self, taker: u64, side: u8, limit: i64, mut want: u64) -> u64 {
         let other = 1 - side;
         while want > 0 {
@@ -152,7 +154,9 @@ impl Plain {
                 break;
             }
             let maker = queue[0];
-            let order = self.orders[maker as usize].as_mut().expect("it rests");
+            let order = self.orders[maker as usize]
+                .as_mut()
+                .expect("the order rests");
             let quantity = want.min(order.open);
             want -= quantity;
             order.open -= quantity;
@@ -176,7 +180,7 @@ struct Generator {
     id_last: u64,
 }
 
-/// Makes a flow of `timed` records behind the prefill.
+/// Generates a flow of `timed` records after the prefill.
 pub fn generate(shape: Shape, seed: u64, timed: u64) -> Flow {
     let mut g = Generator {
         random: Random(seed ^ (u64::from(shape.profile) << 32)),
@@ -265,7 +269,7 @@ impl Generator {
         } else {
             self.random.power(self.shape.reach_bits)
         };
-        // One in eight betters the best price when there is room.
+        // One in eight improves the best price if there is room.
         let step = if self.random.below(8) == 0 {
             -away
         } else {
@@ -282,7 +286,7 @@ impl Generator {
 
     fn passive(&mut self) {
         let [bids, asks] = [0, 1].map(|side: usize| self.book.sides[side].len() as u64);
-        // The thinner side gets more.
+        // The thinner side gets more orders.
         let side = u8::from(self.random.below(bids + asks + 2) > asks);
         let (price, quantity) = (self.quiet_price(side), self.lots());
         let id = self.new_id();
@@ -321,7 +325,7 @@ impl Generator {
         }
     }
 
-    /// An order that rests: a young one half of the time.
+    /// A resting order: a young one half of the time.
     fn pick(&mut self) -> Option<u64> {
         if self.random.below(2) == 0 {
             for _ in 0..4 {
@@ -356,16 +360,16 @@ impl Generator {
             let keeps_place = Op::Replace { keeps_place: true };
             self.emit(keeps_place, side, id, order.price, open);
             let order = self.book.orders[id as usize].as_mut();
-            order.expect("it rests").open = open;
+            order.expect("the order rests").open = open;
             return;
         }
         let (price, open) = if choice < 6 {
             (order.price, order.open + self.lots())
         } else {
-            // One in sixteen crosses on purpose.
+            // One in sixteen crosses deliberately.
             let crossing = self.book.best(1 - side).filter(|_| choice == 15);
             let price = crossing.unwrap_or_else(|| self.quiet_price(side));
-            // The same price would keep the place.
+            // The same price would keep priority.
             let price = if price == order.price {
                 price + if side == 0 && price > 1 { -1 } else { 1 }
             } else {

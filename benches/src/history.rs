@@ -1,5 +1,5 @@
-//! The market's history: records of a generated flow for it to write, and the bare statements that
-//! write the same rows.
+//! Records of a generated flow for the market's history, and bare statements that write the same
+//! rows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,19 +18,20 @@ use types::{
 
 use crate::xflow::{self, Flow, Kind, Op};
 
-/// Nanoseconds between two commands: 100,000 a second.
+/// Nanoseconds between two commands: 100,000 per second.
 const PACE_NS: u64 = 10_000;
-/// Time of the first.
+/// Time of the first command.
 const BEGIN_NS: u64 = 1_760_000_000_000_000_000;
 
-/// Plays a flow through admission and book, as the hot thread does: the journal's records.
+/// Runs a flow through admission and book, as the hot thread does, and yields the journal's
+/// records.
 pub struct Source {
     core: Core,
     users: Vec<UserIx>,
     /// By file id.
     handles: Vec<Handle>,
     flow: std::vec::IntoIter<xflow::Record>,
-    /// Records of instrument, users and money, still to be given.
+    /// Remaining records of instrument, users and money.
     opening: std::vec::IntoIter<Record>,
 }
 
@@ -54,7 +55,7 @@ impl Source {
             let id = UserId::new(&format!("user-{account}")).expect("an id");
             let bound = source.ask(&Request::BindUser(id)).expect("new");
             let Command::BindUser(bind) = &bound.command.command else {
-                unreachable!("a binding is journalled as one")
+                unreachable!("a BindUser request is journalled as BindUser")
             };
             source.users[account] = bind.user;
             let assets = [AssetIx::MONEY, AssetIx::units(InstrumentIx(0))];
@@ -78,7 +79,7 @@ impl Source {
         source
     }
 
-    /// `None`: refused, so that nothing is journalled.
+    /// `None` if the request is rejected: nothing is journalled.
     fn ask(&mut self, request: &Request) -> Option<Record> {
         let sequence = self.core.sequence().next();
         let time_ns = BEGIN_NS + sequence.get() * PACE_NS;
@@ -121,7 +122,7 @@ impl Source {
             }),
             Op::Cancel => Request::Cancel(CancelRequest {
                 order: OrderRef::Handle(handle),
-                // The file names the account of the record, not of the order.
+                // The file has the account of the record, not of the order.
                 user: UserIx::NONE,
                 session: SessionIx::NONE,
                 client_seq: 0,
@@ -174,7 +175,7 @@ impl Iterator for Source {
     }
 }
 
-/// What a transaction writes, in the order of the statements' values.
+/// Rows of one transaction, in the order of the statements' values.
 pub struct BareRows {
     inserts: Vec<Vec<Value>>,
     updates: Vec<Vec<Value>>,
@@ -190,14 +191,14 @@ enum Value {
 }
 
 impl BareRows {
-    /// Made before the clock runs. Users and instruments have the numbers that the history gives
-    /// them where all come in the order of the journal.
+    /// Computed before the clock runs. Users and instruments have the numbers that the history
+    /// assigns if all appear in journal order.
     pub fn of(batches: &[Batch]) -> Self {
         let rows = Rows::of(batches);
         let (new, old): (Vec<_>, Vec<_>) = rows.orders.iter().partition(|change| change.is_new);
         let trades = rows.trades.iter().map(|new| {
             let (trade, buy, sell) = (new.trade, new.trade.buy(), new.trade.sell());
-            let index = derived::trade_index(trade.id).expect("a trade's id has one");
+            let index = derived::trade_index(trade.id).expect("a trade id contains its index");
             let key = (new.sequence.get() << 20) | u64::from(index);
             numbers([
                 key as i64,
@@ -218,7 +219,7 @@ impl BareRows {
             inserts: new.into_iter().map(inserted).collect(),
             updates: old.into_iter().map(updated).collect(),
             trades: trades.collect(),
-            through: batches.last().expect("a batch").last(),
+            through: batches.last().expect("at least one batch").last(),
         }
     }
 }
@@ -269,8 +270,8 @@ fn updated(change: &OrderChange<'_>) -> Vec<Value> {
     values
 }
 
-/// The floor: the history's own statements on a file with its schema and its connection's settings,
-/// each prepared once, a transaction per batch.
+/// The floor: the history's own statements on a file with the same schema and connection settings,
+/// each prepared once, one transaction per batch.
 pub struct Bare {
     db: Connection,
 }
@@ -279,7 +280,7 @@ impl Bare {
     /// `path`: an empty history.
     ///
     /// # Errors
-    /// SQLite's.
+    /// Errors of SQLite.
     pub fn open(path: &Path) -> rusqlite::Result<Self> {
         let db = Connection::open(path)?;
         db.execute_batch(&format!(
@@ -289,10 +290,10 @@ impl Bare {
         Ok(Self { db })
     }
 
-    /// Time that the statements take.
+    /// Runs the statements and returns their time.
     ///
     /// # Errors
-    /// SQLite's.
+    /// Errors of SQLite.
     pub fn write(&mut self, transactions: &[BareRows]) -> rusqlite::Result<Duration> {
         let start = Instant::now();
         for rows in transactions {
@@ -316,10 +317,10 @@ impl Bare {
         Ok(start.elapsed())
     }
 
-    /// Orders, trades and a sum over their values: equal to the history's where the rows are.
+    /// Orders, trades and a sum over their values: equal for equal rows.
     ///
     /// # Errors
-    /// SQLite's.
+    /// Errors of SQLite.
     pub fn digest(path: &Path) -> rusqlite::Result<[i64; 4]> {
         let db = Connection::open(path)?;
         let read = |sql| db.query_row(sql, [], |row| Ok([row.get(0)?, row.get(1)?]));

@@ -1,5 +1,5 @@
-//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back,
-//! a message over two rings and back, and how late a thread is that does nothing but look at the
+//! Floors of the pipeline on this machine at this moment: round trip of a cache line between two
+//! cores, round trip of a message over two rings, and the delay of a thread that only reads the
 //! clock.
 
 use std::hint::spin_loop;
@@ -59,15 +59,16 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("consistent bounds")
 }
 
-/// Nanoseconds since it was made, read off the processor's counter: the system's clock would take a
-/// client a tenth of its time at a million requests a second.
+/// Nanoseconds since creation, read from the processor's counter: reading the system's clock would
+/// take a tenth of a client's time at a million requests per second.
 pub struct Timer {
     clock: Clock,
     start: u64,
 }
 
 impl Timer {
-    /// The first of a process measures the counter against the system's clock, for some milliseconds.
+    /// The first call of a process calibrates the counter with the system's clock for some
+    /// milliseconds.
     pub fn start() -> Self {
         let clock = Clock::new();
         let start = clock.raw();
@@ -80,7 +81,7 @@ impl Timer {
     }
 }
 
-/// Pins the calling thread; false when the system refuses.
+/// Pins the calling thread; false if the system refuses.
 pub fn pin(core: usize) -> bool {
     core_affinity::set_for_current(core_affinity::CoreId { id: core })
 }
@@ -111,7 +112,7 @@ pub fn ping_pong(core: usize, rounds: u64) -> Spread {
         }
         times.saturating_record((timer.ns() - sent_ns).max(1));
     }
-    other.join().expect("the echo does not panic");
+    other.join().expect("the echo panicked");
     Spread::of(&times)
 }
 
@@ -138,7 +139,7 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
                 left -= 1;
             }
         }
-        // The ring ends with its producer: not before the last answer is read.
+        // The ring ends with its producer, so it must outlive the last answer.
         answer
     });
     let (mut times, timer) = (histogram(), Timer::start());
@@ -154,21 +155,21 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
         }
         times.saturating_record((timer.ns() - sent_ns).max(1));
     }
-    drop(other.join().expect("the echo does not panic"));
+    drop(other.join().expect("the echo panicked"));
     Spread::of(&times)
 }
 
-/// How late two threads that do nothing but look at the clock notice moments which come `rate`
-/// times a second: the caller and one on `core`, at once. What the system, or whoever else runs
-/// there, takes of a core shows here without anything of ours on it. Two [`Spread`]s of
-/// nanoseconds: the caller's and the other's.
+/// Delay with which two threads that only read the clock notice times that are due `rate` times per
+/// second: the caller and one on `core`, concurrently. It shows what the system or other processes
+/// take of a core, without the platform's code. Returns two [`Spread`]s of nanoseconds: the
+/// caller's and the other's.
 pub fn watch(core: usize, rate: u64, time: Duration) -> (Spread, Spread) {
     let other = std::thread::spawn(move || {
         pin(core);
         watch_here(rate, time)
     });
     let here = watch_here(rate, time);
-    (here, other.join().expect("the watcher does not panic"))
+    (here, other.join().expect("the watcher panicked"))
 }
 
 fn watch_here(rate: u64, time: Duration) -> Spread {

@@ -1,4 +1,5 @@
-//! Evidence: what the benchmarks share. Each states its load; run one with `cargo bench -p benches --bench book`.
+//! Shared parts of the benchmarks. Each states its load; run one with `cargo bench -p benches
+//! --bench book`.
 
 pub mod bare;
 pub mod by_hand;
@@ -21,7 +22,7 @@ use types::{
     Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx,
 };
 
-/// An instrument with a tick of a cent, a lot of one and a wide band. Panics when `id` is none.
+/// An instrument with a tick of a cent, a lot of one and a wide band. Panics if `id` is invalid.
 pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix,
@@ -39,7 +40,7 @@ pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     .expect("a consistent instrument")
 }
 
-/// Numbers commands and gives slots as admission would: the one freed last.
+/// Numbers commands and assigns slots as admission would: the one freed last.
 pub struct Desk {
     sequence: u64,
     generations: Vec<u32>,
@@ -71,7 +72,7 @@ impl Desk {
         }))
     }
 
-    /// A limit order of a user of its own, so that self-trade prevention compares and never fires.
+    /// A limit order of its own user, so that self-trade prevention compares and never fires.
     pub fn order(
         &mut self,
         side: Side,
@@ -106,13 +107,13 @@ impl Desk {
         }))
     }
 
-    /// The order of this slot has ended.
+    /// Frees the slot of an ended order.
     pub fn closed(&mut self, handle: Handle) {
         self.free.push_front(handle.slot);
     }
 }
 
-/// A good-till-cancelled limit order of the first instrument that draws nothing: for a book alone.
+/// A good-till-cancelled limit order of the first instrument without a draw: for a book alone.
 pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: Lots) -> New {
     New {
         handle,
@@ -138,7 +139,7 @@ pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: L
     }
 }
 
-/// The middle value, the upper one of two; 0 of none.
+/// Median, the upper one of two; 0 for no values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

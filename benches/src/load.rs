@@ -1,6 +1,6 @@
 //! Order flow for the whole path: users with sessions and money, and a seeded mix of 47 % new limit
-//! orders that mostly rest, 38 % cancels, 8 % amends of the price and 7 % immediate-or-cancel
-//! orders that cross, about 2,000 orders resting.
+//! orders that mostly rest, 38 % cancels, 8 % price amends and 7 % crossing immediate-or-cancel
+//! orders, with about 2,000 resting orders.
 
 use admission::{
     AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Report as Message, ReportBody,
@@ -15,11 +15,11 @@ use types::{
 
 /// Users, each with one session.
 pub const USERS: usize = 256;
-/// Orders that the flow keeps open, about.
+/// Approximate number of orders that the flow keeps open.
 const OPEN: usize = 2_000;
 const MIDDLE: i64 = 10_000;
 
-/// Runs a future of the port to its end: the hot thread answers it, no runtime is needed.
+/// Runs a future of the port to completion: the hot thread answers it, no runtime is needed.
 pub fn wait<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -38,7 +38,7 @@ pub fn wait<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A seeded stream of numbers.
+/// A seeded random number generator.
 pub struct Random(u64);
 
 impl Random {
@@ -64,7 +64,7 @@ struct Open {
     side: Side,
 }
 
-/// The flow. Tells what to ask next, and is told what the answers were.
+/// The flow: generates requests and processes their answers.
 pub struct Load {
     random: Random,
     instruments: Vec<InstrumentIx>,
@@ -72,31 +72,31 @@ pub struct Load {
     sequences: Vec<u64>,
     /// Orders so far; each has a number.
     count: u64,
-    /// Orders so far by user: his own ids.
+    /// Orders so far per user: the next client order id.
     ids: Vec<u64>,
     open: Vec<Open>,
     /// By number, wrapped: the order has ended.
     ended: Vec<bool>,
-    /// By slot: number of the order in it.
+    /// By slot: number of its order.
     numbers: Vec<u64>,
     by_session: Vec<usize>,
     /// By user and client sequence, wrapped: tag of the request.
     tags: Vec<Vec<u64>>,
-    /// By user and own id, wrapped: number of the order.
+    /// By user and client order id, wrapped: number of the order.
     orders: Vec<Vec<u64>>,
 }
 
-/// Requests of one user that may be under way.
+/// Most requests of one user in flight.
 const TAGS: usize = 1 << 12;
 
-/// Orders told apart at once.
+/// Most orders distinguished at once.
 const NUMBERS: usize = 1 << 16;
 
 impl Load {
-    /// Brings instruments, users, sessions and money into a node.
+    /// Sets up instruments, users, sessions and money in a node.
     ///
     /// # Errors
-    /// The node refuses one of them.
+    /// The node rejects a request.
     pub fn open(
         port: &Port,
         ring: &mut RingPort,
@@ -112,10 +112,10 @@ impl Load {
         )
     }
 
-    /// The same over any way to ask; `poll` lets the node work while a report is waited for.
+    /// The same over any request function; `poll` drives the node while a report is awaited.
     ///
     /// # Errors
-    /// The node refuses one of them.
+    /// The node rejects a request.
     pub fn open_by(
         ask: impl Fn(Request) -> Outcome,
         ring: &mut RingPort,
@@ -173,7 +173,7 @@ impl Load {
                 poll();
                 ring.poll(|report| match report {
                     Report::Opened(found) => opened = Some(*found),
-                    other => panic!("a session is opened, not {other:?}"),
+                    other => panic!("expected Opened, received {other:?}"),
                 })?;
             }
             let session = opened.expect("just opened").session;
@@ -184,8 +184,8 @@ impl Load {
         Ok(load)
     }
 
-    /// Takes in a message of one of the load's sessions. Returns the tag of the request that it
-    /// answers, if it answers one.
+    /// Processes a message of one of the load's sessions. Returns the tag of the request that it
+    /// answers, if any.
     pub fn heard(&mut self, message: &Message) -> Option<u64> {
         let user = self.by_session[message.session.index()];
         let answered = match message.client_seq {
@@ -211,17 +211,19 @@ impl Load {
         answered
     }
 
-    /// The request made last goes out under this tag.
+    /// Sets the tag of the last generated request.
     pub fn tagged(&mut self, request: &Request, tag: u64) {
-        let (session, seq) = request.client().expect("the load has sessions");
+        let (session, seq) = request
+            .client()
+            .expect("requests of the load have sessions");
         let user = self.by_session[session.index()];
         self.tags[user][seq as usize % TAGS] = tag;
     }
 
-    /// Ends every session, as a restart would: without one that is open a restart journals nothing.
+    /// Closes every session, as a restart would: a restart without open sessions journals nothing.
     ///
     /// # Errors
-    /// The node refuses.
+    /// The node rejects a request.
     pub fn close(&self, port: &Port) -> Result<(), NotTaken> {
         for (_, session) in &self.users {
             wait(port.call(Request::CloseSession {
@@ -238,7 +240,7 @@ impl Load {
         let kind = self.random.below(100);
         let aims_at_open = (47..93).contains(&kind);
         if self.open.len() >= OPEN || (aims_at_open && !self.open.is_empty()) {
-            // Too many open: one of them goes.
+            // Too many open orders: one is cancelled or amended.
             let kind = if aims_at_open { kind } else { 47 };
             if let Some(request) = self.change(kind < 85) {
                 return request;
@@ -318,7 +320,7 @@ impl Load {
             });
             (self.passive(side), TimeInForce::Gtc)
         };
-        // An order stays on its instrument; which one does not matter to the flow.
+        // An order stays on its instrument; the flow does not depend on the choice.
         let instrument = self.instruments[number as usize % self.instruments.len()];
         let quantity = Lots(1 + self.random.below(100));
         Request::New(NewRequest {

@@ -1,15 +1,21 @@
-//! Order flow in a file, format `XFLOW001`: a header of 128 bytes, then records of 32 bytes, everything little-endian.
+//! File format `XFLOW001` of order flow: a header of 128 bytes, then records of 32 bytes,
+//! little-endian.
 //!
 //! ```text
-//! header   0 magic  8 record size u32  12 profile u32  16 seed  24 prefill records  32 timed records  40 lowest price  48 highest price
-//!         56 highest order id  64 trades  72 traded quantity  80 tape hash  88 resting at the end  96 trading records  104 most resting
-//!        112 mean resting  120 mean occupied prices                          (64 bits each from 16 on; 64 to 80 are the oracle's)
-//! record   0 op  1 side  2 kind  3 class  4 account u32  8 order id  16 price in ticks  24 quantity in lots
+//! header   0 magic                 8 record size u32       12 profile u32
+//!         16 seed                 24 prefill records       32 timed records
+//!         40 lowest price         48 highest price         56 highest order id
+//!         64 trades               72 traded quantity       80 tape hash
+//!         88 resting at the end   96 trading records      104 most resting
+//!        112 mean resting        120 mean occupied prices
+//! record   0 op  1 side  2 kind  3 class  4 account u32  8 order id  16 price in ticks
+//!         24 quantity in lots
 //! ```
 //!
-//! A REPLACE carries the new *open* quantity. Only a smaller quantity at the same price (`class` 1)
-//! keeps the place in the queue. Prefill records build the book and are not timed; trades and
-//! quantity count timed records, the tape hash both.
+//! Fields from 16 on have 64 bits. The oracle computes 64 to 80. A REPLACE has the new *open*
+//! quantity. Only a smaller quantity at the same price (`class` 1) keeps queue priority. Prefill
+//! records build the book and are not timed; trades and quantity count timed records, the tape hash
+//! both.
 
 use std::fmt;
 
@@ -17,12 +23,12 @@ pub const MAGIC: &[u8; 8] = b"XFLOW001";
 pub const HEADER_BYTES: usize = 128;
 pub const RECORD_BYTES: usize = 32;
 
-/// What a record asks.
+/// Operation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     New(Kind),
     Cancel,
-    /// True when it keeps its place: less quantity at the same price.
+    /// True if it keeps priority: less quantity at the same price.
     Replace {
         keeps_place: bool,
     },
@@ -50,7 +56,7 @@ pub struct Record {
     pub quantity: u64,
 }
 
-/// What the file says about itself and about the right answer.
+/// Properties of the file and its expected result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// 0 single, 1 deep.
@@ -89,27 +95,30 @@ pub struct Flow {
     pub records: Vec<Record>,
 }
 
-/// Why a file is no flow.
+/// Why a file is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowError {
     Magic,
     RecordSize(u32),
-    /// The header promises this many records, the file holds another number.
+    /// The header announces another number of records than the file has.
     Length {
         promised: u64,
         found: u64,
     },
-    /// Record (from 0) with a code nobody has assigned, or an id past the header's.
+    /// Record (from 0) with an unassigned code, or an id above the header's maximum.
     Record(u64),
 }
 
 impl fmt::Display for FlowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Magic => f.write_str("no XFLOW001 file: the first 8 bytes differ"),
+            Self::Magic => f.write_str("not an XFLOW001 file: the first 8 bytes differ"),
             Self::RecordSize(size) => write!(f, "records of {size} bytes, expected {RECORD_BYTES}"),
             Self::Length { promised, found } => {
-                write!(f, "header promises {promised} records, file holds {found}")
+                write!(
+                    f,
+                    "header announces {promised} records, the file has {found}"
+                )
             }
             Self::Record(at) => write!(f, "record {at} is malformed"),
         }
@@ -118,7 +127,7 @@ impl fmt::Display for FlowError {
 
 impl std::error::Error for FlowError {}
 
-/// Hash of the trades so far: order matters.
+/// Hash of the trades in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapeHash(pub u64);
 

@@ -1,5 +1,5 @@
-//! The book on generated flow: every trade as the generator's plain book had it, for both shapes
-//! and several seeds, however the book is fed.
+//! The book on generated flow: every trade equals that of the generator's plain book, for both
+//! shapes, several seeds and every way of input.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use types::{
     StpMode,
 };
 
-/// A deep book small enough for a test, large enough to be looked ahead in.
+/// A deep book small enough for a test, large enough for look-ahead.
 const DEEP: Shape = Shape {
     resting: 20_000,
     ..Shape::DEEP
@@ -41,7 +41,7 @@ fn judge(flow: &Flow) {
     );
     assert_eq!(
         drive.outcome.stp_checks, flow.header.trades,
-        "compared at each match"
+        "self-trade prevention did not compare at each match"
     );
     let (mut book, mut count) = (new_book(drive.spec), Count(0));
     let commands: Vec<Envelope> = drive.prefill.iter().chain(&drive.timed).copied().collect();
@@ -61,7 +61,7 @@ fn judge(flow: &Flow) {
 fn r162_the_tape_of_a_book_that_fits_the_cache_is_the_plain_books() {
     for seed in 1..=4 {
         let flow = generate(Shape::SINGLE, seed, 40_000);
-        assert!(flow.header.trades > 2_000, "a flow that trades");
+        assert!(flow.header.trades > 2_000, "the flow trades too little");
         judge(&flow);
     }
 }
@@ -102,14 +102,14 @@ fn the_floor_trades_alike() {
 }
 
 #[test]
-fn a_wrong_answer_in_the_header_is_seen() {
+fn a_wrong_result_in_the_header_is_detected() {
     let mut flow = generate(Shape::SINGLE, 9, 3_000);
     flow.header.tape ^= 1;
     assert!(!Drive::new(&flow).tape_ok(&flow));
 }
 
 #[test]
-fn what_is_no_flow_is_refused() {
+fn invalid_files_are_refused() {
     let bytes = generate(Shape::SINGLE, 3, 100).write();
     let with = |at: usize, byte: u8| {
         let mut bytes = bytes.clone();
@@ -133,8 +133,8 @@ fn what_is_no_flow_is_refused() {
     );
 }
 
-/// The records of a flow whose orders belong to 16 users, as a journal has them. Each order has a slot of its
-/// own: self-trade prevention leaves more of them open than the flow knows.
+/// Records of a flow whose orders belong to 16 users, as in a journal. Each order has its own slot:
+/// self-trade prevention leaves more orders open than the flow expects.
 fn journalled(flow: &Flow) -> Vec<Record> {
     let drive = Drive::new(flow);
     let (mut book, mut events) = (new_book(drive.spec), Collect::default());
@@ -155,7 +155,7 @@ fn journalled(flow: &Flow) -> Vec<Record> {
             }
             Command::Cancel(cancel) => cancel.handle = handles[&cancel.handle],
             Command::Amend(amend) => amend.handle = handles[&amend.handle],
-            other => panic!("not of a flow: {other:?}"),
+            other => panic!("unexpected command in a flow: {other:?}"),
         }
         book.apply(&command, &mut events);
         let events = std::mem::take(&mut events.0);
@@ -170,7 +170,7 @@ fn journalled(flow: &Flow) -> Vec<Record> {
 }
 
 #[test]
-fn the_book_that_judges_a_run_makes_the_same_trades_and_sees_one_that_is_missing() {
+fn the_reference_book_makes_the_same_trades_and_detects_a_missing_one() {
     let records = journalled(&generate(Shape::SINGLE, 5, 40_000));
     let is_trade = |event: &&EventEnvelope| matches!(event.event, Event::Trade(_));
     let trades = records
@@ -181,13 +181,13 @@ fn the_book_that_judges_a_run_makes_the_same_trades_and_sees_one_that_is_missing
     );
     assert!(
         prevented.count() > 100,
-        "a flow in which members meet themselves"
+        "too few self-trades were prevented"
     );
 
     let mut reference = Reference::default();
     let judged: u64 = records
         .iter()
-        .map(|r| reference.step(r).expect("the same trades"))
+        .map(|r| reference.step(r).expect("equal trades"))
         .sum();
     assert_eq!(judged, trades.count() as u64);
 
@@ -197,8 +197,11 @@ fn the_book_that_judges_a_run_makes_the_same_trades_and_sees_one_that_is_missing
     forged.events.retain(|event| !is_trade(&event));
     let sequence = forged.command.sequence;
     for record in records.iter().take_while(|r| r.command.sequence < sequence) {
-        reference.step(record).expect("the same trades");
+        reference.step(record).expect("equal trades");
     }
     let error = reference.step(&forged).expect_err("a trade is missing");
-    assert!(error.to_string().contains("the reference makes"), "{error}");
+    assert!(
+        error.to_string().contains("expected by the reference"),
+        "{error}"
+    );
 }

@@ -1,10 +1,10 @@
-//! Why a call of this service did not do what it was asked for. Business refusals that the
-//! specification wants as a *result* (a REJECTED operation) are none of these.
+//! Errors of this service. A refusal that the specification defines as a *result* (a REJECTED
+//! operation) is not an error.
 
 use chain::ChainError;
 use tonic::Status;
 
-/// A refusal by rule: exact text and reason of D23.
+/// A refusal by rule, with the exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("Operation not found")]
@@ -72,10 +72,10 @@ impl Refusal {
 pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Another service said no, in its own words; passed on unchanged.
+    /// Another service refused; its status is passed on unchanged.
     #[error("{}", .0.message())]
     Peer(Status),
-    /// Another service is away. Nothing is lost: ask again.
+    /// Another service is unavailable. Nothing is lost: retry.
     #[error("{0} is unavailable")]
     Unavailable(&'static str),
     #[error("store: {0}")]
@@ -86,12 +86,12 @@ pub enum Error {
     Chain(#[from] ChainError),
     #[error("configuration: {0}")]
     Config(String),
-    #[error("stored row does not make sense: {0}")]
+    #[error("invalid stored data: {0}")]
     Damaged(String),
 }
 
 impl Error {
-    /// True when the same attempt may succeed later.
+    /// Whether the same attempt may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -102,17 +102,17 @@ impl Error {
         )
     }
 
-    /// Another service refused for this reason.
+    /// Whether another service refused with this reason.
     pub fn is_for(&self, reason: &str) -> bool {
         matches!(self, Self::Peer(status) if rpc::status::reason(status).as_deref() == Some(reason))
     }
 
-    /// The ledger refused because there is not enough available.
+    /// Whether the ledger refused for lack of available money.
     pub fn is_insufficient(&self) -> bool {
         self.is_for("INSUFFICIENT_BALANCE")
     }
 
-    /// The ledger refused because there is not enough; who never had any has no sub-account.
+    /// Like `is_insufficient`; a user who never had any units has no sub-account.
     pub fn is_shortage(&self) -> bool {
         self.is_insufficient() || self.is_for("SUB_ACCOUNT_NOT_FOUND")
     }

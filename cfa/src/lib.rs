@@ -1,19 +1,19 @@
-//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain, and
+//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain,
 //! keeps the list of instruments and the registry of holders.
 //!
-//! | room | what |
+//! | module | content |
 //! |---|---|
-//! | `saga`, `plan`, `model` | the rules as pure functions and values: no clock, no I/O |
-//! | `service` | the use cases: perform what the saga says, store what it brought |
+//! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
-//! | `api` | messages: the RPC service, HTTP reads, events in and out |
+//! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
 //!
-//! What is ordered on chain goes through [`chain::Connector`], in that crate's own types.
+//! Chain actions go through [`chain::Connector`], in that crate's types.
 //!
-//! Architecture invariants: money is reserved or posted in the ledger before the chain moves it,
-//! and made final there after; a chain submission is stored before it is sent and known by a key
-//! derived from its operation; a state and the events that tell of it are one transaction.
+//! Architecture invariants: the ledger reserves or posts money before the chain moves it, and
+//! finalizes it after; a chain submission is stored before it is sent, under a key derived from its
+//! operation; a state commits with its events in one transaction.
 
 mod api;
 pub mod error;
@@ -39,15 +39,15 @@ pub use service_kit::Clock;
 #[serde(default, deny_unknown_fields)]
 pub struct CfaConfig {
     pub data_dir: PathBuf,
-    /// Pause between two rounds over what is not at its end.
+    /// Pause between two sweeps over open operations.
     pub sweep_interval_ms: u64,
-    /// How often a transaction that the node refuses is tried before its operation is FAILED.
+    /// Attempts of a transaction refused by the node before its operation is FAILED.
     pub submit_attempts_max: u32,
-    /// Trades in one batch; `BATCH_TRADES` at least.
+    /// Limit of trades per batch; at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
 }
 
-/// Trades that settlement puts into one batch at most.
+/// Largest batch that settlement sends.
 const BATCH_TRADES: usize = 500;
 
 impl Default for CfaConfig {
@@ -61,7 +61,7 @@ impl Default for CfaConfig {
     }
 }
 
-/// What the service stands on. The channels need the role `service`.
+/// Dependencies of the service. The channels need the role `service`.
 pub struct CfaDeps {
     pub log: Arc<dyn events::Log>,
     pub ledger: rpc::Channel,
@@ -80,7 +80,7 @@ pub struct CfaHandle {
 }
 
 /// Opens the store, deploys the platform's contracts on the first start, and starts consumers,
-/// relay and sweeps. Asks no other service before it answers. Ends when `shutdown` is cancelled.
+/// relay and sweeps. Calls no other service before it returns. Stops when `shutdown` is cancelled.
 pub fn start(
     config: CfaConfig,
     deps: CfaDeps,
@@ -89,7 +89,7 @@ pub fn start(
     Box::pin(async move {
         if config.batch_trades_max < BATCH_TRADES {
             return Err(Error::Config(format!(
-                "cfa.batch_trades_max must be at least {BATCH_TRADES}, which settlement puts into one batch"
+                "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
         let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
@@ -139,17 +139,17 @@ pub fn start(
 }
 
 impl CfaHandle {
-    /// `CfaRegistryService` and its HTTP reads, to be served under the name `cfa`.
+    /// `CfaRegistryService` and its HTTP reads, served under the name `cfa`.
     pub fn service(&self) -> rpc::Service {
         api::service(self.service.clone(), self.health.clone())
     }
 
-    /// One round of the sweep now, over everything that is open: for tests and for the sandbox's clock.
+    /// Runs one sweep over all open operations: for tests and for the sandbox's clock.
     pub async fn sweep(&self) -> Result<(), Error> {
         self.service.sweep_once(true, true).await
     }
 
-    /// Waits until everything has stopped after shutdown was asked for.
+    /// Waits for all tasks to end after shutdown.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             self.tasks.wait().await;

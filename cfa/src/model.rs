@@ -1,5 +1,4 @@
-//! The rows of this service in its own types. Numbers of enumerations are those of the contract,
-//! which are also those in the database.
+//! The service's stored types. Enum numbers in the database are those of the contract.
 
 pub use types::OperationStatus as Status;
 use types::{Decimal, OperationType, code_enum};
@@ -7,15 +6,15 @@ use types::{Decimal, OperationType, code_enum};
 use crate::saga::{Chain, Facts};
 
 pub use types::CFA_RUB;
-/// Digits of the money claim; the ledger has the same from the start.
+/// Decimals of the money claim, the same as in the ledger.
 pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 
-/// Owner of the fee account and of the redemption account, on chain and in the ledger.
+/// Owners of the fee account and of the redemption account, on chain and in the ledger.
 pub const FEES: &str = "system:fees";
 pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
 
 code_enum! {
-    /// Which process an operation goes through. Part of the idempotency scope (T12).
+    /// Process of an operation. Part of the idempotency scope (T12).
     Flow: i32 {
         IssueRub = 1 "IssueCfaRub",
         RedeemRub = 2 "RedeemCfaRub",
@@ -50,13 +49,13 @@ code_enum! {
     }
 }
 
-/// Fixed texts of T51 and T35.
+/// Fixed texts (T51, T35).
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
-/// What a blocked user's own call is refused with.
+/// Text of the refusal of a blocked user's own call.
 pub const USER_BLOCKED_MESSAGE: &str = "User is blocked";
 
-/// The reason of a limit refusal (specification 3.2; case-sensitive, T35).
+/// Reason of a limit refusal (specification 3.2; case-sensitive, T35).
 pub fn limit_rejection(message: String) -> (Rejection, String) {
     let code = if message.contains("KYC") {
         Rejection::KycRequired
@@ -72,11 +71,11 @@ pub struct Operation {
     pub operation_id: String,
     pub flow: Flow,
     pub status: Status,
-    /// Where a BLOCKED operation goes back to.
+    /// Status to which a BLOCKED operation returns.
     pub status_before_block: Option<Status>,
     pub user_id: String,
     pub hold_id: Option<String>,
-    /// As the request gave it.
+    /// As in the request.
     pub amount: Decimal,
     /// The amount in the instrument's smallest units.
     pub units_minor: i64,
@@ -91,13 +90,13 @@ pub struct Operation {
     pub to_user_id: String,
     pub trade_id: String,
     pub bookbuilding_id: String,
-    /// CFA-RUB that goes the other way, and the fee on top, in kopecks.
+    /// CFA-RUB paid in return, and the fee on top, in kopecks.
     pub payment_minor: i64,
     pub fee_minor: i64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
     pub block_number: Option<u64>,
-    /// Tries of a step that did not work yet.
+    /// Failed attempts of a step.
     pub attempts: u32,
     pub correlation_id: String,
     pub facts: Facts,
@@ -142,7 +141,7 @@ impl Operation {
         }
     }
 
-    /// Moves the state; an illegal move is our own bug.
+    /// Moves the status; an illegal move is a bug and panics.
     pub fn set_status(&mut self, next: Status, now_us: i64) {
         assert!(
             self.status == next || self.status.may_become(next),
@@ -158,13 +157,13 @@ impl Operation {
         }
     }
 
-    /// What contradicts itself; asserted before a row is written and checked after it is read.
+    /// A contradiction in the row; asserted before writing, checked after reading.
     pub fn contradiction(&self) -> Option<&'static str> {
         let facts = &self.facts;
         let amounts = [self.units_minor, self.payment_minor, self.fee_minor];
         [
             (
-                "an amount below zero",
+                "a negative amount",
                 amounts.iter().any(|amount| *amount < 0),
             ),
             ("settled and undone", facts.settled && facts.undone),
@@ -182,13 +181,13 @@ impl Operation {
     }
 
     /// # Panics
-    /// Our own bug: money of the operation appeared twice or vanished.
+    /// If money of the operation appeared twice or vanished.
     pub fn assert_whole(&self) {
         let contradiction = self.contradiction();
         assert!(contradiction.is_none(), "{contradiction:?}: {self:?}");
     }
 
-    /// May this user see the operation?
+    /// Whether this user may see the operation.
     pub fn concerns(&self, user_id: &str) -> bool {
         [&self.user_id, &self.from_user_id, &self.to_user_id]
             .iter()
@@ -229,7 +228,7 @@ code_enum! {
     }
 }
 
-/// A coupon: when it is paid, and roubles per unit.
+/// A coupon: its payment date and roubles per unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coupon {
     pub pays_at_us: i64,
@@ -244,12 +243,13 @@ pub struct Instrument {
     pub kind: InstrumentType,
     pub decimals: u8,
     pub issuer_id: String,
-    /// Empty until the contract is ordered.
+    /// Empty until the deployment is ordered.
     pub contract_address: String,
     pub currency_code: String,
     pub status: InstrumentStatus,
     pub issue_limit_minor: Option<i64>,
-    /// Issued and being issued, less what was rejected; never falls by redemption (the limit is the issue's).
+    /// Issued and being issued, less rejected. Redemption does not lower it: the limit is the
+    /// issue's.
     pub issued_minor: i64,
     pub nominal: Option<Decimal>,
     pub coupons: Vec<Coupon>,
@@ -274,7 +274,7 @@ code_enum! {
     }
 }
 
-/// Trades that went to the chain in one transaction.
+/// Trades of one chain transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     pub batch_id: String,
@@ -286,7 +286,7 @@ pub struct Batch {
     pub gas_used: u64,
 }
 
-/// One trade as settlement hands it over.
+/// One trade as sent by settlement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TradeLeg {
     pub trade_id: String,
@@ -299,7 +299,7 @@ pub struct TradeLeg {
     pub fee_minor: i64,
 }
 
-/// A deposit that was paid at the bank and refused at issue (T24).
+/// A paid deposit whose issue was refused (T24).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspendedDeposit {
     pub payment_id: String,
@@ -329,7 +329,7 @@ code_enum! {
     }
 }
 
-/// What one holder gets when a whole issue is redeemed.
+/// A holder's payment when a whole issue is redeemed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedemptionLine {
     pub user_id: String,
@@ -349,9 +349,9 @@ pub struct IssueRedemption {
     pub record_date_us: i64,
     pub total_minor: i64,
     pub lines: Vec<RedemptionLine>,
-    /// Parts of the distribution that are final.
+    /// Number of final parts of the distribution.
     pub parts_done: u64,
-    /// How often it was started again after it had failed; part of every key that may have failed with it.
+    /// Number of restarts after a failure; part of every key that may have failed with an attempt.
     pub attempt: u32,
     pub tx_hash: Option<String>,
     pub idempotency_key: String,
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_contradicts_itself_is_found() {
+    fn contradictions_of_an_operation_are_detected() {
         let whole = Operation::new(Flow::Transfer, "u1", "k1", "c1", 1);
         assert_eq!(whole.contradiction(), None);
         let of = |change: fn(&mut Operation)| {
@@ -403,14 +403,14 @@ mod tests {
         };
         let both = of(|o| (o.facts.settled, o.facts.undone) = (true, true));
         assert_eq!(both, Some("settled and undone"));
-        assert_eq!(of(|o| o.fee_minor = -1), Some("an amount below zero"));
+        assert_eq!(of(|o| o.fee_minor = -1), Some("a negative amount"));
         let early = of(|o| o.status = Status::Finalized);
         assert_eq!(early, Some("final without its time"));
     }
 
     // rows: R320
     #[test]
-    fn r320_terminal_states_are_left_by_no_saga() {
+    fn r320_no_saga_leaves_a_terminal_state() {
         for end in [Status::Finalized, Status::Refunded] {
             assert!(Status::ALL.iter().all(|next| !end.may_become(*next)));
         }

@@ -1,7 +1,7 @@
-//! The services this one calls: identity, ledger, payments, market.
+//! Clients of the called services: identity, ledger, payments, market.
 //!
-//! One that is unavailable is `Error::Unavailable`: the caller's step is repeated later with the
-//! same idempotency key. A refusal is `Error::Peer` with its reason and its exact words.
+//! An unavailable service is `Error::Unavailable`: the step is retried later with the same
+//! idempotency key. A refusal is `Error::Peer` with its reason and exact text.
 
 use service_clients::identity::Profile;
 use service_clients::ledger::{Batch, Operation, Posting};
@@ -13,8 +13,8 @@ use types::{Amount, Id128, InstrumentId, Minor};
 use crate::error::{Error, Refusal};
 use crate::model::Instrument;
 
-/// This service's name in the calls it makes, and owner of its holds: no other service may release
-/// or consume them.
+/// Source name in outgoing calls and owner of this service's holds: no other service may release or
+/// consume them.
 pub const SOURCE: &str = "cfa";
 pub const MARKET: &str = MarketClient::SERVICE;
 
@@ -35,13 +35,13 @@ impl From<CallError> for Error {
     }
 }
 
-/// A stored hold id.
+/// Parses a stored hold id.
 pub fn hold_id(text: Option<&str>) -> Result<Id128, Error> {
     text.and_then(Id128::parse)
         .ok_or_else(|| Error::Damaged("hold id".to_owned()))
 }
 
-/// An operation whose id is also its key and its external reference.
+/// A ledger operation whose id is also its key and external reference.
 pub fn operation(
     operation_id: &str,
     operation_type: OperationType,
@@ -97,9 +97,8 @@ impl Peers {
 
     // ---- ledger
 
-    /// Posts one operation or, with several, all of them or none. `scales` names instruments that
-    /// the ledger may not know yet. Repeating is harmless: each operation has its own key, which is
-    /// its id; that of the call is fresh.
+    /// Posts the operations, all or none. `scales` lists instruments that the ledger may not know
+    /// yet. Safe to repeat: the key of each operation is its id; only the call's key is new.
     pub async fn post(
         &self,
         correlation_id: &str,
@@ -117,7 +116,7 @@ impl Peers {
         Ok(posted.await?)
     }
 
-    /// Makes operations final; the first names the call.
+    /// Finalizes operations; the first determines the call's key.
     pub async fn finalize(
         &self,
         correlation_id: &str,
@@ -148,7 +147,7 @@ impl Peers {
     /// Records a payout.
     ///
     /// # Errors
-    /// `PayoutIdTaken`: the id is another user's payout or of another amount. It must not be
+    /// `PayoutIdTaken`: the id belongs to a payout of another user or amount, which must not be
     /// released for this one.
     pub async fn initiate_payout(
         &self,

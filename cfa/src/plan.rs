@@ -4,8 +4,8 @@ use types::{Decimal, DecimalError, Rounding};
 
 use crate::model::{CFA_RUB_DECIMALS, Coupon, Holder, RedemptionLine};
 
-/// Roubles a unit is worth at the record date: nominal plus every coupon due by then (specification
-/// 1.5). Coupons have no payment process of their own yet, so all that are due are paid here.
+/// Roubles per unit at the record date: nominal plus every coupon due by then (specification 1.5).
+/// Coupons have no payment process of their own, so all due coupons are paid here.
 pub fn worth_per_unit(
     nominal: Decimal,
     coupons: &[Coupon],
@@ -25,7 +25,7 @@ pub fn payment_minor(
 ) -> Result<i64, DecimalError> {
     let units = Decimal::from_minor(units_minor, decimals).normalized();
     let worth = worth_per_unit.normalized();
-    // exact product first: the scales add up to at most 36, the mantissa is checked
+    // exact product first: the scales sum to at most 36, the mantissa is checked
     let mantissa = units
         .mantissa()
         .checked_mul(worth.mantissa())
@@ -48,7 +48,7 @@ pub fn payment_minor(
     i64::try_from(kopecks).map_err(|_| DecimalError::Overflow)
 }
 
-/// What each holder of the snapshot gets, and the sum that the issuer must fund.
+/// The payment of each holder of the snapshot, and the sum that the issuer must fund.
 pub fn redemption(
     holders: &[Holder],
     decimals: u8,
@@ -71,12 +71,12 @@ pub fn redemption(
     Ok((lines, total_minor))
 }
 
-/// Share of the supply in percent, six digits behind the point.
+/// Share of the supply in percent, with six decimal places.
 pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
     if supply_minor <= 0 {
         return Decimal::ZERO;
     }
-    // A quotient is no amount of the ledger: the decimal of the edges divides and rounds it.
+    // A quotient is no ledger amount, so the conversion layer's decimal divides and rounds it.
     let share = rust_decimal::Decimal::from(units_minor) * rust_decimal::Decimal::ONE_HUNDRED
         / rust_decimal::Decimal::from(supply_minor);
     let share =
@@ -88,13 +88,13 @@ pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
 
 const DAY: i64 = 24 * 3_600 * 1_000_000;
 
-/// The end of the Moscow day (UTC+3, no summer time) that `time_us` falls in: its last microsecond.
+/// Last microsecond of the Moscow day (UTC+3, no summer time) that contains `time_us`.
 pub fn end_of_day_us(time_us: i64) -> i64 {
     const OFFSET: i64 = 3 * 3_600 * 1_000_000;
     (time_us + OFFSET).div_euclid(DAY) * DAY + DAY - OFFSET - 1
 }
 
-/// Is `time_us`, which may be any number, in the Moscow day of `day_us`?
+/// Whether `time_us`, which may be any number, is in the Moscow day of `day_us`.
 pub fn is_same_day(time_us: i64, day_us: i64) -> bool {
     let last_us = end_of_day_us(day_us);
     (last_us - DAY + 1..=last_us).contains(&time_us)
@@ -141,11 +141,7 @@ mod tests {
         let holders = [holder("a", 1), holder("b", 3), holder("c", 10)];
         let (lines, total) = redemption(&holders, 0, worth).expect("plan");
         let amounts: Vec<_> = lines.iter().map(|line| line.payment_minor).collect();
-        assert_eq!(
-            amounts,
-            [107_101, 321_302, 1_071_005],
-            "half up, each holder by itself"
-        );
+        assert_eq!(amounts, [107_101, 321_302, 1_071_005], "half up per holder");
         assert_eq!(total, amounts.iter().sum::<i64>());
         let (fine, _) = redemption(&[holder("a", 5)], 3, worth).expect("plan");
         assert_eq!(

@@ -1,11 +1,12 @@
-//! What an operation does next, as a pure function of what is known about it. No clock, no I/O: the
-//! shell performs the step, stores the fact it brought, and asks again. Every step may be performed
-//! twice (ids are derived from the operation), so a crash anywhere is a restart of `next`.
+//! The next step of an operation, as a pure function of its facts; no clock, no I/O.
 //!
-//! Order of the legs: the ledger is the gate (money is reserved or posted as unsettled there), then
-//! the chain, then the ledger's finality. A chain leg that reverts undoes the gate. Redemption of
-//! CFA-RUB adds the payout: recorded at once, released to the bank only when the burn is final
-//! (T06), undone by a mint-back only after a final burn (T07, T09).
+//! The shell executes the step, stores the resulting fact and calls `next` again. Every step is
+//! idempotent (ids derive from the operation), so recovery after a crash is a call of `next`.
+//!
+//! Order of the legs: the ledger gate (money is reserved, or posted as unsettled), the chain, the
+//! ledger's finality. A reverted chain leg undoes the gate. Redemption of CFA-RUB adds the payout:
+//! recorded at once, released to the bank only when the burn is final (T06), undone by a mint-back
+//! only after a final burn (T07, T09).
 
 use types::code_enum;
 
@@ -20,7 +21,7 @@ code_enum! {
         Sent = 1 "SENT",
         Succeeded = 2 "SUCCEEDED",
         Reverted = 3 "REVERTED",
-        /// The node will never take it.
+        /// The node will never accept it.
         Refused = 4 "REFUSED",
     }
 }
@@ -31,9 +32,9 @@ code_enum! {
     Payout: i32 {
         #[default]
         None = 0 "NONE",
-        /// Recorded at the gateway, not at the bank.
+        /// Recorded by payments, not sent to the bank.
         Started = 1 "STARTED",
-        /// The bank may pay.
+        /// The bank may have it.
         Released = 2 "RELEASED",
         Succeeded = 3 "SUCCEEDED",
         Failed = 4 "FAILED",
@@ -41,20 +42,20 @@ code_enum! {
     }
 }
 
-/// Everything `next` looks at; stored with the operation.
+/// Input of `next`; stored with the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// Hold taken, or ledger operation posted.
+    /// Hold created, or ledger operation posted.
     pub gated: bool,
     pub chain: Chain,
     pub payout: Payout,
     /// Hold consumed, or ledger operation final.
     pub settled: bool,
-    /// Burned tokens are back.
+    /// Burned tokens are minted back.
     pub minted_back: bool,
     /// Hold released, or ledger operation reversed.
     pub undone: bool,
-    /// Compliance has stopped it.
+    /// Stopped by compliance.
     pub blocked: bool,
 }
 
@@ -63,14 +64,14 @@ pub enum End {
     Finalized,
     /// The chain reverted the transaction.
     Reverted,
-    /// The chain will never take the transaction.
+    /// The chain will never accept the transaction.
     Refused,
     PayoutFailed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Take the hold, or post the ledger operation.
+    /// Create the hold, or post the ledger operation.
     Gate,
     SendChain,
     StartPayout,
@@ -81,12 +82,13 @@ pub enum Step {
     MintBack,
     /// Release the hold, or reverse the ledger operation.
     Undo,
-    /// News must come first: a receipt, the bank, compliance.
+    /// Wait for an event: a receipt, the bank, compliance.
     Wait,
     End(End),
 }
 
-/// Does this flow go through the ledger before the chain? The others leave the ledger to an event or to settlement.
+/// Whether the flow posts to the ledger before the chain. In the others an event or settlement
+/// does.
 fn is_gated(flow: Flow) -> bool {
     matches!(
         flow,
@@ -142,7 +144,7 @@ fn after_burn(facts: &Facts) -> Step {
 mod tests {
     use super::*;
 
-    /// Performs steps on the facts alone; `burn` and `pay` are what the world answers. Returns the trail.
+    /// Executes steps on the facts alone, with `burn` and `pay` as results. Returns the trail.
     fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, Facts) {
         let mut facts = Facts::default();
         let mut trail = Vec::new();
@@ -215,7 +217,7 @@ mod tests {
 
     // rows: R091
     #[test]
-    fn r091_every_flow_ends_with_ledger_and_chain_agreeing() {
+    fn r091_every_flow_ends_with_ledger_and_chain_consistent() {
         for flow in Flow::ALL
             .iter()
             .copied()
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_redemption_stands_still_before_the_bank() {
+    fn a_blocked_redemption_waits_before_the_bank() {
         let facts = Facts {
             gated: true,
             chain: Chain::Succeeded,

@@ -1,6 +1,7 @@
 // Compiles src/*.sol into artifacts/*.json of the form { abi, bytecode: { object } }.
-// `node compile.mjs --check` compiles again and compares with what is committed (exit 1 on a difference), so that the Rust build
-// needs no JavaScript and the bytecode in the project is provably that of the sources.
+// `node compile.mjs --check` recompiles and compares with the committed artifacts (exit 1 if they
+// differ). So the Rust build needs no JavaScript, and the committed bytecode provably matches its
+// sources.
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -17,11 +18,11 @@ const input = {
   language: 'Solidity',
   sources,
   settings: {
-    // Understood by every permissioned client in use; no opcode newer than PUSH0.
+    // Supported by all permissioned clients in use; no opcode newer than PUSH0.
     evmVersion: 'shanghai',
     optimizer: { enabled: true, runs: 1000000 },
     viaIR: true,
-    // No hash of comments in the bytecode: only a change of meaning changes an artifact.
+    // No hash of comments in the bytecode: only a change of code changes an artifact.
     metadata: { bytecodeHash: 'none', appendCBOR: false },
     outputSelection: { '*': { '*': ['abi', 'evm.bytecode.object'] } },
   },
@@ -37,7 +38,13 @@ mkdirSync(join(here, 'artifacts'), { recursive: true });
 for (const [file, contracts] of Object.entries(output.contracts)) {
   for (const [name, contract] of Object.entries(contracts)) {
     if (contract.evm.bytecode.object === '') continue; // abstract
-    const text = JSON.stringify({ contractName: name, sourceName: file, abi: contract.abi, bytecode: { object: '0x' + contract.evm.bytecode.object } }, null, 1) + '\n';
+    const artifact = {
+      contractName: name,
+      sourceName: file,
+      abi: contract.abi,
+      bytecode: { object: '0x' + contract.evm.bytecode.object },
+    };
+    const text = JSON.stringify(artifact, null, 1) + '\n';
     const path = join(here, 'artifacts', `${name}.json`);
     if (!check) {
       writeFileSync(path, text);
@@ -49,5 +56,6 @@ for (const [file, contracts] of Object.entries(output.contracts)) {
     if (committed !== text) { different += 1; console.error(`${name}: artifact differs from its source`); }
   }
 }
-if (check) console.log(different === 0 ? `artifacts match their sources (solc ${solc.version()})` : `${different} artifact(s) differ`);
+const matching = `artifacts match their sources (solc ${solc.version()})`;
+if (check) console.log(different === 0 ? matching : `${different} artifact(s) differ`);
 process.exit(different === 0 ? 0 : 1);

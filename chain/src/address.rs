@@ -1,12 +1,11 @@
-//! Addresses and hashes of the chain as values of our own, so that nothing outside this room meets
-//! the chain library's types.
+//! Addresses and hashes as own types, so that other crates need none of the chain library's types.
 
 use std::fmt;
 use std::str::FromStr;
 
 use alloy::primitives::{Address as RawAddress, B256};
 
-/// The chain's own hash, as `0x` and lower-case hex.
+/// keccak256 as `0x` and lower-case hex.
 pub fn keccak256(bytes: &[u8]) -> String {
     format!("{:#x}", alloy::primitives::keccak256(bytes))
 }
@@ -15,7 +14,7 @@ pub fn keccak256(bytes: &[u8]) -> String {
 #[error("not a chain address or hash")]
 pub struct ParseHexError;
 
-/// 20 bytes; shown with the EIP-55 checksum, read in any case.
+/// 20 bytes; displayed with the EIP-55 checksum, parsed in any case.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address(RawAddress);
 
@@ -24,7 +23,7 @@ impl Address {
         self.0
     }
 
-    /// The address that a user id stands for (T14). Nobody holds a key for it.
+    /// The address derived from a user id (T14). It has no private key.
     pub fn of_user(user_id: &str) -> Self {
         Self(RawAddress::from(types::address::onchain_address(user_id)))
     }
@@ -60,7 +59,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// 32 bytes: the hash of a transaction or a block; shown as `0x` and lower-case hex.
+/// Hash of a transaction or block, 32 bytes; displayed as `0x` and lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TxHash(B256);
 
@@ -106,7 +105,7 @@ mod tests {
 
     // rows: R048
     #[test]
-    fn r048_user_id_gives_address() {
+    fn r048_address_derives_from_the_user_id() {
         let forty = "00112233-44556677-8899aabb-ccddeeff-00112233-ffff";
         assert_eq!(
             Address::of_user(forty).to_string().to_lowercase(),
@@ -120,9 +119,7 @@ mod tests {
         let name = Address::of_user("alice");
         assert_eq!(
             name,
-            name.to_string()
-                .parse()
-                .expect("shown addresses are read back")
+            name.to_string().parse().expect("displayed addresses parse")
         );
         assert_ne!(name, Address::of_user("Alice"));
     }

@@ -37,7 +37,7 @@ pub(crate) fn service(connector: Connector, health: rpc::Health) -> rpc::Service
     }
 }
 
-/// A node that is away is UNAVAILABLE; what the node refuses is told with its own words.
+/// An unreachable node is UNAVAILABLE. A refusal of the node is passed on verbatim.
 pub fn chain_status(error: &ChainError) -> Status {
     match error {
         ChainError::Unavailable(reason) => {

@@ -1,8 +1,8 @@
-//! The platform's contracts as the rest of the service sees them: `Action` = what is ordered, `Call` = what is sent.
+//! The platform's contracts: `Action` is what a service orders, `Call` is what is sent.
 //!
 //! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated: an
 //! action that the contract refuses must reach a block and leave a receipt, and two actions in
-//! flight must not spoil each other's estimate.
+//! flight must not change each other's estimate.
 
 use alloy::primitives::{Bytes, U256, keccak256};
 use alloy::sol_types::{SolCall, SolConstructor};
@@ -20,7 +20,7 @@ mod sol {
 }
 pub(crate) use sol::{CfaToken, IdentityRegistry, Redemption, Settlement};
 
-/// Where the contracts that serve every instrument stand.
+/// Addresses of the contracts shared by all instruments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contracts {
     pub registry: Address,
@@ -30,7 +30,7 @@ pub struct Contracts {
     pub redemption: Address,
 }
 
-/// One trade of a batch. `number` 0: a paid transfer that is no trade.
+/// One trade of a batch. `number` 0 is a paid transfer without a trade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trade {
     pub token: Address,
@@ -42,7 +42,7 @@ pub struct Trade {
     pub fee: u128,
 }
 
-/// A holder's part of a redemption.
+/// A holder's share of a redemption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payout {
     pub holder: Address,
@@ -50,7 +50,7 @@ pub struct Payout {
     pub payment: u128,
 }
 
-/// What can be ordered on chain. Amounts are in the token's smallest units.
+/// Actions on the chain. Amounts are in the token's smallest units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     DeployRegistry,
@@ -97,7 +97,7 @@ pub enum Action {
         account: Address,
         frozen: bool,
     },
-    /// `id` is accepted once by the contract, each trade number once per token.
+    /// The contract accepts `id` once, and each trade number once per token.
     SettleTrades {
         settlement: Address,
         id: String,
@@ -112,7 +112,7 @@ pub enum Action {
         issuer: Address,
         payment: u128,
     },
-    /// Parts count from 0 and come in order.
+    /// Parts count from 0 and are accepted in order.
     Distribute {
         redemption: Address,
         id: String,
@@ -123,13 +123,13 @@ pub enum Action {
     },
 }
 
-/// A transaction's content before it is signed.
+/// Content of a transaction before signing.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// `None` deploys.
+    /// `None`: a deployment.
     pub to: Option<Address>,
     pub data: Vec<u8>,
-    /// `None`: estimated at the node.
+    /// `None`: estimated by the node.
     pub gas_limit: Option<u64>,
 }
 
@@ -138,10 +138,10 @@ const GAS_DEPLOY: u64 = 6_000_000;
 const GAS_PER_IDENTITY: u64 = 60_000;
 const GAS_PER_TRADE: u64 = 150_000;
 const GAS_PER_PAYOUT: u64 = 150_000;
-/// What the settlement contract wants to have left before it starts a trade, and some.
+/// Above the gas that the settlement contract requires before it starts a trade.
 const GAS_BATCH: u64 = 600_000;
 
-/// Ids are text; contracts know their keccak256.
+/// Contracts identify ids by their keccak256.
 pub fn id_hash(id: &str) -> TxHash {
     TxHash::from(keccak256(id.as_bytes()))
 }
@@ -297,7 +297,7 @@ impl Action {
     }
 }
 
-/// Each token and each member travels once; a trade is two words that name them by index (layout: `Settlement.sol`).
+/// Encodes tokens and members once; a trade is two words with indices (layout: `Settlement.sol`).
 fn settle_call(id: &str, trades: &[Trade]) -> Settlement::settleTradesCall {
     let mut tokens = Vec::new();
     let mut members = Vec::new();

@@ -1,5 +1,5 @@
-//! The contracts, executed on the development chain through the same actions the service orders.
-// `100_00` is a hundred roubles in kopecks
+//! Tests of the contracts on the development chain, through the actions that services order.
+// `100_00` is a hundred roubles in kopecks.
 #![allow(clippy::inconsistent_digit_grouping)]
 
 use std::time::Duration;
@@ -120,7 +120,7 @@ impl Bench {
         )
     }
 
-    /// Registry, CFA-RUB, settlement, redemption, wired.
+    /// Deploys and connects registry, CFA-RUB, settlement and redemption.
     async fn platform(&mut self) -> Contracts {
         let registry = self.deploy(&Action::DeployRegistry).await;
         let money = self.token("CFA-RUB", 2, registry, Vec::new()).await;
@@ -197,7 +197,7 @@ fn member(n: usize) -> Address {
     Address::of_user(&format!("member-{n}"))
 }
 
-/// A platform with one bond and members who own money and bonds.
+/// A platform with one bond, and members with money and bonds.
 async fn market(members: usize) -> (Bench, Contracts, Address) {
     let mut bench = Bench::start().await;
     let contracts = bench.platform().await;
@@ -313,7 +313,7 @@ async fn r049_mint_and_burn_move_supply_and_holder() {
 }
 
 #[tokio::test]
-async fn moves_ask_freeze_pause_and_allow_list() {
+async fn transfers_check_freeze_pause_and_allow_list() {
     let (mut bench, contracts, bond) = market(2).await;
     let (alice, bob, stranger) = (member(0), member(1), Address::of_user("stranger"));
     let transfer = |to| Action::Transfer {
@@ -338,7 +338,7 @@ async fn moves_ask_freeze_pause_and_allow_list() {
             bench.balance(bond, bob).await
         ),
         (990, 1010),
-        "a move to oneself changes nothing"
+        "a transfer to oneself changes nothing"
     );
     bench
         .done(&Action::SetFrozen {
@@ -366,7 +366,7 @@ async fn moves_ask_freeze_pause_and_allow_list() {
 async fn failing_trade_restores_both_legs_and_leaves_the_batch() {
     let (mut bench, contracts, bond) = market(3).await;
     let mut impossible = trade(bond, 2, 1, 2, 1);
-    // more money than the buyer has, after the units moved already
+    // More money than the buyer has, after the units have moved.
     impossible.payment = 5_000_000_00;
     let trades = vec![
         trade(bond, 1, 0, 1, 10),
@@ -420,7 +420,7 @@ async fn failing_trade_restores_both_legs_and_leaves_the_batch() {
         ),
         (3_000_000_00, 3_000)
     );
-    // the failed one may come again, the others may not
+    // The failed trade is accepted again, the others are not.
     let again = vec![trade(bond, 1, 0, 1, 10), trade(bond, 2, 1, 2, 1)];
     let receipt = bench
         .done(&Action::SettleTrades {
@@ -461,7 +461,7 @@ async fn batch_is_accepted_once_and_by_the_operator_only() {
     };
     assert!(!bench.send(&repeated).await.status());
     assert_eq!(bench.balance(bond, member(0)).await, 1_010);
-    // an outsider's call is refused before anything else
+    // An outsider's call is refused before all other checks.
     let outsider = PrivateKeySigner::from_slice(&[9; 32]).expect("key");
     let call = batch.call();
     let request = alloy::rpc::types::TransactionRequest::default()
@@ -477,7 +477,7 @@ async fn batch_is_accepted_once_and_by_the_operator_only() {
     bench.stop().await;
 }
 
-/// Gas is deterministic: the bound is design's goal, the printed number is today's cost.
+/// Gas is deterministic: the bound is the design's goal, the printed number the current cost.
 #[tokio::test]
 async fn two_hundred_trades_among_sixteen_members_stay_below_thirty_thousand_gas_each() {
     let (mut bench, contracts, bond) = market(16).await;
@@ -589,7 +589,7 @@ async fn issue_against_payment_is_one_exchange() {
     };
     assert!(
         !bench.send(&issue("op-1", 2_000_000_00)).await.status(),
-        "he has not that much"
+        "the balance is too low"
     );
     assert_eq!(bench.balance(bond, member(0)).await, 1_000);
     bench.done(&issue("op-1", 50_000_00)).await;

@@ -1,16 +1,16 @@
 //! The chain: contracts, connector, development chain. The only crate that depends on alloy and
-//! revm; no other needs their types.
+//! revm.
 //!
-//! | file | what |
+//! | module | content |
 //! |---|---|
-//! | `address` | addresses and hashes as our own values |
-//! | `contracts` | what can be ordered on chain, and the call data of it |
-//! | `connector` | one way to any node: submission queue, reads, watcher |
-//! | `dev` | a development chain in the process: EVM, blocks, JSON-RPC |
+//! | `address` | addresses and hashes as own types |
+//! | `contracts` | actions on the chain and their call data |
+//! | `connector` | access to any node: submission queue, reads, watcher |
+//! | `dev` | in-process development chain: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
 //!
-//! `start_chain` opens either the embedded chain or a remote node (`rpc_url`); everything above the
-//! transport is the same code.
+//! `start_chain` opens the embedded chain or a remote node (`rpc_url`); above the transport both
+//! use the same code.
 
 mod address;
 mod api;
@@ -50,22 +50,23 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
 pub struct ChainConfig {
     /// Folder of the development chain, the connector's store and the operator's key.
     pub data_dir: PathBuf,
-    /// Every transaction is signed for this chain; a node on another one is refused.
+    /// Every transaction is signed for this chain; a node on another chain is refused.
     pub chain_id: u64,
     /// A remote node (`http://` or `https://`); unset: the embedded development chain.
     pub rpc_url: Option<String>,
-    /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, made on the first start.
+    /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, created on
+    /// first start.
     pub operator_key_file: Option<PathBuf>,
-    /// Development chain: at most one block in this time.
+    /// Development chain: least time between two blocks.
     pub seal_interval_ms: u64,
-    /// Development chain: origins (`http://localhost:3000`) whose pages a browser lets read the
-    /// JSON-RPC port. None by default: programs and the extensions of wallets need none.
+    /// Development chain: origins (`http://localhost:3000`) whose browser pages may read the
+    /// JSON-RPC port. None by default: programs and wallet extensions need none.
     pub rpc_cors_origins: Vec<String>,
-    /// Remote node: how often it is asked for new blocks.
+    /// Remote node: polling interval for new blocks.
     pub poll_interval_ms: u64,
     /// Remote node: deadline of one request.
     pub request_timeout_ms: u64,
-    /// Blocks above a block before it counts. Zero on a chain with immediate finality.
+    /// Blocks above a block before it is read. Zero on a chain with immediate finality.
     pub confirmations: u64,
 }
 
@@ -116,7 +117,7 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
-/// Opens the chain, recovers the submission queue and starts the watcher. Ends when `shutdown` is cancelled.
+/// Opens the chain, loads the submission queue and starts the watcher. Stops on `shutdown`.
 pub fn start_chain(
     config: ChainConfig,
     deps: ChainDeps,
@@ -147,7 +148,7 @@ pub fn start_chain(
                 let (chain, sealer) = dev::DevChain::start(dev_config, shutdown.clone()).await?;
                 tasks.spawn(async move {
                     if let Err(error) = sealer.await {
-                        tracing::error!(%error, "sealer of the development chain ended badly");
+                        tracing::error!(%error, "sealer of the development chain panicked");
                     }
                 });
                 (RpcClient::new(chain.clone(), true), Some(chain))
@@ -177,35 +178,35 @@ pub fn start_chain(
 }
 
 impl ChainHandle {
-    /// The connector for services of this process.
+    /// The connector, for services of this process.
     pub fn connector(&self) -> Connector {
         self.connector.clone()
     }
 
-    /// `ChainConnectorService` and its HTTP reads, to be served under the name `chain`.
+    /// `ChainConnectorService` and its HTTP reads, served under the name `chain`.
     pub fn service(&self) -> rpc::Service {
         api::service(self.connector.clone(), self.health.clone())
     }
 
-    /// Serves the development chain's JSON-RPC on the listener until shutdown; nothing to serve with a remote node.
+    /// Serves the development chain's JSON-RPC until shutdown; does nothing with a remote node.
     pub fn serve_json_rpc(&self, listener: TcpListener) {
         self.serve_json_rpc_within(listener, rpc::Limits::default());
     }
 
-    /// The same within other limits.
+    /// Like [`Self::serve_json_rpc`], with other limits.
     pub fn serve_json_rpc_within(&self, listener: TcpListener, limits: rpc::Limits) {
         if let Some(dev) = &self.dev {
             let (origins, shutdown) = (self.cors_origins.clone(), self.shutdown.clone());
             let serving = dev::http::serve(dev.clone(), listener, origins, limits, shutdown);
             self.tasks.spawn(async move {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "JSON-RPC listener ended");
+                    tracing::error!(%error, "JSON-RPC server failed");
                 }
             });
         }
     }
 
-    /// Waits until everything has stopped after shutdown was asked for.
+    /// Waits for all tasks to end after shutdown.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             self.tasks.wait().await;
@@ -228,7 +229,7 @@ fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
     ))
 }
 
-/// A browser compares origins by their text, so only the one canonical form can ever match.
+/// Browsers compare origins as text, so only the canonical form can match.
 fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
     let origin = |text: &String| {
         let url = text.parse::<reqwest::Url>().ok();

@@ -1,5 +1,4 @@
-//! What the development chain takes over its JSON-RPC port: each bound at the bound and one past
-//! it.
+//! Bounds of the development chain's JSON-RPC port: each at the bound and one past it.
 
 use std::time::Duration;
 
@@ -143,7 +142,8 @@ fn transfer(nonce: u64, to: RawAddress, wei: u64, fee: u128) -> TxEip1559 {
 
 fn head(body_bytes: usize) -> String {
     format!(
-        "POST / HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {body_bytes}\r\n\r\n"
+        "POST / HTTP/1.1\r\nhost: h\r\n\
+         content-type: application/json\r\ncontent-length: {body_bytes}\r\n\r\n"
     )
 }
 
@@ -155,14 +155,14 @@ async fn answered(stream: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_has_the_gas_of_a_block_and_not_one_more() {
+async fn a_transaction_may_use_the_gas_of_a_block_and_not_one_more() {
     let port = Port::start().await;
     let with_gas = |nonce, gas_limit| TxEip1559 {
         gas_limit,
         ..transfer(nonce, RawAddress::ZERO, 0, 1)
     };
     let hash = port.send(&port.operator, with_gas(0, BLOCK_GAS)).await;
-    let receipt = port.receipt(&hash.expect("taken")).await;
+    let receipt = port.receipt(&hash.expect("accepted")).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
     let refused = port.send(&port.operator, with_gas(1, BLOCK_GAS + 1)).await;
     assert_eq!(refused, Err("exceeds block gas limit".into()));
@@ -170,7 +170,7 @@ async fn a_transaction_has_the_gas_of_a_block_and_not_one_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_has_its_gas_whatever_it_asks_for() {
+async fn the_gas_of_a_call_is_capped() {
     let port = Port::start().await;
     let left = async |gas: Option<u64>| {
         // returns GAS
@@ -187,7 +187,7 @@ async fn a_call_has_its_gas_whatever_it_asks_for() {
     assert_eq!(left(Some(CALL_GAS - 1)).await, at_the_bound - 1);
     assert_eq!(left(Some(CALL_GAS + 1)).await, at_the_bound);
     assert_eq!(left(None).await, at_the_bound);
-    // an endless loop ends, as a call and as an estimate
+    // An endless loop ends, as a call and as an estimate.
     for method in ["eth_call", "eth_estimateGas"] {
         let endless = json!([{ "data": "0x5b5f56" }, "latest"]);
         let ended = port.ask(method, endless).await.expect_err("no end");
@@ -204,16 +204,16 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
     let zero_fee = port.send(&stranger, transfer(0, own, 0, 0)).await;
     let refusal = zero_fee.expect_err("refused");
     assert!(refusal.contains("underpriced"), "{refusal}");
-    // with a gap before it, as the one that never leaves the pool
+    // After a nonce gap, so that it would never leave the pool.
     let zero_fee = port.send(&stranger, transfer(7, own, 0, 0)).await;
     assert!(zero_fee.expect_err("refused").contains("underpriced"));
     let empty = port.send(&stranger, transfer(0, own, 0, 1)).await;
     assert!(empty.expect_err("refused").contains("insufficient funds"));
 
     let coins = port.send(&port.operator, transfer(0, own, TRANSFER_GAS, 0));
-    let receipt = port.receipt(&coins.await.expect("taken")).await;
+    let receipt = port.receipt(&coins.await.expect("accepted")).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
-    // what execution would refuse never gets there, where it would pay nothing
+    // Execution would refuse it, and it would pay nothing.
     let tip_above_fee = TxEip1559 {
         max_priority_fee_per_gas: 2,
         ..transfer(0, own, 0, 1)
@@ -224,10 +224,10 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
             .expect_err("refused")
             .contains("higher than max fee")
     );
-    // the price that the port names is one that it takes
+    // The port accepts the price it quotes.
     let price = port.ask("eth_gasPrice", json!([])).await;
     assert_eq!(price.expect("a price"), "0x1");
-    // a fee that is offered and not paid
+    // A fee cap without a tip.
     let no_tip = TxEip1559 {
         max_priority_fee_per_gas: 0,
         ..transfer(0, own, 0, 1)
@@ -235,13 +235,13 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
     let no_tip = port.send(&stranger, no_tip).await;
     assert!(no_tip.expect_err("refused").contains("underpriced"));
     let paid = port.send(&stranger, transfer(0, own, 0, 1)).await;
-    let receipt = port.receipt(&paid.expect("taken")).await;
+    let receipt = port.receipt(&paid.expect("accepted")).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
     port.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_has_its_requests_and_not_one_more() {
+async fn a_batch_may_have_its_bound_of_requests_and_not_one_more() {
     let port = Port::start().await;
     let batch = |requests| {
         let one = request("eth_chainId", json!([]));
@@ -258,7 +258,7 @@ async fn a_batch_has_its_requests_and_not_one_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_has_its_bytes_and_not_one_more() {
+async fn a_body_may_have_its_bound_of_bytes_and_not_one_more() {
     let port = Port::start().await;
     let padded = |bytes: usize| {
         let body = chain_id();
@@ -274,7 +274,7 @@ async fn a_body_has_its_bytes_and_not_one_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_reads_the_port_from_a_configured_origin_alone() {
+async fn a_page_reads_the_port_only_from_a_configured_origin() {
     const KNOWN: &str = "http://localhost:3000";
     const ALLOWED: &str = "access-control-allow-origin";
     let allowed = async |port: &Port, method: reqwest::Method, origin: &str| {
@@ -305,7 +305,7 @@ async fn a_page_reads_the_port_from_a_configured_origin_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_origin_is_refused_at_start() {
+async fn a_malformed_origin_is_refused_at_start() {
     for text in ["*", "localhost:3000", "http://localhost:3000/", "null"] {
         let folder = tempfile::tempdir().expect("folder");
         let refused = started(&folder, &[text], &CancellationToken::new()).await;
@@ -370,7 +370,7 @@ async fn an_idle_connection_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn an_overdue_body_is_refused() {
     let port = Port::start_with(
         Limits {
             body: SHORT,

@@ -85,7 +85,7 @@ async fn token(connector: &Connector) -> (Address, Address) {
 
 // rows: R020 R033 R034 R035
 #[tokio::test(flavor = "multi_thread")]
-async fn r033_submissions_are_kept_by_key_and_receipts_tell_reverted() {
+async fn r033_submissions_are_stored_by_key_and_receipts_show_reverts() {
     let folder = tempfile::tempdir().expect("folder");
     let chain = start(folder.path(), None).await;
     let connector = chain.handle.connector();
@@ -180,7 +180,7 @@ async fn r033_submissions_are_kept_by_key_and_receipts_tell_reverted() {
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
-async fn r064_refused_transaction_gives_its_nonce_back() {
+async fn r064_the_nonce_of_a_refused_transaction_is_reused() {
     let folder = tempfile::tempdir().expect("folder");
     let chain = start(folder.path(), None).await;
     let connector = chain.handle.connector();
@@ -201,7 +201,7 @@ async fn r064_refused_transaction_gives_its_nonce_back() {
     assert_eq!(
         receipt.status,
         ReceiptStatus::Success,
-        "the queue is not stuck behind the refused one"
+        "the refused one does not block the queue"
     );
     chain.stop().await;
 }
@@ -247,7 +247,7 @@ async fn receipt_counts_only_with_its_confirmations() {
             .submit(&format!("deploy-{n}"), &call)
             .await
             .expect("submitted");
-        // a block of its own
+        // Each in a block of its own.
         let at_node = node.handle.connector();
         let receipt = at_node.wait_receipt(&submitted.tx_hash, WAIT).await;
         sent.push(receipt.expect("asked").expect("in a block"));
@@ -265,7 +265,7 @@ async fn receipt_counts_only_with_its_confirmations() {
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
-async fn r064_caller_that_goes_away_leaves_no_gap_and_no_collision() {
+async fn r064_a_cancelled_caller_leaves_no_nonce_gap_and_no_collision() {
     let folder = tempfile::tempdir().expect("folder");
     let chain = start(folder.path(), None).await;
     let connector = chain.handle.connector();
@@ -289,7 +289,7 @@ async fn r064_caller_that_goes_away_leaves_no_gap_and_no_collision() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chain_and_queue_go_on_where_they_stopped() {
+async fn chain_and_queue_continue_after_a_restart() {
     let folder = tempfile::tempdir().expect("folder");
     let chain = start(folder.path(), None).await;
     let connector = chain.handle.connector();
@@ -409,7 +409,7 @@ async fn remote_node_is_reached_by_the_same_connector() {
             .await
             .expect("asked")
     );
-    // a node on another chain is refused
+    // A node on another chain is refused.
     let third = tempfile::tempdir().expect("folder");
     let config = ChainConfig {
         data_dir: third.path().to_owned(),

@@ -12,7 +12,7 @@ use wire::{Cancel, NewOrder, ServerMessage};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Up to 64 sessions share a connection, each on a channel of its own.
+/// Up to 64 sessions share a connection, each on its own channel.
 const CHANNEL: u16 = 0;
 
 #[tokio::main]
@@ -28,13 +28,13 @@ async fn main() -> Result<(), Failure> {
 
 /// Returns the public id of the order.
 pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
-    // Any certificate will do on this machine; elsewhere pin the fingerprint that the platform
+    // Any certificate is accepted on this machine. Elsewhere pin the fingerprint that the platform
     // prints: `fingerprint.parse::<Trust>()`.
     let (connection, mut reports) = Connection::connect(gateway, Trust::Loopback).await?;
     let options = LoginOptions {
-        // Money is blocked before an order can draw on it: 100.00.
+        // Money must be on hold before an order can draw on it: 100.00.
         money_hold_minor: 10_000,
-        // What an earlier run was told is of no interest.
+        // Skip messages of an earlier run.
         from_now: true,
         cancel_on_disconnect: true,
         ..LoginOptions::new(token, "example-async")
@@ -42,16 +42,16 @@ pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> 
     connection.login(CHANNEL, options).await?;
     let known = connection.instruments();
     let open = known.iter().find(|one| one.phase == Phase::Open);
-    let market = open.ok_or("no market is open")?;
+    let market = open.ok_or("no instrument is open for trading")?;
 
-    // `send` does not wait for an answer; answers name the client sequence that it returns.
+    // `send` does not wait for an answer; the answer carries the client sequence that it returns.
     let price = market.band_low_ticks.max(1);
     let order = NewOrder::limit(1, market.instrument, Side::Buy, price, 1);
     let sequence = connection.send(CHANNEL, order).await?;
     let ServerMessage::OrderAck(ack) = answer(&mut reports, sequence).await? else {
-        return Err("an order that rests is acknowledged first".into());
+        return Err("expected OrderAck as the first answer to the order".into());
     };
-    // Now the order is on disk, and in the book.
+    // The order is now on disk and in the book.
     let cancel = Cancel {
         client_order_id: 1,
         engine_order_id: 0,
@@ -61,8 +61,8 @@ pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> 
     Ok(ack.order_id.to_string())
 }
 
-/// Waits for the final answer to a request. An error of `recv` says that the connection is lost:
-/// `connection.resume()` goes on without a gap.
+/// Waits for the final answer to a request. An error of `recv` means that the connection is lost:
+/// `connection.resume()` continues without a gap.
 async fn answer(reports: &mut Reports, sequence: u64) -> Result<ServerMessage, Failure> {
     loop {
         let report = reports.recv().await.ok_or("the connection is closed")??;

@@ -1,4 +1,4 @@
-//! A member who gives a core for latency: the same as `async.rs` on a thread that polls.
+//! A member that dedicates a core to latency: `async.rs` on a polling thread.
 //!
 //! `cargo run --release -p client --example spinning -- [TOKEN] [ADDRESS]`
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Failure> {
 
 /// Returns the public id of the order.
 pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
-    // Connecting and logging in poll until they are done: bind the thread to its core before.
+    // Connecting and logging in poll until they are done: pin the thread to its core before.
     let mut connection = Connection::connect(gateway, &Trust::Loopback)?;
     let options = LoginOptions {
         money_hold_minor: 10_000,
@@ -36,7 +36,7 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
     connection.login(CHANNEL, options)?;
     let mut known = connection.instruments();
     let open = known.find(|one| one.phase == Phase::Open);
-    let market = *open.ok_or("no market is open")?;
+    let market = *open.ok_or("no instrument is open for trading")?;
     drop(known);
 
     let price = market.band_low_ticks.max(1);
@@ -45,7 +45,7 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
     let sequence = connection.send(CHANNEL, &order)?;
     connection.flush();
     let ServerMessage::OrderAck(ack) = answer(&mut connection, sequence)? else {
-        return Err("an order that rests is acknowledged first".into());
+        return Err("expected OrderAck as the first answer to the order".into());
     };
     let cancel = Cancel {
         client_order_id: 1,
@@ -57,10 +57,10 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
     Ok(ack.order_id.to_string())
 }
 
-/// Polls until the final answer to a request is there. An error of `poll` says that the connection
-/// is lost: `connection.resume()` goes on without a gap.
+/// Polls until the final answer to a request arrives. An error of `poll` means that the connection
+/// is lost: `connection.resume()` continues without a gap.
 fn answer(connection: &mut Connection, sequence: Option<u64>) -> Result<ServerMessage, Failure> {
-    let sequence = sequence.ok_or("too much waits to be sent: poll first")?;
+    let sequence = sequence.ok_or("send buffer is full: poll first")?;
     loop {
         connection.poll()?;
         while let Some(report) = connection.recv() {

@@ -2,9 +2,9 @@
 //! the requests without a final answer, which a resume compares with the server's last client
 //! sequence.
 //!
-//! Invariant: client sequences grow by one, each is used once. Cost: a slot of 80 bytes for each
-//! request since the oldest unanswered one, at most [`UNANSWERED_MAX`]; none is allocated once the
-//! ring has its size.
+//! Invariant: client sequences grow by one, each is used once. Cost: a slot of 80 bytes per request
+//! since the oldest unanswered one, at most [`UNANSWERED_MAX`]. Nothing is allocated once the ring
+//! has reached its size.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -13,10 +13,10 @@ use wire::{Amend, Cancel, CancelAllAfter, HEADER_LEN, LoginAccepted, MassCancel,
 
 use crate::{Error, LoginOptions};
 
-/// Requests from the oldest unanswered one on; a client past it has lost contact.
+/// Requests since the oldest unanswered one. A client past it has lost contact.
 pub const UNANSWERED_MAX: usize = 1 << 20;
 
-/// Bytes kept of a request: the longest that acts fits.
+/// Bytes kept per request: the longest request that acts fits.
 const REQUEST_LEN_MAX: usize = 64;
 
 const _: () = {
@@ -34,7 +34,7 @@ const _: () = {
     }
 };
 
-/// A request without a final answer, as it was sent, with its place among all of the connection.
+/// A request without a final answer, as sent, with its position among all of the connection.
 #[derive(Clone, Copy)]
 pub struct Sent {
     pub order: u64,
@@ -53,25 +53,25 @@ impl Sent {
 /// Whether requests may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Not logged in on the present connection.
+    /// Not logged in on the current connection.
     Out,
-    /// The first login has no answer yet.
+    /// The first login is unanswered.
     LoggingIn,
-    /// The login of a resume has no answer yet.
+    /// The login of a resume is unanswered.
     Resuming,
-    /// Logged in by a resume whose other sessions are not yet: what is unseen is sent first.
+    /// Logged in by a resume, other sessions are not yet. Unseen requests are sent first.
     Back { last_client_seq: u64 },
     /// Requests may be sent.
     Live,
 }
 
-/// One session's state on the client's side.
+/// Client-side state of one session.
 pub struct Channel {
     pub options: LoginOptions,
     /// Last number received.
     pub last_sequence: u64,
     pub phase: Phase,
-    /// Numbers that the caller has asked for once more, by request, until the server has answered it.
+    /// Numbers that the caller requested again, by request id, until the server has answered.
     again: Vec<(u32, RangeInclusive<u64>)>,
     next_client_seq: u64,
     /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
@@ -82,7 +82,7 @@ pub struct Channel {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Numbered {
     Next,
-    /// Asked for once more.
+    /// Requested again.
     Again,
     /// The original report of a request that was sent twice.
     Seen,
@@ -100,7 +100,7 @@ impl Channel {
         }
     }
 
-    /// The client sequence of the next request that acts.
+    /// Client sequence of the next request that acts.
     ///
     /// # Errors
     /// [`Error::TooManyUnanswered`].
@@ -135,7 +135,7 @@ impl Channel {
         }
     }
 
-    /// The connection that was asked is gone.
+    /// The connection that the requests went to is gone.
     pub fn forget_asked(&mut self) {
         self.again.clear();
     }
@@ -158,10 +158,10 @@ impl Channel {
         self.next_client_seq - self.unanswered.len() as u64
     }
 
-    /// Takes the number of a message into account.
+    /// Accounts for the number of a message.
     ///
     /// # Errors
-    /// [`Error::Gap`]: a number between was left out.
+    /// [`Error::Gap`]: a number is missing.
     pub fn numbered(&mut self, sequence: u64) -> Result<Numbered, Error> {
         let expected = self.last_sequence.saturating_add(1);
         if sequence < expected {
@@ -197,14 +197,14 @@ impl Channel {
         }
         self.last_sequence = info.next_sequence - 1;
         if info.last_client_seq >= self.next_client_seq {
-            // The server has seen more than this client has sent: all of it, so none is sent again.
+            // The server has seen more than this client has sent, so nothing is sent again.
             self.unanswered.clear();
             self.next_client_seq = info.last_client_seq.saturating_add(1);
         }
         Ok(())
     }
 
-    /// What the server has never seen, oldest first: to be sent again with the same sequences.
+    /// Requests the server has not seen, oldest first: to be sent again, sequences unchanged.
     pub fn unseen(&self, last_client_seq: u64) -> impl Iterator<Item = &Sent> {
         let seen = last_client_seq
             .saturating_add(1)
@@ -273,7 +273,7 @@ mod tests {
         ));
         assert!(matches!(channel.numbered(2), Ok(Numbered::Next)));
         assert_eq!(channel.next_client_seq().unwrap(), 8);
-        // A resume that would leave a hole is no resume.
+        // A resume that leaves a gap fails.
         assert!(channel.accepted(&accepted(8, 5)).is_err());
         assert!(channel.accepted(&accepted(8, 3)).is_ok());
     }

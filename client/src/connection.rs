@@ -1,10 +1,10 @@
 //! The async driver: [`Sessions`] on quinn and tokio.
 //!
-//! Sending never waits for an answer: requests are appended to a buffer that a writer task empties,
-//! requests share packets, and requests of all channels keep the order of the calls. After
-//! a loss, [`Connection::resume`] connects again, logs every session in, receives what was missed
-//! through the same [`Reports`] and sends again only what the server has not seen, in the old
-//! order.
+//! Sending never waits for an answer: requests are appended to a buffer that a writer task drains,
+//! requests share packets, and requests of all channels keep the order of the calls. After a loss,
+//! [`Connection::resume`] connects again, logs every session in, receives the missed messages
+//! through the same [`Reports`] and sends again only the requests that the server has not seen, in
+//! the old order.
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -19,29 +19,28 @@ use wire::{ClientMessage, InstrumentDefinition};
 use crate::sessions::{LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
 use crate::{Error, LoginOptions, Trust, endpoint, io};
 
-/// Reports waiting to be taken at which the connection is no longer read.
+/// Number of undelivered reports at which the connection is no longer read.
 const REPORTS_MAX: usize = 1 << 16;
 
-/// What the server sends, in order, across resumes.
+/// Messages of the server, in order, across resumes.
 pub struct Reports {
     receiver: mpsc::Receiver<Result<Report, Error>>,
 }
 
 impl Reports {
-    /// The next report. An error says that the connection is gone: `resume` and go on, or stop.
-    /// `None` when the connection was dropped.
+    /// The next report. An error means that the connection is lost: call `resume` and continue, or
+    /// stop. `None` once the connection was dropped.
     pub async fn recv(&mut self) -> Option<Result<Report, Error>> {
         self.receiver.recv().await
     }
 
-    /// A report that is already here.
+    /// The next report if one is available.
     pub fn try_recv(&mut self) -> Option<Result<Report, Error>> {
         self.receiver.try_recv().ok()
     }
 }
 
-/// Sessions over one QUIC stream. Cheap to clone; the last clone that is dropped closes the
-/// connection.
+/// Sessions over one QUIC stream. Cheap to clone; dropping the last clone closes the connection.
 #[derive(Clone)]
 pub struct Connection {
     owner: Arc<Owner>,
@@ -62,7 +61,7 @@ struct Link {
     _writer: AbortOnDropHandle<()>,
 }
 
-/// What callers and the two tasks share.
+/// State shared by callers and the two tasks.
 pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) wake: Notify,
@@ -72,9 +71,9 @@ pub(crate) struct Shared {
 
 pub(crate) struct State {
     pub(crate) sessions: Sessions,
-    /// Callers that wait for the answer to a login, by channel.
+    /// Callers waiting for the answer to a login, by channel.
     logins: BTreeMap<u16, oneshot::Sender<Result<SessionInfo, Error>>>,
-    /// Changes with each begin and end of a connection: tasks of an earlier one change nothing.
+    /// Changes when a connection starts or ends: tasks of an earlier connection change nothing.
     pub(crate) epoch: u64,
 }
 
@@ -113,7 +112,7 @@ impl Connection {
         })
     }
 
-    /// Logs a session in on a channel (0 to 63) that carries none.
+    /// Logs a session in on an unused channel (0 to 63).
     pub fn login(
         &self,
         channel: u16,
@@ -137,8 +136,8 @@ impl Connection {
         })
     }
 
-    /// Hands a message to the connection, in call order; waits only while too much is waiting to be
-    /// written. Returns the client sequence of a request that acts, 0 otherwise.
+    /// Queues a message, in call order; waits only while the send buffer is full. Returns the
+    /// client sequence of a request that acts, 0 otherwise.
     pub async fn send(
         &self,
         channel: u16,
@@ -154,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// As `send`, but `None` at once when too much is waiting.
+    /// As `send`, but returns `None` at once if the send buffer is full.
     pub fn try_send(&self, channel: u16, message: ClientMessage) -> Result<Option<u64>, Error> {
         let sent = self.shared().lock().sessions.send(channel, &message)?;
         if sent.is_some() {
@@ -168,7 +167,7 @@ impl Connection {
         self.shared().lock().sessions.last_sequence(channel)
     }
 
-    /// The instruments that the server has named; complete when a login has returned.
+    /// Instruments that the server has announced; complete once a login has returned.
     pub fn instruments(&self) -> Vec<InstrumentDefinition> {
         self.shared()
             .lock()
@@ -178,10 +177,10 @@ impl Connection {
             .collect()
     }
 
-    /// Connects again after a loss and logs every session in: what was missed comes in through the
-    /// same [`Reports`], what the server has not seen is sent again in the old order. A session
-    /// that cannot come back fails the resume; without it ([`Connection::forget`]) another one may
-    /// succeed.
+    /// Connects again after a loss and logs every session in. Missed messages arrive through the
+    /// same [`Reports`]; requests that the server has not seen are sent again in the old order. A
+    /// session that cannot be resumed fails the call; a call without it ([`Connection::forget`])
+    /// may succeed.
     pub fn resume(&self) -> BoxFuture<'_, Result<Vec<(u16, SessionInfo)>, Error>> {
         Box::pin(async move {
             let _one = self.owner.resuming.lock().await;
@@ -205,19 +204,19 @@ impl Connection {
             for (channel, answer) in answers {
                 infos.push((channel, login_answer(answer).await?));
             }
-            // What is sent again was appended with the last answer.
+            // The last answer appended the requests to send again.
             self.shared().wake.notify_one();
             Ok(infos)
         })
     }
 
-    /// Gives a session up: its messages are ignored, its requests are not sent again.
+    /// Drops a session: its messages are ignored, its requests are not sent again.
     pub fn forget(&self, channel: u16) {
         self.shared().lock().sessions.forget(channel);
         self.shared().wake.notify_one();
     }
 
-    /// Drops the connection without a word, as a crash would; [`Reports`] returns the loss.
+    /// Drops the connection abruptly, as a crash would; [`Reports`] returns the loss.
     pub fn cut(&self) {
         if let Some(link) = self.link().as_ref() {
             link.quic.close(0u32.into(), b"");
@@ -265,7 +264,7 @@ impl Connection {
     }
 }
 
-/// A first login: one that the caller no longer waits for leaves its channel free.
+/// A first login: if the caller stops waiting for it, its channel becomes free.
 struct Asked<'a> {
     shared: &'a Shared,
     channel: u16,
@@ -283,7 +282,7 @@ impl Drop for Asked<'_> {
 }
 
 impl State {
-    /// The answer to the login of a channel.
+    /// Receiver of the answer to a channel's login.
     fn awaited(&mut self, channel: u16) -> oneshot::Receiver<Result<SessionInfo, Error>> {
         let (sender, answer) = oneshot::channel();
         self.logins.insert(channel, sender);
@@ -296,17 +295,17 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes the answer to a login on, and wakes the writer for what a resume sends again.
+    /// Delivers the answer to a login, and wakes the writer for requests that a resume sends again.
     pub(crate) fn answer(&self, channel: u16, answer: Result<SessionInfo, Error>) {
         let waiting = self.lock().logins.remove(&channel);
         if let Some(waiting) = waiting {
-            // The caller may have given up already.
+            // The caller may have stopped waiting.
             let _ = waiting.send(answer);
         }
         self.wake.notify_one();
     }
 
-    /// The connection of this epoch is gone: no session is logged in, no caller waits.
+    /// The connection of this epoch is lost: ends its sessions, waiting callers get the error.
     pub(crate) fn lost(&self, epoch: u64, error: &Error) {
         let mut state = self.lock();
         if state.epoch != epoch {
@@ -315,7 +314,7 @@ impl Shared {
         state.epoch += 1;
         state.sessions.disconnected();
         for (_, waiting) in std::mem::take(&mut state.logins) {
-            // The caller may have given up already.
+            // The caller may have stopped waiting.
             let _ = waiting.send(Err(error.clone()));
         }
         drop(state);

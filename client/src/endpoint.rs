@@ -1,4 +1,4 @@
-//! How QUIC is set up for both drivers.
+//! QUIC configuration of both drivers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use wire::ALPN;
 
 use crate::{Error, Trust};
 
-/// Name in the TLS handshake; the certificate is judged by [`Trust`] alone.
+/// Server name in the TLS handshake; [`Trust`] alone decides on the certificate.
 pub const SERVER_NAME: &str = "cfa-trade";
 
-/// The local address for connections to this server: any port.
+/// Local address for connections to this server: any port.
 pub fn local(server: SocketAddr) -> SocketAddr {
     if server.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
@@ -21,7 +21,7 @@ pub fn local(server: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Settings of a connection to this server.
+/// Configuration of a connection to this server.
 ///
 /// # Errors
 /// [`Error::TrustNotAllowed`], [`Error::Tls`].
@@ -47,7 +47,7 @@ fn transport() -> Arc<quinn::TransportConfig> {
     let mut transport = quinn::TransportConfig::default();
     let idle = Duration::from_secs(10);
     transport.max_idle_timeout(Some(
-        quinn::IdleTimeout::try_from(idle).expect("ten seconds fit"),
+        quinn::IdleTimeout::try_from(idle).expect("ten seconds fit an idle timeout"),
     ));
     transport.keep_alive_interval(Some(Duration::from_secs(3)));
     Arc::new(transport)

@@ -1,4 +1,4 @@
-//! Why a call of this library fails.
+//! Errors of this library.
 
 use std::sync::Arc;
 
@@ -23,22 +23,22 @@ pub enum Error {
         code: Option<DisconnectCode>,
         text: String,
     },
-    #[error("the server sent bytes that are no message: {0}")]
+    #[error("the server sent an invalid message: {0}")]
     Wire(#[from] WireError),
-    #[error("numbered message {got} where {expected} was due")]
+    #[error("gap in numbered messages: expected {expected}, received {got}")]
     Gap { expected: u64, got: u64 },
-    #[error("no answer to the login in time")]
+    #[error("login timed out")]
     LoginTimeout,
     #[error("token or session name is empty or too long, or no such channel")]
     LoginField,
-    #[error("too many requests without an answer")]
+    #[error("too many unanswered requests")]
     TooManyUnanswered,
     #[error("not logged in on this channel")]
     NotLoggedIn,
 }
 
 impl Error {
-    /// The last message of a session or a connection.
+    /// Error of a `Disconnect`, the last message of a session or a connection.
     pub(crate) fn of_disconnect(message: &Disconnect) -> Self {
         Self::Disconnected {
             code: DisconnectCode::from_code(message.code),
@@ -46,7 +46,7 @@ impl Error {
         }
     }
 
-    /// The end of a QUIC connection, in the server's words where it gave some.
+    /// Error of a closed QUIC connection, with the server's reason if it sent one.
     pub(crate) fn of_close(reason: quinn::ConnectionError) -> Self {
         match reason {
             quinn::ConnectionError::ApplicationClosed(close) => Self::Disconnected {

@@ -1,9 +1,9 @@
-//! The two tasks of an async connection: one reads the stream and passes reports on, one writes
-//! what [`crate::Sessions`] has to transmit.
+//! The two tasks of an async connection: one reads the stream and passes reports on, one writes the
+//! output of [`crate::Sessions`].
 //!
-//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is
-//! stopped halfway has received nothing. A reader of reports that is slow stops the reading, and
-//! so, through QUIC's flow control, the server.
+//! A report counts as received only once it has a slot in [`crate::Reports`], so a task aborted
+//! halfway has received nothing. A slow consumer of reports stops the reading and so, through
+//! QUIC's flow control, the server.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,12 +35,12 @@ pub async fn read(
     };
     quic.close(0u32.into(), b"");
     shared.lost(epoch, &error);
-    // A caller that has dropped its reports needs no error.
+    // The caller may have dropped its reports.
     let _ = shared.reports.send(Err(error)).await;
 }
 
-/// Takes the complete messages of the buffer; false when the connection or the reports are given
-/// up.
+/// Consumes the complete messages of the buffer; false once the connection was replaced or the
+/// reports were dropped.
 async fn take(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
     let received_at = Instant::now();
     loop {
@@ -83,7 +83,7 @@ fn deliver(
     Ok(())
 }
 
-/// The reason of a stream's end is the connection's, where there is one.
+/// The connection's close reason, if it has one.
 fn lost(quic: &quinn::Connection) -> Error {
     quic.close_reason().map_or(Error::Stream, Error::of_close)
 }
@@ -99,7 +99,7 @@ pub async fn write(
         let due = {
             let mut state = shared.lock();
             if state.epoch != epoch {
-                return; // Lost, or given up for a resume.
+                return; // Lost, or replaced by a resume.
             }
             let now = Instant::now();
             state.sessions.handle_timeout(now);

@@ -5,21 +5,21 @@
 //! the exchange in the order of the calls, and reports arrive as one stream. A lost connection is
 //! resumed without a gap and without executing a request twice.
 //!
-//! [`Sessions`] has these rules and performs no I/O. Two drivers carry it: [`Connection`] on tokio,
-//! and [`spinning::Connection`] on a thread that polls, for members who give a core for latency.
+//! [`Sessions`] implements these rules without I/O. It has two drivers: [`Connection`] on tokio,
+//! and [`spinning::Connection`] on a polling thread, for members who dedicate a core to latency.
 //! `examples/` shows both.
 //!
 //! | file | what |
 //! |---|---|
 //! | `sessions` | the sessions of a connection as a state machine: bytes in, events out |
-//! | `channel` | what one session knows: numbers, requests without an answer |
-//! | `login` | how a session is logged in |
+//!  `channel` | state of one session: numbers, requests without an answer |
+//!  `login` | login options of a session |
 //! | `connection` | async driver: connect, log in, send, resume |
 //! | `io` | the two tasks that read and write the stream of the async driver |
 //! | `spinning` | spinning driver on [`transport`] |
-//! | `endpoint` | how QUIC is set up |
+//!  `endpoint` | QUIC configuration |
 //! | `trust` | which server certificate is accepted |
-//! | `error` | why a call fails |
+//!  `error` | errors of the library |
 //! | `text` | texts of rejections |
 
 mod channel;

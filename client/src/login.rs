@@ -1,10 +1,10 @@
-//! How a session is logged in.
+//! Login options of a session.
 
 use wire::{LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login, Text};
 
 use crate::Error;
 
-/// How to log one session in.
+/// Options of one session's login.
 #[derive(Clone, Debug)]
 pub struct LoginOptions {
     /// Bearer credential, as on the RPC ports.
@@ -12,7 +12,7 @@ pub struct LoginOptions {
     /// Names the session across connections.
     pub session_name: String,
     pub cancel_on_disconnect: bool,
-    /// Do not receive what was numbered before this login.
+    /// Skip messages numbered before this login.
     pub from_now: bool,
     /// Last number received by an earlier run of this client.
     pub last_sequence: u64,
@@ -20,7 +20,7 @@ pub struct LoginOptions {
     pub heartbeat_ms: u32,
     /// 0 = the user's own group.
     pub stp_group: u32,
-    /// CFA-RUB in kopecks that shall be undrawn in the trading hold; 0 = leave it.
+    /// CFA-RUB in kopecks to have undrawn in the trading hold; 0 = leave it as it is.
     pub money_hold_minor: i64,
 }
 
@@ -38,7 +38,7 @@ impl LoginOptions {
         }
     }
 
-    /// The message that asks for it after `last_sequence`.
+    /// The login message, which resumes after `last_sequence`.
     ///
     /// # Errors
     /// [`Error::LoginField`].

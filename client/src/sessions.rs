@@ -2,15 +2,15 @@
 //! connection.
 //!
 //! It has no socket, no task and no clock. The driver passes the bytes of the stream to
-//! [`Sessions::receive`], writes what [`Sessions::poll_transmit`] returns, calls
-//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`], and says when a connection begins
+//! [`Sessions::receive`], writes the output of [`Sessions::poll_transmit`], calls
+//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`], and reports when a connection starts
 //! and ends. Two drivers share these rules: [`crate::Connection`] and
 //! [`crate::spinning::Connection`].
 //!
 //! Invariants: the numbered messages of a session arrive in order, each once, across connections,
-//! except for those that the caller asks for once more ([`wire::Retransmit`]). A request is sent
-//! under one client sequence, and again only if the server has not seen it; requests sent again
-//! leave before new ones, in the order of the first calls.
+//! except for those that the caller requests again ([`wire::Retransmit`]). A request is sent under
+//! one client sequence, and again only if the server has not seen it; requests sent again leave
+//! before new ones, in the order of the first calls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ use wire::{
 use crate::channel::{Channel, Numbered, Phase, Sent};
 use crate::{Error, LoginOptions};
 
-/// Bytes waiting to be transmitted at which no further request is taken.
+/// Bytes waiting to be transmitted at which no further request is accepted.
 const OUT_LEN_MAX: usize = 1 << 20;
 /// Silence after which a heartbeat is due on a connection whose interval is not known yet.
 const HEARTBEAT_FIRST: Duration = Duration::from_secs(5);
-/// How long connecting and one login may take.
+/// Longest time for connecting, and for one login.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The server's answer to a login.
@@ -43,7 +43,7 @@ pub struct Report {
     pub received_at: Instant,
 }
 
-/// What a message of the server means for the driver.
+/// Meaning of a server message for the driver.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// For the caller.
@@ -54,21 +54,21 @@ pub enum Event {
     LoginFailed { channel: u16, error: Error },
     /// For the caller; the server has ended the connection.
     Ended { report: Report, error: Error },
-    /// Not for the caller: a repeated message, or one of a session that was given up.
+    /// Not for the caller: a repeated message, or one of a forgotten session.
     Ignored,
 }
 
 /// The sessions of one connection, kept across connections.
 pub struct Sessions {
-    /// By channel.
+    /// Indexed by channel.
     channels: Vec<Option<Channel>>,
     instruments: BTreeMap<u32, InstrumentDefinition>,
     out: Vec<u8>,
-    /// Place of the next request among all of the connection.
+    /// Position of the next request among all of the connection.
     next_order: u64,
     /// Half of the shortest heartbeat interval of the sessions.
     heartbeat: Duration,
-    /// When bytes were last handed to the connection; `None` without one.
+    /// When bytes were last passed to the connection; `None` without one.
     last_sent: Option<Instant>,
 }
 
@@ -90,15 +90,14 @@ impl Sessions {
         }
     }
 
-    /// A connection has begun: no session is logged in on it.
+    /// A connection has started: no session is logged in on it.
     pub fn connected(&mut self, now: Instant) {
         self.disconnected();
         self.heartbeat = HEARTBEAT_FIRST;
         self.last_sent = Some(now);
     }
 
-    /// The connection is gone. What was not transmitted is forgotten; requests are kept for a
-    /// resume.
+    /// The connection is lost. Untransmitted bytes are dropped; requests are kept for a resume.
     pub fn disconnected(&mut self) {
         self.last_sent = None;
         self.out.clear();
@@ -119,8 +118,8 @@ impl Sessions {
         self.last_sent.is_some()
     }
 
-    /// Asks for a session on a channel (0 to 63) that carries none; [`Event::LoggedIn`] or
-    /// [`Event::LoginFailed`] is the answer.
+    /// Requests a session on an unused channel (0 to 63). The answer is [`Event::LoggedIn`] or
+    /// [`Event::LoginFailed`].
     ///
     /// # Errors
     /// [`Error::LoginField`], [`Error::Stream`] without a connection.
@@ -148,9 +147,9 @@ impl Sessions {
         self.send_again();
     }
 
-    /// Asks for every session again after [`Sessions::connected`]; the answers come channel by
-    /// channel. Once all are logged in, what the server has not seen is sent again and requests are
-    /// taken.
+    /// Logs every session in again after [`Sessions::connected`]; the answers come channel by
+    /// channel. Once all are logged in, requests that the server has not seen are sent again and
+    /// new requests are accepted.
     ///
     /// Returns the channels whose answers are due.
     ///
@@ -171,7 +170,7 @@ impl Sessions {
     }
 
     /// Appends a message of a session that is logged in. Returns the client sequence of a request
-    /// that acts and 0 of any other; `None` when too much waits for the connection.
+    /// that acts, 0 for any other, `None` if the send buffer is full.
     ///
     /// # Errors
     /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
@@ -200,11 +199,11 @@ impl Sessions {
         Ok(Some(client_seq))
     }
 
-    /// Takes the message at the front of `bytes`: how long it is, and what it means. `None` until
-    /// it is complete.
+    /// Parses the first message of `bytes`. Returns its length and meaning, `None` until it is
+    /// complete.
     ///
     /// # Errors
-    /// The connection is of no use any more: [`Error::Wire`], [`Error::Gap`].
+    /// The connection is unusable: [`Error::Wire`], [`Error::Gap`].
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<(usize, Event)>, Error> {
         let Some((header, message)) = parse::<ServerMessage>(bytes)? else {
             return Ok(None);
@@ -331,8 +330,8 @@ impl Sessions {
         }
     }
 
-    /// The end of a resume: what the server has not seen leaves first, in the old order over all
-    /// sessions, and only then callers may send.
+    /// End of a resume: requests that the server has not seen are sent first, in the old order over
+    /// all sessions; only then callers may send.
     fn send_again(&mut self) {
         let sessions = || self.channels.iter().flatten();
         let is_waiting = |session: &Channel| matches!(session.phase, Phase::Out | Phase::Resuming);
@@ -360,12 +359,12 @@ impl Sessions {
         }
     }
 
-    /// Bytes that wait to be transmitted.
+    /// Bytes waiting to be transmitted.
     pub fn waiting_bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// Appends what waits to be transmitted, and counts it as sent now.
+    /// Appends the bytes waiting to be transmitted, and counts them as sent now.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) {
         if self.out.is_empty() {
@@ -373,7 +372,7 @@ impl Sessions {
         }
         self.last_sent = self.last_sent.map(|_| now);
         if out.is_empty() {
-            // Two buffers take turns: nothing is copied.
+            // The two buffers are swapped: nothing is copied.
             std::mem::swap(&mut self.out, out);
         } else {
             out.append(&mut self.out);
@@ -386,7 +385,7 @@ impl Sessions {
         self.last_sent.map(|at| at + self.heartbeat)
     }
 
-    /// Appends a heartbeat if one is due. A server that is silent is for the transport to notice.
+    /// Appends a heartbeat if one is due. Detecting a silent server is the transport's task.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.out.is_empty() && self.poll_timeout().is_some_and(|at| at <= now) {
             let heartbeat = ClientMessage::from(Heartbeat {});
@@ -401,7 +400,7 @@ impl Sessions {
             .map_or(0, |session| session.last_sequence)
     }
 
-    /// The instruments that the server has named; complete after a login.
+    /// Instruments that the server has announced; complete after a login.
     pub fn instruments(&self) -> impl Iterator<Item = &InstrumentDefinition> {
         self.instruments.values()
     }

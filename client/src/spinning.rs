@@ -1,8 +1,8 @@
-//! The spinning driver: [`Sessions`] on [`transport`], polled by a thread that has a core to burn.
+//! The spinning driver: [`Sessions`] on [`transport`], polled by a thread with a dedicated core.
 //!
-//! Nothing happens between two calls, and no call waits but [`Connection::connect`],
+//! Nothing happens between two calls. No call waits except [`Connection::connect`],
 //! [`Connection::login`] and [`Connection::resume`], which poll until they have their answer. In
-//! the steady state no message costs an allocation of this library.
+//! the steady state this library allocates nothing per message.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use wire::{ClientMessage, InstrumentDefinition};
 use crate::sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
 use crate::{Error, LoginOptions, Trust, endpoint};
 
-/// Reports waiting to be taken at which the connection is no longer read.
+/// Number of undelivered reports at which the connection is no longer read.
 const REPORTS_MAX: usize = 1 << 16;
-/// Bytes in the stream's buffer at which no more are appended: the rest waits within the sessions'
-/// bound.
+/// Bytes in the stream's buffer at which no more are appended; the rest waits within the bound of
+/// the sessions.
 const STREAM_BYTES_MAX: usize = 64 << 10;
 
 /// Sessions over one QUIC stream, driven by the caller.
@@ -31,14 +31,14 @@ pub struct Connection {
     inbox: Inbox,
 }
 
-/// What the connection has brought.
+/// State received from the connection.
 struct Inbox {
     sessions: Sessions,
     reports: VecDeque<Report>,
-    /// Answers to logins that have not been taken.
+    /// Answers to logins that have not been returned.
     answers: Vec<(u16, Result<SessionInfo, Error>)>,
     is_open: bool,
-    /// Why the connection is gone.
+    /// Why the connection ended.
     ended: Option<Error>,
 }
 
@@ -72,7 +72,7 @@ impl Driver<()> for Inbox {
                 }
             }
         }
-        // Full: flow control stops the server until the reports are taken.
+        // Full: flow control stops the server until the caller takes reports.
         Taken {
             bytes: at,
             is_paused: true,
@@ -140,11 +140,10 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Logs a session in on a channel (0 to 63) that carries none, and polls until the answer is
-    /// there.
+    /// Logs a session in on an unused channel (0 to 63), and polls until the answer arrives.
     ///
     /// # Errors
-    /// The server's refusal, [`Error::LoginTimeout`], or the end of the connection.
+    /// The server's rejection, [`Error::LoginTimeout`], or the end of the connection.
     pub fn login(&mut self, channel: u16, options: LoginOptions) -> Result<SessionInfo, Error> {
         self.inbox.sessions.login(channel, options)?;
         let answer = self.answer(channel);
@@ -154,9 +153,9 @@ impl Connection {
         answer
     }
 
-    /// Appends a message; it leaves with [`Connection::flush`] or the next [`Connection::poll`].
-    /// Returns the client sequence of a request that acts and 0 of any other; `None` when too much
-    /// waits.
+    /// Appends a message; [`Connection::flush`] or the next [`Connection::poll`] sends it. Returns
+    /// the client sequence of a request that acts, 0 for any other, `None` if the send buffer is
+    /// full.
     ///
     /// # Errors
     /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
@@ -165,7 +164,7 @@ impl Connection {
         self.inbox.sessions.send(channel, message)
     }
 
-    /// Sends what was appended.
+    /// Sends the appended messages.
     #[inline]
     pub fn flush(&mut self) {
         let now = Instant::now();
@@ -173,11 +172,11 @@ impl Connection {
         self.endpoint.flush(now, &mut self.inbox);
     }
 
-    /// One round: receives, sends what was appended, and keeps the connection alive. What has come
-    /// is in [`Connection::recv`], also after an error.
+    /// One round: receives, sends the appended messages, and keeps the connection alive.
+    /// [`Connection::recv`] returns the received reports, also after an error.
     ///
     /// # Errors
-    /// The connection is gone: [`Connection::resume`], or stop.
+    /// The connection is lost: call [`Connection::resume`], or stop.
     #[inline]
     pub fn poll(&mut self) -> Result<(), Error> {
         let now = Instant::now();
@@ -200,7 +199,7 @@ impl Connection {
         }
     }
 
-    /// The next report that has come.
+    /// The next received report.
     #[inline]
     pub fn recv(&mut self) -> Option<Report> {
         self.inbox.reports.pop_front()
@@ -211,15 +210,15 @@ impl Connection {
         self.inbox.sessions.last_sequence(channel)
     }
 
-    /// The instruments that the server has named; complete when a login has returned.
+    /// Instruments that the server has announced; complete once a login has returned.
     pub fn instruments(&self) -> impl Iterator<Item = &InstrumentDefinition> {
         self.inbox.sessions.instruments()
     }
 
-    /// Connects again after a loss and logs every session in: what was missed comes in through
-    /// [`Connection::recv`], what the server has not seen is sent again in the old order. A session
-    /// that cannot come back fails the resume; without it ([`Connection::forget`]) another one may
-    /// succeed.
+    /// Connects again after a loss and logs every session in. Missed messages arrive through
+    /// [`Connection::recv`]; requests that the server has not seen are sent again in the old order.
+    /// A session that cannot be resumed fails the call; a call without it ([`Connection::forget`])
+    /// may succeed.
     ///
     /// # Errors
     /// As [`Connection::connect`] and [`Connection::login`].
@@ -239,13 +238,12 @@ impl Connection {
         Ok(infos)
     }
 
-    /// Gives a session up: its messages are ignored, its requests are not sent again.
+    /// Drops a session: its messages are ignored, its requests are not sent again.
     pub fn forget(&mut self, channel: u16) {
         self.inbox.sessions.forget(channel);
     }
 
-    /// Drops the connection without a word, as a crash would; [`Connection::poll`] returns the
-    /// loss.
+    /// Drops the connection abruptly, as a crash would; [`Connection::poll`] returns the loss.
     pub fn cut(&mut self) {
         if let Some(link) = self.endpoint.link(self.key) {
             link.close(0, "");
@@ -253,7 +251,7 @@ impl Connection {
         self.endpoint.flush(Instant::now(), &mut self.inbox);
     }
 
-    /// Moves what was appended into the stream.
+    /// Moves the appended bytes into the stream.
     #[inline]
     fn transmit(&mut self, now: Instant) {
         let sessions = &mut self.inbox.sessions;
@@ -301,7 +299,7 @@ impl Drop for Connection {
     }
 }
 
-/// Begins a connection on a socket of its own.
+/// Starts a connection on its own socket.
 fn dial(server: SocketAddr, config: &ClientConfig) -> Result<(Endpoint<()>, Key), Error> {
     let bound = Endpoint::bind(endpoint::local(server), None);
     let mut endpoint = bound.map_err(|e| Error::Endpoint(Arc::new(e)))?;

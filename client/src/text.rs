@@ -8,19 +8,19 @@ pub fn in_words(refusal: &Rejected) -> String {
     let limit = refusal.limit;
     match refusal.reason {
         RejectReason::Throttle => {
-            format!("too many requests: the next one is taken in {limit} us")
+            format!("too many requests: the next one is accepted in {limit} us")
         }
         RejectReason::JournalQuota => format!(
-            "the user's requests have filled their share of the journal: the next one is taken in {limit} us"
+            "the user's journal quota is used up: the next request is accepted in {limit} us"
         ),
         RejectReason::OrderToTrade => format!(
-            "too many order messages for the user's trades: the next order is taken in {limit} us"
+            "too many order messages for the user's trades: the next order is accepted in {limit} us"
         ),
         RejectReason::UserOrderLimit => {
-            format!("the user has {limit} open orders, as many as are allowed")
+            format!("the user has the maximum of {limit} open orders")
         }
         RejectReason::InstrumentOrderLimit => {
-            format!("the user has {limit} open orders on the instrument, as many as are allowed")
+            format!("the user has the maximum of {limit} open orders on the instrument")
         }
         RejectReason::OrderSizeLimit => format!("an order may have at most {limit} lots"),
         RejectReason::OrderValueLimit => {

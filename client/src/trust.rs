@@ -1,7 +1,8 @@
-//! Which server certificate a client accepts.
+//! Server certificates that a client accepts.
 //!
-//! A trading gateway makes its own certificate at first start and prints the fingerprint; a client pins it.
-//! Skipping the check is possible for a server on the same machine only, and only by asking for it.
+//! A trading gateway creates its own certificate at first start and prints the fingerprint; a
+//! client pins it. Skipping the check must be requested explicitly, and only for a server on the
+//! same machine.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use sha2::{Digest, Sha256};
 
-/// What proves that the server is the right one.
+/// How the server's identity is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// SHA-256 of the server's certificate (DER).
@@ -22,7 +23,7 @@ pub enum Trust {
     Loopback,
 }
 
-/// Text that is no fingerprint.
+/// The text is not a fingerprint.
 #[derive(Debug, thiserror::Error)]
 #[error("a fingerprint has 64 hexadecimal digits")]
 pub struct FingerprintError;
@@ -39,7 +40,7 @@ impl FromStr for Trust {
 }
 
 impl Trust {
-    /// True when a connection to this address may be tried at all.
+    /// True if connections to this address are permitted.
     pub fn allows(&self, server: SocketAddr) -> bool {
         match self {
             Self::Fingerprint(_) => true,
@@ -81,7 +82,7 @@ impl ServerCertVerifier for Verifier {
         }
     }
 
-    // The certificate is only as good as the proof that the server holds its key: signatures are always checked.
+    // Signatures are always checked: they prove that the server holds the certificate's key.
     fn verify_tls12_signature(
         &self,
         message: &[u8],

@@ -1,4 +1,4 @@
-//! In the steady state the sessions allocate nothing per message: requests out, answers in.
+//! In the steady state sessions allocate nothing per message: requests out, answers in.
 
 use std::alloc::System;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use wire::{ClientMessage, LoginAccepted, NewOrder, OrderAck, ServerMessage, appe
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Requests without an answer.
+/// Unanswered requests.
 const WINDOW: u64 = 32;
 
 fn ack(client_seq: u64) -> ServerMessage {
@@ -32,7 +32,7 @@ fn ack(client_seq: u64) -> ServerMessage {
     .into()
 }
 
-/// Sends `count` requests from `first` on, with the answers of those a window before.
+/// Sends `count` requests from `first` on, each with the answer to the one a window earlier.
 fn trade(sessions: &mut Sessions, bytes: &mut Vec<u8>, first: u64, count: u64) {
     let now = Instant::now();
     for number in first..first + count {

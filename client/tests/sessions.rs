@@ -1,4 +1,4 @@
-//! The client's rules without a connection: bytes of a server in, events and bytes out.
+//! Session rules without a connection: server bytes in, events and client bytes out.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ fn order(id: u64) -> ClientMessage {
     NewOrder::limit(id, 0, Side::Buy, 100, 1).into()
 }
 
-/// Sessions with the time of a test.
+/// Sessions with a simulated clock.
 struct Client {
     sessions: Sessions,
     now: Instant,
@@ -68,7 +68,7 @@ impl Client {
         client
     }
 
-    /// With a session on each of these channels.
+    /// Sessions logged in on these channels.
     fn with(channels: &[u16]) -> Self {
         let mut client = Self::new();
         for channel in channels {
@@ -93,7 +93,7 @@ impl Client {
     ) -> Result<Event, Error> {
         let mut bytes = Vec::new();
         append(message, channel, sequence, &mut bytes);
-        // Nothing is taken of a message that is not complete.
+        // Nothing is consumed of an incomplete message.
         let short = self.sessions.receive(self.now, &bytes[..bytes.len() - 1]);
         assert!(matches!(short, Ok(None)), "{short:?}");
         let received = self.sessions.receive(self.now, &bytes)?;
@@ -102,7 +102,7 @@ impl Client {
         Ok(event)
     }
 
-    /// What leaves: channel, client sequence, message.
+    /// Transmitted messages: channel, client sequence, message.
     fn sent(&mut self) -> Vec<(u16, u64, ClientMessage)> {
         let mut bytes = Vec::new();
         self.sessions.poll_transmit(self.now, &mut bytes);
@@ -115,7 +115,7 @@ impl Client {
         all
     }
 
-    /// The last number that a login asks to go on from, by channel.
+    /// The last sequence of each login, by channel.
     fn logins(&mut self) -> Vec<(u16, u64)> {
         let sent = self.sent().into_iter();
         sent.map(|(channel, _, message)| match message {
@@ -125,7 +125,7 @@ impl Client {
         .collect()
     }
 
-    /// A new connection on which every session is asked for again.
+    /// A new connection on which every session logs in again.
     fn reconnect(&mut self) {
         self.sessions.disconnected();
         self.sessions.connected(self.now);
@@ -140,7 +140,7 @@ fn r343_reports_arrive_in_order_and_once() {
     assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Report(r)) if r.sequence == 1));
     assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Ignored)));
     assert_eq!(client.sessions.last_sequence(3), 1);
-    // Nothing is reported on a channel without a session.
+    // A message on a channel without a session is ignored.
     assert!(matches!(client.hear(4, 1, &ack(1)), Ok(Event::Ignored)));
     let gap = client.hear(3, 3, &ack(1));
     assert!(
@@ -171,7 +171,7 @@ fn r343_a_resume_sends_what_was_not_seen_before_anything_new() {
     client.reconnect();
     assert_eq!(client.logins(), [(0, 1), (1, 0)]);
     assert!(client.hear(0, 0, &accepted(1, 2, 1_000)).is_ok());
-    // The other session is not back: nothing may overtake what it sends again.
+    // The other session is not back yet: no new request may overtake those it sends again.
     let early = client.sessions.send(0, &order(9));
     assert!(matches!(early, Err(Error::NotLoggedIn)), "{early:?}");
     assert!(client.sent().is_empty());
@@ -222,7 +222,7 @@ fn a_login_is_refused_without_harm_to_other_sessions() {
     assert!(client.login(1).is_ok());
     assert!(client.sessions.send(0, &order(1)).is_ok());
 
-    // Taken over by a newer connection: the caller is told, and the channel is free.
+    // Taken over by a newer connection: the event reports it, and the channel is free.
     let ended = client.hear(0, 0, &end(DisconnectCode::TakenOver));
     assert!(matches!(ended, Ok(Event::Report(_))), "{ended:?}");
     let sent = client.sessions.send(0, &order(2));
@@ -249,7 +249,7 @@ fn a_heartbeat_is_due_after_half_of_the_shortest_interval() {
     client.sessions.handle_timeout(due);
     let sent = client.sent();
     assert!(sent.len() == 1 && is_heartbeat(&sent[0].2), "{sent:?}");
-    // Whatever is sent is a sign of life.
+    // Any sent message postpones the heartbeat.
     client.now += Duration::from_millis(400);
     let cancel = Cancel {
         client_order_id: 1,

@@ -1,9 +1,8 @@
-//! Looking ahead: who takes commands in batches hands the batch over as a whole, and the memory that a command
-//! needs is on its way before its turn comes. Changes nothing but speed: a book that does not fit the cache is
-//! bound by exactly this.
+//! Prefetches the memory that the next commands of a batch need.
 //!
-//! Two steps, because an order's record has to be there before its neighbours are known. A small book, which
-//! the cache holds anyway, is spared both.
+//! Changes only speed: a book larger than the cache is bound by memory latency. Two steps, because
+//! an order's record must be loaded before its neighbours are known. A small book, which fits the
+//! cache, skips both.
 
 use core::borrow::Borrow;
 
@@ -12,30 +11,30 @@ use types::{Command, Envelope, Ticks};
 use crate::book::Book;
 use crate::slab::prefetch_head;
 
-/// How many commands before its turn a command itself is asked for.
+/// Distance, in commands, at which a command itself is prefetched.
 const READ_AHEAD: usize = 20;
-/// How many commands before its turn the record and the level of a command are asked for, and how many before
-/// what those name.
+/// Distances, in commands, at which a command's record and level are prefetched (first step), and
+/// the records that these refer to (second step).
 const FIRST_STEP: usize = 12;
 const SECOND_STEP: usize = 6;
-/// Targets remembered, a power of two above the first step.
+/// Ring of targets; a power of two greater than the first step.
 const TARGETS: usize = 16;
-/// Resting orders from which looking ahead pays: with their levels they fill some hundred KiB.
+/// Resting orders from which prefetching pays: with their levels they fill some hundred KiB.
 const RESTING_MIN: u32 = 8_192;
 
 const _: () = assert!(FIRST_STEP < TARGETS && SECOND_STEP < FIRST_STEP);
 
-/// Where a command will touch the book.
+/// Places of the book that a command will touch.
 #[derive(Clone, Copy, Default)]
 struct Target {
     link: u32,
     place: u32,
 }
 
-/// Looks at the commands of a batch behind the one whose turn it is.
+/// Prefetches for the commands of a batch after the current one.
 struct Ahead {
     targets: [Target; TARGETS],
-    /// Command whose turn it is.
+    /// Index of the current command.
     at: usize,
 }
 
@@ -52,7 +51,7 @@ impl Ahead {
         Self { targets, at: 0 }
     }
 
-    /// Apart from the loop over a batch, so that a small book's loop has the registers.
+    /// Not inlined into the loop over a batch, so that a small book's loop keeps the registers.
     #[inline(never)]
     fn step<T>(&mut self, book: &Book, batch: &[T], target_of: impl Fn(&Book, &T) -> Target) {
         if let Some(next) = batch.get(self.at + FIRST_STEP) {
@@ -64,8 +63,9 @@ impl Ahead {
 }
 
 impl Book {
-    /// Hands every item of a batch to `each`, in order, having looked at the commands behind it; `command` says
-    /// what an item asks of the book.
+    /// Calls `each` for every item of a batch, in order, with prefetching of the items after it.
+    ///
+    /// `command` returns an item's command, if it has one for this book.
     #[inline]
     pub fn each_of_batch<C, T: Borrow<C>>(
         &mut self,
@@ -85,7 +85,7 @@ impl Book {
             ahead = Some(Ahead::begin(self, batch, target_of));
         }
         let mut later = batch.get(READ_AHEAD..).unwrap_or_default().iter();
-        // One place that hands over, so that the work on a command is compiled into this loop.
+        // One call of `each`, so that the work on a command is inlined into this loop.
         for item in batch {
             if let Some(item) = later.next() {
                 prefetch_head(item.borrow());
@@ -97,7 +97,7 @@ impl Book {
         }
     }
 
-    /// Asks for the record of the order that the command names, and for the level of its price.
+    /// Prefetches the record of the order that the command names, and the level of its price.
     #[inline(always)]
     fn first_step(&self, envelope: &Envelope) -> Target {
         let (slot, price) = match &envelope.command {
@@ -115,7 +115,7 @@ impl Book {
         target
     }
 
-    /// Asks for what the first step's memory names: neighbours, and the order's own level.
+    /// Prefetches the neighbours of the record from the first step, and the order's own level.
     #[inline(always)]
     fn second_step(&self, target: Target) {
         let order = self.slab.at(target.link);

@@ -1,16 +1,15 @@
-//! Occupancy of a row of places in three levels of 64-bit words: next occupied place up or down in a handful of
-//! instructions.
+//! Occupancy bitmap in three levels of 64-bit words: a few instructions find the next place.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bits {
-    /// One bit a place.
+    /// One bit per place.
     low: Vec<u64>,
-    /// One bit a word of `low` that is not zero.
+    /// One bit per nonzero word of `low`.
     mid: Vec<u64>,
-    /// One bit a word of `mid` that is not zero.
+    /// One bit per nonzero word of `mid`.
     top: Vec<u64>,
 }
 
@@ -31,7 +30,7 @@ impl Bits {
         let low = &mut self.low[place >> 6];
         let before = *low;
         *low |= 1 << (place & 63);
-        // A word that was not empty is marked above already.
+        // A nonzero word is already marked in the upper levels.
         if before == 0 {
             self.mid[place >> 12] |= 1 << ((place >> 6) & 63);
             self.top[place >> 18] |= 1 << ((place >> 12) & 63);
@@ -55,12 +54,16 @@ impl Bits {
         self.top.iter().all(|word| *word == 0)
     }
 
-    /// Every occupied place, from the lowest row of words alone; panics where the rows above it say otherwise.
+    /// Every occupied place, from the lowest level only. Panics where the upper levels disagree.
     pub fn walk(&self) -> impl Iterator<Item = usize> + '_ {
         for (below, above) in [(&self.low, &self.mid), (&self.mid, &self.top)] {
             for (at, word) in below.iter().enumerate() {
                 let mark = above[at >> 6] >> (at & 63) & 1;
-                assert_eq!(mark == 1, *word != 0, "a word is marked while not empty");
+                assert_eq!(
+                    mark == 1,
+                    *word != 0,
+                    "upper bitmap level disagrees with the lower one"
+                );
             }
         }
         self.low.iter().enumerate().flat_map(|(at, word)| {
@@ -119,11 +122,11 @@ impl Bits {
 
 enum Found {
     Bit(usize),
-    /// Nothing left in this word.
+    /// No set bit left in this word.
     Past,
 }
 
-/// First set bit at or above `from` in the word of `from`; `None` behind the end of the row.
+/// First set bit at or above `from` in the word of `from`; `None` past the end.
 #[inline]
 fn first_from(words: &[u64], from: usize) -> Option<Found> {
     let word = words.get(from >> 6)? >> (from & 63);
@@ -147,9 +150,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            rng_seed: proptest::test_runner::RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
         #[test]
-        fn finds_what_a_plain_row_finds(
+        fn finds_the_same_places_as_a_sorted_set(
             places in prop::collection::btree_set(0usize..600_000, 0..40),
             gone in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
             asked in prop::collection::vec(0usize..600_000, 40),

@@ -1,4 +1,4 @@
-//! The book of one instrument: state, dispatch of commands, linking and unlinking of resting orders.
+//! The book of one instrument: state, dispatch of commands, linking of resting orders.
 
 use alloc::vec::Vec;
 
@@ -15,12 +15,12 @@ use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, Order, Slab};
 use crate::velocity::Velocity;
 
-/// How much room a book gets at the start. It changes speed, never results.
+/// Capacity of a book at the start. Changes speed, never results.
 #[derive(Clone, Copy, Debug)]
 pub struct BookConfig {
-    /// Slots that have their place at once: admission's number of open orders.
+    /// Slots allocated up front: admission's limit of open orders.
     pub orders: u32,
-    /// Ticks that the fast window of price levels may grow to span.
+    /// Maximum width, in ticks, of the fast window of price levels.
     pub levels: u32,
 }
 
@@ -33,7 +33,7 @@ impl Default for BookConfig {
     }
 }
 
-/// Prices at which a limit order may enter in the present phase, as one comparison.
+/// Prices at which a limit order may enter in the current phase, as one comparison.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainPrices {
     low: i64,
@@ -58,11 +58,11 @@ impl PlainPrices {
     }
 }
 
-/// Order book and matching of one instrument. See the crate's front page for the rules.
+/// Order book and matching of one instrument. See the crate documentation for the rules.
 #[derive(Clone, Debug)]
 pub struct Book {
     pub(crate) spec: InstrumentSpec,
-    /// What the instrument lets a plain order do; follows `spec`.
+    /// Prices allowed for the fast path; derived from `spec`.
     pub(crate) plain: PlainPrices,
     pub(crate) slab: Slab,
     pub(crate) ladder: Ladder,
@@ -70,15 +70,15 @@ pub struct Book {
     pub(crate) trade_number: u64,
     /// Last command applied.
     pub(crate) sequence: Sequence,
-    /// Resting orders with a date.
+    /// Resting orders with an expiry.
     pub(crate) dates: Dates,
-    /// When the first of them ends; `NEVER` when none has a date.
+    /// Earliest expiry time; `NEVER` when no order has one.
     pub(crate) next_expiry_ns: u64,
     pub(crate) velocity: Velocity,
-    /// Levels and orders looked at since they were last asked for, for fill-or-kill orders that could not be
-    /// filled. No part of the state.
+    /// Levels and orders visited since the last [`Book::take_looks`] for fill-or-kill orders that
+    /// could not be filled. Not part of the state.
     pub(crate) looks_in_vain: u32,
-    /// Room for the walk over all resting orders, made by the first one; empty in between.
+    /// Buffer for the walk over all resting orders, allocated by the first one.
     pub(crate) links: Vec<u32>,
 }
 
@@ -100,16 +100,16 @@ impl Book {
         }
     }
 
-    /// Applies one sequenced command and reports what happened; returns the number of events.
+    /// Applies one sequenced command and emits its events; returns their number.
     ///
-    /// Commands for other instruments and for admission alone change nothing. Panics when sequences go
-    /// backwards or a handle names a slot that another order holds: both are bugs in front of the book, never a
-    /// client's doing.
+    /// Commands for other instruments and for admission only change nothing. Panics when sequences
+    /// decrease or a handle names a slot that another order occupies: both are bugs of the caller,
+    /// which no client can cause.
     #[inline(always)]
     pub fn apply<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
         self.begin(envelope);
         let ix = self.spec.ix;
-        // The emitter of an arm stays in registers: what is not inlined makes its own.
+        // An arm's emitter stays in registers: functions that are not inlined make their own.
         let count = match &envelope.command {
             Command::New(c) if c.instrument == ix => self.new_order(envelope, c, sink),
             Command::Cancel(c) if c.instrument == ix => self.cancel(envelope, c, sink),
@@ -123,15 +123,15 @@ impl Book {
     pub(crate) fn begin(&mut self, envelope: &Envelope) {
         assert!(
             envelope.sequence > self.sequence,
-            "commands come in sequence"
+            "commands must have increasing sequences"
         );
         self.sequence = envelope.sequence;
     }
 
-    /// Counts the events of a command and publishes a best price that it has changed.
+    /// Counts the events of a command and publishes changed best prices.
     #[inline(always)]
     pub(crate) fn finish<S: EventSink>(&mut self, count: u32, sink: &mut S) -> u32 {
-        // An instrument has less than 2^64 events.
+        // Cannot overflow: an instrument has fewer than 2^64 events.
         self.event_number = self.event_number.wrapping_add(u64::from(count));
         if self.ladder.has_new_best() {
             assert!(self.ladder.is_sound(), "book is crossed after a command");
@@ -149,7 +149,7 @@ impl Book {
         Emitter::new(sink, envelope, self.spec.ix, self.event_number)
     }
 
-    /// The commands that no order flow is made of.
+    /// Commands outside the order flow.
     #[cold]
     #[inline(never)]
     fn control<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
@@ -183,7 +183,7 @@ impl Book {
             }));
             return out.count();
         };
-        // Said first, while what it says is at hand.
+        // Emitted before the unlinking, while the order's data is in cache.
         out.emit(Event::Cancelled(Cancelled {
             handle: c.handle,
             reason: c.reason,
@@ -194,7 +194,7 @@ impl Book {
         out.count()
     }
 
-    /// Takes a resting order out and says so.
+    /// Unlinks a resting order and emits its cancellation.
     pub(crate) fn cancel_resting<S: EventSink>(
         &mut self,
         link: u32,
@@ -214,7 +214,7 @@ impl Book {
     fn set_instrument<S: EventSink>(&mut self, c: &SetInstrument, out: &mut Emitter<S>) {
         assert!(
             self.slab.live() == 0 || self.spec.same_steps(&c.spec),
-            "tick and lot never change under open orders"
+            "tick or lot size changed with open orders"
         );
         let phase = self.spec.phase;
         self.spec = c.spec;
@@ -223,7 +223,7 @@ impl Book {
         self.ladder.set_band(&c.spec);
         self.velocity.set_rule(c.spec.velocity);
         if c.spec.phase != phase {
-            // Whoever made the command had not seen a halt yet: the phase stays, and says so.
+            // The sender did not know of a halt yet: the phase stays, and is published again.
             out.emit(Event::PhaseChanged(PhaseChanged {
                 phase,
                 cause: PhaseCause::Command,
@@ -241,7 +241,7 @@ impl Book {
         }
     }
 
-    /// Takes an order that has ended out of its price.
+    /// Unlinks a closed order from its price.
     #[inline(always)]
     pub(crate) fn part(&mut self, link: u32, order: &Order) {
         self.slab.part(order);
@@ -259,7 +259,7 @@ impl Book {
         self.next_expiry_ns = self.dates.next_ns();
     }
 
-    /// An order with a date rests no more.
+    /// Removes the expiry of an order that no longer rests.
     #[cold]
     #[inline(never)]
     pub(crate) fn date_ends(&mut self, link: u32) {
@@ -307,12 +307,12 @@ impl Book {
         self.sequence
     }
 
-    /// Earliest moment at which an order with a date is due.
+    /// Earliest expiry time of a resting order.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         (self.next_expiry_ns != NEVER).then_some(self.next_expiry_ns)
     }
 
-    /// Levels and orders looked at since the last call, for fill-or-kill orders that could not be filled.
+    /// Levels and orders visited since the last call for unfillable fill-or-kill orders.
     #[inline]
     pub fn take_looks(&mut self) -> u32 {
         core::mem::take(&mut self.looks_in_vain)

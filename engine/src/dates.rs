@@ -1,29 +1,29 @@
-//! When resting orders with a date end: an indexed binary heap, earliest date first, lower slot first among equals.
+//! Expiry times of resting orders: an indexed binary heap by date, then slot.
 //!
-//! Every resting order with a date has exactly one entry, so an order that leaves early leaves nothing behind:
-//! the book never wakes in vain, and no pile of dead entries has to be cleared at once. Taking in, taking out
-//! and finding the next one cost a logarithm of the orders with dates, however far their dates lie apart. The
-//! first order with a date makes the room given; nothing allocates after it as long as links stay below that.
+//! Every resting order with an expiry has exactly one entry, so an order that closes early leaves
+//! nothing to clean up later. Insert and remove cost O(log n) in the orders with an expiry, finding
+//! the next one O(1). The first insert allocates the configured capacity; nothing allocates after
+//! it while links are below that.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::slab::NEVER;
 
-/// Date and link: the order in which they end.
+/// Expiry time and link, in heap order.
 type Entry = (u64, u32);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Dates {
     heap: Vec<Entry>,
-    /// Place in the heap plus one, by link; 0 = no entry.
+    /// Position in the heap plus one, by link; 0 = no entry.
     places: Vec<u32>,
-    /// Orders to make room for.
+    /// Capacity allocated by the first insert.
     orders: usize,
 }
 
 impl Dates {
-    /// Allocates room for `orders` when the first order with a date is inserted.
+    /// Allocates capacity for `orders` at the first insert.
     pub fn new(orders: u32) -> Self {
         Self {
             heap: Vec::new(),
@@ -32,7 +32,7 @@ impl Dates {
         }
     }
 
-    /// Makes room for a link. Untouched room costs address space alone.
+    /// Makes space for a link. Untouched space costs only address space.
     #[cold]
     fn extend(&mut self, link: usize) {
         if self.places.is_empty() {
@@ -43,52 +43,49 @@ impl Dates {
         }
     }
 
-    /// The next order to end, and when.
+    /// The next order to expire, and its expiry time.
     #[inline]
     pub fn first(&self) -> Option<Entry> {
         self.heap.first().copied()
     }
 
-    /// The earliest date, `NEVER` without one.
+    /// Earliest expiry time; `NEVER` without one.
     #[inline]
     pub fn next_ns(&self) -> u64 {
         self.first().map_or(NEVER, |(at_ns, _)| at_ns)
     }
 
-    /// Takes in the order of a link that has no entry yet.
+    /// Inserts an order without an entry.
     pub fn insert(&mut self, at_ns: u64, link: u32) {
         let index = link as usize;
         if index >= self.places.len() {
             self.extend(index);
         }
-        assert!(self.places[index] == 0, "an order has one date");
+        assert!(self.places[index] == 0, "order already has an expiry entry");
         self.heap.push((at_ns, link));
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes out the order of a link.
+    /// Removes an order's entry.
     pub fn remove(&mut self, link: u32) {
         let place = self.places[link as usize];
-        assert!(
-            place != 0,
-            "a resting order with a date stands in the dates"
-        );
+        assert!(place != 0, "resting order without an expiry entry");
         let at = place as usize - 1;
         self.places[link as usize] = 0;
         self.heap.swap_remove(at);
         if at < self.heap.len() {
-            // Who came from the end may belong either way.
+            // The entry moved from the end may belong higher or lower.
             let at = self.rise(at);
             self.sink(at);
         }
     }
 
-    /// Date of the order of a link, and the number of all: for the walk that proves the structure.
+    /// Expiry time of a link; checks that heap and positions agree.
     pub fn date_of(&self, link: u32) -> Option<u64> {
         let place = *self.places.get(link as usize)?;
         let at = (place as usize).checked_sub(1)?;
         let (at_ns, found) = self.heap[at];
-        assert_eq!(found, link, "heap and places agree");
+        assert_eq!(found, link, "heap and positions disagree");
         Some(at_ns)
     }
 
@@ -96,10 +93,10 @@ impl Dates {
         self.heap.len()
     }
 
-    /// Panics when an entry stands before an earlier one.
+    /// Panics when the heap order is broken.
     pub fn check(&self) {
         for (at, entry) in self.heap.iter().enumerate().skip(1) {
-            assert!(self.heap[(at - 1) / 2] < *entry, "earliest date first");
+            assert!(self.heap[(at - 1) / 2] < *entry, "heap order is broken");
         }
     }
 
@@ -153,9 +150,16 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            rng_seed: proptest::test_runner::RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
         #[test]
-        fn gives_the_order_that_a_sorted_set_gives(steps in prop::collection::vec((any::<bool>(), 1u32..40, 0u64..30), 0..400)) {
+        fn pops_in_the_order_of_a_sorted_set(
+            steps in prop::collection::vec((any::<bool>(), 1u32..40, 0u64..30), 0..400)
+        ) {
             let mut plain = BTreeSet::new();
             let mut dates = Dates::new(8);
             for (takes_out, link, at_ns) in steps {

@@ -1,4 +1,4 @@
-//! New orders and amends: what the book refuses, what enters, what loses its place.
+//! New orders and amends: rejects, accepts, matches and rests.
 
 use types::command::{Amend, New};
 use types::event::{Accepted, AmendRejected, Amended, Cancelled, Event, Rejected, Rested};
@@ -13,7 +13,7 @@ use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, NIL, Order};
 
 impl Book {
-    /// Takes a new order. One that simply rests, as most do, is dealt with here; every other one in full.
+    /// Applies a new order. Fast path for one that simply rests, as most do; the rest in full.
     #[inline(always)]
     pub(crate) fn new_order<S: EventSink>(
         &mut self,
@@ -31,8 +31,9 @@ impl Book {
         out.count()
     }
 
-    /// True for a good-till-cancelled limit order that nothing speaks against but a crossing price. Decides
-    /// nothing: what it lets pass [`Book::refusal`] would let pass too.
+    /// True for a good-till-cancelled limit order that only a crossing price can keep from resting.
+    ///
+    /// An optimisation: everything it passes, [`Book::refusal`] would pass too.
     #[inline(always)]
     fn is_plain(&self, c: &New, time_ns: u64) -> bool {
         (c.time_in_force == TimeInForce::Gtc)
@@ -77,7 +78,7 @@ impl Book {
         out.count()
     }
 
-    /// Matches a new order. Gives open and total quantity when a remainder has to rest.
+    /// Matches a new order. Returns open and total quantity when a remainder must rest.
     #[inline(always)]
     fn execute<S: EventSink>(&mut self, c: &New, out: &mut Emitter<S>) -> Option<(Lots, Lots)> {
         let mut taker = Taker {
@@ -107,7 +108,7 @@ impl Book {
             Stop::SelfTrade => CancelReason::SelfTrade,
             Stop::Velocity => CancelReason::InstrumentHalted,
             Stop::Limit if c.time_in_force.rests() => return Some((taker.open, taker.quantity)),
-            // T19: a market order that met nobody says so.
+            // T19: a market order without any fill is cancelled with its own reason.
             Stop::Limit if c.order_type == OrderType::Market && taker.open == c.quantity => {
                 CancelReason::NoLiquidity
             }
@@ -120,7 +121,7 @@ impl Book {
         None
     }
 
-    /// Why a new order may not enter, checked before anything happens.
+    /// Reason to reject a new order, checked before any effect.
     #[inline(always)]
     fn refusal(&self, c: &New, crosses: bool, time_ns: u64) -> Option<RejectReason> {
         if let Some(reason) = self.phase_refusal(crosses || !c.time_in_force.rests()) {
@@ -157,7 +158,7 @@ impl Book {
         None
     }
 
-    /// Why the phase keeps an order out; `trades` = it would not simply rest.
+    /// Reason why the phase rejects an order; `trades` = it would not simply rest.
     #[inline(always)]
     fn phase_refusal(&self, trades: bool) -> Option<RejectReason> {
         match self.spec.phase {
@@ -234,7 +235,7 @@ impl Book {
         out.count()
     }
 
-    /// Matches an order that crosses at its new price. True when a remainder has to rest.
+    /// Matches an order that crosses at its new price. True when a remainder must rest.
     #[inline(never)]
     fn execute_amended<S: EventSink>(
         &mut self,
@@ -288,7 +289,7 @@ impl Book {
         if price != order.price && !(1..=Ticks::ORDER_MAX.0).contains(&price.0) {
             return Some(RejectReason::PriceTick);
         }
-        // Where the band has moved on, an order may only shrink: growth is a new order's quantity.
+        // Outside a band that has moved, an order may only shrink: growth counts as a new order.
         let only_shrinks = price == order.price && quantity <= order.quantity;
         if !only_shrinks && !self.spec.in_band(price) {
             return Some(RejectReason::PriceBand);
@@ -314,8 +315,9 @@ impl Book {
     }
 }
 
-/// A market order goes no further than the band does (T19). It may stop short of it: at its own price, or, with
-/// nothing to go by, where it meets nobody.
+/// True when a market order's price limit does not exceed the band's far limit (T19).
+///
+/// It may be closer: the order's own price, or one without matches if there is no reference.
 fn is_protected(spec: &InstrumentSpec, c: &New) -> bool {
     match c.side {
         Side::Buy => c.price <= spec.band_high,
@@ -323,7 +325,7 @@ fn is_protected(spec: &InstrumentSpec, c: &New) -> bool {
     }
 }
 
-/// When the order ends by itself.
+/// Expiry time of an order; `NEVER` without one.
 #[inline(always)]
 fn expiry_of(c: &New) -> u64 {
     match c.time_in_force {
@@ -332,7 +334,7 @@ fn expiry_of(c: &New) -> u64 {
     }
 }
 
-/// A new order as it rests.
+/// The record of a new order to rest.
 #[inline(always)]
 fn resting(c: &New, open: Lots, quantity: Lots, expire_at_ns: u64) -> Order {
     Order {

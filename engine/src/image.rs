@@ -1,5 +1,6 @@
-//! The book as a snapshot: resting orders in the order in which they would trade, and the counters. Restoring
-//! it gives the same state hash, whatever room the new book is given.
+//! The book as a snapshot: resting orders in matching order, and the counters.
+//!
+//! A restored book has the same state hash, whatever capacity it is given.
 
 use alloc::vec::Vec;
 
@@ -11,7 +12,7 @@ use crate::book::{Book, BookConfig};
 use crate::slab::{NEVER, NIL, Order, Slab};
 use crate::velocity::VelocityState;
 
-/// A resting order as seen from outside.
+/// A resting order as seen from outside the book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct RestingOrder {
     pub handle: Handle,
@@ -55,7 +56,7 @@ pub struct BookImage {
     pub event_number: u64,
     pub trade_number: u64,
     pub velocity: VelocityState,
-    /// Bids from the best on, then asks from the best on.
+    /// Bids best first, then asks best first.
     pub orders: Vec<RestingOrder>,
 }
 
@@ -74,7 +75,7 @@ impl Book {
         }
     }
 
-    /// The book of an image. Panics on an image that no book can have made (a checksum guards the file).
+    /// Restores a book. Panics on an image that no book can have made (the file has a checksum).
     pub fn restore(image: &BookImage, config: BookConfig) -> Self {
         let mut book = Self::new(image.spec, config);
         book.sequence = image.sequence;

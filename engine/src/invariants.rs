@@ -1,5 +1,4 @@
-//! The walk that proves the structure of a book. Tests and snapshots call it; `apply` itself asserts only what
-//! costs one comparison.
+//! Full check of a book, for tests and snapshots. `apply` asserts only cheap conditions.
 
 use types::{Lots, Side};
 
@@ -7,8 +6,10 @@ use crate::book::Book;
 use crate::slab::{NEVER, NIL};
 
 impl Book {
-    /// Panics when any invariant is broken: links, level sums, occupancy, cached best, count of live slots, no
-    /// crossed book, next expiry.
+    /// Panics when an invariant is broken.
+    ///
+    /// Checks links, level sums, occupancy, cached best, count of live slots, an uncrossed book and
+    /// the next expiry.
     pub fn check_invariants(&self) {
         let (mut resting, mut prices, mut dated) = (0, 0, 0);
         for side in [Side::Buy, Side::Sell] {
@@ -19,34 +20,38 @@ impl Book {
                         Side::Buy => price < last,
                         Side::Sell => price > last,
                     };
-                    assert!(away, "prices go away from the other side");
+                    assert!(away, "prices are not sorted best first");
                 }
                 last = Some(price);
                 prices += 1;
                 let level = self.ladder.level(side, price);
                 let (mut open, mut prev, mut link) = (Lots::ZERO, NIL, level.head);
-                assert_ne!(link, NIL, "an occupied price holds an order");
+                assert_ne!(link, NIL, "occupied price without an order");
                 while link != NIL {
                     let order = self.slab.at(link);
                     assert!(order.live && order.side == side && order.price == price);
-                    assert_eq!(order.prev, prev, "links agree both ways");
+                    assert_eq!(order.prev, prev, "prev link disagrees with next link");
                     assert!(!order.open.is_zero() && order.open <= order.quantity);
                     let date = (order.expire_at_ns != NEVER).then_some(order.expire_at_ns);
-                    assert_eq!(self.dates.date_of(link), date, "dates are known");
+                    assert_eq!(
+                        self.dates.date_of(link),
+                        date,
+                        "expiry differs from the expiry index"
+                    );
                     dated += usize::from(date.is_some());
                     open += order.open;
                     resting += 1;
                     prev = link;
                     link = order.next;
                 }
-                assert_eq!(level.tail, prev, "tail is the last order");
-                assert_eq!(level.open, open, "level sum equals its orders");
+                assert_eq!(level.tail, prev, "tail is not the last order");
+                assert_eq!(level.open, open, "level sum differs from its orders");
             }
         }
         assert_eq!(
             resting,
             self.slab.live(),
-            "every live slot rests at a price"
+            "live slots differ from resting orders"
         );
         let live = self
             .slab
@@ -55,25 +60,31 @@ impl Book {
             .count();
         assert_eq!(live, resting as usize);
         assert!(self.ladder.is_sound(), "book is crossed");
-        // Each price walked from the best one on is marked; as many are marked, so none stands where no walk comes.
+        // Checks the marked prices, and that the walk from the best one found all of them.
         let mut marked = 0;
         for (side, price) in self.ladder.marked() {
             assert_ne!(
                 self.ladder.level(side, price).head,
                 NIL,
-                "a marked price holds an order"
+                "marked price without an order"
             );
-            let best = self.best(side).expect("a marked price has a best one");
+            let best = self
+                .best(side)
+                .expect("a side with a marked price has a best price");
             let behind = match side {
                 Side::Buy => price <= best,
                 Side::Sell => price >= best,
             };
-            assert!(behind, "no price is better than the best");
+            assert!(behind, "a marked price is better than the best");
             marked += 1;
         }
-        assert_eq!(marked, prices, "what is marked is what a walk finds");
+        assert_eq!(marked, prices, "marked prices differ from the walked ones");
         self.dates.check();
-        assert_eq!(self.dates.len(), dated, "only resting orders have dates");
+        assert_eq!(
+            self.dates.len(),
+            dated,
+            "the expiry index contains orders that do not rest"
+        );
         assert_eq!(self.next_expiry_ns, self.dates.next_ns());
     }
 }

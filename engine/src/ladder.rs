@@ -1,22 +1,23 @@
-//! Price levels of both sides: a window of consecutive ticks, one 16-byte level each, with one occupancy
-//! bitmap, and a map for prices outside the window. The best price of each side is cached.
+//! Price levels of both sides: a window of consecutive ticks and a map for prices outside it.
 //!
-//! A window begins with [`LEVELS_FIRST`] ticks and grows, up to the width that the book is given, when orders
-//! rest outside it.
+//! The window has one 16-byte level per tick and one occupancy bitmap. It begins with
+//! [`LEVELS_FIRST`] ticks and grows, up to the book's configured width, when orders rest outside
+//! it. The best price of each side is cached.
 //!
-//! Both sides share window and bitmap: a book is never crossed, so a price holds orders of one side only, and
-//! what is occupied at or below the best bid are bids. Inside the window nothing allocates; outside it a level
-//! costs a map entry (correct, slower).
+//! Both sides share window and bitmap: a book is never crossed, so a price has orders of one side
+//! only, and occupied prices at or below the best bid are bids. Inside the window nothing
+//! allocates; outside it a level costs a map entry (correct, slower).
 //!
-//! The window covers the price band with slack on both sides when the band is not wider than it; otherwise it
-//! is centred on the first price that rests, inside the band. It moves when it is empty and the band changes,
-//! and when neither best price lies inside: then the market is elsewhere, and what holds the window is a stray
-//! order. Moving costs its levels, so orders that rest outside have to pay for it first: a few levels each, up
-//! to a bound, so that nobody can make a book carry its levels to and fro. Where the window stands is no part
-//! of the state: it changes speed, never results.
+//! The window covers the price band with slack on both sides if the band is not wider than it.
+//! Otherwise it is centred on the first resting price, inside the band. It moves when it is empty
+//! and the band changes, and when neither best price is inside: then the market is elsewhere, and
+//! only stray orders are in the window. A move costs the levels it carries, so orders that rest
+//! outside must pay for it first, a few levels each up to a limit: no client can make a book move
+//! its levels back and forth. The window's position is not part of the state: it changes speed,
+//! never results.
 //!
-//! Prices are compared by *key*: the price of an ask, the complement of a bid's. A lower key is a better price
-//! on either side, so that neither side needs a branch.
+//! Prices are compared by *key*: an ask's price, the complement of a bid's. A lower key is a better
+//! price on either side, so neither side needs a branch.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -29,14 +30,13 @@ use types::{InstrumentSpec, Lots, Side, Ticks};
 use crate::bits::Bits;
 use crate::slab::{NIL, prefetch};
 
-/// Ticks that a window begins with: 64 KiB of levels.
+/// Initial width of a window, in ticks: 64 KiB of levels.
 const LEVELS_FIRST: usize = 1 << 12;
-/// How many times as wide a window becomes when it grows.
+/// Factor by which a window grows.
 const GROWTH: usize = 16;
 /// Widest window, in ticks (16 bytes each).
 pub const LEVELS_MAX: u32 = 1 << 22;
-/// Width that a window grows to unless configured otherwise: 16 MiB of levels, of which the untouched ones cost
-/// address space alone.
+/// Default maximum width: 16 MiB of levels, of which untouched ones cost only address space.
 pub const LEVELS_DEFAULT: u32 = 1 << 20;
 
 /// Orders of one price in time order.
@@ -48,8 +48,7 @@ pub(crate) struct Level {
     pub open: Lots,
 }
 
-/// A level as it is stored: two words, all zero when empty, so that a new window is memory which the system
-/// gives when it is touched.
+/// A stored level: two words, zero when empty; the system provides memory on first touch.
 type Words = [u64; 2];
 
 const _: () = assert!(size_of::<Words>() == 16 && NIL == 0);
@@ -79,7 +78,7 @@ impl Level {
     }
 }
 
-/// Where a price stands among those of its side: lower is better.
+/// Sort key of a price among those of its side: lower is better.
 #[inline(always)]
 pub(crate) fn key(side: Side, price: Ticks) -> i64 {
     // All ones for a bid: the complement.
@@ -89,12 +88,12 @@ pub(crate) fn key(side: Side, price: Ticks) -> i64 {
 /// Key of the best price of an empty side: worse than any price.
 pub(crate) const NO_KEY: i64 = i64::MAX;
 
-/// Base of a window without a place: every price lies outside.
+/// Base of an unplaced window: every price is outside.
 const UNPLACED: i64 = i64::MIN;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Ladder {
-    /// Price of the first place; `UNPLACED`, which no price is near, until a price or a narrow band fixes it.
+    /// Price of the first place; `UNPLACED` until a price or a narrow band fixes it.
     base: i64,
     levels: Vec<Words>,
     /// Levels that the window may grow to.
@@ -103,19 +102,19 @@ pub(crate) struct Ladder {
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
     best: [i64; 2],
-    /// The same as last told.
+    /// The same as last published.
     told: [i64; 2],
     /// Lowest and highest price of a new order.
     band: (i64, i64),
-    /// Orders that came to rest outside since the window's last move or the last look at one.
+    /// Orders rested outside the window since its last move or the last evaluation of one.
     credits: u32,
-    /// Credits that the next look takes.
+    /// Credits that the next evaluation requires.
     look_at: u32,
 }
 
-/// Levels that one order outside the window pays for, to be looked at and to be moved.
+/// Levels that one order outside the window pays for, in the evaluation and in a move.
 const LEVELS_PER_CREDIT: usize = 8;
-/// Most credits that count: bound of what one move may cost.
+/// Maximum of credits: bounds the cost of one move.
 const CREDITS_MAX: u32 = 1_024;
 
 impl Ladder {
@@ -138,7 +137,7 @@ impl Ladder {
         ladder
     }
 
-    /// Follows the instrument's band. A window that holds orders stays where it is.
+    /// Sets the instrument's band. A window with orders in it does not move.
     pub fn set_band(&mut self, spec: &InstrumentSpec) {
         self.band = (spec.band_low.0, spec.band_high.0.min(Ticks::ORDER_MAX.0));
         if !self.bits.is_empty() {
@@ -155,13 +154,13 @@ impl Ladder {
         }
     }
 
-    /// True when the band lies within a window of so many ticks.
+    /// True when the band fits a window of `count` ticks.
     fn is_band_within(&self, count: usize) -> bool {
         let (low, high) = self.band;
         high.saturating_sub(low) < count as i64
     }
 
-    /// Prices of a window of so many ticks when trading happens around `price`.
+    /// Prices of a window of `count` ticks when trading happens around `price`.
     fn range_for(&self, price: Ticks, count: usize) -> Range<Ticks> {
         let is_band_within = self.is_band_within(count);
         let count = count as i64;
@@ -178,14 +177,14 @@ impl Ladder {
         Ticks(base)..Ticks(base + count)
     }
 
-    /// Puts the window round `price` and every level to where it then belongs.
+    /// Moves the window to `price`, and every level to where it then belongs.
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, price: Ticks) {
         self.widen_to(price, self.levels.len());
     }
 
-    /// The same with a window of so many ticks.
+    /// As `move_to`, with a window of `count` ticks.
     fn widen_to(&mut self, price: Ticks, count: usize) {
         let mut from = self.bits.up(0);
         while let Some(place) = from {
@@ -214,7 +213,7 @@ impl Ladder {
         (self.credits, self.look_at) = (0, 1);
     }
 
-    /// Levels that a move to these prices would carry, counted up to a bound.
+    /// Number of levels that a move to these prices would carry, counted up to `bound`.
     fn cost_of(&self, range: Range<Ticks>, bound: usize) -> usize {
         let near = self.outside.iter().flat_map(|map| map.range(range.clone()));
         let inside = core::iter::successors(self.bits.up(0), |place| self.bits.up(place + 1));
@@ -224,8 +223,8 @@ impl Ladder {
             .count()
     }
 
-    /// An order has come to rest outside the window. Once enough has been paid for it, the window grows if it
-    /// may, or else moves if the market is outside too.
+    /// Called when an order rests outside the window. Once the credits suffice, grows the window if
+    /// allowed, or moves it if the market is outside too.
     fn follow_market(&mut self, side: Side) {
         self.credits = (self.credits + 1).min(CREDITS_MAX);
         let is_inside = |price: Option<Ticks>| price.is_some_and(|p| self.place(p).is_some());
@@ -283,7 +282,7 @@ impl Ladder {
         level.copied().unwrap_or(Level::EMPTY)
     }
 
-    /// Puts a level back that held orders; one without orders is gone.
+    /// Stores a level that had orders; removes it when none are left.
     #[inline(always)]
     pub fn set_level(&mut self, side: Side, price: Ticks, level: Level) {
         match self.place(price) {
@@ -296,7 +295,7 @@ impl Ladder {
     fn set_level_at(&mut self, place: usize, side: Side, price: Ticks, level: Level) {
         self.levels[place] = level.words();
         if level.head == NIL {
-            assert!(level.open.is_zero(), "level sum equals its orders");
+            assert!(level.open.is_zero(), "level sum differs from its orders");
             self.bits.clear(place);
             self.refresh(side, price);
         }
@@ -309,12 +308,12 @@ impl Ladder {
             self.outside[side.index()].insert(price, level);
             return;
         }
-        assert!(level.open.is_zero(), "level sum equals its orders");
+        assert!(level.open.is_zero(), "level sum differs from its orders");
         self.outside[side.index()].remove(&price);
         self.refresh(side, price);
     }
 
-    /// The best price, when it was the one that is gone.
+    /// Recomputes the best price if it was `gone`.
     #[inline(always)]
     fn refresh(&mut self, side: Side, gone: Ticks) {
         if self.best[side.index()] == key(side, gone) {
@@ -323,7 +322,7 @@ impl Ladder {
         }
     }
 
-    /// Takes an order in at the tail of its price and gives the link before it.
+    /// Appends an order at the tail of its price; returns the link before it.
     #[inline(always)]
     pub fn push(&mut self, side: Side, price: Ticks, link: u32, open: Lots) -> u32 {
         let best = &mut self.best[side.index()];
@@ -359,7 +358,7 @@ impl Ladder {
         tail
     }
 
-    /// Takes an order out that stands between these two.
+    /// Removes the order between these two links.
     #[inline(always)]
     pub fn unlink(&mut self, side: Side, price: Ticks, prev: u32, next: u32, open: Lots) {
         match self.place(price) {
@@ -378,7 +377,7 @@ impl Ladder {
         self.set_level_outside(side, price, level.without(prev, next, open));
     }
 
-    /// Changes the sum of a price when one of its orders shrinks in place.
+    /// Reduces the sum of a price when one of its orders shrinks in place.
     #[inline(always)]
     pub fn shrink(&mut self, side: Side, price: Ticks, less: Lots) {
         let mut level = self.level(side, price);
@@ -386,14 +385,14 @@ impl Ladder {
         self.set_level(side, price, level);
     }
 
-    /// Place of a price, or the window's end when it lies outside.
+    /// Place of a price, or the window's end when it is outside.
     #[inline(always)]
     pub fn nearest_place(&self, price: Ticks) -> u32 {
         let place = price.0.wrapping_sub(self.base) as u64;
         place.min(self.levels.len() as u64 - 1) as u32
     }
 
-    /// Asks for the level of a place.
+    /// Prefetches the level of a place.
     #[inline(always)]
     pub fn prefetch(&self, place: u32) {
         prefetch(&self.levels[place as usize]);
@@ -405,7 +404,7 @@ impl Ladder {
         Level::of(self.levels[place as usize]).tail
     }
 
-    /// The next occupied price behind `price`, away from the other side.
+    /// The next occupied price after `price`, away from the other side.
     #[inline]
     pub fn next(&self, side: Side, price: Ticks) -> Option<Ticks> {
         let inside = self.next_inside(side, price);
@@ -445,10 +444,10 @@ impl Ladder {
         found.map(|place| self.price(place))
     }
 
-    /// True when a best price is not the one that the last call found.
+    /// True when a best price changed since the last call.
     #[inline(always)]
     pub fn has_new_best(&mut self) -> bool {
-        // Word by word: read as one, a best price written a moment ago would have to reach the cache first.
+        // By word: a combined read would miss store forwarding of a best price just written.
         let [bid, ask] = [0, 1].map(|side| self.best[side] ^ self.told[side]);
         let is_new = bid | ask != 0;
         if is_new {
@@ -464,7 +463,7 @@ impl Ladder {
         (best != NO_KEY).then(|| Ticks(key(side, Ticks(best))))
     }
 
-    /// True when an order of this side and limit would meet the other side.
+    /// True when an order of this side and limit would match the other side.
     #[inline(always)]
     pub fn crosses(&self, side: Side, limit: Ticks) -> bool {
         let other = side.opposite();
@@ -472,7 +471,7 @@ impl Ladder {
         (best <= key(other, limit)) & (best != NO_KEY)
     }
 
-    /// The same of a price that an order may have: none of them has the key of an empty side.
+    /// As `crosses`, for a valid order price: none has the key of an empty side.
     #[inline(always)]
     pub fn meets(&self, side: Side, price: Ticks) -> bool {
         let other = side.opposite();
@@ -485,17 +484,20 @@ impl Ladder {
         key(Side::Buy, Ticks(self.best[0])) < self.best[1]
     }
 
-    /// Prices of a side from the best one on.
+    /// Prices of a side, best first.
     pub fn prices(&self, side: Side) -> impl Iterator<Item = Ticks> + '_ {
         core::iter::successors(self.best(side), move |price| self.next(side, *price))
     }
 
-    /// Every price that is marked as occupied, whatever the best prices say: for the walk that proves the
-    /// structure. Panics where a price outside the window has a place inside.
+    /// Every occupied price, found without the best prices; for the check of the structure. Panics
+    /// where a price outside the window has a place inside.
     pub fn marked(&self) -> impl Iterator<Item = (Side, Ticks)> + '_ {
         let outside = [Side::Buy, Side::Sell].into_iter().flat_map(move |side| {
             self.outside[side.index()].keys().map(move |price| {
-                assert!(self.place(*price).is_none(), "a level stands in one place");
+                assert!(
+                    self.place(*price).is_none(),
+                    "price is in the window and in the map"
+                );
                 (side, *price)
             })
         });
@@ -506,7 +508,7 @@ impl Ladder {
         inside.chain(outside)
     }
 
-    /// True while a price has a place in the window.
+    /// True when a price has a place in the window.
     #[cfg(test)]
     fn is_inside(&self, price: i64) -> bool {
         self.place(Ticks(price)).is_some()
@@ -514,7 +516,7 @@ impl Ladder {
 }
 
 impl Level {
-    /// Appends an order; gives the link that was last.
+    /// Appends an order; returns the link that was last.
     #[inline(always)]
     fn push(&mut self, link: u32, open: Lots) -> u32 {
         let tail = self.tail;
@@ -524,7 +526,7 @@ impl Level {
         tail
     }
 
-    /// The level after one of its orders, which stood between these two, has left.
+    /// The level without the order that was between these two links.
     #[inline(always)]
     fn without(self, prev: u32, next: u32, open: Lots) -> Self {
         Self {
@@ -562,7 +564,7 @@ mod tests {
         Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 1_024)
     }
 
-    /// One order a price, its link the price.
+    /// One order per price, with the price as its link.
     fn push(ladder: &mut Ladder, side: Side, price: i64) {
         ladder.push(side, Ticks(price), price as u32, Lots(1));
     }
@@ -586,7 +588,7 @@ mod tests {
         push(&mut ladder, Side::Sell, 5_000_010);
         push(&mut ladder, Side::Buy, 5_000_000);
         assert!(ladder.is_inside(5_000_000) && ladder.is_inside(5_000_010));
-        // Another stray order moves nothing while the market stands inside.
+        // Another stray order moves nothing while the market is inside.
         push(&mut ladder, Side::Buy, 2);
         push(&mut ladder, Side::Sell, 9_000_000);
         assert!(ladder.is_inside(5_000_000));
@@ -608,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stray_levels_are_paid_for_before_the_window_leaves_them() {
+    fn the_window_moves_from_many_stray_levels_only_after_enough_credits() {
         let mut ladder = wide();
         for price in 1..=400 {
             push(&mut ladder, Side::Buy, price);
@@ -617,7 +619,7 @@ mod tests {
         while !ladder.is_inside(5_000_000) {
             push(&mut ladder, Side::Buy, 5_000_000 + pushed);
             pushed += 1;
-            assert!(pushed < 400, "orders outside pay for the move");
+            assert!(pushed < 400, "the window never moved");
         }
         assert!(pushed as usize * LEVELS_PER_CREDIT > 400);
         let bids: Vec<i64> = (5_000_000..5_000_000 + pushed)
@@ -635,7 +637,7 @@ mod tests {
         push(&mut ladder, Side::Sell, 503_000);
         assert_eq!(ladder.levels.len(), LEVELS_FIRST * GROWTH);
         assert!(ladder.is_inside(503_000) && ladder.is_inside(500_000));
-        // What rests inside has to be paid for, however often; then the widest window is reached.
+        // Levels inside must be paid for at each growth, until the maximum width is reached.
         for price in 490_000..490_800 {
             push(&mut ladder, Side::Buy, price);
         }
@@ -643,10 +645,10 @@ mod tests {
         while ladder.levels.len() < 100_000 {
             push(&mut ladder, Side::Sell, price);
             price += 1;
-            assert!(price < 541_000, "orders outside pay for the growth");
+            assert!(price < 541_000, "the window never grew");
         }
         assert!((price - 540_000) as usize * LEVELS_PER_CREDIT > 800);
-        // At the edge of the band too, where a wider window begins at the same price.
+        // Also at the edge of the band, where a wider window begins at the same price.
         let mut low = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
         push(&mut low, Side::Buy, 100);
         push(&mut low, Side::Sell, 5_000);
@@ -657,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_window_follows_the_band_and_a_full_one_stays() {
+    fn an_empty_window_follows_the_band_and_an_occupied_one_stays() {
         let mut ladder = Ladder::new(&spec(100, 200), 1_024);
         assert!(ladder.is_inside(100) && ladder.is_inside(200));
         ladder.set_band(&spec(90_000, 90_500));
@@ -671,7 +673,7 @@ mod tests {
         ladder.set_band(&spec(94_800, 95_200));
         assert!(ladder.is_inside(95_000));
         assert_eq!(prices(&ladder), [Vec::new(), alloc::vec![95_000]]);
-        // The first price of a wide band is not the window's edge, nor does the window leave the band.
+        // A wide band's first price is not at the window's edge, and the window stays in the band.
         let mut ladder = wide();
         push(&mut ladder, Side::Buy, 5_000);
         assert!(ladder.is_inside(4_500) && ladder.is_inside(5_500));

@@ -1,29 +1,29 @@
-//! Room `engine`: the order book and the matching of one instrument, pure.
+//! Order book and matching of one instrument; pure.
 //!
-//! `Book::apply(&Envelope, &mut impl EventSink)` is the whole of it: a sequenced command goes in, numbered
-//! events come out. No clock, no configuration, no randomness; integers only. The same commands give the same
-//! events and the same state hash on every machine (R180).
+//! The only entry point is `Book::apply(&Envelope, &mut impl EventSink)`: a sequenced command in,
+//! numbered events out. No clock, no configuration, no randomness; integers only. The same commands
+//! produce the same events and the same state hash on every machine (R180).
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `book` | the book and the dispatch of commands |
-//! | `entry` | new orders and amends: what is refused, what enters |
+//! | `entry` | new orders and amends: rejects, accepts, loss of priority |
 //! | `matching` | the match loop, self-trade prevention, the fill-or-kill look-ahead |
 //! | `sweep` | mass cancel, expiry, phase changes |
-//! | `dates` | which order with a date ends next |
+//! | `dates` | expiry times of resting orders |
 //! | `slab` | resting orders, addressed by admission's slot |
-//! | `ladder`, `bits` | price levels: a window of ticks with an occupancy bitmap, a map outside it |
-//! | `velocity` | the halt of a market whose price moves too fast |
-//! | `view` | depth, order-by-order walk, state hash |
-//! | `ahead` | asking for memory before a command's turn |
+//! | `ladder`, `bits` | price levels: a window of ticks with a bitmap, a map outside it |
+//! | `velocity` | velocity halt: trading stops when the price moves too fast |
+//! | `view` | depth, order-by-order view, state hash |
+//! | `ahead` | prefetching of upcoming commands |
 //! | `image` | the book as a snapshot |
-//! | `invariants` | the walk that proves the structure |
-//! | `sink` | where events go |
+//! | `invariants` | full check of the structure |
+//! | `sink` | event output |
 //!
-//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches; a book is
-//! never crossed; no heap allocation in `apply` as long as slots stay below the capacity given and prices
-//! inside the window, but for the room that the first order with a date, the first mass cancel and each growth
-//! of the window make.
+//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches;
+//! a book is never crossed; no heap allocation in `apply` while slots are below the configured
+//! capacity and prices inside the window, except by the first order with an expiry, the first mass
+//! cancel and each growth of the window.
 #![no_std]
 
 extern crate alloc;

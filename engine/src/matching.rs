@@ -1,5 +1,6 @@
-//! The match loop: best price first, earliest order first, at the resting order's price (R162 to R170), with
-//! self-trade prevention at each match (D38), and the look-ahead of fill-or-kill orders (R172).
+//! The match loop: best price, then time, at the resting order's price (R162 to R170).
+//!
+//! With self-trade prevention at each match (D38) and look-ahead for fill-or-kill (R172).
 
 use types::event::{Cancelled, Event, Reduced, Trade};
 use types::{CancelReason, Handle, Lots, Side, StpGroup, StpMode, Ticks};
@@ -15,27 +16,26 @@ pub(crate) struct Taker {
     /// Worst price it takes.
     pub limit: Ticks,
     pub open: Lots,
-    /// Total quantity; shrinks when self-trade prevention takes some of it.
+    /// Total quantity; shrinks by what self-trade prevention removes.
     pub quantity: Lots,
     pub group: StpGroup,
     pub stp: StpMode,
 }
 
-/// Why matching ended.
+/// Reason why matching ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Filled, or nothing left inside the limit.
     Limit,
-    /// The incoming order has to go because of its own group's order.
+    /// Self-trade prevention cancels the incoming order.
     SelfTrade,
-    /// The next trade would move the price too far: the market halts. What is left cannot rest, it would cross
-    /// the book.
+    /// The next trade would move the price too far: the market halts. The remainder cannot rest,
+    /// since it would cross the book.
     Velocity,
 }
 
 impl Book {
-    /// Matches the taker until it is filled, its limit is reached, or self-trade prevention or the velocity
-    /// rule stops it.
+    /// Matches until filled, out of the limit, or stopped by STP or the velocity rule.
     #[inline(always)]
     pub(crate) fn take<S: EventSink>(&mut self, taker: &mut Taker, out: &mut Emitter<S>) -> Stop {
         if self.velocity.is_on() {
@@ -51,7 +51,7 @@ impl Book {
         self.take_each::<S, true>(taker, out)
     }
 
-    /// The loop itself; `WATCHED` = under a velocity rule.
+    /// The match loop; `WATCHED` = a velocity rule applies.
     #[inline(always)]
     fn take_each<S: EventSink, const WATCHED: bool>(
         &mut self,
@@ -67,7 +67,7 @@ impl Book {
             let mut stop = Stop::Limit;
             let is_too_far = WATCHED && self.velocity.refuses(price);
             let trades_before = self.trade_number;
-            // Makers leave the level at its head only, so the level is written back once.
+            // Makers leave the level only at its head, so the level is written back once.
             while level.head != NIL && !taker.open.is_zero() {
                 let link = level.head;
                 let maker = self.slab.at_mut(link);
@@ -109,7 +109,7 @@ impl Book {
                     break;
                 }
             }
-            // The first one has nobody before it; without a first one this writes to nobody's record.
+            // The head has no predecessor. For an empty level this writes to the record of link 0.
             self.slab.at_mut(level.head).prev = NIL;
             level.tail = if level.head == NIL { NIL } else { level.tail };
             self.ladder.set_level(side, price, level);
@@ -123,8 +123,9 @@ impl Book {
         Stop::Limit
     }
 
-    /// Two orders of one group meet: no trade, the incoming order's mode decides. Leaves a maker that has to go
-    /// with nothing open.
+    /// Applies the incoming order's mode where two orders of one group meet: no trade.
+    ///
+    /// A maker that is cancelled is left with an open quantity of 0.
     #[cold]
     #[inline(never)]
     fn prevent_self_trade<S: EventSink>(
@@ -154,17 +155,18 @@ impl Book {
                 out.emit(shrunk(handle, quantity, maker.open));
                 out.emit(shrunk(taker.handle, quantity, taker.open));
             }
-            StpMode::None => unreachable!("self-trades are allowed in this mode"),
+            StpMode::None => unreachable!("mode NONE allows self-trades"),
         }
         Stop::Limit
     }
 
-    /// True when a fill-or-kill order would be filled completely by trades, self-trade prevention included.
+    /// True when trades alone would fill a fill-or-kill order, self-trade prevention included.
     ///
-    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice
-    /// and a group or the velocity rule may matter, and no more of them than the order would meet. A fill that
-    /// the velocity rule forbids is no fill: nothing trades, nothing halts. What was looked at for an order that
-    /// cannot be filled is counted: it is bounded per member in front of the book.
+    /// The level sums refuse most orders that cannot be filled. Single orders are visited only
+    /// where the sums suffice and a group or the velocity rule may matter, and no more of them than
+    /// the order would meet. A fill that the velocity rule forbids is no fill: nothing trades and
+    /// nothing halts. Levels and orders visited for an order that cannot be filled are counted; the
+    /// sequencer limits them per member.
     pub(crate) fn can_fill(&mut self, taker: &Taker, now_ns: u64) -> bool {
         self.velocity.begin(now_ns);
         let (can, looks) = self.look_ahead(taker);
@@ -174,7 +176,7 @@ impl Book {
         can
     }
 
-    /// Whether the order can be filled, and the levels and orders that this took to see.
+    /// Returns whether the order can be filled, and the number of levels and orders visited.
     fn look_ahead(&self, taker: &Taker) -> (bool, u32) {
         let mut looks = 0;
         let side = taker.side.opposite();
@@ -209,7 +211,7 @@ impl Book {
                     }
                     missing -= maker.open;
                 } else if taker.stp != StpMode::CancelOldest {
-                    // Every other mode ends or shrinks the taker here without a trade.
+                    // Every other mode cancels or shrinks the taker here without a trade.
                     return (false, looks);
                 }
                 link = maker.next;
@@ -227,7 +229,7 @@ fn cancelled(handle: Handle, quantity: Lots) -> Event {
     })
 }
 
-/// The end of an order that has nothing left open, or what it keeps.
+/// The event for a smaller open quantity: a cancel at 0, else a reduction.
 fn shrunk(handle: Handle, quantity: Lots, open: Lots) -> Event {
     if open.is_zero() {
         return cancelled(handle, quantity);

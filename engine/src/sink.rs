@@ -1,24 +1,24 @@
-//! Where a book's events go: a ring, a journal's comparison, a test's vector.
+//! Event output of a book: a ring, the journal comparison of a replay, or a test's vector.
 
 use types::event::Event;
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
-/// Takes the events of one book, in order.
+/// Receives the events of one book, in order.
 pub trait EventSink {
-    /// The next event. Never refused: who calls `apply` has made room, or buffers.
+    /// Receives the next event. Cannot refuse it: the caller of `apply` reserves space, or buffers.
     ///
-    /// Implementations that copy it straight to its place should be `#[inline]`: the event is then written
-    /// there field by field.
+    /// Implementations that copy the event straight to its destination should be `#[inline]`: the
+    /// event is then written there field by field.
     fn event(&mut self, event: &EventEnvelope);
 
-    /// The best prices have changed; told once, behind the last event of a command.
+    /// Called once after the last event of a command that changed the best prices.
     fn quote(&mut self, instrument: InstrumentIx, quote: Quote);
 }
 
-/// Numbers the events of one command on their way to the sink.
+/// Numbers the events of one command and passes them to the sink.
 pub(crate) struct Emitter<'a, S> {
     sink: &'a mut S,
-    /// Read again for each event: its sequence and time are kept in no register in between.
+    /// Read again for each event: no register holds its sequence and time in between.
     envelope: &'a Envelope,
     instrument: InstrumentIx,
     /// Number of the last event before this command.
@@ -47,7 +47,7 @@ impl<'a, S: EventSink> Emitter<'a, S> {
     #[inline(always)]
     pub fn emit(&mut self, event: Event) {
         let index = self.count;
-        // Neither wraps: a command has less events than there are slots, an instrument less than 2^64.
+        // Neither wraps: a command has fewer events than slots, an instrument fewer than 2^64.
         self.count = index.wrapping_add(1);
         self.sink.event(&EventEnvelope {
             sequence: self.envelope.sequence,

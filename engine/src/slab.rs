@@ -1,16 +1,16 @@
-//! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price in time order.
+//! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price by time.
 //!
-//! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for
-//! a neighbour that is not there, so that linking and unlinking need no branch. What it holds decides nothing:
-//! only the look-ahead reads it, to ask for memory.
+//! A link is the slot plus one. Link 0 means none. It has a record of its own that takes the writes
+//! meant for a missing neighbour, so linking and unlinking need no branch. Its content decides
+//! nothing: only the prefetch reads it.
 //!
-//! The records of all slots have their place from the start, all zero; the system gives the memory of those
-//! that are used. Slots are the whole node's, so a book that is quiet, or whose orders have high slots, costs
-//! what its own orders touch.
+//! The address range for all slots is allocated zeroed at the start; the system provides memory for
+//! the touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
+//! high slots, uses memory only for its own orders.
 //!
-//! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every
-//! access by handle: admission frees a slot only after the closing event, so a foreign generation in a live
-//! slot is our bug.
+//! Invariant: a slot is live exactly while its order rests in the ladder. The generation is
+//! asserted at every access by handle: admission frees a slot only after the closing event, so
+//! another generation in a live slot is our bug.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -27,14 +27,14 @@ pub(crate) const NIL: u32 = 0;
 /// Never expires.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// One resting order. All zero where none has rested yet.
+/// One resting order. All zero in a slot never used.
 #[derive(Clone, Copy, Debug, FromZeros)]
 pub(crate) struct Order {
     pub price: Ticks,
     pub open: Lots,
     /// Total quantity, filled part included.
     pub quantity: Lots,
-    /// First moment at which the order is gone, `NEVER` without date.
+    /// Expiry time, the first moment without the order; `NEVER` without one.
     pub expire_at_ns: u64,
     pub next: u32,
     pub prev: u32,
@@ -48,7 +48,7 @@ pub(crate) struct Order {
     pub live: bool,
 }
 
-/// A record has a cache line of its own.
+/// A record, aligned to its own cache line.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(align(64))]
 struct Line(Order);
@@ -56,7 +56,7 @@ struct Line(Order);
 const _: () = assert!(size_of::<Line>() == 64 && align_of::<Line>() == 64);
 
 impl Order {
-    /// True while this order, which a handle names by its slot, rests.
+    /// True while the order of this handle rests in this slot.
     #[inline(always)]
     fn is(&self, handle: Handle) -> bool {
         if !self.live {
@@ -64,12 +64,12 @@ impl Order {
         }
         assert!(
             self.generation == handle.generation,
-            "slot was given away under a live order"
+            "slot was reused under a live order"
         );
         true
     }
 
-    /// It rests no more. Its generation stays, so that a late handle is seen to be closed. Gives what it was.
+    /// Closes and returns the order. The generation stays, so a late handle is seen as closed.
     #[inline(always)]
     pub fn end(&mut self) -> Self {
         debug_assert!(self.live);
@@ -78,7 +78,7 @@ impl Order {
     }
 }
 
-/// Asks the memory for the cache lines of a value, without waiting for them.
+/// Prefetches the cache lines of a value.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -86,8 +86,8 @@ pub(crate) fn prefetch<T>(value: &T) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start: *const i8 = core::ptr::from_ref(value).cast();
         for offset in (0..size_of::<T>()).step_by(64) {
-            // SAFETY: a prefetch reads nothing that the program could see and faults at no address;
-            // `wrapping_add` may leave the value.
+            // SAFETY: a prefetch has no visible effect and faults at no address; `wrapping_add` may
+            // leave the value.
             #[allow(unsafe_code)]
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
@@ -98,7 +98,7 @@ pub(crate) fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// Asks for the first cache line of a value, and for the next one where it begins inside the line.
+/// Prefetches the first cache line of a value, and the next one if it starts inside a line.
 #[inline(always)]
 pub(crate) fn prefetch_head<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -110,8 +110,8 @@ pub(crate) fn prefetch_head<T>(value: &T) {
         } else {
             63
         };
-        // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add`
-        // may leave the value.
+        // SAFETY: a prefetch has no visible effect and faults at no address; `wrapping_add` may
+        // leave the value.
         #[allow(unsafe_code)]
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(start);
@@ -124,42 +124,42 @@ pub(crate) fn prefetch_head<T>(value: &T) {
     let _ = value;
 }
 
-/// Slots that come into play at once.
+/// Slots brought into use at once.
 const BLOCK: usize = 512;
 
-/// Records in a row, all zero at first; the system gives their memory when it is touched.
+/// Zeroed records; the system provides memory on first touch.
 ///
-/// An allocator that is asked for zeroed memory of a wide alignment may write all of it. So plain words are asked
-/// for, and the first aligned place among them is taken.
+/// An allocator asked for zeroed memory of a wide alignment may write all of it. So plain words are
+/// allocated, and the first aligned address among them is used.
 struct Lines {
     first: NonNull<Line>,
     count: usize,
-    /// Owns the memory, and is not looked at: records are reached through `first` alone.
+    /// Owns the memory. Never accessed: records are reached through `first` only.
     _words: Vec<u64>,
 }
 
-/// Words of a record.
+/// Words per record.
 const WORDS: usize = size_of::<Line>() / size_of::<u64>();
 
-// SAFETY: it owns its records, which are plain values, and gives them out as a slice does.
+// SAFETY: owns its records, which are plain values, and hands them out as a slice does.
 #[allow(unsafe_code)]
 unsafe impl Send for Lines {}
-// SAFETY: as above; nothing changes behind a shared reference.
+// SAFETY: as above; no interior mutability.
 #[allow(unsafe_code)]
 unsafe impl Sync for Lines {}
 
 impl Lines {
     fn new(count: usize) -> Self {
-        // A record of zeros is a record.
+        // All zero bytes are a valid record.
         const fn is_valid_as_zeros<Record: FromZeros>() {}
         const { is_valid_as_zeros::<Line>() };
         let mut words = alloc::vec![0; (count + 1) * WORDS];
         let start = words.as_mut_ptr();
         let skipped = start.align_offset(align_of::<Line>());
-        assert!(skipped < WORDS, "an aligned place comes within a record");
+        assert!(skipped < WORDS, "no aligned address within one record");
         let first = start.wrapping_add(skipped).cast();
         Self {
-            first: NonNull::new(first).expect("memory does not begin at zero"),
+            first: NonNull::new(first).expect("allocation is not null"),
             count,
             _words: words,
         }
@@ -171,9 +171,9 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: `count` aligned records lie behind `first` within `_words`, which lives as long as this does
-        // and is reached no other way; they were all zero, which is a record, and only records have been
-        // written since.
+        // SAFETY: `first` points to `count` aligned records within `_words`, which lives as long as
+        // `self` and is not accessed otherwise. They were all zero, which is a valid record, and
+        // only records have been written since.
         #[allow(unsafe_code)]
         unsafe {
             core::slice::from_raw_parts(self.first.as_ptr(), self.count)
@@ -184,7 +184,8 @@ impl Deref for Lines {
 impl DerefMut for Lines {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [Line] {
-        // SAFETY: as in `deref`; `first` comes from a pointer that may write, and `self` is borrowed for as long.
+        // SAFETY: as in `deref`; `first` was derived from a mutable pointer, and `self` is borrowed
+        // mutably.
         #[allow(unsafe_code)]
         unsafe {
             core::slice::from_raw_parts_mut(self.first.as_ptr(), self.count)
@@ -193,9 +194,9 @@ impl DerefMut for Lines {
 }
 
 pub(crate) struct Slab {
-    /// By link, one for every slot there is room for.
+    /// By link, one for every slot of the capacity.
     orders: Lines,
-    /// Links in play: up to the highest one used so far, in whole blocks. Bound of every walk.
+    /// Links in use: up to the highest one used so far, in whole blocks. Bound of every walk.
     in_play: usize,
     live: u32,
 }
@@ -223,7 +224,7 @@ impl Slab {
         }
     }
 
-    /// A copy with room for so many links.
+    /// Copies the slab with capacity for this many links.
     fn with_room(&self, links: usize) -> Self {
         let mut orders = Lines::new(links);
         orders[..self.in_play].copy_from_slice(&self.orders[..self.in_play]);
@@ -234,7 +235,7 @@ impl Slab {
         }
     }
 
-    /// The order that a link names.
+    /// The record of a link.
     #[inline(always)]
     pub fn at(&self, link: u32) -> &Order {
         &self.orders[link as usize].0
@@ -259,8 +260,9 @@ impl Slab {
         order.is(handle).then_some(order)
     }
 
-    /// Makes the slot of a new order ready and gives its link. Grows (the only allocation) when it lies past
-    /// the capacity.
+    /// Prepares the slot of a new order and returns its link.
+    ///
+    /// Grows, the only allocation, when the slot exceeds the capacity.
     #[inline(always)]
     pub fn vacate(&mut self, handle: Handle) -> u32 {
         let link = handle.slot as usize + 1;
@@ -270,23 +272,23 @@ impl Slab {
         let Line(order) = &self.orders[link];
         assert!(
             !order.live & (order.generation <= handle.generation) & !handle.is_none(),
-            "admission gave away a taken slot"
+            "admission reused a slot before its order was closed"
         );
         link as u32
     }
 
-    /// Brings slots up to this link into play.
+    /// Brings slots up to this link into use.
     #[cold]
     #[inline(never)]
     fn extend(&mut self, link: usize) {
-        assert!(link < u32::MAX as usize, "slot is no slot");
+        assert!(link < u32::MAX as usize, "slot exceeds the link range");
         if link >= self.orders.len() {
             *self = self.with_room((link + 1).next_power_of_two());
         }
         self.in_play = (link.next_multiple_of(BLOCK) + 1).min(self.orders.len());
     }
 
-    /// An order begins to rest behind `order.prev`, which may be nobody.
+    /// Rests an order after `order.prev`, which may be link 0.
     #[inline(always)]
     pub fn open(&mut self, link: u32, order: Order) {
         self.orders[order.prev as usize].0.next = link;
@@ -294,18 +296,18 @@ impl Slab {
             live: true,
             ..order
         };
-        // Below the number of slots, which fits.
+        // Cannot overflow: at most the number of slots.
         self.live = self.live.wrapping_add(1);
     }
 
-    /// Ends the order of a link, which nobody is linked with any more.
+    /// Closes the order of a link that is already unlinked from its neighbours.
     #[inline(always)]
     pub fn close(&mut self, link: u32) {
         self.at_mut(link).end();
         self.has_ended();
     }
 
-    /// Takes an order that has ended out from between its neighbours.
+    /// Unlinks a closed order from its neighbours.
     #[inline(always)]
     pub fn part(&mut self, order: &Order) {
         self.has_ended();
@@ -315,17 +317,17 @@ impl Slab {
 
     #[inline(always)]
     fn has_ended(&mut self) {
-        // Every order that ends was counted when it began to rest.
+        // Cannot underflow: the order was counted when it began to rest.
         self.live = self.live.wrapping_sub(1);
     }
 
-    /// The link of a slot, or the last one when it lies past the end.
+    /// The link of a slot, or the last one when the slot exceeds the capacity.
     #[inline(always)]
     pub fn nearest_link(&self, slot: u32) -> u32 {
         (slot as usize + 1).min(self.orders.len() - 1) as u32
     }
 
-    /// Asks for the record of a link.
+    /// Prefetches the record of a link.
     #[inline(always)]
     pub fn prefetch(&self, link: u32) {
         prefetch(self.at(link));
@@ -335,17 +337,17 @@ impl Slab {
         self.live
     }
 
-    /// Memory of the slots in play, of which the system has given what was touched.
+    /// Bytes of the slots in use; the system has provided the touched part.
     pub fn bytes(&self) -> usize {
         self.in_play * size_of::<Line>()
     }
 
-    /// Orders that there is room for.
+    /// Capacity in orders.
     pub fn room(&self) -> usize {
         self.orders.len() - 1
     }
 
-    /// Every link used so far, in slot order.
+    /// Every link in use, in slot order.
     pub fn links(&self) -> core::ops::Range<u32> {
         1..self.in_play as u32
     }
@@ -364,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_aligned_zero_and_apart() {
+    fn records_are_aligned_zeroed_and_distinct() {
         for count in [1, 2, 7, 600] {
             let mut lines = Lines::new(count);
             assert_eq!((lines.len(), lines.as_ptr().align_offset(64)), (count, 0));
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_grows_and_is_copied_with_its_orders() {
+    fn a_slab_grows_and_clones_with_its_orders() {
         let mut slab = Slab::new(2);
         let handle = |slot| Handle {
             slot,
@@ -400,12 +402,12 @@ mod tests {
             (2, 3, None)
         );
         for slot in [0, 1, 700] {
-            let order = copy.find_mut(handle(slot)).expect("it rests");
+            let order = copy.find_mut(handle(slot)).expect("the order rests");
             assert_eq!(order.open, Lots(u64::from(slot)));
         }
     }
 
-    // Miri runs this too: what is asked for may lie anywhere, also at the very end of what there is.
+    // Miri runs this too: the address may be anywhere, also at the end of the allocation.
     #[test]
     fn a_prefetch_reads_nothing_and_changes_nothing() {
         let bytes = [7u8; 65];

@@ -1,5 +1,7 @@
-//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill
-//! switch and phases go by slot; expiry goes by date, then slot, and touches the orders that are due alone.
+//! Commands that end many orders, always in the same order, so that a replay is identical.
+//!
+//! Mass cancel, kill switch and phase changes run in slot order. Expiry runs by date, then slot,
+//! and touches only due orders.
 
 use alloc::vec::Vec;
 
@@ -11,16 +13,18 @@ use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::NIL;
 
-/// Prices are walked instead of slots when fewer than one slot in so many rests: orders found by price have to
-/// be sorted.
+/// Prices are walked instead of slots when fewer than one slot in this many rests. Orders found by
+/// price have to be sorted.
 const SPARSE: usize = 8;
 
 impl Book {
-    /// Ends the orders that admission lists for a command of [`types::Route::Listed`], in the list's order; one
-    /// that does not rest any more is passed over. Returns the number of events. Cost: the orders of the list.
+    /// Cancels the orders that admission lists for a command of [`types::Route::Listed`].
+    ///
+    /// Follows the list's order and skips orders that no longer rest. Returns the number of events.
+    /// Cost: the length of the list.
     ///
     /// # Panics
-    /// A command that lists no orders, and as [`Book::apply`].
+    /// The command lists no orders, or as [`Book::apply`].
     pub fn apply_listed<S: EventSink>(
         &mut self,
         envelope: &Envelope,
@@ -61,8 +65,9 @@ impl Book {
         }
     }
 
-    /// Trading would have moved the price too far (F08): nothing trades until a command opens the market again.
-    /// Resting orders stay.
+    /// Halts the market: the next trade would move the price too far (F08).
+    ///
+    /// No trading until a command opens the market again. Resting orders stay.
     #[cold]
     #[inline(never)]
     pub(crate) fn halt<S: EventSink>(&mut self, out: &mut Emitter<S>) {
@@ -80,8 +85,9 @@ impl Book {
         out.emit(Event::PhaseChanged(PhaseChanged { phase, cause }));
     }
 
-    /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the
-    /// timer's command comes.
+    /// Expires due orders before an incoming order may match them.
+    ///
+    /// Expiry follows the journalled time, however late the timer command arrives.
     #[inline(always)]
     pub(crate) fn expire_due<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         if out.time_ns() >= self.next_expiry_ns {
@@ -101,7 +107,7 @@ impl Book {
         }
     }
 
-    /// Ends every order, or those of one side.
+    /// Cancels every order, or those of one side.
     pub(crate) fn cancel_all<S: EventSink>(
         &mut self,
         reason: CancelReason,
@@ -119,8 +125,9 @@ impl Book {
         self.links.clear();
     }
 
-    /// The links of all resting orders in slot order, in the room that is kept for them. Slots are the whole
-    /// node's: where few of them rest here their prices are walked instead.
+    /// Returns the links of all resting orders in slot order, in a reused buffer.
+    ///
+    /// All books of a node share the slots: if few rest here, the prices are walked.
     fn take_resting_links(&mut self) -> Vec<u32> {
         let mut links = core::mem::take(&mut self.links);
         if links.capacity() == 0 {
@@ -142,7 +149,7 @@ impl Book {
             let resting = self.slab.links().filter(|link| self.slab.at(*link).live);
             links.extend(resting.take(live));
         }
-        assert_eq!(links.len(), live, "every live slot rests at a price");
+        assert_eq!(links.len(), live, "live slots differ from resting orders");
         links
     }
 }

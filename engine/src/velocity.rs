@@ -1,22 +1,23 @@
-//! The velocity halt (F08): how far trades may move the price within a window of journalled time.
+//! Velocity halt (F08): limits how far trades move the price within a window of journalled time.
 //!
-//! A window begins with the first command that may trade after the one before has ended. Its reference is the
-//! last price traded until then; without one, the window's own first trade gives it. A trade outside the
-//! reference's range does not happen: the book halts instead, and stays so until a `SetPhase` opens it, which
-//! forgets the prices from before. Off, it costs one comparison an order that meets another.
+//! A window begins with the first command that may trade after the previous window has ended. Its
+//! reference price is the last traded price before it, or else the price of its own first trade. A
+//! trade outside the range around the reference does not happen: the book halts until a `SetPhase`
+//! opens it, which also clears the reference. Switched off, the rule costs one comparison per order
+//! that meets another.
 
 use types::{Ticks, VelocityRule};
 
 use crate::slab::NEVER;
 
-/// What the rule remembers: part of the book's state.
+/// State of the rule; part of the book's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct VelocityState {
-    /// First moment behind the window; `u64::MAX` without a rule.
+    /// End of the window, exclusive; `u64::MAX` without a rule.
     pub until_ns: u64,
     /// Price of the last trade.
     pub last: Option<Ticks>,
-    /// Price that the window's trades are measured by.
+    /// Reference price for the window's trades.
     pub reference: Option<Ticks>,
 }
 
@@ -41,7 +42,7 @@ impl Velocity {
         velocity
     }
 
-    /// Puts back what a book remembered.
+    /// Restores the state of a snapshot.
     pub fn restore(&mut self, state: VelocityState) {
         self.state = state;
     }
@@ -50,7 +51,7 @@ impl Velocity {
         self.state
     }
 
-    /// Follows the instrument. Another rule begins a window of its own.
+    /// Sets the instrument's rule. A changed rule begins a new window.
     pub fn set_rule(&mut self, rule: VelocityRule) {
         if rule == self.rule {
             return;
@@ -63,12 +64,12 @@ impl Velocity {
         };
     }
 
-    /// Forgets prices: the market has been opened, wherever it now stands.
+    /// Clears the prices: the market was opened, at whatever price level.
     pub fn reset(&mut self) {
         (self.state.last, self.state.reference) = (None, None);
     }
 
-    /// Before anything trades: begins a window when the last one is over.
+    /// Called before a command may trade: begins a new window when the last one has ended.
     #[inline]
     pub fn begin(&mut self, now_ns: u64) {
         if now_ns >= self.state.until_ns {
@@ -86,23 +87,23 @@ impl Velocity {
         self.rule.is_on()
     }
 
-    /// What trades are measured by; `None` before the first one.
+    /// Reference price for trades; `None` before the first one.
     pub fn reference(&self) -> Option<Ticks> {
         self.state.reference
     }
 
-    /// True when a trade at `price` may happen where trades are measured by `reference`.
+    /// True when `reference` allows a trade at `price`.
     pub fn allows(&self, reference: Ticks, price: Ticks) -> bool {
         !self.is_on() || self.rule.allows(reference, price)
     }
 
-    /// True when the next trade may not be at this price.
+    /// True when the next trade must not be at this price.
     pub fn refuses(&self, price: Ticks) -> bool {
         self.reference()
             .is_some_and(|reference| !self.allows(reference, price))
     }
 
-    /// A trade has happened.
+    /// Records a trade.
     pub fn traded(&mut self, price: Ticks) {
         self.state.last = Some(price);
         self.state.reference.get_or_insert(price);

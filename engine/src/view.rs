@@ -1,5 +1,4 @@
-//! Looking at a book from outside: aggregated depth, the order-by-order walk, the state hash. Never used while
-//! matching.
+//! Read access to a book: aggregated depth, order-by-order view, state hash. Not used for matching.
 
 use types::{Lots, Side, StateHash, Ticks};
 
@@ -24,7 +23,7 @@ impl Book {
         })
     }
 
-    /// Resting orders of a side in the order in which they would trade.
+    /// Resting orders of a side in matching order.
     pub fn orders(&self, side: Side) -> impl Iterator<Item = RestingOrder> + '_ {
         self.ladder.prices(side).flat_map(move |price| {
             let head = self.ladder.level(side, price).head;
@@ -36,19 +35,19 @@ impl Book {
         })
     }
 
-    /// The resting order of a handle.
+    /// The resting order of a handle; `None` when it has closed.
     pub fn order(&self, handle: types::Handle) -> Option<RestingOrder> {
         let link = self.slab.find(handle)?;
         Some(RestingOrder::of(&self.slab, link))
     }
 
-    /// Memory that holds the resting orders, in bytes: the slots used so far and the occupied price levels.
+    /// Bytes used by resting orders: the slots used so far and the occupied price levels.
     pub fn footprint_bytes(&self) -> usize {
         let levels = [Side::Buy, Side::Sell].map(|side| self.ladder.prices(side).count());
         self.slab.bytes() + (levels[0] + levels[1]) * size_of::<crate::ladder::Level>()
     }
 
-    /// Hash of everything that later results depend on.
+    /// Hash of all state that later results depend on.
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHash::new();
         let spec = &self.spec;

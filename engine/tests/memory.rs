@@ -8,7 +8,7 @@ use support::*;
 use types::command::Command;
 use types::{Side, Ticks};
 
-/// Resident memory of this process, KiB.
+/// Resident memory of this process in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -16,7 +16,7 @@ fn resident_kib() -> u64 {
     number.unwrap().parse().unwrap()
 }
 
-/// A book with room for every order of a node of default size, and a band wider than any window.
+/// A book with capacity for every order of a default node, and a band wider than any window.
 fn book() -> Book {
     let config = BookConfig {
         orders: 1 << 20,
@@ -25,8 +25,8 @@ fn book() -> Book {
     Book::new(spec_with_band(1, Ticks::ORDER_MAX.0), config)
 }
 
-/// Slots are the whole node's: a quiet book must not pay for those that others use, nor an idle one for
-/// what it might need.
+/// Slots are shared by the whole node: a quiet book must not use memory for those of other books,
+/// nor an idle one for its capacity.
 #[test]
 fn a_book_costs_what_its_own_orders_touch() {
     const IDLE: u64 = 3_000;
@@ -36,7 +36,7 @@ fn a_book_costs_what_its_own_orders_touch() {
     let before = resident_kib();
     let idle: Vec<_> = (0..IDLE).map(|_| book()).collect();
     let each = (resident_kib() - before) / IDLE;
-    assert!(each <= MOST_KIB, "{each} KiB an idle book");
+    assert!(each <= MOST_KIB, "{each} KiB per idle book");
 
     let before = resident_kib();
     let quiet: Vec<_> = (0..QUIET)
@@ -51,6 +51,6 @@ fn a_book_costs_what_its_own_orders_touch() {
         })
         .collect();
     let each = (resident_kib() - before) / u64::from(QUIET);
-    assert!(each <= MOST_KIB, "{each} KiB a book of two orders");
+    assert!(each <= MOST_KIB, "{each} KiB per book of two orders");
     drop((idle, quiet));
 }

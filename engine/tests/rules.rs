@@ -1,4 +1,4 @@
-//! The matching rules of specification 4.5 and 1.3, as scripts: a command a line, the events it must cause below it.
+//! Matching rules of specification 4.5 and 1.3 as scripts of commands and expected events.
 
 mod support;
 
@@ -109,7 +109,7 @@ fn r167_trade_price_is_the_resting_orders() {
 }
 
 #[test]
-fn r168_both_shrink_and_a_consumed_order_is_gone() {
+fn r168_both_shrink_and_a_filled_order_is_removed() {
     run("
         new 1 sell 100 x4
             accepted 1 100 open 4 rests
@@ -231,8 +231,8 @@ fn r173_market_consumes_best_prices_and_never_rests() {
 // rows: R173
 #[test]
 fn r173_t19_a_protection_short_of_the_band_holds() {
-    // The band has moved on from an order that rests: a market order's own price, below the band, may meet it
-    // and nothing dearer.
+    // The band has moved away from a resting order: a market order's own price, below the band, may
+    // match it and nothing more expensive.
     run("
         band 70 110
         new 1 sell 80 x2
@@ -252,7 +252,7 @@ fn r173_t19_a_protection_short_of_the_band_holds() {
     ");
 }
 
-/// A market order never comes with a price beyond the band's far limit: admission's doing.
+/// Admission never passes a market order with a price beyond the band's far limit.
 #[test]
 #[should_panic(expected = "protection price by the band's far limit")]
 fn t19_a_protection_price_beyond_the_band_is_our_bug() {
@@ -262,10 +262,10 @@ fn t19_a_protection_price_beyond_the_band_is_our_bug() {
     ");
 }
 
-// Slots are the whole node's: in a book with few orders at high ones the walk goes by prices, and the order of
-// what ends is the same.
+// Slots are shared by the whole node: in a book with few orders at high slots the walk goes by
+// prices. The order of the cancels is the same.
 #[test]
-fn a_mass_cancel_goes_by_slot_however_few_orders_rest() {
+fn a_mass_cancel_runs_in_slot_order_in_a_sparse_book() {
     run("
         new 9000 buy 99 x1
             accepted 9000 99 open 1 rests
@@ -426,7 +426,7 @@ fn d38_cancel_newest_is_the_default() {
 }
 
 #[test]
-fn d38_cancel_oldest_goes_on() {
+fn d38_cancel_oldest_continues_matching() {
     run("
         new 1 sell 100 x5 user:7
             accepted 1 100 open 5 rests
@@ -480,9 +480,9 @@ fn d38_decrement_shrinks_both() {
     ");
 }
 
-/// The sums of the levels may suffice where the group's own orders keep it from being filled.
+/// Level sums may suffice where the group's own orders prevent the fill.
 #[test]
-fn d38_fok_counts_what_others_offer_inside_its_limit() {
+fn d38_fok_counts_only_other_groups_orders_within_its_limit() {
     run("
         new 1 sell 100 x5
             accepted 1 100 open 5 rests
@@ -530,7 +530,7 @@ fn d38_off_by_setting_and_by_group() {
 }
 
 #[test]
-fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
+fn gtd_expires_by_the_journalled_time_before_it_can_match() {
     run("
         new 1 sell 100 x5 gtd:50000
             accepted 1 100 open 5 rests
@@ -556,7 +556,7 @@ fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
 }
 
 #[test]
-fn orders_due_together_end_by_date_then_by_slot() {
+fn orders_due_together_expire_by_date_then_by_slot() {
     run("
         new 7 sell 100 x5 gtd:60000
             accepted 7 100 open 5 rests
@@ -660,7 +660,7 @@ fn phases_gate_what_enters() {
 }
 
 #[test]
-#[should_panic(expected = "slot was given away")]
+#[should_panic(expected = "slot was reused")]
 fn a_foreign_generation_in_a_live_slot_is_our_bug() {
     let runner = run("
         new 1 sell 100 x1
@@ -674,7 +674,7 @@ fn a_foreign_generation_in_a_live_slot_is_our_bug() {
     runner.book.order(wrong);
 }
 
-/// A book that halts when trades go further than 5 % from the reference within a millisecond.
+/// A book that halts when trades move more than 5 % from the reference within a millisecond.
 fn with_velocity() -> engine::Book {
     let velocity = types::VelocityRule {
         width_ppm: 50_000,

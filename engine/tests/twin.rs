@@ -1,7 +1,7 @@
-//! The book against a naive twin: the same seeded commands, every event compared, and the structure walked on the way.
+//! Compares the book with a naive reference model: the same seeded commands, every event.
 //!
-//! The twin keeps each side as a plain vector sorted by (price, arrival) and does everything by linear search:
-//! slow and obvious.
+//! The model keeps each side as a plain vector sorted by (price, arrival) and does everything by
+//! linear search: slow and obvious. The book's structure is checked on the way.
 
 mod support;
 
@@ -44,7 +44,7 @@ struct Naive {
     total: u64,
 }
 
-/// Sides hold orders in the order in which they would trade.
+/// The reference model. Sides list orders in matching order.
 struct Twin {
     sides: [Vec<Naive>; 2],
     phase: Phase,
@@ -116,7 +116,7 @@ impl Twin {
         }));
     }
 
-    /// Plays the taker against the book; a reason when it may neither go on nor rest.
+    /// Matches the taker; returns a reason when it may neither continue nor rest.
     fn take(&mut self, taker: &mut Naive) -> Option<CancelReason> {
         let (side, opposite) = (taker.new.side, taker.new.side.opposite().index());
         while taker.open > 0 && self.crosses(side, taker.price) {
@@ -178,7 +178,7 @@ impl Twin {
         None
     }
 
-    /// Something may trade now: a window that is over gives way to the next.
+    /// Called before anything may trade: begins a new window when the last one has ended.
     fn begin_window(&mut self, now: u64) {
         if self.velocity.is_on() && now >= self.window_end {
             self.window_end = now + u64::from(self.velocity.window_ms) * 1_000_000;
@@ -186,7 +186,7 @@ impl Twin {
         }
     }
 
-    /// Ends an order for this reason; trading that went too far ends with it.
+    /// Cancels an order for this reason; a velocity stop also halts the market.
     fn stop(&mut self, handle: Handle, reason: CancelReason, open: u64) {
         self.cancelled(handle, reason, open);
         if reason == CancelReason::InstrumentHalted {
@@ -277,7 +277,7 @@ impl Twin {
         }
     }
 
-    /// Tries the order on a copy: filled by trades alone?
+    /// Tries the order on a copy: true when trades alone fill it.
     fn fills(&self, taker: &Naive) -> bool {
         let mut copy = Twin {
             sides: self.sides.clone(),
@@ -451,7 +451,7 @@ impl Twin {
                     (self.window_end, self.reference) = (0, None);
                     self.last = self.last.filter(|_| self.velocity.is_on());
                 }
-                // The phase stays and is told again.
+                // The phase stays and is published again.
                 if c.spec.phase != self.phase {
                     self.phase_changes(self.phase, PhaseCause::Command);
                 }
@@ -462,7 +462,7 @@ impl Twin {
     }
 }
 
-/// Makes commands: slots are handed out as admission would, live orders known from the events.
+/// Generates commands: slots are assigned as by admission, live orders are known from the events.
 struct Flow {
     random: Random,
     live: Vec<Handle>,
@@ -471,7 +471,7 @@ struct Flow {
     low: i64,
     high: i64,
     centre: i64,
-    /// The band in force.
+    /// The current band.
     band: (i64, i64),
     run: Run,
 }
@@ -486,7 +486,7 @@ impl Flow {
                 cancel_orders: self.random.chance(20),
                 key_hash: Id128::NONE,
             }),
-            // The band moves over resting orders, which stay.
+            // The band moves away from resting orders, which stay.
             4..=6 => {
                 let width = 10 + self.random.below(400) as i64;
                 let (low, high) = (self.centre - width, self.centre + width);
@@ -543,7 +543,7 @@ impl Flow {
 
     fn set_band(&mut self, low: i64, high: i64) -> Command {
         self.band = (low, high);
-        // A rule goes now and then, and comes back.
+        // The rule is switched off now and then, and on again.
         let velocity = if self.random.chance(20) {
             VelocityRule::OFF
         } else {
@@ -554,7 +554,7 @@ impl Flow {
         })
     }
 
-    /// Mostly an open order, sometimes one whose close is still on its way to the sender.
+    /// Mostly an open order, sometimes a closed one whose event the sender has not seen yet.
     fn some_order(&mut self) -> Handle {
         let from = if self.random.chance(5) && !self.closed.is_empty() {
             &self.closed
@@ -562,7 +562,7 @@ impl Flow {
             &self.live
         };
         let handle = from[self.random.below(from.len() as u64) as usize];
-        // Admission never names a slot that a younger order holds.
+        // Admission never names a slot that a newer order occupies.
         if self.generations[handle.slot as usize] == handle.generation {
             handle
         } else {
@@ -605,7 +605,7 @@ impl Flow {
     }
 
     fn new_order(&mut self, now: u64) -> New {
-        // The lowest slot that no live order holds, now and then a far one.
+        // The lowest slot without a live order, now and then a far one.
         let mut slot = if self.random.chance(2) { 700 } else { 0 };
         while self.live.iter().any(|h| h.slot == slot) {
             slot += 1;
@@ -631,7 +631,7 @@ impl Flow {
         if order.time_in_force.rests() && random.chance(self.run.dates) {
             order.time_in_force = TimeInForce::Gtd;
         }
-        // Often the same date for several, sometimes one that has passed or never comes.
+        // Often the same date for several orders, sometimes one in the past or practically never.
         order.expire_at_ns = match random.below(8) {
             0 => (now + random.below(200_000)).next_multiple_of(20_000),
             1 => now + random.below(20) * 1_000_000,
@@ -651,7 +651,7 @@ impl Flow {
         }
         order.price = self.price();
         if order.order_type == OrderType::Market {
-            // As admission stamps it.
+            // The protection price that admission sets.
             order.price = if self.random.chance(5) {
                 [Ticks::ZERO, Ticks::MAX][side.index()]
             } else {
@@ -664,7 +664,7 @@ impl Flow {
         order
     }
 
-    /// Learns from the events which orders are open.
+    /// Updates the open orders from the events.
     fn learn(&mut self, events: &[Event]) {
         for event in events {
             let rests = match event {
@@ -684,17 +684,17 @@ impl Flow {
     }
 }
 
-/// A book kept from the events alone, by the reading rule of `types::event`: order by order (L3), from which
-/// depth (L2) and best prices (L1) follow.
+/// A book kept from the events only, by the reading rule of `types::event`: order by order (L3),
+/// from which depth (L2) and best prices (L1) follow.
 #[derive(Default)]
 struct Mirror {
     /// By side and price, in time order: handle and open quantity.
     sides: [BTreeMap<Ticks, Vec<(Handle, Lots)>>; 2],
-    /// Where a resting order stands.
+    /// Side and price of a resting order.
     places: HashMap<Handle, (Side, Ticks)>,
     /// Orders that are neither resting nor ended: side and open quantity.
     in_hand: HashMap<Handle, (Side, Lots)>,
-    /// What orders of each side were filled by, taken from their open quantities.
+    /// Filled quantity by side, derived from the changes of open quantities.
     filled: [u64; 2],
     traded: u64,
 }
@@ -706,7 +706,7 @@ impl Mirror {
         assert_eq!(self.places.insert(handle, (side, price)), None);
     }
 
-    /// Takes an order out, wherever it is; its side and open quantity.
+    /// Removes an order, wherever it is; returns its side and open quantity.
     fn take_out(&mut self, handle: Handle) -> (Side, Lots) {
         let Some((side, price)) = self.places.remove(&handle) else {
             return self.in_hand.remove(&handle).expect("a known order");
@@ -716,7 +716,7 @@ impl Mirror {
         let at = level
             .iter()
             .position(|(h, _)| *h == handle)
-            .expect("it rests");
+            .expect("the order rests");
         let (_, open) = level.remove(at);
         if level.is_empty() {
             levels.remove(&price);
@@ -724,7 +724,7 @@ impl Mirror {
         (side, open)
     }
 
-    /// Sets an order's open quantity, 0 = gone; what it was, and its side.
+    /// Sets an order's open quantity, 0 = closed; returns its side and former quantity.
     fn set_open(&mut self, handle: Handle, open: Lots) -> (Side, Lots) {
         if open.is_zero() {
             return self.take_out(handle);
@@ -735,7 +735,7 @@ impl Mirror {
         };
         let level = self.sides[side.index()].get_mut(price).expect("a level");
         let found = level.iter_mut().find(|(h, _)| *h == handle);
-        let (_, known) = found.expect("it rests");
+        let (_, known) = found.expect("the order rests");
         (*side, std::mem::replace(known, open))
     }
 
@@ -824,7 +824,7 @@ fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
     run.compare().book.state_hash()
 }
 
-/// A random run, told by its seed.
+/// A random run, determined by its seed.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     seed: u64,
@@ -833,13 +833,13 @@ struct Run {
     levels: u32,
     /// Share of resting orders that get a date, in percent.
     dates: u64,
-    /// The book goes on from its image now and then.
+    /// The book is restored from its image now and then.
     restores: bool,
     velocity: VelocityRule,
 }
 
 impl Run {
-    /// Book and twin side by side; the book and all its events as the run ends.
+    /// Runs book and model side by side; returns the book and all its events.
     fn compare(self) -> Runner {
         let Run {
             seed,
@@ -911,13 +911,16 @@ impl Run {
             }
         }
         let [bought, sold] = mirror.filled;
-        assert_eq!(bought, sold, "what buyers were filled by, sellers were too");
+        assert_eq!(bought, sold, "buyers and sellers were filled differently");
         assert_eq!(bought, mirror.traded);
-        assert!(mirror.in_hand.is_empty(), "every order rests or has ended");
+        assert!(
+            mirror.in_hand.is_empty(),
+            "an order neither rests nor has ended"
+        );
         assert!(
             runner.book.trade_number()
                 > u64::from(commands) / if self.velocity.is_on() { 100 } else { 20 },
-            "a flow that trades"
+            "too few trades"
         );
         runner
     }
@@ -925,17 +928,17 @@ impl Run {
 
 // rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R177 R179
 #[test]
-fn r179_every_event_equals_the_naive_twins() {
+fn r179_every_event_equals_the_reference_models() {
     for seed in 1..=24 {
         compare(seed, 3_000, (1, 4_000), 4_096);
     }
 }
 
-/// Looking ahead changes nothing, whatever the commands name: closed orders, slots past the end, prices outside
-/// the window.
+/// Prefetching changes nothing, whatever the commands name: closed orders, slots past the end,
+/// prices outside the window.
 // rows: R180
 #[test]
-fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
+fn r180_a_batch_has_the_same_result_as_its_commands_one_by_one() {
     let band = (1, 1 << 30);
     for (seed, levels) in [(201, 4_096), (202, 64)] {
         let config = BookConfig { orders: 4, levels };
@@ -943,7 +946,7 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
         let mut one_by_one = Runner::new(Book::new(spec, config));
         let mut random = Random(seed);
         let mut commands = Vec::new();
-        // Enough orders that the book looks ahead at all.
+        // Enough orders for the book to prefetch.
         for number in 0..12_000 {
             let side = Side::ALL[random.below(2) as usize];
             let distance = 1 + random.below(900) as i64;
@@ -1023,7 +1026,7 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
                 },
             );
         }
-        assert!(book.resting() > 8_192, "a book that looks ahead");
+        assert!(book.resting() > 8_192, "the book is too small to prefetch");
         assert!(book.trade_number() > 100);
         assert_eq!(tape.events, one_by_one.tape.events);
         assert_eq!(book.state_hash(), one_by_one.book.state_hash());
@@ -1031,11 +1034,11 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
     }
 }
 
-/// Orders with dates in every mixture of fills, amends, cancels and restarts end when the twin's do: by date,
-/// then by slot.
+/// Orders with an expiry, with any mix of fills, amends, cancels and restarts, expire as in the
+/// model: by date, then by slot.
 // rows: R174 R180
 #[test]
-fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
+fn r174_orders_expire_like_the_reference_models_across_restarts() {
     for seed in 301..=316 {
         let run = Run {
             seed,
@@ -1050,10 +1053,10 @@ fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
     }
 }
 
-/// Windows of a millisecond are a thousand commands; three to thirty ticks around 2,000 are far enough to trade
-/// and near enough to halt.
+/// A window of a millisecond is a thousand commands. A width of 3 to 30 ticks around 2,000 is far
+/// enough to trade and near enough to halt.
 #[test]
-fn f08_a_market_that_halts_by_itself_does_so_like_the_naive_twins() {
+fn f08_velocity_halts_equal_the_reference_models() {
     let mut halts = 0;
     for (seed, width_ppm) in (401..=424).zip([1_500, 5_000, 15_000].into_iter().cycle()) {
         let run = Run {
@@ -1072,11 +1075,11 @@ fn f08_a_market_that_halts_by_itself_does_so_like_the_naive_twins() {
         let is_halt = |e: &&EventEnvelope| matches!(e.event, Event::PhaseChanged(e) if e.cause == PhaseCause::Velocity);
         halts += events.iter().filter(is_halt).count();
     }
-    assert!(halts > 24, "a flow that halts: {halts}");
+    assert!(halts > 24, "too few halts: {halts}");
 }
 
 #[test]
-fn prices_outside_the_window_behave_alike() {
+fn prices_outside_the_window_behave_the_same() {
     for seed in 101..=112 {
         compare(seed, 3_000, (1, 1 << 30), 64);
     }
@@ -1084,7 +1087,7 @@ fn prices_outside_the_window_behave_alike() {
 
 // rows: R180
 #[test]
-fn r180_the_same_commands_give_the_same_hash_whatever_the_room() {
+fn r180_the_same_commands_give_the_same_hash_at_any_capacity() {
     let hash = compare(7, 4_000, (1, 4_000), 4_096);
     assert_eq!(hash, compare(7, 4_000, (1, 4_000), 4_096));
     assert_eq!(hash, compare(7, 4_000, (1, 4_000), 64));
@@ -1092,7 +1095,7 @@ fn r180_the_same_commands_give_the_same_hash_whatever_the_room() {
 
 // rows: R174
 #[test]
-fn r174_a_restored_book_goes_on_as_the_one_that_never_stopped() {
+fn r174_a_restored_book_continues_like_one_that_never_stopped() {
     let spec = spec();
     let mut random = Random(99);
     let mut live = Runner::new(small_book(spec));

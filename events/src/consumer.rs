@@ -1,14 +1,14 @@
-//! The consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
+//! Consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
 //!
-//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind
-//! what was read together, after the first call past [`COMMIT_EVERY`], and before a stop; a crash
-//! sets a group back by that much, which handlers bear. While a record is retried, the subscription
-//! waits behind it, so the order of its key holds. A handler is never cancelled in the middle:
-//! shutdown waits for it.
+//! A position is committed after its handler succeeded or its record is in `<topic>.dlq`: at the
+//! end of each read, during a read every [`COMMIT_EVERY`], and before a stop. After a crash the
+//! records since the last commit are redelivered; handlers must be idempotent. A failing record
+//! blocks its subscription while it is retried, which keeps the order of its key. A handler is
+//! never cancelled: shutdown waits for it.
 //!
-//! Three kinds of failure: [`Poison`] is given up at once; [`Later`], and an error of a store that
-//! is away, waits for as long as that takes, shown by [`crate::log::Waiting`]; anything else is
-//! given up after [`RetryPolicy::attempts_max`] attempts.
+//! Three kinds of failure. [`Poison`] is dead-lettered at once. [`Later`], or an error of an
+//! unavailable store, waits without a limit and is shown by [`crate::log::Waiting`]. Anything else
+//! is dead-lettered after [`RetryPolicy::attempts_max`] attempts.
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
@@ -19,34 +19,34 @@ use tracing::Instrument;
 
 use crate::{Delivery, Error, Event, Log, Position, Subscription, dlq, sqlite::direct};
 
-/// Records read at once.
+/// Maximum records per read.
 const READ_MAX: usize = 256;
-/// How often the position is committed while more of what was read is to be handled.
+/// Commit interval while records of a read remain.
 const COMMIT_EVERY: Duration = Duration::from_millis(200);
 
-/// Longest pause while a peer, a store or the log is away: once it is back, events go on within this time.
+/// Longest pause while a peer, a store or the log is unavailable: events resume within this time.
 pub(crate) const AWAY_MAX_MS: u64 = 5_000;
-/// How often the log tells of one record that waits.
+/// Log interval per waiting record.
 const LATER_TELL: Duration = Duration::from_secs(60);
 
-/// Why a record was not handled. Any error is retried; [`Poison`] for a record that can never be
-/// handled, [`Later`] for one that has to wait.
+/// Why a record was not handled. Every error is retried. Use [`Poison`] for a record that can never
+/// be handled, [`Later`] for one that has to wait.
 pub type Failure = Box<dyn StdError + Send + Sync>;
 
-/// What a handler of one record answers.
+/// Result of a handler of one record.
 pub type HandlerResult = Result<(), Failure>;
 
-/// What a handler of several records answers: all are done with, or it stopped.
+/// Result of a handler of several records: all are handled, or it stopped.
 pub type BatchResult = Result<(), Stopped>;
 
-/// The first `handled` records are done with; the next one failed, and nothing behind it was done.
+/// The first `handled` records are handled. The next one failed, and none after it was handled.
 #[derive(Debug)]
 pub struct Stopped {
     pub handled: usize,
     pub error: Failure,
 }
 
-/// A record that retrying cannot help: it goes to the dead-letter topic at once.
+/// A record that no retry can handle: it is dead-lettered at once.
 #[derive(Debug, Clone)]
 pub struct Poison(pub String);
 
@@ -58,9 +58,9 @@ impl fmt::Display for Poison {
 
 impl StdError for Poison {}
 
-/// A peer or a store is away: nothing is wrong with the record, and it waits for as long as that
-/// takes. Does not count towards [`RetryPolicy::attempts_max`]. Never to be answered for what only
-/// this record can mend: everything behind it waits too.
+/// A peer or a store is unavailable: the record is fine and waits without a limit, not counted in
+/// [`RetryPolicy::attempts_max`]. Never use it for a fault of the record itself: all later records
+/// wait too.
 #[derive(Debug, Clone)]
 pub struct Later(pub String);
 
@@ -72,8 +72,9 @@ impl fmt::Display for Later {
 
 impl StdError for Later {}
 
-/// The failure as a wait: [`Later`] itself, and any error that comes from a store that is away, a full
-/// disk for example, also where the handler's own error names it as its source.
+/// The failure as [`Later`], if it is one or comes from an unavailable store.
+///
+/// For example from a full disk, also as the source of a handler's own error.
 fn later(failure: &Failure) -> Option<Later> {
     if let Some(later) = failure.downcast_ref::<Later>() {
         return Some(later.clone());
@@ -94,7 +95,7 @@ fn later(failure: &Failure) -> Option<Later> {
 pub struct RetryPolicy {
     pub first_ms: u64,
     pub max_ms: u64,
-    /// Attempts before the record is given up, the first one included.
+    /// Attempts before the record is dead-lettered, including the first.
     pub attempts_max: u32,
 }
 
@@ -110,7 +111,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// For what nothing but waiting can mend, so that there is no last attempt: no long pauses.
+    /// For failures that only waiting resolves, without a last attempt: short pauses.
     pub(crate) fn while_away(self) -> Self {
         RetryPolicy {
             max_ms: self.max_ms.min(AWAY_MAX_MS),
@@ -118,7 +119,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Pause after the given number of failures (1 = after the first).
+    /// Pause after this number of failures (1 = after the first).
     pub fn delay(&self, failures: u32) -> Duration {
         let first = Duration::from_millis(self.first_ms);
         let max = Duration::from_millis(self.max_ms);
@@ -127,10 +128,11 @@ impl RetryPolicy {
     }
 }
 
-/// Handles the topics one record at a time as a member of `group` until `shutdown`. See [`consume_batches`].
+/// Handles the topics one record at a time, as a member of `group`, until `shutdown`. See
+/// [`consume_batches`].
 ///
 /// # Errors
-/// [`Error`] when the subscription cannot be made.
+/// [`Error`] if the subscription cannot be created.
 pub async fn consume<H, F>(
     log: Arc<dyn Log>,
     group: &str,
@@ -146,10 +148,10 @@ where
     consume_with(log, group, topics, handler, shutdown, policy).await
 }
 
-/// [`consume`] with a retry policy of one's own.
+/// [`consume`] with another retry policy.
 ///
 /// # Errors
-/// [`Error`] when the subscription cannot be made.
+/// [`Error`] if the subscription cannot be created.
 pub async fn consume_with<H, F>(
     log: Arc<dyn Log>,
     group: &str,
@@ -176,12 +178,13 @@ where
         .await
 }
 
-/// Handles the topics as a member of `group` until `shutdown`: up to `records_max` of what is there
-/// are handed over together, in order, so that one transaction can do for many. A lone record waits
-/// for no company.
+/// Handles the topics in batches, as a member of `group`, until `shutdown`. A call gets the
+/// available records in order, up to `records_max`, so one transaction can serve many. A single
+/// record is not delayed.
 ///
 /// # Errors
-/// [`Error`] when the subscription cannot be made. Later failures of the log are retried for ever.
+/// [`Error`] if the subscription cannot be created. Later failures of the log are retried without a
+/// limit.
 pub async fn consume_batches<H, F>(
     log: Arc<dyn Log>,
     group: &str,
@@ -200,7 +203,7 @@ where
         .await
 }
 
-/// A member of a group at work.
+/// A running member of a group.
 struct Runner<'a, H> {
     log: Arc<dyn Log>,
     group: &'a str,
@@ -210,7 +213,7 @@ struct Runner<'a, H> {
     policy: RetryPolicy,
 }
 
-/// The runner has to end.
+/// The runner must stop.
 struct Ending;
 
 impl<'a, H, F> Runner<'a, H>
@@ -255,7 +258,7 @@ where
                 Err(Error::Closed) => return Ok(()),
                 Err(error) => {
                     failures += 1;
-                    tracing::warn!(error = %error, group = self.group, "event log cannot be read");
+                    tracing::warn!(error = %error, group = self.group, "cannot read the event log; retrying");
                     if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
                         return Ok(());
                     }
@@ -264,7 +267,7 @@ where
         }
     }
 
-    /// Handles what was read, and commits how far it came, at the end and now and then.
+    /// Handles the records of a read and commits periodically and at the end.
     async fn work_off(
         &self,
         subscription: &mut Subscription,
@@ -272,12 +275,12 @@ where
     ) -> Result<(), Ending> {
         let mut done = Done::default();
         let mut rest = deliveries;
-        // Records to be tried one by one, since together they failed for a reason that is not known
-        // to be the first one's.
+        // Number of records to handle one by one: their batch failed, and the first one may not be
+        // the cause.
         let mut alone = 0_usize;
         while !rest.is_empty() && !self.shutdown.is_cancelled() {
             if !subscription.is_ours(&rest[0].position) {
-                // The group has given it to another member, who begins behind what was committed.
+                // The partition was reassigned; the new member starts after the committed position.
                 rest = &rest[1..];
                 continue;
             }
@@ -293,7 +296,12 @@ where
             let Some(error) = error else { continue };
             let left = part.len() - handled;
             if left > 1 && !error.is::<Poison>() && later(&error).is_none() {
-                tracing::warn!(%error, group = self.group, records = left, "events not handled together, trying one by one");
+                tracing::warn!(
+                    %error,
+                    group = self.group,
+                    records = left,
+                    "batch of events failed; handling its events one by one"
+                );
                 alone = left;
                 continue;
             }
@@ -306,7 +314,7 @@ where
         if rest.is_empty() { Ok(()) } else { Err(Ending) }
     }
 
-    /// How many of the records from the front are done with, and why the next one is not.
+    /// Number of leading records handled, and the failure of the next one.
     async fn hand_over(&self, part: &[Delivery]) -> (usize, Option<Failure>) {
         let own: Vec<usize> = (0..part.len())
             .filter(|index| self.is_for_us(&part[*index]))
@@ -334,13 +342,13 @@ where
         }
     }
 
-    /// Dead letters are replayed to the group that failed; to the others of the topic they are nothing new.
+    /// Replayed dead letters are for the group that failed. Other groups skip them.
     fn is_for_us(&self, delivery: &Delivery) -> bool {
         let replayed_for = delivery.record.header(dlq::REPLAY_FOR);
         replayed_for.is_none_or(|group| group == self.group)
     }
 
-    /// Tries a record that has failed until it is done with.
+    /// Retries a failed record until it is handled or dead-lettered.
     async fn settle(&self, delivery: &Delivery, first: Failure) -> Result<(), Ending> {
         let event = &delivery.record.event;
         let span = span(event);
@@ -376,7 +384,12 @@ where
             let hopeless = error.is::<Poison>();
             span.in_scope(|| {
                 tracing::warn!(
-                    %error, attempt, group = self.group, event_id = %event.id, position = %delivery.position, "event not handled"
+                    %error,
+                    attempt,
+                    group = self.group,
+                    event_id = %event.id,
+                    position = %delivery.position,
+                    "event handler failed"
                 );
             });
             if hopeless || attempt >= self.policy.attempts_max {
@@ -389,27 +402,33 @@ where
         }
     }
 
-    /// Puts the record on its dead-letter topic, however long that takes.
+    /// Writes the record to its dead-letter topic; retries without a limit.
     async fn bury(&self, delivery: &Delivery, attempts: u32, reason: &str) -> Result<(), Ending> {
         let group = self.group;
         let letter = dlq::letter(delivery, group, attempts, reason);
         let mut failures = 0;
         while let Err(error) = self.log.append(std::slice::from_ref(&letter)).await {
             failures += 1;
-            tracing::error!(error = %error, group, "dead letter cannot be written");
+            tracing::error!(error = %error, group, "cannot write the dead letter; retrying");
             self.pause(self.policy.while_away().delay(failures)).await?;
         }
-        tracing::error!(group, reason, event_id = %letter.event.id, topic = %letter.event.topic, "event given up");
+        tracing::error!(
+            group,
+            reason,
+            event_id = %letter.event.id,
+            topic = %letter.event.topic,
+            "event moved to the dead-letter topic"
+        );
         Ok(())
     }
 
-    /// Commits until it works, or until shutdown: then the records come again, which handlers bear.
+    /// Commits until it succeeds, or until shutdown: then the records are redelivered.
     async fn commit(&self, subscription: &mut Subscription, done: &mut Done) {
         for position in std::mem::take(&mut done.positions) {
             let mut failures = 0;
             while let Err(error) = subscription.commit(&position).await {
                 failures += 1;
-                tracing::warn!(error = %error, position = %position, "position cannot be committed");
+                tracing::warn!(error = %error, position = %position, "cannot commit the position; retrying");
                 if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
                     return;
                 }
@@ -440,7 +459,7 @@ fn span(event: &Event) -> tracing::Span {
     )
 }
 
-/// Records that were handled since the last commit: the last position of each partition.
+/// Positions to commit: the last handled one of each partition.
 struct Done {
     positions: Vec<Position>,
     since: Instant,
@@ -469,7 +488,7 @@ impl Done {
     }
 }
 
-/// A record that waits for a peer or a store, from the first [`Later`] to the next other answer.
+/// A waiting record, from the first [`Later`] to the next other result.
 struct Wait<'a> {
     log: &'a dyn Log,
     group: &'a str,
@@ -495,7 +514,7 @@ impl<'a> Wait<'a> {
         &self.delivery.record.event.topic
     }
 
-    /// Shows the reason, and says it once in [`LATER_TELL`].
+    /// Publishes the reason, and logs it once per [`LATER_TELL`].
     fn tell(&mut self, later: &Later) {
         self.tries = self.tries.saturating_add(1);
         self.log.waiting().set(self.group, self.topic(), &later.0);
@@ -503,7 +522,9 @@ impl<'a> Wait<'a> {
             self.told = Some(Instant::now());
             tracing::warn!(
                 reason = %later, group = self.group, waited_s = self.since.elapsed().as_secs(), tries = self.tries,
-                event_id = %self.delivery.record.event.id, position = %self.delivery.position, "event waits"
+                event_id = %self.delivery.record.event.id,
+                position = %self.delivery.position,
+                "event waits for an unavailable peer or store"
             );
         }
     }
@@ -519,7 +540,7 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// True when shutdown cut the pause.
+/// True if shutdown ended the pause.
 async fn pause(delay: Duration, shutdown: &CancellationToken) -> bool {
     tokio::select! {
         () = shutdown.cancelled() => true,

@@ -1,4 +1,5 @@
-//! Dead letters: records a group gave up, on `<topic>.dlq` with the reason in headers, and the way back (D26).
+//! Dead letters: records given up by a group, on `<topic>.dlq` with the reason in headers, and
+//! their replay (D26).
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,10 +12,10 @@ pub const GROUP: &str = "dlq_group";
 pub const ATTEMPTS: &str = "dlq_attempts";
 pub const POSITION: &str = "dlq_position";
 pub const AT: &str = "dlq_at";
-/// On a replayed record: the only group that shall handle it.
+/// Header of a replayed record: the only group that handles it.
 pub const REPLAY_FOR: &str = "replay_for";
 
-/// A group that only looks: it commits nothing, so everything is before it.
+/// A read-only group: it never commits, so it sees everything.
 const READER: &str = "dlq-reader";
 /// Longest reason kept, in bytes.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -42,20 +43,20 @@ pub(crate) fn letter(delivery: &Delivery, group: &str, attempts: u32, reason: &s
 /// A dead letter, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
-    /// Where it stands in the dead-letter topic.
+    /// Position in the dead-letter topic.
     pub position: Position,
-    /// Topic it came from.
+    /// Original topic.
     pub topic: String,
     pub event_id: Uuid,
     pub key: String,
     pub type_name: String,
-    /// The group that gave it up, and after how many attempts.
+    /// The group that gave it up, and the number of attempts.
     pub group: String,
     pub attempts: String,
     pub reason: String,
     /// RFC 3339.
     pub given_up_at: String,
-    /// Put back already.
+    /// Already replayed.
     pub is_replayed: bool,
 }
 
@@ -78,7 +79,7 @@ impl Letter {
     }
 }
 
-/// Every dead letter of these topics (of one group when named), in the order of each partition. Changes nothing.
+/// All dead letters of these topics (of one group if given), in partition order. Read-only.
 ///
 /// # Errors
 /// [`Error`] of the log.
@@ -111,12 +112,13 @@ pub async fn list(
     Ok(letters)
 }
 
-/// Puts the dead letters of these topics back (of one group when named), each once and for the
-/// group that gave it up; returns them. Two replays of one group at the same time may put a letter
-/// back twice, which its handler bears.
+/// Replays the dead letters of these topics to the groups that gave them up, once each.
+///
+/// With a group, only its letters. Returns them. Concurrent replays of one group may replay a
+/// letter twice; handlers must be idempotent.
 ///
 /// # Errors
-/// [`Error`] of the log; letters put back so far stay put back.
+/// [`Error`] of the log; letters replayed so far remain replayed.
 pub async fn replay(
     log: &dyn Log,
     topics: &[&str],
@@ -151,8 +153,7 @@ pub async fn replay(
     Ok(replayed)
 }
 
-/// How far the letters of a group were put back is remembered for each group, so that one can be
-/// replayed without the others.
+/// Replay progress is stored per group, so one group can be replayed without the others.
 fn replay_group(group: &str) -> String {
     format!("dlq-replay.{group}")
 }

@@ -1,13 +1,13 @@
-//! One event, and its form in headers (D24): protobuf bytes as the value, CloudEvents binary headers beside it.
+//! One event and its header form (D24): protobuf bytes as the value, CloudEvents binary headers.
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-/// Something that has happened, as it travels between services.
+/// A published fact, as exchanged between services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `ce_id`; consumers recognise a repeated delivery by it. Derive it (UUIDv5) where the same
-    /// fact may be emitted again.
+    /// `ce_id`; consumers detect a repeated delivery by it. Derive it (UUIDv5) if the same fact may
+    /// be emitted again.
     pub id: Uuid,
     /// One of [`crate::topics`].
     pub topic: String,
@@ -15,11 +15,11 @@ pub struct Event {
     pub key: String,
     /// Full protobuf name of the payload, `dfa.ledger.v1.HoldCreated`.
     pub type_name: String,
-    /// What the event is about, usually the key.
+    /// Subject of the event, usually the key.
     pub subject: String,
-    /// Service that emitted it, `ledger`.
+    /// Emitting service, `ledger`.
     pub source: String,
-    /// Correlation id of the request that caused it (R004, R260).
+    /// Correlation id of the causing request (R004, R260).
     pub correlation_id: String,
     /// Microseconds since the epoch.
     pub occurred_at_us: i64,
@@ -27,7 +27,7 @@ pub struct Event {
     pub payload: Vec<u8>,
 }
 
-/// An [`Event`] whose texts lie elsewhere, for whoever writes many.
+/// A borrowed [`Event`], for writers of many.
 #[derive(Clone, Copy, Debug)]
 pub struct EventRef<'a> {
     pub id: Uuid,
@@ -93,7 +93,7 @@ impl Event {
     }
 }
 
-/// An event as a log keeps it: with further headers, which only the dead-letter path uses.
+/// An event in a log, with additional headers, which only the dead-letter path uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub event: Event,

@@ -1,4 +1,4 @@
-//! Small files that are whole or not there: keys and the manifest of the data folder.
+//! Small files written atomically: keys and the manifest of the data folder.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,20 +10,20 @@ use std::{
 
 /// Mode of a file that only the platform may read.
 pub const PRIVATE: u32 = 0o600;
-/// Mode of a file for everybody.
+/// Mode of a world-readable file.
 pub const PUBLIC: u32 = 0o644;
 
-/// Writes a file, durable when this returns. A crash leaves the file of before or the new one. The
-/// draft has one name, so that the next write replaces what a crash has left of it.
+/// Replaces a file atomically; durable on return. A crash leaves the old or the new file. The draft
+/// has a fixed name, so the next write replaces a leftover of a crash.
 ///
 /// # Errors
-/// The file cannot be written; the one of before stays.
+/// The file cannot be written; the old one remains.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".draft");
     let draft = Path::new(&draft);
     let written = (|| {
-        // Not written over: one that is left may have another mode.
+        // Removed rather than overwritten: a leftover may have another mode.
         match fs::remove_file(draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -36,7 +36,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         fs::rename(draft, path)
     })();
     if written.is_err() {
-        // On a full disk it may be what makes room.
+        // Frees its space, which may matter on a full disk.
         let _ = fs::remove_file(draft);
     }
     written?;
@@ -44,8 +44,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// The file's bytes. Makes the file where it is missing, or empty: older versions left an empty one
-/// when their first start was interrupted.
+/// Reads a file. Creates it if it is missing or empty: older versions left an empty one when their
+/// first start was interrupted.
 ///
 /// # Errors
 /// The file cannot be read or written, or `make` fails.
@@ -54,7 +54,7 @@ pub fn read_or_make<E: From<io::Error>>(
     mode: u32,
     make: impl FnOnce() -> Result<Vec<u8>, E>,
 ) -> Result<Vec<u8>, E> {
-    // One at a time in this process: of two makers the second one reads what the first one made.
+    // Serializes creation in this process: a second caller reads the first one's file.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     match fs::read(path) {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_write_left_is_replaced() {
+    fn a_leftover_of_an_interrupted_write_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         fs::write(folder.path().join("key.draft"), "half of ano").unwrap();

@@ -1,7 +1,8 @@
-//! Inbox: which events a consumer has taken effect of, in the database and the transaction of the effect (D26).
+//! Inbox: ids of the events a consumer has handled, in the database and transaction of the effect
+//! (D26).
 //!
-//! The id is the event's own, not its offset, so an event that is published again after a relay's
-//! crash is recognised too.
+//! The key is the event id, not its offset, so an event republished after a relay's crash is
+//! detected too.
 
 use std::collections::HashSet;
 
@@ -10,10 +11,12 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// Consumer, event, now in microseconds.
-pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+/// Binds consumer, event id and time in microseconds.
+pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) \
+                                 VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
-/// Notes the event in the caller's transaction. `false` = seen before: do nothing and commit (or drop) the transaction.
+/// Records the event in the caller's transaction. `false` = seen before: do nothing and commit or
+/// drop the transaction.
 ///
 /// `consumer` names the handler, not the process: `ledger.chain-receipts`.
 ///
@@ -28,8 +31,8 @@ pub async fn accept_in_tx(
     Ok(accepted == [true])
 }
 
-/// As [`accept_in_tx`], for several: whether each is seen for the first time. Of one that is named
-/// twice the first counts.
+/// As [`accept_in_tx`], for several events: whether each is new. Of duplicates in the slice only
+/// the first counts.
 ///
 /// # Errors
 /// [`Error::Store`].
@@ -51,7 +54,7 @@ pub async fn accept_many_in_tx(
     Ok(first_of_each(event_ids, accepted.into_iter().collect()))
 }
 
-/// Whether each event is among the new ones, but for its repeats.
+/// Whether each event is in `new` and its first occurrence.
 pub(crate) fn first_of_each(event_ids: &[Uuid], mut new: HashSet<String>) -> Vec<bool> {
     event_ids
         .iter()

@@ -1,13 +1,15 @@
-//! Events between services: written with the change that caused them, relayed in order, handled at
-//! least once, effective once.
+//! Events between services: written with their change, relayed in order, handled at least once,
+//! effective once.
 //!
 //! ```text
-//! service: one transaction { change, outbox row } -> Relay -> Log (embedded or Kafka) -> consume -> one transaction { inbox row, effect }
+//! service: one transaction { change, outbox row }
+//!     -> Relay -> Log (embedded or Kafka) -> consume
+//!     -> one transaction { inbox row, effect }
 //! ```
 //!
 //! No event without a committed change and no committed change without its event (R248): the outbox
 //! is a table of the service's own database (SQLite or PostgreSQL). No effect twice: the inbox
-//! remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
+//! stores `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
 //! order of each key (D25, D26).
 
 pub mod consumer;
@@ -58,7 +60,7 @@ pub enum Error {
     Kafka(#[from] rdkafka::error::KafkaError),
     #[error("record at {position} is not an event: {reason}")]
     Malformed { position: String, reason: String },
-    /// Nothing that waiting could mend: the same record is refused again.
+    /// Permanent: the same record is refused again.
     #[error("a record of {bytes} bytes for {topic} is refused: {reason}")]
     Refused {
         topic: String,
@@ -70,8 +72,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// True when a store or the log is away, so that the same call may work later; false when the
-    /// call itself cannot be done.
+    /// Whether a store or the log is unavailable, so the same call may succeed later.
     pub fn is_away(&self) -> bool {
         match self {
             Error::Store(error) => is_away(error),
@@ -82,8 +83,8 @@ impl Error {
     }
 }
 
-/// True when the database is away, so that the same statement may work later; false when the
-/// statement or what it read can never work.
+/// Whether the database is unavailable, so the same statement may succeed later. False if the
+/// statement or its result is at fault.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(_) if postgres::is_ours(error) => postgres::is_away(error),

@@ -1,6 +1,6 @@
-//! What a log is: durable, ordered by key, read by groups that remember how far they are.
+//! Event log interface: durable, ordered by key, read by groups with stored positions.
 //!
-//! Two implementations, [`crate::Embedded`] and [`crate::Kafka`], pass one contract test suite.
+//! Two implementations, [`crate::Embedded`] and [`crate::Kafka`], pass the same contract tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Error, Event, OutboxRow, Record};
 
-/// Where a record stands in its topic. Offsets grow within a partition; they need not be gapless.
+/// Position of a record in its topic. Offsets increase within a partition, possibly with gaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Position {
     pub topic: String,
@@ -27,7 +27,7 @@ impl std::fmt::Display for Position {
     }
 }
 
-/// One record on its way to a handler.
+/// A record with its position, as delivered to a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub record: Record,
@@ -37,15 +37,15 @@ pub struct Delivery {
 /// A durable event log.
 #[async_trait]
 pub trait Log: Send + Sync + 'static {
-    /// Appends in order; when it returns, all of them are durable. After an error any prefix, also
-    /// of each key, may be in the log: publish the same events again, with the same ids.
-    /// [`Error::Refused`]: one of them is never taken, for instance for its size.
+    /// Appends in order; all events are durable on return. After an error any prefix, per key too,
+    /// may be in the log: publish the same events again, with the same ids. [`Error::Refused`]: one
+    /// of them can never be stored, for instance for its size.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Record> = events.iter().cloned().map(Record::from).collect();
         self.append(&records).await
     }
 
-    /// As [`Log::publish`], of rows of an outbox on SQLite in their order.
+    /// As [`Log::publish`], for outbox rows of SQLite in their order.
     async fn publish_rows(&self, rows: Vec<OutboxRow>) -> Result<(), Error> {
         let mut events = Vec::new();
         for row in &rows {
@@ -54,29 +54,29 @@ pub trait Log: Send + Sync + 'static {
         self.publish(&events).await
     }
 
-    /// As [`Log::publish`], with further headers.
+    /// As [`Log::publish`], with additional headers.
     async fn append(&self, records: &[Record]) -> Result<(), Error>;
 
     /// Joins a group. A new group starts at the beginning of the topics, a known one after its last
-    /// committed record. Members of one group share its topics; a record goes to one of them.
+    /// committed record. Members of a group share its topics; each record goes to one of them.
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error>;
 
-    /// What a group has not committed of the topics, up to the end at the time of the call, in the
-    /// order of each partition. Joins nothing and changes nothing; for a look from outside, where a
-    /// subscription would wait for more.
+    /// A group's uncommitted records of the topics, up to the current end, in partition order. Does
+    /// not join or change anything; unlike a subscription it does not wait for more.
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error>;
 
-    /// As [`Subscription::commit`], for a group that has no members at the moment.
+    /// As [`Subscription::commit`], for a group without members.
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error>;
 
-    /// Why the log cannot be reached at the moment, if so; for `/health`.
+    /// Why the log is unreachable, if so; for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
 
-    /// Which groups of this process wait for a peer or a store; see [`report_health`].
+    /// Groups of this process that wait for a peer or a store; see [`report_health`].
     fn waiting(&self) -> &Waiting;
 }
 
-/// Consumers that cannot go on because a peer or a store is away ([`crate::Later`]): the reason by group and topic.
+/// Consumers blocked by an unavailable peer or store ([`crate::Later`]): the reason by group and
+/// topic.
 #[derive(Debug, Default)]
 pub struct Waiting(watch::Sender<BTreeMap<(String, String), String>>);
 
@@ -97,10 +97,11 @@ impl Waiting {
     }
 }
 
-/// Tells what keeps events from moving, until shutdown: `tell(part, Some(reason))` when a part
-/// begins to fail or fails for another reason, `tell(part, None)` when it works again. Parts are
-/// `events`, the log itself, and `<group>:<topic>` for each consumer of `groups` that waits for a
-/// peer or a store. Meant for a service's health.
+/// Reports blocked event flow until shutdown, for a service's health.
+///
+/// Calls `tell(part, Some(reason))` when a part fails or its reason changes, `tell(part, None)`
+/// when it recovers. Parts: `events`, the log itself, and `<group>:<topic>` for each consumer of
+/// `groups` that waits for a peer or a store.
 pub async fn report_health(
     log: Arc<dyn Log>,
     groups: &[&str],
@@ -139,8 +140,8 @@ pub async fn report_health(
 pub struct Subscription(pub(crate) Box<dyn Source>);
 
 impl Subscription {
-    /// The next record; waits for one. Cancel safe: a record is lost from view only after it has
-    /// been returned, and comes again to the group if it is not committed.
+    /// Waits for the next record. Cancel safe: no record is lost before it is returned, and an
+    /// uncommitted one is redelivered to the group.
     ///
     /// # Errors
     /// [`Error`] of the log. The subscription stays usable.
@@ -148,8 +149,8 @@ impl Subscription {
         self.0.next().await
     }
 
-    /// The next records, at least one and at most `max`, as many as are at hand; waits for the
-    /// first. Cancel safe as [`Self::next`].
+    /// Returns the available records, from one to `max`; waits for the first. Cancel safe as
+    /// [`Self::next`].
     ///
     /// # Errors
     /// [`Error`] of the log, before the first record. The subscription stays usable.
@@ -164,12 +165,12 @@ impl Subscription {
         Ok(deliveries)
     }
 
-    /// Whether a record that was returned is still this member's to handle.
+    /// Whether a returned record still belongs to this member.
     pub fn is_ours(&self, position: &Position) -> bool {
         self.0.is_ours(position)
     }
 
-    /// The group is done with this record and everything before it in its partition.
+    /// Marks this record and all earlier ones in its partition as done.
     ///
     /// # Errors
     /// [`Error`] of the log.
@@ -181,9 +182,9 @@ impl Subscription {
 #[async_trait]
 pub(crate) trait Source: Send {
     async fn next(&mut self) -> Result<Delivery, Error>;
-    /// The next record where that needs no waiting.
+    /// The next record that is available without waiting.
     fn at_hand(&mut self) -> Option<Delivery>;
-    /// False when the record's partition went to another member.
+    /// False if the record's partition was reassigned.
     fn is_ours(&self, position: &Position) -> bool;
     async fn commit(&mut self, position: &Position) -> Result<(), Error>;
 }

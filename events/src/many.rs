@@ -1,26 +1,25 @@
-//! Many rows in few statements, on SQLite: VALUES of a few fixed sizes whose LIMIT says how many
-//! rows are filled, so that each statement is prepared once.
+//! Bulk writes on SQLite in few statements: VALUES of a few fixed sizes with LIMIT as the row
+//! count, so each statement is prepared once.
 //!
-//! Why: a statement costs a trip to the connection's thread and back, tens of microseconds,
-//! whatever it does. Full statements carry a batch; what is left over fits the next larger size,
-//! and small statements that follow each other travel as one [`Script`]. Texts that are shared
-//! (`Arc<str>`) are bound without a copy.
+//! A statement costs a round trip to the connection's thread, tens of microseconds, whatever it
+//! does. Full statements carry a batch; the remainder uses the next larger size, and consecutive
+//! small statements are sent as one [`Script`]. Shared texts (`Arc<str>`) are bound without a copy.
 
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{Arguments, AssertSqlSafe, Encode, SqliteConnection, Type, sqlite::SqliteArguments};
 
-/// Rows of one statement. The largest times the widest table stays below the number of values that
-/// SQLite binds, 32,766.
+/// Rows per statement. The largest times the widest table is below SQLite's limit of 32,766 bound
+/// values.
 const SIZES: [usize; 4] = [8, 32, 128, 512];
 const ROWS_MAX: usize = SIZES[SIZES.len() - 1];
-/// Statements of at most so many rows wait for others to travel with.
+/// Statements of at most this many rows are sent together with others.
 const ROWS_WAITING_MAX: usize = 32;
 
-/// A statement over rows of so many values: `head`, the rows, `tail`. The last value of the
-/// statement is the number of rows, so the tail has one `?`, after `LIMIT +`, and the head none.
-/// The `+` matters: SQLite looks at the value of a bare `LIMIT ?` when it prepares, and prepares
-/// the statement again for each other value.
+/// A multi-row statement: `head`, the rows, `tail`. The last bound value is the number of rows, so
+/// the tail has one `?`, after `LIMIT +`, and the head none. The `+` is required: SQLite inspects
+/// the value of a bare `LIMIT ?` when it prepares and re-prepares the statement for each other
+/// value.
 pub struct Many {
     head: &'static str,
     columns: usize,
@@ -49,8 +48,7 @@ impl Many {
         &all[size]
     }
 
-    /// Binds `rows`, fills the rest of the statement with NULL and ends with the number of rows;
-    /// the size of the statement.
+    /// Binds `rows`, pads with NULL and ends with the number of rows; returns the statement's size.
     fn bind<T>(
         &self,
         rows: &[T],
@@ -104,7 +102,7 @@ impl Values<'_> {
     }
 }
 
-/// Writes in order: large statements go at once, small ones wait and go together.
+/// Writes in order: large statements are sent at once, small ones are collected.
 #[derive(Default)]
 pub struct Script {
     sql: String,
@@ -112,7 +110,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Writes the rows, now or with what follows.
+    /// Writes the rows, now or with a later statement.
     ///
     /// # Errors
     /// [`sqlx::Error`] of this or an earlier statement.
@@ -139,7 +137,7 @@ impl Script {
         Ok(())
     }
 
-    /// Sends what waits.
+    /// Sends the collected statements.
     ///
     /// # Errors
     /// [`sqlx::Error`] of the first statement that fails.
@@ -167,7 +165,7 @@ mod tests {
     );
 
     #[tokio::test]
-    async fn rows_of_every_number_arrive_once() {
+    async fn any_number_of_rows_is_written_once() {
         let mut db = SqliteConnection::connect(":memory:").await.unwrap();
         sqlx::raw_sql("CREATE TABLE t (a BIGINT PRIMARY KEY, b TEXT)")
             .execute(&mut db)

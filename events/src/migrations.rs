@@ -1,11 +1,10 @@
 //! Migrations: SQL texts in the binary, applied when a store is opened.
 //!
 //! Outbox and inbox have the same tables in every service's SQLite file. [`crate::Sqlite::open`]
-//! applies [`SQL`] before the service's own migrations, so a service need not repeat it; repeating
-//! it is harmless. On PostgreSQL (`postgres/migrations.sql`) the outbox has a row an event with
-//! Debezium's columns `id`, `aggregatetype`, `aggregateid`, `type`, `payload`: an operator can swap
-//! our relay for Debezium without a migration (`aggregatetype` holds the topic, `aggregateid` the
-//! key).
+//! applies [`SQL`] before the service's own migrations. On PostgreSQL (`postgres/migrations.sql`)
+//! the outbox has one row per event with Debezium's columns `id`, `aggregatetype`, `aggregateid`,
+//! `type`, `payload`: an operator can replace our relay with Debezium without a migration
+//! (`aggregatetype` has the topic, `aggregateid` the key).
 
 use sqlx::{
     SqlStr,
@@ -14,9 +13,9 @@ use sqlx::{
 
 pub const SQL: &str = include_str!("migrations.sql");
 
-/// The named files (`NNNN_what`, without `.sql`) of a folder of the calling crate, as a `LazyLock<Migrator>`.
+/// The named files (`NNNN_name`, without `.sql`) of the crate's folder, as a `LazyLock<Migrator>`.
 ///
-/// sqlx's own `migrate!` would do the same; the feature it needs builds SQLite a second time, for the compiler's use.
+/// Replaces sqlx's `migrate!`, whose feature builds SQLite a second time for the build machine.
 #[macro_export]
 macro_rules! migrations {
     ($folder:literal: $($name:literal),+ $(,)?) => {
@@ -29,7 +28,7 @@ macro_rules! migrations {
     };
 }
 
-/// Migrations from names of the form `NNNN_what` and their SQL.
+/// Migrations from names of the form `NNNN_name` and their SQL.
 ///
 /// # Panics
 /// A name does not begin with its number.
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_by_its_number_and_checked_by_its_text() {
+    fn a_migration_has_the_number_and_description_of_its_file() {
         let migrator = migrator(&[("0002_more_rows", "SELECT 2"), ("0001_rows", "SELECT 1")]);
         let seen: Vec<_> = migrator
             .iter()

@@ -1,4 +1,5 @@
--- Events of one transaction, packed into one value (`events::pack`). A position is never given twice, so that what was relayed can be deleted later.
+-- Events of one transaction, packed into one value (`events::pack`). AUTOINCREMENT: a position is
+-- never reused, so relayed rows can be deleted later.
 CREATE TABLE IF NOT EXISTS outbox (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
     count INTEGER NOT NULL CHECK (count > 0),

@@ -1,10 +1,11 @@
-//! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248, D26).
+//! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248,
+//! D26).
 //!
-//! Why nothing is skipped on SQLite ([`crate::sqlite::outbox`]): positions are given by the single
-//! writer, so they become visible in order; on PostgreSQL see [`crate::postgres::outbox`]. Why
-//! nothing is lost: rows are deleted only after the log has made them durable. A crash between the
-//! two publishes the same ids again; consumers drop them. A relay never has two batches under way,
-//! so the order of each key is that of the commits.
+//! No event is skipped: on SQLite ([`crate::sqlite::outbox`]) the single writer assigns positions,
+//! so they become visible in order; for PostgreSQL see [`crate::postgres::outbox`]. No event is
+//! lost: rows are deleted only after they are durable in the log. A crash between the two publishes
+//! the same ids again; consumers drop them. A relay has one batch in flight, so the order of each
+//! key is the commit order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,21 +15,19 @@ use tokio_util::sync::CancellationToken;
 pub use crate::sqlite::outbox::append_in_tx;
 use crate::{Error, Log, consumer};
 
-/// After a step the relay lets commits gather, so that a stream of small ones shares its durable
-/// writes, in milliseconds.
+/// Pause after a step, in milliseconds: small commits of a stream share the log's durable writes.
 const PACE_MS: u64 = 2;
-/// The same where several commits went out together: nobody waited for the first of them to make
-/// the next, and each durable write and each waking of a reader costs a lone writer's next commit
-/// more than one of its own steps. The bound of what an event waits here.
+/// The pause if several commits were relayed together, in milliseconds. None of them waited for
+/// another, and each durable write and reader wake-up slows a lone writer's next commit by more
+/// than its own step. Upper bound of an event's wait here.
 const STREAM_PACE_MS: u64 = 8;
-/// The relay is woken by commits; this is how long it sleeps at most, for rows written by another
-/// process, in milliseconds.
+/// Longest sleep of the relay, in milliseconds. Commits wake it; polling finds rows of other
+/// processes.
 const POLL_MS: u64 = 1_000;
-/// How long it sleeps while rows are there that may go out in a moment, or that are out and wait to
-/// be deleted, in milliseconds.
+/// Sleep in milliseconds while rows may become ready soon, or published rows wait to be deleted.
 const SOON_MS: u64 = 20;
 
-/// Events still to be relayed, for health and metrics.
+/// Number of events to relay, for health and metrics.
 ///
 /// # Errors
 /// [`Error::Store`].
@@ -36,30 +35,31 @@ pub async fn backlog(db: &impl Queue) -> Result<i64, Error> {
     db.backlog().await
 }
 
-/// What one batch of a relay came to.
+/// Result of one relay batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     pub events: usize,
-    /// More may go out at once or in a moment: a full batch, rows of transactions still under way,
-    /// another relay at work.
+    /// More events may be ready soon: a full batch, rows of open transactions, or another active
+    /// relay.
     pub more_soon: bool,
-    /// They were of several commits, as far as the store tells.
+    /// The batch contained several commits, as far as the store can tell.
     pub is_stream: bool,
 }
 
 /// A database with an outbox.
 #[async_trait]
 pub trait Queue: Clone + Send + Sync + 'static {
-    /// Events still to be relayed.
+    /// Number of events to relay.
     async fn backlog(&self) -> Result<i64, Error>;
 
-    /// Publishes the oldest rows; they are deleted once the log has them, at the latest by a call that finds none.
+    /// Publishes the oldest rows. They are deleted once durable in the log, at the latest by a call
+    /// that finds none.
     async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error>;
 
-    /// Woken after commits of this process; at least once for each commit made after the last wake.
+    /// Woken after commits of this process; at least once per commit after the last wake.
     async fn committed(&self);
 
-    /// For people.
+    /// Display name, for logs.
     fn name(&self) -> String;
 }
 
@@ -74,7 +74,8 @@ impl Relay {
         loop {
             let moved = tokio::select! {
                 biased;
-                // A log that is away may keep a batch waiting for ever; the rows stay and go out after the next start.
+                // An unavailable log may block a batch without a limit; the next start relays the
+                // rows.
                 () = shutdown.cancelled() => break,
                 moved = db.move_batch(&*log) => moved,
             };
@@ -117,16 +118,16 @@ impl Relay {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        // What was committed before the shutdown still goes out, if the log takes it in time.
+        // Relay commits from before the shutdown, if the log accepts them in time.
         let flush = async { while Self::step(&db, &*log).await.is_ok_and(|moved| moved > 0) {} };
         let _ = tokio::time::timeout(Duration::from_millis(POLL_MS), flush).await;
     }
 
-    /// Publishes the oldest batch, or deletes what was published when there is none; returns how
-    /// many events it moved. On PostgreSQL another relay is let in by a step that moves none.
+    /// Publishes the oldest batch, or deletes published rows if there is none; returns the number
+    /// of events moved. On PostgreSQL a step that moves none releases the lock for other relays.
     ///
     /// # Errors
-    /// [`Error`] of the store or of the log; the batch then stays.
+    /// [`Error`] of the store or of the log; the batch then remains.
     pub async fn step(db: &impl Queue, log: &dyn Log) -> Result<usize, Error> {
         Ok(db.move_batch(log).await?.events)
     }

@@ -1,31 +1,33 @@
-//! Many records as one value: a row of an outbox in SQLite, a row of the embedded log.
+//! Packs many records into one value: a row of an outbox in SQLite or of the embedded log.
 //!
 //! ```text
 //! version: 1 | record ... | CRC-32C of all before, 4 bytes little-endian
-//! record: id, 16 bytes | topic | key | type | source | correlation id | subject | time | payload | headers
-//! text: 0 = that of the record before (subject: this record's key), or length + 1 and the bytes
-//! time: microseconds after the record before, zigzag | payload: bytes shared with the payload before, length of the rest, the rest
+//! record: id, 16 bytes | topic | key | type | source | correlation id | subject | time | payload |
+//!     headers
+//! text: 0 = that of the previous record (subject: this record's key), or length + 1 and bytes
+//! time: microseconds after the previous record, zigzag
+//! payload: bytes shared with the previous payload, length of the rest, the rest
 //! headers: number, then name and value of each, length and bytes
 //! ```
 //!
-//! Numbers are LEB128. Why: a row costs the store far more than its bytes, and neighbours repeat
-//! each other. What is read was checked whole first, so a damaged row is an error and never another
-//! event.
+//! Numbers are LEB128. A row costs the store far more than its bytes, and adjacent records repeat
+//! each other. A value is verified before it is read, so a damaged row is an error and never
+//! another event.
 
 use uuid::Uuid;
 
 use crate::{Error, Event, EventRef, Record};
 
 const VERSION: u8 = 1;
-/// Records of one row at most: what a reader of a single record has to take apart.
+/// Maximum records per row: the unpacking cost of reading a single record.
 pub const RECORDS_MAX: usize = 128;
 
-/// Puts records into a value, one after the other.
+/// Packs records into a value one by one.
 #[derive(Default)]
 pub struct Packer {
     value: Vec<u8>,
     count: i64,
-    /// The record before: [`REPEATED`] texts, time, payload.
+    /// The previous record: [`REPEATED`] texts, time, payload.
     texts: [String; REPEATED.len()],
     occurred_at_us: i64,
     payload: Vec<u8>,
@@ -78,7 +80,7 @@ impl Packer {
         self.count += 1;
     }
 
-    /// The value and how many records it has; the next record begins another one.
+    /// Returns the value and its number of records, and starts a new value.
     pub fn take(&mut self) -> (i64, Vec<u8>) {
         self.seal();
         (std::mem::take(&mut self.count), self.value.clone())
@@ -94,7 +96,7 @@ impl Packer {
     }
 }
 
-/// One value of these records.
+/// Packs these records into one value.
 pub fn pack<'a>(records: impl IntoIterator<Item = (&'a Event, &'a [(String, String)])>) -> Vec<u8> {
     let mut packer = Packer::default();
     for (event, headers) in records {
@@ -104,7 +106,7 @@ pub fn pack<'a>(records: impl IntoIterator<Item = (&'a Event, &'a [(String, Stri
     packer.value
 }
 
-/// A row of an outbox on SQLite as it lies there: packed events of one transaction.
+/// A raw outbox row of SQLite: packed events of one transaction.
 pub struct OutboxRow {
     pub(crate) position: i64,
     pub(crate) count: i64,
@@ -133,16 +135,16 @@ impl OutboxRow {
     }
 }
 
-/// What a log wants to know of a value that it may keep as it is.
+/// Contents of a value, as a log needs them to keep it packed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// Of its records, each once where they follow each other.
+    /// Topics of its records; adjacent duplicates are removed.
     pub topics: Vec<String>,
     pub has_headers: bool,
     pub ids: Vec<Uuid>,
 }
 
-/// What a value has, without its records. It is given for values that [`unpack`] takes, and for no others.
+/// Scans a value without unpacking it. Accepts the same values as [`unpack`].
 ///
 /// # Errors
 /// As [`unpack`].
@@ -191,7 +193,7 @@ fn check_count(count: i64, found: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The records of a value, still packed, after its frame was checked.
+/// Verifies a value's frame and returns its packed records.
 fn body(value: &[u8]) -> Result<&[u8], String> {
     let (body, check) = value.split_last_chunk::<4>().ok_or("is too short")?;
     if crc32c::crc32c(body) != u32::from_le_bytes(*check) {
@@ -204,7 +206,7 @@ fn body(value: &[u8]) -> Result<&[u8], String> {
     Ok(body)
 }
 
-/// The records of a value, `count` of them.
+/// Unpacks the `count` records of a value.
 ///
 /// # Errors
 /// What is wrong with the value.
@@ -221,7 +223,7 @@ pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
     Ok(records)
 }
 
-/// Texts that are compared with those of the record before, in their order.
+/// Texts compared with those of the previous record, in order.
 const REPEATED: [for<'a> fn(&EventRef<'a>) -> &'a str; 5] = [
     |event| event.topic,
     |event| event.key,
@@ -229,7 +231,7 @@ const REPEATED: [for<'a> fn(&EventRef<'a>) -> &'a str; 5] = [
     |event| event.source,
     |event| event.correlation_id,
 ];
-/// Place of the topic in it.
+/// Index of the topic in [`REPEATED`].
 const TOPIC: usize = 0;
 
 fn put_number(mut number: u64, to: &mut Vec<u8>) {
@@ -250,8 +252,8 @@ fn put_text(text: &str, to: &mut Vec<u8>) {
     to.extend_from_slice(text.as_bytes());
 }
 
-/// Bytes that two values begin with alike. Words first: events of one request share their context
-/// of some hundred bytes.
+/// Length of the common prefix. Compares words first: events of one request share a context of some
+/// hundred bytes.
 fn shared(a: &[u8], b: &[u8]) -> usize {
     let (words_a, words_b) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
     let words = words_a.iter().zip(words_b);
@@ -260,7 +262,7 @@ fn shared(a: &[u8], b: &[u8]) -> usize {
     words + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// What is left to read.
+/// The unread bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -295,7 +297,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// `None` within: as in the record before.
+    /// Inner `None`: same as the previous record's.
     fn own_text(&mut self) -> Option<Option<&'a str>> {
         match self.length()? {
             0 => Some(None),
@@ -397,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_come_back_as_they_were(records in proptest::collection::vec(record(), 0..20)) {
+        fn records_round_trip(records in proptest::collection::vec(record(), 0..20)) {
             let value = packed(&records);
             let found = survey(&value, records.len() as i64).unwrap();
             prop_assert!(found.ids.iter().eq(records.iter().map(|record| &record.event.id)));
@@ -409,7 +411,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_told_and_never_another_record(
+        fn damage_is_an_error_and_never_another_record(
             records in proptest::collection::vec(record(), 1..5), place: prop::sample::Index, bit in 0..8_u32
         ) {
             let mut value = packed(&records);
@@ -421,7 +423,7 @@ mod tests {
         }
 
         #[test]
-        fn no_body_makes_the_reader_fail_otherwise(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut value = vec![VERSION];
             value.extend_from_slice(&body);
             let check = crc32c::crc32c(&value);

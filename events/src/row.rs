@@ -1,10 +1,10 @@
-//! Rows of a statement as structs.
+//! Maps rows of a statement to structs.
 
-/// Declares a struct and reads it from a row by column names, on any database that has the types. A
-/// raw identifier names no column: give the column another name in the statement.
-/// `field: u32 as i32` is stored as the second type; a value that does not fit is a decoding error.
+/// Declares a struct and reads it from a row by column name, on any database that has the types. A
+/// raw identifier matches no column: alias the column in the statement. `field: u32 as i32` is
+/// stored as the second type; an out-of-range value is a decoding error.
 ///
-/// Instead of sqlx's derive: that is compiled together with a second sqlx for the build machine.
+/// Replaces sqlx's derive, which compiles a second sqlx for the build machine.
 #[macro_export]
 macro_rules! row {
     (
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_row_is_read_by_names_and_a_value_that_does_not_fit_is_an_error() {
+    async fn a_row_is_read_by_column_names_and_an_out_of_range_value_is_an_error() {
         let mut db = SqliteConnection::connect("sqlite::memory:").await.unwrap();
         let sql = "SELECT NULL AS note, 'x' AS name, 7 AS place";
         let line: Line = sqlx::query_as(sql).fetch_one(&mut db).await.unwrap();

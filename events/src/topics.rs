@@ -26,7 +26,7 @@ pub fn dlq(topic: &str) -> String {
     format!("{topic}.dlq")
 }
 
-/// The topic whose dead letters are on this one.
+/// The topic of a dead-letter topic.
 pub fn of_dlq(dlq: &str) -> &str {
     dlq.strip_suffix(".dlq").unwrap_or(dlq)
 }

@@ -1,4 +1,4 @@
-//! The embedded log: the contract every log keeps, and what `kill -9` leaves of it.
+//! The embedded log: the contract of every log, and its state after `kill -9`.
 
 mod common;
 
@@ -34,7 +34,7 @@ async fn the_contract_holds() {
 
 // rows: R238 R239 R240 R241 R242 R243
 #[tokio::test]
-async fn r238_every_topic_of_the_platform_takes_and_gives_events() {
+async fn r238_every_topic_of_the_platform_carries_events() {
     let names = [
         "platform.cfa.events.v1",
         "platform.payments.events.v1",
@@ -60,7 +60,7 @@ async fn r238_every_topic_of_the_platform_takes_and_gives_events() {
 async fn a_subscription_to_several_topics_keeps_the_order_of_publication() {
     let folder = tempfile::tempdir().unwrap();
     let log = Embedded::open(folder.path()).await.unwrap();
-    // More than a chunk of one topic before the first of the other.
+    // More than a chunk of one topic before the first record of the other.
     let sent: Vec<_> = (0..700)
         .map(|number| event(if number % 300 == 299 { "b" } else { "a" }, "k", number))
         .collect();
@@ -108,7 +108,7 @@ async fn the_same_event_published_again_is_in_the_log_once() {
 }
 
 #[tokio::test]
-async fn what_was_published_before_a_restart_is_known_after_it() {
+async fn published_ids_are_known_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let sent: Vec<_> = (0..300)
         .map(|number| event(if number % 7 == 0 { "b" } else { "a" }, "k", number))
@@ -138,7 +138,7 @@ async fn what_was_published_before_a_restart_is_known_after_it() {
 }
 
 #[tokio::test]
-async fn a_group_goes_on_in_the_middle_of_what_was_published_together() {
+async fn a_group_resumes_within_a_row() {
     let folder = tempfile::tempdir().unwrap();
     let log = Embedded::open(folder.path()).await.unwrap();
     let sent: Vec<_> = (0..300).map(|number| event("t", "k", number)).collect();
@@ -178,10 +178,11 @@ async fn a_damaged_row_is_an_error_that_names_its_place() {
     assert!(failed.contains("t/0@1"), "{failed}");
 }
 
-/// Names the folder to the child; without it the child's test has nothing to do.
+/// Folder for the child process; without it the child test does nothing.
 const CHILD_FOLDER: &str = "EVENTS_TEST_CHILD_FOLDER";
 
-/// Not a test of its own: the process that the next test kills. Says each number once its event is acknowledged.
+/// Not a test of its own: the process that the next test kills. Prints each number once its event
+/// is acknowledged.
 #[tokio::test]
 async fn child_publishes_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -198,7 +199,7 @@ async fn child_publishes_until_killed() {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_survives_kill_9() {
+async fn acknowledged_events_survive_kill_9() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_publishes_until_killed", "--nocapture"])
@@ -209,7 +210,7 @@ async fn what_was_acknowledged_survives_kill_9() {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut acknowledged = 0;
     for line in lines.map_while(Result::ok) {
-        // The harness may have begun the line.
+        // The test harness may print to the same line.
         if let Some((_, number)) = line.split_once("acknowledged ") {
             acknowledged = number.parse::<usize>().unwrap();
         }
@@ -225,7 +226,7 @@ async fn what_was_acknowledged_survives_kill_9() {
     for (number, delivery) in take(&mut all, acknowledged + 1).await.iter().enumerate() {
         assert_eq!(delivery.record.event, event("t", "k", number));
     }
-    // The group goes on no later than after the last record it said it was done with.
+    // The group resumes no later than after its last acknowledged record.
     log.publish(&[event("t", "other", 0)]).await.unwrap();
     let mut group = log.subscribe("g", &["t"]).await.unwrap();
     let next = take(&mut group, 1).await.remove(0);

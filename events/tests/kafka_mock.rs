@@ -1,5 +1,5 @@
-//! The Kafka implementation on librdkafka's own mock brokers: the normal paths, without a broker to
-//! install. The whole contract runs on a real one in `full.rs`.
+//! The Kafka implementation on librdkafka's mock brokers: the normal paths, without an installed
+//! broker. `full` runs the whole contract on a real one.
 
 mod common;
 
@@ -13,7 +13,7 @@ use rdkafka::mocking::MockCluster;
 async fn headers_keys_and_order_go_through_and_a_group_resumes() {
     let cluster = MockCluster::new(3).unwrap();
     cluster.create_topic("t", 12, 3).unwrap();
-    // The mock coordinator notices a member's leave only by its session.
+    // The mock coordinator detects a leaving member only by its session timeout.
     let options = [
         ("session.timeout.ms", "3000"),
         ("heartbeat.interval.ms", "300"),

@@ -1,4 +1,5 @@
-//! Every SQL file in a migrations folder of the workspace is named by its crate, without which it would not be applied.
+//! Every SQL file in a migrations folder of the workspace is named by its crate; otherwise it would
+//! not be applied.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
 //! Outbox and inbox on SQLite: no event without its committed change, no committed change without
-//! its event, no effect twice. The contract runs on PostgreSQL in `full.rs`.
+//! its event, no effect twice. The contract runs on PostgreSQL in `full`.
 
 mod common;
 
@@ -172,7 +172,7 @@ async fn r248_the_contract_of_outbox_and_inbox_holds_on_sqlite() {
 
 // rows: R248
 #[tokio::test(flavor = "multi_thread")]
-async fn r248_the_contract_holds_for_a_writer_without_a_thread_of_its_own() {
+async fn r248_the_contract_holds_for_a_direct_writer() {
     let mut folders = Vec::new();
     common::outbox::all(async || {
         let folder = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ async fn r248_the_contract_holds_for_a_writer_without_a_thread_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_closed_writer_says_so() {
+async fn a_closed_writer_returns_closed() {
     let folder = tempfile::tempdir().unwrap();
     let db = direct(folder.path()).await;
     db.clone().close().await;
@@ -192,7 +192,7 @@ async fn a_closed_writer_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_order_is_that_of_the_commits_whoever_began_first() {
+async fn the_order_is_the_commit_order() {
     let folder = tempfile::tempdir().unwrap();
     let db = service(folder.path()).await;
     let log = Embedded::open(folder.path().join("log")).await.unwrap();
@@ -234,7 +234,7 @@ async fn rows(db: &Sqlite) -> i64 {
 
 // rows: R248
 #[tokio::test]
-async fn r248_relayed_rows_go_with_the_next_commit_and_take_no_later_event_along() {
+async fn r248_relayed_rows_are_deleted_with_the_next_commit_and_no_later_event() {
     let folder = tempfile::tempdir().unwrap();
     let db = service(folder.path()).await;
     let log = Embedded::open(folder.path().join("log")).await.unwrap();
@@ -248,7 +248,7 @@ async fn r248_relayed_rows_go_with_the_next_commit_and_take_no_later_event_along
     change(&db, 2).await.commit().await.unwrap();
     assert_eq!(rows(&db).await, 1);
     assert_eq!(outbox::backlog(&db).await.unwrap(), 1);
-    // Nothing else is written: the relay deletes by itself.
+    // Without further writes the relay deletes the rows itself.
     assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
     assert_eq!(Relay::step(&db, &log).await.unwrap(), 0);
     assert_eq!(rows(&db).await, 0);
@@ -257,7 +257,7 @@ async fn r248_relayed_rows_go_with_the_next_commit_and_take_no_later_event_along
     assert_eq!(published(&log, 3).await, [0, 2, 3]);
 }
 
-/// A log that has what it was given and says that it failed, as often as it is told to.
+/// A log that stores events but reports failure, a given number of times.
 struct Forgetful {
     log: Embedded,
     failures: AtomicUsize,
@@ -300,8 +300,8 @@ impl Log for Forgetful {
 }
 
 // rows: R248
-/// Transactions of one event up to several rows, of one topic and of two; rows that the log keeps
-/// as they are, puts together or takes apart.
+/// Transactions of one event up to several rows, of one topic and of two; rows that the log copies,
+/// merges or unpacks.
 #[tokio::test]
 async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -318,7 +318,7 @@ async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
         for (place, size) in sizes.into_iter().enumerate() {
             let events: Vec<events::Event> = (next..next + size)
                 .map(|number| {
-                    // The tenth is of two topics.
+                    // Every tenth has two topics.
                     let topic = if place == 9 && number % 3 == 0 {
                         "u"
                     } else {
@@ -337,7 +337,8 @@ async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
         for _ in 0..failures {
             assert!(Relay::step(&db, &forgetful).await.is_err());
         }
-        // Half of the rounds in another life, which has forgotten what was relayed and not deleted.
+        // Half of the rounds reopen the store, which loses the record of relayed and undeleted
+        // rows.
         if round % 2 == 1 {
             assert_eq!(
                 Relay::step(&db, &forgetful).await.unwrap(),
@@ -369,13 +370,13 @@ async fn readers_cannot_write() {
     assert!(written.is_err());
 }
 
-/// As on a full disk: SQLite ends the transaction by itself. Only this connection knows the limit.
+/// Simulates a full disk: SQLite ends the transaction by itself. The limit is per connection.
 const FULL: &str = "PRAGMA max_page_count = 1";
-/// One row, so that SQLite has no statement to undo and ends the whole transaction.
+/// One row, so SQLite cannot undo the statement alone and ends the whole transaction.
 const TOO_MUCH: &str = "INSERT INTO changes (number) VALUES (zeroblob(1000000))";
 
 #[tokio::test]
-async fn a_writer_whose_transaction_a_full_disk_has_ended_is_replaced() {
+async fn a_writer_is_replaced_after_a_full_disk_ends_its_transaction() {
     let folder = tempfile::tempdir().unwrap();
     let db = service(folder.path()).await;
     for round in 0..3 {
@@ -398,7 +399,7 @@ async fn a_writer_whose_transaction_a_full_disk_has_ended_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_writer_without_a_thread_of_its_own_goes_on_after_a_full_disk() {
+async fn a_direct_writer_continues_after_a_full_disk() {
     let folder = tempfile::tempdir().unwrap();
     let db = direct(folder.path()).await;
     let tx = db.write().await.unwrap();
@@ -414,7 +415,7 @@ async fn a_writer_without_a_thread_of_its_own_goes_on_after_a_full_disk() {
 }
 
 #[tokio::test]
-async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
+async fn a_locked_or_closed_store_is_unavailable_and_a_broken_constraint_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let db = service(folder.path()).await;
     change(&db, 1).await.commit().await.unwrap();
@@ -441,7 +442,7 @@ async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
 }
 
 #[tokio::test]
-async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
+async fn a_direct_writer_distinguishes_unavailable_from_broken() {
     let folder = tempfile::tempdir().unwrap();
     let db = direct(folder.path()).await;
     db.change(1, End::Commit).await;
@@ -461,7 +462,7 @@ async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
     let away = Error::from(locked);
     assert!(away.is_away(), "{away}");
     drop(tx);
-    // What failed has left no transaction behind.
+    // The failure has left no transaction open.
     db.change(2, End::Commit).await;
     assert_eq!(db.numbers("changes").await, [1, 2]);
     db.close().await;
@@ -471,8 +472,8 @@ async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
 
 const CHILD_FOLDER: &str = "OUTBOX_TEST_CHILD_FOLDER";
 
-/// Not a test of its own: the process that the next test kills. It changes and relays at once and
-/// says each committed number.
+/// Not a test of its own: the process that the next test kills. Changes and relays concurrently and
+/// prints each committed number.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -493,11 +494,11 @@ async fn child_changes_and_relays_until_killed() {
     }
 }
 
-/// Numbers that one transaction of the next child changes.
+/// Numbers changed per transaction of the next child.
 const GROUP: usize = 3;
 
 /// Not a test of its own: the process that the last test kills. Groups follow each other without a
-/// pause, from one thread and then another.
+/// pause, from alternating threads.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_groups_directly_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -530,7 +531,7 @@ async fn child_changes_groups_directly_and_relays_until_killed() {
     }
 }
 
-/// The next numbers with their events; the last of them.
+/// Changes the next numbers with their events; returns the last one.
 fn change_group(tx: &events::DirectTx) -> usize {
     let sql = "SELECT COALESCE(MAX(number) + 1, 0) FROM changes";
     let first: i64 = tx.query_row(sql, [], |row| row.get(0)).unwrap();
@@ -547,8 +548,8 @@ fn change_group(tx: &events::DirectTx) -> usize {
     numbers[GROUP - 1]
 }
 
-/// Runs a child again and again on what it left, each time killed after another number of commits.
-/// How many numbers it said to be committed.
+/// Runs a child repeatedly on the same data, killed each time after another number of commits.
+/// Returns the number of commits it printed.
 fn kill_again_and_again(child: &str, folder: &Path) -> usize {
     let mut committed = 0;
     for after in [1, 2, 3, 5, 8, 13] {
@@ -576,7 +577,7 @@ fn kill_again_and_again(child: &str, folder: &Path) -> usize {
     committed
 }
 
-/// Every change that was said is there, once, and so is its event.
+/// Asserts that every printed change and its event exist exactly once.
 async fn assert_whole(db: impl Service, folder: &Path, committed: usize) -> usize {
     let log = Embedded::open(folder.join("log")).await.unwrap();
     while Relay::step(&db, &log).await.unwrap() > 0 {}

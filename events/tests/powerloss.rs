@@ -1,10 +1,10 @@
-//! The embedded log through power losses: whatever a disk may have kept of what was not synced,
-//! nothing acknowledged is lost and nothing is half there.
+//! The embedded log through power losses: whatever unsynced data a disk kept, nothing acknowledged
+//! is lost and no event is partial.
 //!
-//! A child process publishes and writes down each acknowledgement; a small library preloaded into
-//! it records every write, truncation and sync of its files in order. From that record the test
-//! makes states of the disk: all that was synced, and of the rest any subset, torn at sectors.
-//! SQLite has to make a good log of each. `POWERLOSS_SEEDS` says how many states are tried.
+//! A child process publishes and records each acknowledgement; a small preloaded library records
+//! every write, truncation and sync of its files in order. From that record the test derives disk
+//! states: everything synced, and any subset of the rest, torn at sectors. SQLite must recover a
+//! valid log from each. `POWERLOSS_SEEDS` sets the number of states.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use std::{
 use events::{Embedded, Event, Log};
 use uuid::Uuid;
 
-/// Names the folder to the child; without it the child's test has nothing to do.
+/// Folder for the child process; without it the child test does nothing.
 const CHILD_FOLDER: &str = "EVENTS_POWERLOSS_FOLDER";
-/// Publications of the child, and the size of each: together more than the pages after which SQLite
-/// copies its log into the file.
+/// Publications of the child, and the size of each: together more than SQLite's checkpoint
+/// threshold.
 const PUBLISHED: usize = 90;
 const PAYLOAD: usize = 60_000;
 const SECTOR: usize = 512;
@@ -41,9 +41,9 @@ fn event(number: usize) -> Event {
     }
 }
 
-/// Not a test of its own: the process that is recorded.
+/// Not a test of its own: the recorded process.
 #[tokio::test]
-async fn child_publishes_and_writes_down_what_was_acknowledged() {
+async fn child_publishes_and_records_acknowledgements() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
         return;
     };
@@ -54,7 +54,7 @@ async fn child_publishes_and_writes_down_what_was_acknowledged() {
         log.publish(&[event(number)]).await.unwrap();
         acks.write_all(b"x").unwrap();
     }
-    // As a power loss ends it: nothing is closed.
+    // Like a power loss: nothing is closed.
     std::process::abort();
 }
 
@@ -125,10 +125,7 @@ fn record() -> Vec<Record> {
     std::fs::create_dir(&files).unwrap();
     let kept = folder.path().join("record");
     let child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "child_publishes_and_writes_down_what_was_acknowledged",
-        ])
+        .args(["--exact", "child_publishes_and_records_acknowledgements"])
         .env(CHILD_FOLDER, &files)
         .env("DISK_FOLDER", &files)
         .env("DISK_RECORD", &kept)
@@ -170,7 +167,7 @@ fn apply(file: &mut Option<Vec<u8>>, step: &Step, bytes_max: usize) {
     }
 }
 
-/// What the disk may hold when the power goes behind `cut` records, and how many publications had been acknowledged.
+/// Possible disk contents if power is lost after `cut` records, and acknowledged publications.
 fn crash(
     records: &[Record],
     cut: usize,
@@ -183,7 +180,7 @@ fn crash(
         let is_sync = |record: &Record| record.file == file && matches!(record.step, Step::Sync);
         records.iter().rposition(is_sync).filter(|_| honours_sync)
     };
-    // A removed file is gone for good once the folder is synced.
+    // A removed file is permanently gone once the folder is synced.
     let folder_synced = synced(FOLDER);
     let mut steps: BTreeMap<&str, Vec<(usize, &Step)>> = BTreeMap::new();
     for (at, record) in records.iter().enumerate() {
@@ -213,7 +210,7 @@ fn crash(
                 apply(&mut file, step, torn);
             }
         }
-        // The shared memory of the processes is gone with them.
+        // Shared memory does not survive.
         if let Some(content) = file.filter(|_| !name.ends_with("-shm")) {
             files.insert(name.to_owned(), content);
         }
@@ -221,7 +218,7 @@ fn crash(
     (files, acknowledged)
 }
 
-/// Events the log gives after the power is back: the first so many, whole; or why it gives none.
+/// Number of intact leading events in the recovered log, or why it cannot be read.
 async fn recovered(files: &BTreeMap<String, Vec<u8>>) -> Result<usize, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     for (name, content) in files {
@@ -244,10 +241,10 @@ async fn recovered(files: &BTreeMap<String, Vec<u8>>) -> Result<usize, String> {
     Ok(found.len())
 }
 
-/// Tries one state of the disk; says what is wrong with it.
+/// Checks one disk state; returns the fault found.
 async fn wrong(records: &[Record], seed: u64, honours_sync: bool) -> Option<String> {
     let mut random = Random(seed);
-    // Behind the first acknowledgement: before it the log is being made.
+    // After the first acknowledgement: before it the log is being created.
     let first = records.iter().position(|record| record.file == ACKS)? + 1;
     let cut = first + random.below(records.len() - first + 1);
     let (files, acknowledged) = crash(records, cut, &mut random, honours_sync);
@@ -261,7 +258,7 @@ async fn wrong(records: &[Record], seed: u64, honours_sync: bool) -> Option<Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_survives_a_power_loss() {
+async fn acknowledged_events_survive_a_power_loss() {
     let seeds = std::env::var("POWERLOSS_SEEDS")
         .map_or(200, |text| text.parse().expect("a number of seeds"));
     let records = record();
@@ -276,10 +273,10 @@ async fn what_was_acknowledged_survives_a_power_loss() {
         assert_eq!(wrong, None);
     }
     println!("{seeds} states of {} records", records.len());
-    // The judge can tell: a disk that forgets its syncs loses what was acknowledged.
+    // Counter-check: a disk that ignores syncs must lose acknowledged events.
     let mut lost = 0;
     for seed in 0..20 {
         lost += usize::from(wrong(&records, seed, false).await.is_some());
     }
-    assert!(lost > 0, "a missing sync went unseen");
+    assert!(lost > 0, "a missing sync was not detected");
 }

@@ -1,4 +1,4 @@
-//! What comes from the bank, and what it reads of us: messages, signatures, links, accounts.
+//! Data exchanged with the bank: messages, signatures, links, accounts.
 
 use rail::messages::{
     Balance, ErrorBody, ExpectTransfer, Notice, PaymentReport, QrCreated, TransferExpected,
@@ -42,16 +42,16 @@ pub fn check_messages(bytes: &[u8]) {
     let _ = same::<PaymentReport>(bytes);
     let _ = same::<ErrorBody>(bytes);
     let _ = same::<TransferExpected>(bytes);
-    // What the stand-in of the bank reads.
+    // Requests that the bank's stand-in decodes.
     let _ = same::<ExpectTransfer>(bytes);
     let _ = same::<TransferOrder>(bytes);
 }
 
-/// The message, which is written and read again the same.
+/// The decoded message; asserts that it round-trips.
 fn same<M: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
     let message: M = serde_json::from_slice(bytes).ok()?;
-    let written = serde_json::to_vec(&message).expect("a message is written");
-    let again: M = serde_json::from_slice(&written).expect("as written");
+    let written = serde_json::to_vec(&message).expect("message serializes");
+    let again: M = serde_json::from_slice(&written).expect("a serialized message parses");
     assert_eq!(again, message);
     Some(message)
 }
@@ -69,7 +69,7 @@ fn check_time(text: &str) {
         return;
     };
     let written = time_text(time);
-    // A time past the year 9999 by its offset has no text.
+    // A time that its offset moves past the year 9999 has no text.
     if !written.is_empty() {
         assert_eq!(time_us(&written), Some(time), "{text}");
     }
@@ -138,7 +138,7 @@ fn read(bytes: &[u8]) -> Option<Signature<'_>> {
     })
 }
 
-/// Three header lines and a body, as a webhook of the bank and as an order to it.
+/// Three header lines and a body, as a webhook of the bank and as an order to the bank.
 pub fn check_signatures(bytes: &[u8]) {
     let Some(signature) = read(bytes) else {
         return;
@@ -148,7 +148,7 @@ pub fn check_signatures(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Some(secret) = Secret::parse(text)
     {
-        let again = Secret::parse(&secret.to_text()).expect("its own text");
+        let again = Secret::parse(&secret.to_text()).expect("formatted secret parses");
         assert_eq!(again.to_text(), secret.to_text());
     }
 }
@@ -173,7 +173,7 @@ fn check_webhook(of: &Signature<'_>) {
         .ok()
         .map(|at| (at, secret().sign(of.id, at, of.body)));
     if verify(of.signatures, of.body, AT_S) {
-        let (at, own) = own.as_ref().expect("a time");
+        let (at, own) = own.as_ref().expect("timestamp parses");
         assert!(at.abs_diff(AT_S) <= TOLERANCE_S.unsigned_abs());
         let is_own = of
             .signatures
@@ -181,7 +181,7 @@ fn check_webhook(of: &Signature<'_>) {
             .any(|text| text == own);
         assert!(
             is_own || at.to_string() != of.timestamp,
-            "only our secret signs"
+            "accepted a signature not made with our secret"
         );
     }
     if let Some((at, own)) = own
@@ -190,15 +190,18 @@ fn check_webhook(of: &Signature<'_>) {
     {
         assert!(verify(&own, of.body, at));
         let other = [of.body, b"x"].concat();
-        assert!(!verify(&own, &other, at), "another body is not signed");
+        assert!(
+            !verify(&own, &other, at),
+            "accepted a signature of another body"
+        );
     }
 }
 
-/// An order of the gateway as the bank's stand-in checks it.
+/// An order of the gateway as the bank's stand-in verifies it.
 fn check_order(of: &Signature<'_>) {
     thread_local! {
         static SIGNER: Signer =
-            Signer::from_pkcs8(&Signer::generate().expect("a key")).expect("its own key");
+            Signer::from_pkcs8(&Signer::generate().expect("key generated")).expect("generated key loads");
     }
     SIGNER.with(|signer| {
         let key = signer.public_key();
@@ -212,12 +215,15 @@ fn check_order(of: &Signature<'_>) {
         };
         assert!(
             !verify(of.signatures, of.timestamp, of.id),
-            "nobody else has the key"
+            "accepted a signature not made with the key"
         );
         let own = signer.sign("POST", of.id, AT_S, of.body);
         let at = AT_S.to_string();
         assert!(verify(&own, &at, of.id));
-        assert!(!verify(&own, &at, "/another"), "another path is not signed");
+        assert!(
+            !verify(&own, &at, "/another"),
+            "accepted a signature of another path"
+        );
     });
 }
 
@@ -248,7 +254,7 @@ pub fn check_links(bytes: &[u8]) {
         let signed = text.len() - "&crc=0000".len();
         assert!(
             text[signed..].starts_with("&crc="),
-            "the checksum covers all before it: {text}"
+            "the checksum is not at the end: {text}"
         );
     }
     if let Some((id, sum)) = purpose_code::read(text) {
@@ -267,7 +273,7 @@ pub fn link_seeds() -> Vec<Vec<u8>> {
     let link = |kind, sum: Option<i64>| {
         let (id, bank) = ("AD10001246OADML79D5OP9279JLPI2V6", "100000000001");
         SbpLink::new(id, kind, bank, sum.map(Rub::from_kopecks))
-            .expect("a link")
+            .expect("valid link")
             .to_string()
     };
     let requisites = purpose_code::Requisites::default();
@@ -277,7 +283,7 @@ pub fn link_seeds() -> Vec<Vec<u8>> {
         link(LinkKind::Dynamic, Some(253)),
         link(LinkKind::Static, None),
         link(LinkKind::Static, Some(i64::MAX)),
-        // The checksum in the middle: what follows it is not covered.
+        // Checksum in the middle: the text after it is not covered.
         link(LinkKind::Static, None) + "&sum=253&cur=RUB",
         payload,
         "for shares PAY-0190-a".to_owned(),

@@ -15,7 +15,7 @@ use crate::market::{Market, limits, node};
 
 const SEQUENCE: u64 = 7;
 
-/// A folder of one thread, with room for one snapshot file.
+/// A temporary folder per thread, with one snapshot file.
 struct Folder {
     dir: TempDir,
     file: PathBuf,
@@ -23,8 +23,8 @@ struct Folder {
 
 thread_local! {
     static FOLDER: Folder = {
-        let dir = tempfile::tempdir().expect("a folder");
-        let file = Snapshots::new(dir.path()).write(SEQUENCE, b"").expect("written");
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let file = Snapshots::new(dir.path()).write(SEQUENCE, b"").expect("snapshot written");
         Folder { dir, file }
     };
 }
@@ -33,36 +33,36 @@ thread_local! {
 pub fn check_file(bytes: &[u8]) {
     FOLDER.with(|folder| {
         let snapshots = Snapshots::new(folder.dir.path());
-        std::fs::write(&folder.file, bytes).expect("written");
-        let found = snapshots
-            .newest(u64::MAX)
-            .expect("a folder that can be read");
+        std::fs::write(&folder.file, bytes).expect("snapshot file written");
+        let found = snapshots.newest(u64::MAX).expect("folder readable");
         assert_eq!(snapshots.is_good(SEQUENCE), found.is_some());
         assert_eq!(snapshots.newest(SEQUENCE - 1).expect("read"), None);
         let good: &[u64] = if found.is_some() { &[SEQUENCE] } else { &[] };
         assert_eq!(snapshots.good().expect("read"), good);
         if let Some(found) = found {
             assert_eq!(found.sequence, SEQUENCE);
-            snapshots.write(SEQUENCE, &found.payload).expect("written");
+            snapshots
+                .write(SEQUENCE, &found.payload)
+                .expect("snapshot written");
             let again = std::fs::read(&folder.file).expect("read");
-            assert_eq!(again, bytes, "a payload has one file");
+            assert_eq!(again, bytes, "equal payloads have equal files");
         }
     });
 }
 
 pub fn file_seeds() -> Vec<Vec<u8>> {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("temporary folder");
     let file = |payload: &[u8]| {
         let path = Snapshots::new(folder.path())
             .write(SEQUENCE, payload)
-            .expect("written");
+            .expect("snapshot written");
         std::fs::read(path).expect("read")
     };
     vec![file(b""), file(b"a state"), file(&[0; 300])]
 }
 
-/// Any bytes as the payload of a checkpoint. Its checksum is left out: what is damaged behind it must be
-/// refused too.
+/// Any bytes as the payload of a checkpoint. The checksum is skipped: damage that it does not
+/// detect must be rejected too.
 pub fn check_state(bytes: &[u8]) {
     let payload = aligned(bytes);
     let image = CoreImage::decode(&payload);
@@ -73,18 +73,19 @@ pub fn check_state(bytes: &[u8]) {
             .ok()
     });
     if let (Ok(image), Some(core)) = (&image, &core) {
-        // The machine is all of the image but what is the replica's.
+        // The core is the whole image except the replica's part.
         let same = core.image().with_beside(image.beside().to_vec());
-        let again = Core::restore(&same, limits()).expect("its own image");
+        let again = Core::restore(&same, limits()).expect("a core restores its own image");
         assert_eq!(again.state_hash(), core.state_hash());
     }
     let restored = expect_panics(|| restore(node(), limits(), &payload));
     match restored {
         Ok(state) => {
-            let core = core.expect("the replica's state has a machine");
+            let core = core.expect("the replica's state contains a core");
             assert_eq!(state.core().state_hash(), core.state_hash());
-            let written = state.take().encode().expect("memory");
-            let again = restore(node(), limits(), &written).expect("its own checkpoint");
+            let written = state.take().encode().expect("state encoded");
+            let again =
+                restore(node(), limits(), &written).expect("a replica restores its own checkpoint");
             assert_eq!(again.sequence(), state.sequence());
             assert!(again.orders().eq(state.orders()));
             assert!(again.trading_holds().eq(state.trading_holds()));
@@ -103,7 +104,7 @@ fn aligned(bytes: &[u8]) -> AlignedVec {
 pub fn state_seeds() -> Vec<Vec<u8>> {
     let of = |commands| {
         let state = Market::new(1, commands).state;
-        state.take().encode().expect("memory").to_vec()
+        state.take().encode().expect("state encoded").to_vec()
     };
     vec![of(0), of(5), of(60)]
 }

@@ -14,11 +14,11 @@ use types::{
 use crate::market::Market;
 
 const SEQUENCE: u64 = 1;
-/// Far enough from 1970 for the longest wait before a command.
+/// Later than the longest wait before a command, counted from 1970.
 const TIME_NS: u64 = 8_000_000_000;
 
-/// Any bytes as the payload of a command and of an event: refused with a text, or a value that can be
-/// shown and that is journalled and read the same.
+/// Any bytes as the payload of a command and of an event: rejected with a reason, or a value that
+/// formats and survives a journal round trip.
 pub fn check(bytes: &[u8]) {
     let event = decode_event(&frame(FrameKind::Event, bytes));
     let command = decode_command(&frame(FrameKind::Command, bytes));
@@ -31,7 +31,7 @@ pub fn check(bytes: &[u8]) {
     if event.is_err() && command.is_err() {
         return;
     }
-    // An event is journalled after a command.
+    // An event follows a command in the journal.
     let command = command.unwrap_or_else(|_| cancel());
     let events: Vec<EventEnvelope> = event.into_iter().collect();
     assert!(!format!("{command:?} {events:?}").is_empty());
@@ -68,13 +68,15 @@ fn cancel() -> Envelope {
     }
 }
 
-/// A command and its events as they come out of a journal.
+/// A command and its events after a journal round trip.
 fn journalled(command: &Envelope, events: &[EventEnvelope]) -> (Envelope, Vec<EventEnvelope>) {
     let (mut first, mut rest) = (None, Vec::new());
     for frame in frames(command, events) {
         match frame.kind {
-            FrameKind::Command => first = Some(decode_command(&frame).expect("as written")),
-            FrameKind::Event => rest.push(decode_event(&frame).expect("as written")),
+            FrameKind::Command => {
+                first = Some(decode_command(&frame).expect("a written command decodes"))
+            }
+            FrameKind::Event => rest.push(decode_event(&frame).expect("a written event decodes")),
         }
     }
     (first.expect("a command"), rest)
@@ -103,7 +105,7 @@ fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
     frames
 }
 
-/// Payloads of a small market; one of each kind is in `fuzz/seeds/commands`.
+/// Payloads of a small market; `fuzz/seeds/commands` has one of each kind.
 pub fn seeds() -> Vec<Vec<u8>> {
     let payloads = |command: &Envelope, events: &[EventEnvelope]| {
         let first = Envelope {

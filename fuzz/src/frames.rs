@@ -9,8 +9,8 @@ use journal::{Config, Follower, FrameKind, Journal, Storage, list, walk};
 
 const BLOCK_BYTES: usize = 512;
 
-/// Panics when the bytes do: a frame that is read is written the same again, a walk sees what an
-/// opening sees, and what was opened once opens again.
+/// Asserts that a decoded frame re-encodes equal, that iterating and opening a log agree, and that
+/// an opened log opens again.
 pub fn check(bytes: &[u8]) {
     if let Found::Frame(found) = frame::read(bytes) {
         let mut again = Buffer::default();
@@ -25,7 +25,7 @@ pub fn check(bytes: &[u8]) {
             &found.payload,
         );
         let Found::Frame(other) = frame::read(again.bytes()) else {
-            panic!("what was written is a frame");
+            panic!("a written frame decodes");
         };
         assert_eq!(
             frame::Frame {
@@ -37,9 +37,9 @@ pub fn check(bytes: &[u8]) {
     }
     let storage = Arc::new(MemoryStorage::default());
     let length = bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
-    storage.create(1, length as u64).expect("made");
+    storage.create(1, length as u64).expect("segment created");
     storage.damage(1, 0, bytes);
-    list(&storage).expect("a list needs no whole frames");
+    list(&storage).expect("listing does not need complete frames");
     let (mut units, mut frames) = (0, Vec::new());
     let walked = walk(&storage, |frame| {
         units += u64::from(frame.unit_end);
@@ -58,18 +58,18 @@ pub fn check(bytes: &[u8]) {
             assert_eq!(journal.commit().position(), end);
             assert!(units <= end || end == 0);
             journal.close();
-            let again = open().expect("a tail is cut once");
+            let again = open().expect("an opened log opens again");
             assert_eq!(again.commit().position(), end);
         }
         (Err(_), Err(_)) => {}
         (walked, opened) => panic!(
-            "a walk gives {walked:?}, an opening {:?}",
+            "iterating returns {walked:?}, opening {:?}",
             opened.map(|journal| journal.commit().position())
         ),
     }
 }
 
-/// A reader in another process gives a beginning of the same frames.
+/// A reader in another process returns a prefix of the same frames.
 fn follow(storage: &Arc<MemoryStorage>, frames: &[frame::Frame]) {
     let mut follower = Follower::new(Arc::new(storage.clone()), 0);
     let mut expected = frames.iter();
@@ -82,11 +82,14 @@ fn follow(storage: &Arc<MemoryStorage>, frames: &[frame::Frame]) {
     }
 }
 
-/// Logs of one segment: whole, torn, damaged, of another version; a lone frame.
+/// Logs of one segment: complete, torn, damaged, of another version; a single frame.
 pub fn seeds() -> Vec<Vec<u8>> {
     let three = log(&[1, 3, 2]);
     let mut torn = three.clone();
-    let end = torn.iter().rposition(|byte| *byte != 0).expect("written");
+    let end = torn
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .expect("a non-zero byte");
     torn[end - 9..].fill(0);
     let mut hole = three.clone();
     hole[100] ^= 0x40;
@@ -105,7 +108,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A batch for each number of commands.
+/// A log with one batch per entry of `batches`: its number of commands.
 fn log(batches: &[u64]) -> Vec<u8> {
     let storage = Arc::new(MemoryStorage::default());
     let config = Config {
@@ -115,8 +118,9 @@ fn log(batches: &[u64]) -> Vec<u8> {
     };
     let mut sequence = 0;
     for commands in batches {
-        // Closing writes what was appended: each opening has a batch of its own.
-        let journal = Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("opens");
+        // Closing writes what was appended: each opening has its own batch.
+        let journal =
+            Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("journal opened");
         let mut appender = journal.appender();
         for _ in 0..*commands {
             sequence += 1;

@@ -1,19 +1,20 @@
-//! Fuzz targets: every decoder of bytes that another process, a member, the bank or a disk has made.
+//! Fuzz targets: decoders of bytes from another process, a member, the bank or a disk.
 //!
-//! A target is a function that takes any bytes and panics where a decoder breaks its word: a panic of
-//! the decoder, a value that does not encode to what it was read from, two readers of one format that
-//! differ. [`TARGETS`] lists them. `cargo xtask fuzz` runs them under libFuzzer (`fuzz/libfuzzer`); the
-//! ordinary tests run each over its seeds and a few thousand mutations of them.
+//! A target is a function that takes any bytes and panics if a decoder breaks its contract: the
+//! decoder panics, a value does not encode to the bytes it was decoded from, or two readers of one
+//! format disagree. [`TARGETS`] lists them. `cargo xtask fuzz` runs them under libFuzzer
+//! (`fuzz/libfuzzer`). The ordinary tests run each over its seeds and a few thousand mutations of
+//! them.
 //!
-//! Seeds are made by the target's `seeds` from encoders, so that they follow the formats; beside them
-//! are the files in `fuzz/seeds/<target>`, some of which a fuzzer has found.
+//! The target's `seeds` builds seeds with encoders, so that they follow the formats. The files in
+//! `fuzz/seeds/<target>` are additional seeds; a fuzzer found some of them.
 
 mod bank;
 pub mod checkpoints;
 pub mod commands;
 pub mod frames;
 #[path = "../../node/src/replay/lobster.rs"]
-#[allow(dead_code, clippy::missing_errors_doc)] // the program's own file: nothing depends on it
+#[allow(dead_code, clippy::missing_errors_doc)] // the program's own file
 mod lobster;
 mod market;
 mod messages;
@@ -30,10 +31,10 @@ pub use random::Random;
 /// One decoder, or several of one format.
 pub struct Target {
     pub name: &'static str,
-    /// What it reads, and what is asserted beside "no panic".
+    /// Decoded input, and assertions in addition to "no panic".
     pub about: &'static str,
     pub check: fn(&[u8]),
-    /// Inputs that the decoder takes.
+    /// Inputs that the decoder accepts.
     pub seeds: fn() -> Vec<Vec<u8>>,
     /// Mutations of each seed in the ordinary tests.
     pub mutations: usize,
@@ -42,98 +43,98 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target {
         name: "client-messages",
-        about: "binary protocol as the gateway reads it: re-encodes to the same bytes, whole or in pieces",
+        about: "binary protocol as the gateway decodes it: re-encodes to the same bytes, whole or in pieces",
         check: messages::check_client,
         seeds: messages::client_seeds,
         mutations: 200,
     },
     Target {
         name: "server-messages",
-        about: "binary protocol as the client reads it: re-encodes to the same bytes, whole or in pieces",
+        about: "binary protocol as the client decodes it: re-encodes to the same bytes, whole or in pieces",
         check: messages::check_server,
         seeds: messages::server_seeds,
         mutations: 200,
     },
     Target {
         name: "frames",
-        about: "journal frames, walk and opening of a log: a frame is written the same, both agree on the end",
+        about: "journal frames, iteration and opening of a log: frames re-encode equal, both agree on the end",
         check: frames::check,
         seeds: frames::seeds,
         mutations: 400,
     },
     Target {
         name: "commands",
-        about: "payloads of journalled commands and events: what is read is journalled and read the same",
+        about: "payloads of journalled commands and events: decoded values survive a journal round trip",
         check: commands::check,
         seeds: commands::seeds,
         mutations: 20,
     },
     Target {
         name: "snapshots",
-        about: "files of snapshots: a payload that is given was written, every reader of the folder agrees",
+        about: "snapshot files: a returned payload was written, every reader of the folder agrees",
         check: checkpoints::check_file,
         seeds: checkpoints::file_seeds,
         mutations: 700,
     },
     Target {
         name: "checkpoints",
-        about: "state of the machine and of the replica: refused with a reason, or written and read the same",
+        about: "state of the core and of the replica: rejected with a reason, or round-trips",
         check: checkpoints::check_state,
         seeds: checkpoints::state_seeds,
         mutations: 1_000,
     },
     Target {
         name: "packed-events",
-        about: "packed rows of outbox and log: both readers agree, packed again they are the same records",
+        about: "packed rows of outbox and log: both readers agree, records round-trip",
         check: packed::check,
         seeds: packed::seeds,
         mutations: 300,
     },
     Target {
         name: "bank-messages",
-        about: "webhooks and answers of the bank: read, written and read the same, amounts and times in range",
+        about: "webhooks and answers of the bank: they round-trip, amounts and times are in range",
         check: bank::check_messages,
         seeds: bank::message_seeds,
         mutations: 300,
     },
     Target {
         name: "signatures",
-        about: "headers of webhooks and of orders to the bank: no text but the signed one is taken",
+        about: "headers of webhooks and of orders to the bank: only the signed text is accepted",
         check: bank::check_signatures,
         seeds: bank::signature_seeds,
         mutations: 400,
     },
     Target {
         name: "links",
-        about: "payment links, requisites and account numbers: what is read is written and read the same",
+        about: "payment links, requisites and account numbers: decoded values round-trip",
         check: bank::check_links,
         seeds: bank::link_seeds,
         mutations: 500,
     },
     Target {
         name: "request-times",
-        about: "the check of times in encoded requests: no request with a time out of range passes",
+        about: "check of times in encoded requests: no request with a time out of range passes",
         check: times::check,
         seeds: times::seeds,
         mutations: 500,
     },
     Target {
         name: "numbers",
-        about: "decimals, amounts, ids of requests: text and number agree, arithmetic is exact or refused",
+        about: "decimals, amounts, ids of requests: text and number agree, arithmetic is exact or an error",
         check: numbers::check,
         seeds: numbers::seeds,
         mutations: 300,
     },
     Target {
         name: "order-flow",
-        about: "order flow in the LOBSTER format: a row is written and read the same",
+        about: "order flow in the LOBSTER format: rows round-trip",
         check: tape::check,
         seeds: tape::seeds,
         mutations: 500,
     },
 ];
 
-/// The target of a name.
+/// The target with this name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

@@ -1,4 +1,4 @@
-//! A small market whose journal is what the seeds of commands and checkpoints are made of.
+//! A small market whose journal is the source of the seeds of commands and checkpoints.
 
 use admission::{
     AdmissionConfig, AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request,
@@ -28,7 +28,7 @@ pub fn node() -> NodeId {
     NodeId::new(1).expect("a node")
 }
 
-/// Bounds of a small node, so that what a damaged state may ask for is small.
+/// Limits of a small node, which bound the allocations of a damaged state.
 pub fn limits() -> AdmissionConfig {
     AdmissionConfig {
         orders_max: 1 << 10,
@@ -94,11 +94,13 @@ impl Market {
         };
         let events = self.core.apply(&command).to_vec();
         let record = Record { command, events };
-        self.state.apply(&record).expect("the same events");
+        self.state
+            .apply(&record)
+            .expect("replica accepts the core's events");
         self.records.push(record);
     }
 
-    /// One command that admission lets pass, or none.
+    /// Submits one random command if admission accepts it.
     fn any(&mut self) {
         let open: Vec<Handle> = self.state.orders().map(|order| order.handle).collect();
         let request = match self.random.below(10) {
@@ -139,7 +141,7 @@ impl Market {
     }
 
     fn change(&mut self, pick: usize, handle: Handle) -> Request {
-        let user = self.state.order(handle).expect("it is open").user;
+        let user = self.state.order(handle).expect("order is open").user;
         let (session, client_seq, key_hash) = (SessionIx::NONE, 0, Id128::NONE);
         match pick {
             6 => Request::MassCancel(MassCancelRequest {

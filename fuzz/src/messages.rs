@@ -8,7 +8,7 @@ use wire::{
 
 use crate::Random;
 
-/// What is done alike with the messages of one direction, whose trait the crate keeps to itself.
+/// Check and seeds of one direction; the trait of its messages is private to `wire`.
 macro_rules! direction {
     ($set:ident, $check:ident, $seeds:ident) => {
         /// Any bytes as a stream of messages.
@@ -20,13 +20,13 @@ macro_rules! direction {
                 let Some((header, message)) = parse::<$set>(rest)? else {
                     return Ok(None);
                 };
-                assert_eq!(head, Some(header), "the header alone says the same");
+                assert_eq!(head, Some(header), "peek and parse agree on the header");
                 let length = usize::from(header.length);
                 assert!((HEADER_LEN..=MESSAGE_LEN_MAX).contains(&length));
                 let mut again = Vec::new();
                 append(&message, header.channel, header.sequence, &mut again);
                 assert_eq!(again, rest[..length], "{message:?}");
-                // Another channel changes the channel alone.
+                // `set_channel` changes the channel alone.
                 set_channel(&mut again, !header.channel);
                 let other = parse::<$set>(&again)
                     .expect("still a message")
@@ -36,7 +36,7 @@ macro_rules! direction {
                 at += length;
                 Ok(Some((header, message)))
             });
-            // The same stream as it comes in pieces.
+            // The same stream in pieces.
             let size = 1 + usize::from(bytes.first().copied().unwrap_or(0) % 61);
             let (mut buffer, mut pieces) = (BytesMut::new(), bytes.chunks(size));
             let (cut, cut_error) = loop_over(|| {
@@ -44,7 +44,7 @@ macro_rules! direction {
                     match (take::<$set>(&mut buffer)?, pieces.clone().next()) {
                         (Some(found), _) => return Ok(Some(found)),
                         (None, Some(piece)) => {
-                            assert!(buffer.len() < MESSAGE_LEN_MAX, "what is kept has a bound");
+                            assert!(buffer.len() < MESSAGE_LEN_MAX, "the buffer is bounded");
                             buffer.extend_from_slice(piece);
                             pieces.next();
                         }
@@ -55,7 +55,7 @@ macro_rules! direction {
             assert_eq!((whole, error), (cut, cut_error));
         }
 
-        /// Each type with fields of zeros, of ones and of anything; a stream of all.
+        /// Each type with fields of zeros, of ones and of random bytes; a stream of all.
         pub fn $seeds() -> Vec<Vec<u8>> {
             let mut random = Random(1);
             let mut seeds = Vec::new();

@@ -1,4 +1,4 @@
-//! Numbers and ids that come in as text.
+//! Numbers and ids parsed from text.
 
 use proto::common::v1::{Decimal as WireDecimal, MonetaryAmount, Money};
 use proto::convert::{self, monetary_amount, money_minor, optional_decimal, to_decimal};
@@ -8,7 +8,7 @@ use types::{
     Rounding, Side, TimeInForce, UserId,
 };
 
-/// Digits after the point that a decimal may have.
+/// Most digits after the decimal point.
 const SCALE_MAX: u8 = 18;
 
 /// Any text, in lines: two numbers, and a name.
@@ -33,7 +33,7 @@ pub fn check(bytes: &[u8]) {
 }
 
 fn check_number(a: Decimal) {
-    let again: Decimal = a.to_string().parse().expect("its own text");
+    let again: Decimal = a.to_string().parse().expect("formatted text parses");
     assert_eq!((again.mantissa(), again.scale()), (a.mantissa(), a.scale()));
     assert_eq!(a.normalized(), a);
     assert!(a.normalized().scale() <= a.scale());
@@ -71,7 +71,7 @@ fn check_pair(a: Decimal, b: Decimal) {
     assert_eq!(product, b.checked_mul(a));
     if let Ok(steps) = a.steps_of(b) {
         assert!(b.is_positive());
-        let steps = Decimal::new(steps, 0).expect("no more steps than digits");
+        let steps = Decimal::new(steps, 0).expect("the number of steps is a decimal");
         assert!(steps.checked_mul(b).is_ok_and(|product| product == a));
     }
     assert_eq!(a == b, a.checked_sub(b).is_ok_and(Decimal::is_zero));
@@ -111,7 +111,7 @@ fn check_conversions(value: &str, code: &str) {
     }
 }
 
-/// Ids and codes: what is taken is given back as it was.
+/// Ids and codes: accepted text is returned unchanged.
 fn check_names(text: &str) {
     if let Ok(id) = UserId::new(text) {
         assert_eq!(id.as_str(), text);

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::Random;
 
-/// The first byte is the number of records that the row's other column says, the rest is the value, as it
-/// is and with a checksum that fits.
+/// The first byte is the record count of the row's other column. The rest is the value, checked as
+/// it is and with a valid checksum appended.
 pub fn check(bytes: &[u8]) {
     let Some((count, value)) = bytes.split_first() else {
         return;
@@ -61,7 +61,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let records: Vec<Record> = (0..count).map(|at| record(at, &mut random)).collect();
         let value = packed(&records);
         let mut seed = vec![count as u8];
-        // With its checksum, and without: the target makes one.
+        // With its checksum, and without: the target appends one.
         seed.extend_from_slice(&value);
         [seed.clone(), seed[..seed.len() - 4].to_vec()]
     };

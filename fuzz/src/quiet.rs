@@ -1,4 +1,4 @@
-//! Panics that production code catches itself: they are neither findings nor printed.
+//! Panics that production code catches itself: neither reported as findings nor printed.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -10,8 +10,8 @@ thread_local! {
     static IS_EXPECTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code that catches its own panics. The hook that is there is not called for them: it prints, and
-/// the fuzzer's ends the process.
+/// Runs code that catches its own panics, without calling the installed panic hook: it prints, and
+/// the fuzzer's hook ends the process.
 pub fn expect_panics<T>(run: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -25,5 +25,5 @@ pub fn expect_panics<T>(run: impl FnOnce() -> T) -> T {
     IS_EXPECTED.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(run));
     IS_EXPECTED.set(false);
-    outcome.unwrap_or_else(|panic| panic!("not caught: {}", panic_text(&*panic)))
+    outcome.unwrap_or_else(|panic| panic!("uncaught panic: {}", panic_text(&*panic)))
 }

@@ -1,4 +1,4 @@
-//! Random numbers and mutations that a seed decides.
+//! Seeded random numbers and mutations.
 
 /// SplitMix64.
 pub struct Random(pub u64);
@@ -21,7 +21,7 @@ impl Random {
         (0..length).map(|_| self.long() as u8).collect()
     }
 
-    /// A few bytes changed, a piece zeroed, doubled, inserted or cut off.
+    /// Changes a few bytes; zeroes, duplicates, inserts or truncates a piece.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(4) {
             let at = self.below(bytes.len());
@@ -41,7 +41,7 @@ impl Random {
         }
     }
 
-    /// Ends of ranges, signs of texts, or any byte.
+    /// Range limits, punctuation of text formats, or any byte.
     fn interesting(&mut self) -> u8 {
         const BYTES: &[u8] = b"\x00\x01\x7f\x80\xff09-+.,=&?|\"{}[] ";
         let at = self.below(2 * BYTES.len());

@@ -1,15 +1,15 @@
-//! Files of order flow for `platform replay`.
+//! Order flow files for `platform replay`.
 
 use crate::lobster::{format, parse};
 
-/// Any text as a row.
+/// Any text as rows.
 pub fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
     for line in text.lines() {
         if let Ok(row) = parse(line) {
-            assert_eq!(parse(&format(&row)).expect("as written"), row);
+            assert_eq!(parse(&format(&row)).expect("a formatted row parses"), row);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The check of times in encoded requests, beside a full decoding of the same bytes.
+//! Check of times in encoded requests, compared with full decoding of the same bytes.
 
 use prost::{Message, Name};
 use prost_types::Timestamp;
@@ -8,7 +8,7 @@ use proto::convert::{timestamp_us, to_timestamp_us};
 use proto::payments::v1::ReconcileRequest;
 use proto::times::{JSON_SECONDS, SECONDS, clamped, problems};
 
-/// Any bytes as two requests: one that has a time, and one with times nested and in a list.
+/// Any bytes as two requests: one with a time, one with nested and repeated times.
 pub fn check(bytes: &[u8]) {
     decoded::<ReconcileRequest>(bytes, |request| {
         let context = request
@@ -33,7 +33,7 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
-/// No request that decodes passes with a time out of range, and no walk ends otherwise than with problems.
+/// No request that decodes passes with a time out of range. Problems name their field.
 fn decoded<M: Message + Name + Default>(
     bytes: &[u8],
     times: impl Fn(&M) -> Vec<Option<Timestamp>>,
@@ -54,11 +54,11 @@ fn decoded<M: Message + Name + Default>(
         .filter(is_bad)
         .collect();
     assert!(bad.is_empty() || !found.is_empty(), "{bad:?} passes");
-    // What was merged of several parts is judged as a whole again.
+    // Fields merged from several parts are checked again as a whole.
     let again = problems(&M::full_name(), &message.encode_to_vec());
     assert!(
         bad.is_empty() == again.is_empty(),
-        "{bad:?} against {again:?}"
+        "out of range: {bad:?}, reported: {again:?}"
     );
 }
 
@@ -72,7 +72,7 @@ fn check_time(time: Timestamp) {
         ..shown
     };
     assert_eq!(to_timestamp_us(us), whole);
-    // Whatever the number, there is a time.
+    // Every number is a time.
     let _ = to_timestamp_us(timestamp_us(&time));
 }
 

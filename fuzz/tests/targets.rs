@@ -1,14 +1,14 @@
-//! Every target over its seeds, the committed ones and a few thousand mutations that a seed decides.
+//! Runs every target over its seeds, the committed ones and a few thousand seeded mutations.
 
 use std::panic::catch_unwind;
 use std::path::Path;
 
 use fuzz::{Random, TARGETS, Target, target};
 
-/// Inputs of each target at least.
+/// Minimum number of inputs per target.
 const INPUTS_MIN: usize = 2_000;
 
-/// Seeds that the target makes, then the files in `fuzz/seeds/<name>` by name.
+/// Seeds built by the target, then the files in `fuzz/seeds/<name>` by name.
 fn seeds(of: &Target) -> Vec<Vec<u8>> {
     let mut seeds = (of.seeds)();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -25,7 +25,7 @@ fn seeds(of: &Target) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The input is in the error: a failure needs no fuzzer to be seen again.
+/// Runs one input. A failure prints the input, so that it can be reproduced without a fuzzer.
 fn check(of: &Target, input: &[u8]) {
     let outcome = catch_unwind(|| (of.check)(input));
     assert!(

@@ -1,9 +1,8 @@
-//! What a user may still order today, as far as this gateway can tell without asking: a lower bound of the
-//! budget that admission counts down.
+//! Lower bound of a user's remaining daily budget, which admission counts down.
 //!
-//! Every order is taken off here when it is sent, refused ones included, so the figure is never above
-//! admission's. An order past it is not refused here: the budget is read again once, then identity is asked for
-//! that very order (`design.md` 3).
+//! Every order is subtracted when it is sent, refused ones included, so the figure never exceeds
+//! admission's. An order above it is not refused here: the budget is read again once, then identity
+//! checks that very order (`design.md` 3).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -13,13 +12,13 @@ use types::{Minor, UserIx};
 
 pub struct Budget {
     left_minor: AtomicI64,
-    /// Moscow day it is of; 0 = has to be read again.
+    /// Moscow day of the figure; 0 = must be read again.
     day: AtomicU32,
-    /// The limit behind the last figure, [`UNKNOWN`] before the first.
+    /// The limit that the last figure derives from, [`UNKNOWN`] before the first.
     limit_minor: AtomicI64,
 }
 
-/// No limit was read yet.
+/// No limit has been read yet.
 const UNKNOWN: i64 = -1;
 
 impl Default for Budget {
@@ -33,7 +32,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Takes an order off; false when it is not covered, and nothing is taken.
+    /// Subtracts an order. False, and nothing subtracted, when the budget does not cover it.
     pub fn take(&self, needed: Minor, day: u32) -> bool {
         if self.day.load(Ordering::Acquire) != day {
             return false;
@@ -54,8 +53,8 @@ impl Budget {
         self.day.store(day, Ordering::Release);
     }
 
-    /// By how much a limit just read is higher than the one before. Only one of several readers is told of
-    /// a raise.
+    /// How much a limit just read exceeds the previous one. Only one of several readers gets a
+    /// raise.
     pub fn raised(&self, limit: Minor) -> Minor {
         match self.limit_minor.swap(limit.0, Ordering::AcqRel) {
             UNKNOWN => Minor::ZERO,
@@ -63,8 +62,8 @@ impl Budget {
         }
     }
 
-    /// The raise was not journalled: the next reader is told of it again. One that was measured against
-    /// it meanwhile keeps its figure, so nothing is counted twice.
+    /// The raise was not journalled: the next reader gets it again. A raise measured against it
+    /// meanwhile keeps its figure, so nothing is counted twice.
     pub fn not_raised(&self, raise: Minor) {
         let lower = |limit: i64| (limit != UNKNOWN).then(|| limit - raise.0);
         let _ = self
@@ -102,15 +101,15 @@ mod tests {
         assert!(budget.is_stale(7) && !budget.take(Minor(1), 7));
         budget.set(Minor(100), 7);
         assert!(budget.take(Minor(60), 7));
-        assert!(!budget.take(Minor(41), 7), "one kopeck past it");
+        assert!(!budget.take(Minor(41), 7), "one kopeck above the budget");
         assert!(budget.take(Minor(40), 7));
-        assert!(!budget.take(Minor(1), 8), "yesterday's budget is none");
+        assert!(!budget.take(Minor(1), 8), "yesterday's budget is void");
         budget.set(Minor(100), 8);
         budget.drop_figure();
         assert!(budget.is_stale(8));
         let raises = [100, 100, 150, 120].map(|limit| budget.raised(Minor(limit)).0);
         assert_eq!(raises, [0, 0, 50, 0]);
-        // One that the journal did not take is not lost, also when the limit was read again meanwhile.
+        // A raise that was not journalled is kept, also if the limit was read again meanwhile.
         let raise = budget.raised(Minor(200));
         let later = budget.raised(Minor(250));
         assert_eq!((raise, later), (Minor(80), Minor(50)));

@@ -1,4 +1,4 @@
-//! ConfirmClock: a person accepts the machine's clock after a step that nothing explains (`design.md` 8).
+//! ConfirmClock: an operator accepts the machine's clock after an unexplained step (`design.md` 8).
 
 use admission::{Known, Request};
 use replica::State;
@@ -10,10 +10,11 @@ use crate::market::Market;
 use crate::orders::Answered;
 use crate::refusal;
 
-/// Journals that the clock, `offset_s` seconds ahead, is right. Returns when it is durable: new orders are taken.
+/// Journals that the clock, `offset_s` seconds ahead, is right. Returns when that is durable: new
+/// orders are accepted.
 ///
 /// # Errors
-/// `CLOCK_NOT_SUSPECT` when there is nothing to confirm, `CLOCK_OFFSET` when the clock is off by another figure.
+/// `CLOCK_NOT_SUSPECT` when there is nothing to confirm, `CLOCK_OFFSET` when the offset differs.
 pub async fn confirm(
     market: &Market,
     offset_s: i64,

@@ -1,4 +1,5 @@
-//! Settings of this room. Every default is a proposal of `docs/decisions` and may be changed in the configuration file.
+//! Settings of the gateway. Every default is a proposal of `docs/decisions` and may be changed in
+//! the configuration file.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,77 +11,79 @@ use crate::identity::LimitBasis;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// Folder of this room: `market.db`, `tls/`.
+    /// Data folder: `market.db`, `tls/`.
     pub data_dir: PathBuf,
     /// Number of the engine node whose journal this is.
     pub node: u8,
     /// UDP address of the trading protocol; port 0 = any free one.
     pub quic_listen: SocketAddr,
-    /// Messages a second and session; 0 = no limit (D33).
+    /// Messages per second and session; 0 = no limit (D33).
     pub throttle_per_s: u32,
-    /// Messages a second and user, over all its sessions; 0 = no limit.
+    /// Messages per second and user, over all its sessions; 0 = no limit.
     pub user_throttle_per_s: u32,
-    /// Messages a second and member group, over all sessions of its users; 0 = no limit.
+    /// Messages per second and member group, over all sessions of its users; 0 = no limit.
     pub group_throttle_per_s: u32,
-    /// Trading connections at once, and those of one address.
+    /// Concurrent trading connections, and those of one address.
     pub connections_max: u32,
     pub connections_per_address_max: u32,
-    /// Bytes of messages that all sessions together can send again from memory, and messages of one
-    /// session; older ones come from the journal.
+    /// Resend window in memory: bytes of all sessions together, and messages of one session. Older
+    /// messages come from the journal.
     pub window_bytes_max: usize,
     pub window_messages_max: usize,
-    /// Sessions a user may ever name: each is kept for good.
+    /// Sessions that a user may ever name: each is kept for good.
     pub sessions_per_user_max: u32,
-    /// Open orders of a user, at most a sixteenth of the node's 1,048,576, and those of a user on one
-    /// instrument. Journalled at the start when they have changed; what is open already stays.
+    /// Open orders of a user, at most a sixteenth of the node's 1,048,576, and those of a user on
+    /// one instrument. Journalled at the start if changed; orders already open stay.
     pub open_orders_per_user: u32,
     pub open_orders_per_instrument: u32,
-    /// Lots, and value in roubles, of one order; 0 = no limit. Users and member groups may have others
-    /// (`SetMemberBounds`).
+    /// Lots, and value in roubles, of one order; 0 = no limit. `SetMemberBounds` sets other bounds
+    /// for users and member groups.
     pub lots_per_order: u64,
     pub roubles_per_order: u32,
-    /// MiB of journal a minute that the requests of one user, and what they cause, may take; 0 = no limit. Past
-    /// it only what reduces risk passes until the minute is over.
+    /// MiB of journal per minute that one user's requests and their effects may take; 0 = no limit.
+    /// Above it only requests that reduce risk pass until the minute is over.
     pub journal_mib_per_minute: u32,
-    /// Order messages of one user in a day for each of his trades, past the first 100,000; 0 = no limit. Beyond
-    /// it new orders and amends pass ten times a second.
+    /// Order messages that a user may send per day for each of its trades, above the first 100,000;
+    /// 0 = no limit. Above it new orders and amends pass ten times a second.
     pub order_messages_per_trade: u32,
-    /// Logins a second and user; 0 = no limit.
+    /// Logins per second and user; 0 = no limit.
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
     pub heartbeat_ms: u32,
-    /// How long a connection may take to log its first session in, in milliseconds.
+    /// Time limit of a connection's first login, in milliseconds.
     pub login_timeout_ms: u64,
-    /// Which figure the TRADING limit is checked with (T23).
+    /// Amount that is checked against the TRADING limit (T23).
     pub trading_limit_basis: LimitBasis,
     /// Price collar of market orders, in parts per million of the best opposite price (T19).
     pub collar_ppm: u32,
-    /// How far trades may move the price within a window before the market halts by itself, in parts per
-    /// million of the window's reference price; 0 = off, and the window as well (F08).
+    /// How far trades may move the price within a window before the market halts by itself, in
+    /// parts per million of the window's reference price; 0 = off (F08).
     pub velocity_ppm: u32,
-    /// Length of that window, in milliseconds.
+    /// Length of that window, in milliseconds; 0 = off.
     pub velocity_window_ms: u32,
     /// Trading fee in parts per million (8.3).
     pub fee_ppm: u32,
-    /// Age at which a hold that the journal does not know is given back, in milliseconds (`design.md` 4).
+    /// Age at which a hold unknown to the journal is released, in milliseconds (`design.md` 4).
     pub orphan_hold_age_ms: u64,
-    /// How long after a user's last session a trading hold without open orders is closed, in milliseconds; 0 =
-    /// never (`design.md` 4).
+    /// Time after a user's last session at which a trading hold without open orders is closed, in
+    /// milliseconds; 0 = never (`design.md` 4).
     pub trading_hold_idle_ms: u64,
-    /// How often the sweeper looks, in milliseconds.
+    /// Interval of the sweeper, in milliseconds.
     pub sweep_interval_ms: u64,
-    /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it
-    /// answers, in milliseconds.
+    /// How long a call that shrinks or closes a hold waits for settlement to release the money in
+    /// the ledger, in milliseconds.
     pub release_wait_ms: u64,
     /// How long a read waits for the history to reach what is durable, in milliseconds.
     pub read_wait_ms: u64,
-    /// How long a read of books and holds waits for the replica to pass what has a sequence, in milliseconds.
+    /// How long a read of books and holds waits for the replica to reach the last assigned
+    /// sequence, in milliseconds.
     pub replica_wait_ms: u64,
-    /// How often the gauges are read off the books, in milliseconds.
+    /// Interval of the gauges, in milliseconds.
     pub gauge_interval_ms: u64,
-    /// Sessions may choose a self-trade group of their own, and a user then trade with himself; off by default (T43).
+    /// Sessions may choose a self-trade group of their own, so that a user may trade with itself;
+    /// off by default (T43).
     pub stp_groups: bool,
-    /// Failed logins of one address in a minute after which it is refused.
+    /// Failed logins of one address per minute after which the address is refused.
     pub failed_logins_max: u32,
 }
 

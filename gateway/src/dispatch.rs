@@ -1,4 +1,4 @@
-//! What the health read and the gauges show of the trading path.
+//! Health checks and gauges of the trading path.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use types::{Sequence, Side};
 
 use crate::market::Market;
 
-/// How often the trading path is looked at: two flags.
+/// Interval between checks of the trading path. A check reads two flags.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Shows what the replica and its followers wait for in the health read.
+/// Shows in the health read what the replica and its followers wait for.
 pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     let mut troubles = market.replica.troubles();
     let mut shown: Vec<&'static str> = Vec::new();
@@ -33,22 +33,22 @@ pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: Cancel
     }
 }
 
-/// Says in the health read whether orders are taken at all (D41).
+/// Shows in the health read whether orders are accepted at all (D41).
 pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     const PART: &str = "trading_path";
     const CLOCK: &str = "clock";
     let mut shown = Stage::Open;
     loop {
         let failure = market.commit.failure().map(|failure| failure.to_string());
-        let closed = (!market.port.is_open()).then(|| "no more requests are taken".to_owned());
+        let closed = (!market.port.is_open()).then(|| "no more requests are accepted".to_owned());
         let stalled = market.commit.stalled().map(|reason| reason.to_string());
         let stage = market.port.stage();
         if stage != shown {
-            tracing::warn!(%stage, "orders are taken as followers of the journal allow");
+            tracing::warn!(%stage, "order intake stage changed");
             metrics::gauge!("market_intake_stage").set(f64::from(stage.level()));
             shown = stage;
         }
-        // Before it is closed it takes what comes: no reason to send anybody elsewhere.
+        // Until intake closes, requests are accepted: no reason to route callers elsewhere.
         let lags = matches!(stage, Stage::Closed(_)).then(|| stage.to_string());
         health.set(CLOCK, market.port.clock().state().trouble().as_deref());
         match failure.or(closed).or(stalled).or(lags) {
@@ -62,8 +62,8 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
     }
 }
 
-/// Levels a side of every book, as GetOrderBook counts them (R276), and how far those who follow the journal
-/// are behind what has a sequence.
+/// Sets the gauges: levels per side of every book, as GetOrderBook counts them (R276), and the lag
+/// of the journal's followers behind the last assigned sequence.
 pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     loop {

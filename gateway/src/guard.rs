@@ -1,5 +1,5 @@
-//! Parts that have to run until shutdown: one that ends before, by a panic too, fails the health read
-//! (D41). One that can go on from where it stopped is begun again.
+//! Supervision of tasks that must run until shutdown. A task that ends early, also by a panic,
+//! fails the health read (D41). A task that can continue where it stopped is restarted.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 
-/// Pauses before a part is begun again: the first, and the longest, which it also has to run for the
-/// next pause to be the first again.
+/// Pauses before a restart: the first, and the longest. A task that ran for the longest pause
+/// starts over with the first.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
@@ -36,7 +36,7 @@ impl Drop for Guard {
             tracing::error!(
                 part = self.part,
                 reason = self.reason,
-                "a part of the market has stopped"
+                "market task stopped before shutdown"
             );
             self.health
                 .set_failing(self.part, std::mem::take(&mut self.reason));
@@ -44,7 +44,7 @@ impl Drop for Guard {
     }
 }
 
-/// Starts a part. `shutdown` is the token that ends it.
+/// Spawns a task. `shutdown` is the token that ends it.
 pub fn spawn(
     health: &Health,
     part: &'static str,
@@ -63,9 +63,9 @@ pub fn spawn(
     })
 }
 
-/// Starts a part that `make` begins again when it has ended, from where it stopped. `part` in the
-/// health read is this alone: failing from its end until it has run as long as the last pause.
-/// `shutdown` is the token that ends it.
+/// Spawns a task that `make` restarts, where it stopped, when it has ended. No other task uses
+/// `part` in the health read: it fails from the task's end until the task has run as long as the
+/// last pause. `shutdown` is the token that ends it.
 pub fn keep<F>(
     health: &Health,
     part: &'static str,
@@ -100,11 +100,7 @@ where
             if begun.elapsed() > RETRY_MAX {
                 failed = 0;
             }
-            tracing::error!(
-                part,
-                reason,
-                "a part of the market has failed; it is begun again"
-            );
+            tracing::error!(part, reason, "market task failed: restarting it");
             metrics::counter!("market_restarts_total", "part" => part).increment(1);
             health.set_failing(part, reason);
             tokio::select! {
@@ -138,11 +134,11 @@ mod tests {
         let failing = health.failing();
         let parts: Vec<_> = failing.keys().map(String::as_str).collect();
         assert_eq!(parts, ["ended", "failed", "panicked"]);
-        assert_eq!(failing["failed"], "9 is no node number");
+        assert_eq!(failing["failed"], "invalid node number 9");
     }
 
     #[tokio::test]
-    async fn a_part_that_fails_is_begun_again_until_it_runs() {
+    async fn a_failed_task_is_restarted_until_it_runs() {
         let (health, shutdown) = (Health::new("market"), CancellationToken::new());
         let mut begun = 0;
         let stop = shutdown.clone();

@@ -1,7 +1,7 @@
-//! Identity as the market uses it: who may trade, and for how much today.
+//! The identity service as the market uses it: who may trade, and for how much today.
 //!
-//! Profiles are cached; identity's events drop what they concern ([`Identity::forget`]),
-//! [`CACHE_LIFETIME_MS`] drops the rest. `check_trading` is never cached: it is the question of
+//! Profiles are cached. Identity's events evict the users they concern ([`Identity::forget`]),
+//! [`CACHE_LIFETIME_MS`] evicts the rest. `check_trading` is never cached: it is the check of
 //! specification 4.3.2.
 
 use std::collections::HashMap;
@@ -16,14 +16,14 @@ use tonic::Status;
 use types::instrument::MONEY_DECIMALS;
 use types::{Decimal, Minor};
 
-/// How long a profile is believed without an event saying otherwise.
+/// Lifetime of a cached profile without an event.
 pub const CACHE_LIFETIME_MS: u64 = 60_000;
 
-/// Which figure the TRADING limit is checked with (T23).
+/// Amount that is checked against the TRADING limit (T23).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitBasis {
-    /// The order's quantity, as the text says.
+    /// The order's quantity, as the specification says.
     #[default]
     Quantity,
     /// Quantity times price.
@@ -39,7 +39,7 @@ pub struct Identity {
 #[derive(Default)]
 struct Cache {
     profiles: HashMap<String, (Profile, Instant)>,
-    /// Raised by every event about a user: an answer to an earlier question may be older than it.
+    /// Incremented by every event about a user: an answer to an earlier request may predate it.
     generation: u64,
 }
 
@@ -56,7 +56,7 @@ impl Identity {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what is cached of a user.
+    /// Evicts a user's profile.
     pub fn forget(&self, user_id: &str) {
         let mut cache = self.lock();
         cache.generation += 1;
@@ -101,9 +101,9 @@ impl Identity {
         Ok(())
     }
 
-    /// Asks for one order: type TRADING, operation TRADING, the quantity as an amount of roubles
-    /// and the notional beside it (R147, T23). A refusal is FAILED_PRECONDITION with identity's
-    /// reason as its text (R148).
+    /// Checks one order against the limits: type TRADING, operation TRADING, the quantity as an
+    /// amount of roubles, and the notional in addition (R147, T23). A refusal is
+    /// FAILED_PRECONDITION with identity's reason as its text (R148).
     pub async fn check_trading(
         &self,
         context: &Context,

@@ -1,8 +1,8 @@
-//! Which instruments are traded here, and in which phase: the registry of the CFA service, journalled.
+//! The traded instruments and their phases: the registry of the CFA service, journalled.
 //!
-//! Steps (tick, lot, decimals) are fixed with the first `SetInstrument`; band and fee may change. The phase
-//! follows the registry's status when that *changes*; in between it is the market supervisor's
-//! (`SetTradingPhase`), also across restarts.
+//! Tick, lot and decimals are fixed with the first `SetInstrument`; band and fee may change. The
+//! phase follows the registry's status when that *changes*. In between the market supervisor sets
+//! it (`SetTradingPhase`), and it survives restarts.
 
 use admission::{Known, Request};
 use rpc::Context;
@@ -21,7 +21,7 @@ use crate::market::Market;
 use crate::orders::Answered;
 use crate::projection::repo;
 
-/// Takes over every instrument of the registry.
+/// Imports every instrument of the registry.
 pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
     let listed = market.cfa.instruments(context).await;
     for listed in listed.map_err(registry)? {
@@ -30,7 +30,7 @@ pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes over one instrument, as it now stands in the registry.
+/// Imports one instrument of the registry, as it is now.
 pub async fn sync_one(market: &Market, context: &Context, id: &str) -> Result<(), Error> {
     let listed = market.cfa.instrument(context, id).await;
     match listed.map_err(registry)? {
@@ -54,7 +54,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
             tracing::error!(
                 instrument_id = listed.instrument_id,
                 reason,
-                "an instrument of the registry cannot be traded"
+                "instrument of the registry cannot be traded"
             );
             return Ok(());
         }
@@ -62,20 +62,21 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     let (ix, is_new) = match market.ask(Request::SetInstrument(spec)).await {
         Ok(record) => match record.command.command {
             types::Command::SetInstrument(set) => {
-                // Made now, or changed now: a new one has no event and no trade yet.
+                // New or changed. A new instrument has no event and no trade yet.
                 (
                     set.spec.ix,
                     set.spec.phase == spec.phase && market.spec(set.spec.ix).is_none(),
                 )
             }
-            _ => unreachable!("an instrument is journalled as one"),
+            _ => unreachable!("SetInstrument is journalled as SetInstrument"),
         },
         Err(NotTaken::Refused(reject)) => match reject.known {
             Known::Instrument(ix) => {
                 if reject.reason != DuplicateRequest {
                     tracing::error!(
                         instrument_id = listed.instrument_id,
-                        "tick, lot or decimals of a traded instrument were changed in the registry; the market keeps the old ones"
+                        "tick, lot or decimals of a traded instrument changed in the registry: \
+                         the market keeps the old ones"
                     );
                 }
                 (ix, false)
@@ -96,8 +97,8 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     .await
 }
 
-/// Sets the phase that belongs to the registry's status. A halted market stays halted: only its supervision
-/// lifts a halt (`design.md` 10).
+/// Sets the phase for the registry's status. A halted market stays halted: only the market
+/// supervisor lifts a halt (`design.md` 10).
 async fn follow_status(
     market: &Market,
     instrument: InstrumentIx,
@@ -111,18 +112,18 @@ async fn follow_status(
         key_hash: Id128::NONE,
     };
     match market.ask(request).await {
-        // Durable before the status is stored as followed.
+        // Durable before the status is stored.
         Ok(record) => {
             let durable = market.durable(record.command.sequence).await;
             durable.map_err(Error::Registry)
         }
         Err(NotTaken::Refused(reject)) => match reject.reason {
-            // Nothing follows maturity.
+            // No phase follows maturity.
             DuplicateRequest | RejectReason::InstrumentMatured => Ok(()),
             RejectReason::InstrumentHalted => {
                 tracing::warn!(
                     instrument = instrument.0,
-                    "the registry has activated an instrument whose market is halted; SetTradingPhase lifts the halt"
+                    "the registry activated a halted instrument: call SetTradingPhase to lift the halt"
                 );
                 Ok(())
             }
@@ -132,8 +133,8 @@ async fn follow_status(
     }
 }
 
-/// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo what was decided
-/// since. A phase that is so already is fine.
+/// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo a later
+/// change. The current phase is accepted.
 pub async fn set_phase_once(
     market: &Market,
     instrument: InstrumentIx,
@@ -173,7 +174,7 @@ fn status_code(status: InstrumentStatus) -> u8 {
     }
 }
 
-/// The trading path's view of an instrument; the text says why it cannot be traded.
+/// The trading path's view of an instrument. The error states why it cannot be traded.
 fn spec_of(market: &Market, listed: &Instrument) -> Result<InstrumentSpec, String> {
     let config = &market.config;
     let tick_size = listed
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_band_is_rounded_into_itself() {
+    fn band_limits_are_rounded_into_the_band() {
         let ticks = |price: &str, rounding| {
             band_ticks(price.parse().unwrap(), "0.05".parse().unwrap(), rounding)
         };

@@ -1,37 +1,37 @@
-//! Room `gateway`: the market service. Trading sessions over QUIC and MarketService over RPC in front
-//! of one trading path; the queryable history and the market event feed that follow the journal.
+//! The market service. Trading sessions over QUIC and MarketService over RPC share one trading
+//! path. The queryable history and the market event feed follow the journal.
 //!
 //! ```text
 //! QUIC session --> front ==ring==+==> hot thread ==> reports (from memory, at the commit position)
 //! MarketService --> checks ------+        |
-//!             (identity, ledger holds)    +--> journal --> replica --+--> projection --> orders, trades
+//!             (identity, ledger holds)    +--> journal --> replica --+--> projection --> history
 //!                                                                    +--> feed --> market events
-//!                                                                    +--> reads, resends of old messages
+//!                                                                    +--> reads, old messages
 //! ```
 //!
-//! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told
-//! for good derives from the journal at the commit position, hints excepted; money is blocked in the ledger
-//! before an order can reach a book. Prost types appear under `api` and where events are read and written
-//! (`api/consumers`, `feed/publish`); SQL in `projection/repo`.
+//! Architecture invariants: the gateway touches no order book and no other service's tables. Final
+//! messages to clients derive from the journal at the commit position; hints are provisional. Money
+//! is blocked in the ledger before an order reaches a book. Prost types appear under `api` and
+//! where events are read and written (`api/consumers`, `feed/publish`), SQL in `projection/repo`.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `start`, `config`, `guard` | putting the room together; what fails the health read |
-//! | `market` | what the parts share |
-//! | `api` | MarketService, book views (`depth`), the diagnostic reads, other services' events (`consumers`) |
+//! | `start`, `config`, `guard` | assembly, settings, health and restart of the tasks |
+//! | `market` | state shared by the modules |
+//! | `api` | MarketService, book views (`depth`), diagnostic reads, event consumers (`consumers`) |
 //! | `clock` | ConfirmClock |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
-//! | `funding`, `sweeper` | trading holds, and how every hold ends |
+//! | `funding`, `sweeper` | trading holds, and the release of every hold |
 //! | `front` | trading sessions, on a polled thread |
-//! | `budget` | what a user may still order today |
-//! | `past` | from the journal to a session that lacks old messages |
-//! | `dispatch` | what health and gauges show of the trading path |
-//! | `projection` | from the replica to the history |
-//! | `feed` | from the replica to the market's events |
-//! | `instruments` | what a change of an instrument changes here |
-//! | `retry` | pauses while a store or the log is away |
-//! | `identity` | who may trade, with a cache of profiles |
-//! | `refusal` | error texts |
+//! | `budget` | each user's remaining daily order budget |
+//! | `past` | session messages older than the window, rebuilt from the journal |
+//! | `dispatch` | health checks and gauges of the trading path |
+//! | `projection` | the history, written from the replica |
+//! | `feed` | market events, published from the replica |
+//! | `instruments` | the instrument registry, journalled |
+//! | `retry` | back-off while a store or the log is unavailable |
+//! | `identity` | who may trade, with a profile cache |
+//! | `refusal` | RPC errors of refusals |
 
 mod api;
 mod budget;
@@ -60,24 +60,24 @@ pub use front::report::message as session_message;
 pub use identity::LimitBasis;
 pub use start::{GatewayDeps, GatewayHandle, start, told_through};
 
-/// Operational failures of this room. A refusal of a call or a request is never one of these.
+/// Operational failures of the gateway. A refused call or request is never one of these.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{0} is no node number")]
+    #[error("invalid node number {0}")]
     Node(u8),
     #[error("store: {0}")]
     Events(#[from] events::Error),
     #[error("store: {0}")]
     Store(#[from] sqlx::Error),
-    #[error("store holds what this room cannot have written: {0}")]
+    #[error("the store contains invalid data: {0}")]
     Stored(String),
     #[error("journal: {0}")]
     Replica(#[from] replica::ReplicaError),
-    #[error("the sessions do not catch up with the journal: {0}")]
+    #[error("trading path: {0}")]
     Start(String),
     #[error("instrument registry: {0}")]
     Registry(#[source] tonic::Status),
-    #[error("the trading path refused an own request: {0}")]
+    #[error("the trading path refused the gateway's own request: {0}")]
     Refused(String),
     #[error("settings: {0}")]
     Settings(String),
@@ -88,7 +88,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// True when the store is away, so that the same may work later.
+    /// True when the store or the log is unavailable, so that a retry may succeed.
     fn is_away(&self) -> bool {
         match self {
             Error::Events(error) => error.is_away(),

@@ -1,5 +1,4 @@
-//! What the parts of this room share: the way into the trading path, the streams, the history, and
-//! the services it asks.
+//! State shared by the gateway's modules: trading path, replica, history, service clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,18 +26,18 @@ use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
 use crate::refusal;
 
-/// How long a cancel waits for the store to take what it says of itself.
+/// How long a cancel waits for the store to record its request.
 const NOTE_WAIT: Duration = Duration::from_millis(50);
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
 pub use types::instrument::MONEY_DECIMALS;
 
-/// One user's part of the node's slots for open orders: a sixteenth.
+/// Divisor of the node's slots for open orders: a user may take at most a sixteenth.
 const USER_PART: u32 = 16;
 
-/// This service's name in the calls it makes, and owner of its holds: no other service may release
-/// or consume them (`design.md` 4).
+/// This service's name in its calls, and the owner of its holds: no other service may release or
+/// consume them (`design.md` 4).
 pub const SOURCE: &str = "market";
 
 pub struct Market {
@@ -47,28 +46,28 @@ pub struct Market {
     pub port: Port,
     pub commit: Commit,
     pub replica: Replica,
-    /// The way to the front.
+    /// Queue to the front.
     pub orders: Orders,
-    /// Ledger balances on their way to the front.
+    /// Ledger balances that the front is to send.
     pub balances: Balances,
     pub projection: Projection,
     pub ledger: LedgerClient,
     pub identity: Identity,
     pub cfa: CfaClient,
     pub budgets: Budgets,
-    /// One change of a user's trading holds at a time.
+    /// Serializes the changes of a user's trading holds.
     pub funding: KeyedMutex<UserIx>,
-    /// Readings of the past at the same moment.
+    /// Bounds concurrent journal scans.
     pub scans: Arc<Semaphore>,
-    /// One giving back at a time: what is missing is read from both sides and then released.
+    /// Serializes releases in the ledger: each reads both sides, then releases the difference.
     pub giving: tokio::sync::Mutex<()>,
 }
 
-/// An asset with what is needed to name and count it.
+/// An asset, with the instrument that defines its id and decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asset {
     pub ix: AssetIx,
-    /// Instrument whose units it is, `None` for money.
+    /// Instrument of the units; `None` for money.
     pub instrument: Option<InstrumentSpec>,
 }
 
@@ -108,7 +107,7 @@ impl Asset {
         }
     }
 
-    /// An amount of another service, in minor units.
+    /// Converts another service's amount to minor units.
     pub fn minor(&self, amount: Decimal) -> Result<Minor, Status> {
         let minor = amount.to_minor(self.decimals());
         minor.map(Minor).map_err(refusal::internal)
@@ -116,17 +115,18 @@ impl Asset {
 }
 
 impl Market {
-    /// An instrument by index, as far as the journal is durable; cheap enough for every order.
+    /// Instrument with an index, from the durable part of the journal. Cheap enough for every
+    /// order.
     pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
         self.replica.names().known_instrument(instrument)
     }
 
-    /// Asks the trading path; the answer is *accepted*, not yet durable.
+    /// Submits a request to the trading path. The answer is *accepted*, not yet durable.
     pub async fn ask(&self, request: Request) -> Result<Record, NotTaken> {
         self.port.call(request).await
     }
 
-    /// Asks and waits until it is durable.
+    /// Submits a request and waits until its command is durable.
     pub async fn ask_durable(&self, request: Request) -> Result<Record, Status> {
         let record = self.ask(request).await;
         let record = record.map_err(|error| refusal::not_taken(&error))?;
@@ -134,7 +134,7 @@ impl Market {
         Ok(record)
     }
 
-    /// The same; `None` for a refusal with one of the reasons in `unless`.
+    /// Like [`Self::ask_durable`], but `None` for a refusal with one of the reasons in `unless`.
     pub async fn ask_unless(
         &self,
         request: Request,
@@ -150,9 +150,9 @@ impl Market {
         }
     }
 
-    /// Lets the history catch up with every command that has a sequence now, so that a reader sees
-    /// what any report or hint has told him. Bounded: gives how many records it lacks when the time is
-    /// over, zero else.
+    /// Waits for the history to reach the last assigned sequence, so that a reader sees what any
+    /// earlier report or hint stated. Waits at most `read_wait_ms`. Returns the number of records
+    /// that the history still lacks.
     pub async fn freshen(&self) -> u64 {
         let bound = Duration::from_millis(self.config.read_wait_ms);
         let assigned = self.replica.assigned();
@@ -161,7 +161,7 @@ impl Market {
         fresh.map_or_else(|_| lacking(), |()| 0)
     }
 
-    /// The same for a read that would rather not be answered than be told what is old (R178).
+    /// Like [`Self::freshen`], for a read that fails rather than return old data (R178).
     ///
     /// # Errors
     /// UNAVAILABLE `HISTORY_BEHIND` with the records that the history lacks.
@@ -178,51 +178,51 @@ impl Market {
         durable.map_err(refusal::internal)
     }
 
-    /// Reads the replica's state behind everything that has a sequence now, and is durable.
+    /// Reads the replica's state after the last assigned sequence; all of it is durable.
     pub async fn state<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
         let state = self.replica.read_fresh(CALL_WAIT, read).await;
         state.map_err(refusal::replica_behind)
     }
 
-    /// The same for a call that only reads, and rather hears that the answer would be old (R178).
+    /// Like [`Self::state`], for a read-only call that fails rather than return old data (R178).
     pub async fn look<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
         let patience = Duration::from_millis(self.config.replica_wait_ms);
         let state = self.replica.read_fresh(patience, read).await;
         state.map_err(refusal::replica_behind)
     }
 
-    /// A ledger hold as the journal has it where the replica stands.
+    /// A ledger hold in the journal, as of the replica's position.
     pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
         self.replica.read(|state| state.hold_of(hold_id))
     }
 
-    /// Returns when the record is durable and the history has it.
+    /// Returns when the record is durable and in the history.
     pub async fn written(&self, sequence: Sequence) -> Result<(), Status> {
         self.durable(sequence).await?;
         self.unless_ended(self.projection.wait(sequence)).await
     }
 
-    /// Behind a replica that has ended nobody comes any further.
+    /// Waits, but fails when the replica has ended: its position moves no further.
     async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
         tokio::select! {
             biased;
             () = waiting => Ok(()),
             reason = self.replica.ended() => {
-                tracing::warn!(reason, "a call cannot be answered any more");
+                tracing::warn!(reason, "replica ended: the call cannot be answered");
                 Err(refusal::not_taken(&NotTaken::Stopping))
             }
         }
     }
 
-    /// Returns when the replica has passed the record.
+    /// Returns when the replica has applied the record.
     pub async fn passed(&self, sequence: Sequence) -> Result<(), Status> {
         let passed = self.replica.wait(sequence).await;
         passed.map_err(refusal::internal)
     }
 
-    /// Returns when the journal says that the ledger has every posting up to the record. Money that a
-    /// Defund or CloseHold at `sequence` took out of a pool may be released in the ledger only then:
-    /// before, part of it may still be in the hold of an order.
+    /// Returns when the journal records that the ledger has every posting up to the record. Money
+    /// that a Defund or CloseHold at `sequence` took out of a hold may be released in the ledger
+    /// only then: before, part of it may still be in the hold of an order.
     pub async fn posted(&self, sequence: Sequence) -> Result<(), Status> {
         let posted = self.replica.wait_posted(sequence).await;
         posted.map_err(refusal::internal)
@@ -233,14 +233,14 @@ impl Market {
         self.replica.settlement().posted >= sequence
     }
 
-    /// The instrument of an id; `Instrument not found`.
+    /// The instrument with an id. Fails with `Instrument not found`.
     pub async fn instrument(&self, instrument_id: &str) -> Result<InstrumentSpec, Status> {
         let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
         let names = self.replica.names();
         if let Some(spec) = names.instrument_of(&id) {
             return Ok(spec);
         }
-        // It may have been listed this moment.
+        // It may have been listed just now.
         self.state(|_| ()).await?;
         let spec = names.instrument_of(&id);
         spec.ok_or_else(refusal::instrument_not_found)
@@ -254,7 +254,7 @@ impl Market {
         self.instrument(instrument_id).await.map(Asset::units)
     }
 
-    /// An asset by the index that a hold or an effect names.
+    /// An asset by the index in a hold or an effect.
     pub fn asset_of(&self, asset: AssetIx) -> Asset {
         let instrument = asset.instrument();
         instrument.map_or(Asset::MONEY, |ix| {
@@ -262,7 +262,7 @@ impl Market {
         })
     }
 
-    /// The user's index, bound now if it was not.
+    /// The user's index. Binds the user first if necessary.
     pub async fn bind_user(&self, user_id: &str) -> Result<UserIx, Status> {
         let id = UserId::new(user_id)
             .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
@@ -272,7 +272,7 @@ impl Market {
         match self.ask(Request::BindUser(id)).await {
             Ok(record) => match record.command.command {
                 types::Command::BindUser(bound) => Ok(bound.user),
-                _ => unreachable!("a binding is journalled as one"),
+                _ => unreachable!("BindUser is journalled as BindUser"),
             },
             Err(NotTaken::Refused(reject)) => match reject.known {
                 Known::User(user) => Ok(user),
@@ -282,7 +282,7 @@ impl Market {
         }
     }
 
-    /// The open trading hold of a user for an asset.
+    /// A user's open trading hold for an asset.
     pub async fn default_pool(
         &self,
         user: UserIx,
@@ -296,8 +296,8 @@ impl Market {
         .await
     }
 
-    /// Returns when the history has the record of a call with a key, and of one that goes on in slices the last one:
-    /// its answer counts the orders of all of them.
+    /// Returns when the history has the answer to a call with a key: the record of its command, or
+    /// of the last slice where it continues in slices. That answer counts the orders of all slices.
     async fn carried_out(&self, seen: Seen) -> Result<(), Status> {
         let mut sequence = seen.sequence;
         self.written(sequence).await?;
@@ -319,8 +319,8 @@ impl Market {
         self.written(sequence).await
     }
 
-    /// What was answered before under a key, once the history has it. A call whose command is on its
-    /// way this moment is not seen here: admission refuses the repeat ([`Market::answered_by`]).
+    /// The earlier answer under a key, once the history has it. Misses a call whose command is in
+    /// flight: admission refuses its repeat ([`Market::answered_by`]).
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
         let seen = |state: &State| state.core().admission().seen(key_hash);
         if let Some(seen) = self.replica.read(seen) {
@@ -330,22 +330,22 @@ impl Market {
         answer.map_err(refusal::internal)
     }
 
-    /// The same for a call that reduces risk: it goes on when the store does not say soon. Admission knows
-    /// the keys of the last day.
+    /// Like [`Self::answered`], for a call that reduces risk: it proceeds when the store is slow.
+    /// Admission knows the keys of the last day.
     pub async fn reduction_answered(&self, key_hash: Id128) -> Option<AnswerRow> {
         match tokio::time::timeout(NOTE_WAIT, self.answered(key_hash)).await {
             Ok(Ok(answer)) => answer,
             silent => {
                 tracing::warn!(
                     ?silent,
-                    "the store does not say whether a cancel was answered"
+                    "store too slow: the cancel proceeds without its earlier answer"
                 );
                 None
             }
         }
     }
 
-    /// The answer of the call that admission knew when it refused a repeat of it.
+    /// The answer to the call whose repeat admission refused.
     pub async fn answered_by(
         &self,
         reject: &Reject,
@@ -357,22 +357,22 @@ impl Market {
         self.answered(key_hash).await
     }
 
-    /// Remembers that a call was answered whose answer the journal may not hold, because there was
-    /// nothing left to do: a late repeat does nothing either. Where the journal has the key the row
-    /// says no more than that it was answered.
+    /// Records that a call was answered whose answer the journal may not have, because there was
+    /// nothing left to do: a late repeat does nothing either. Where the journal has the key, the
+    /// row only states that the call was answered.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
         let noted = repo::note_answer(&self.projection.db, key_hash).await;
         noted.map_err(refusal::internal)
     }
 
-    /// Most open orders that one user can be allowed (`design.md` 7).
+    /// Upper limit of `open_orders_per_user` (`design.md` 7).
     pub fn open_orders_most(&self) -> u32 {
         let orders_max = |state: &State| state.core().admission().orders_max();
         self.replica.read(orders_max) / USER_PART
     }
 
-    /// Keeps what a call says beside the journal. `client_order`: user, number and text of the
-    /// client's order id.
+    /// Stores what a call carries beyond its journalled command. `client_order`: user, number and
+    /// text of the client's order id.
     pub async fn note_request(
         &self,
         context: &rpc::Context,
@@ -384,34 +384,35 @@ impl Market {
         noted.map_err(refusal::internal)
     }
 
-    /// The same for a call that reduces risk: it goes on when the store does not take it soon.
+    /// Like [`Self::note_request`], for a call that reduces risk: it proceeds when the store is
+    /// slow.
     pub async fn note_reduction(&self, context: &rpc::Context, key_hash: Id128) {
         let noting = self.note_request(context, key_hash, None);
         let noted = tokio::time::timeout(NOTE_WAIT, noting).await;
         if !matches!(noted, Ok(Ok(()))) {
             let id = &context.correlation_id;
-            tracing::warn!(id, "the store does not take what a cancel says of itself");
+            tracing::warn!(id, "store too slow: the cancel proceeds unrecorded");
         }
     }
 
-    /// The Moscow day by which admission would judge an order now.
+    /// The Moscow day by which admission judges an order now.
     pub fn day(&self) -> u32 {
         admission::moscow_day(self.port.time_ns())
     }
 
-    /// Turn of one change of the user's trading holds.
+    /// Locks the user's trading holds for one change.
     pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
         self.funding.lock(user).await
     }
 
-    /// Sets what the user may still order today without asking identity again.
+    /// Reads the user's day limit from identity and journals what is left as the budget.
     pub async fn refresh_budget(
         &self,
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
     ) -> Result<Minor, Status> {
-        // What is left of it is the budget that admission counts down.
+        // Admission counts down from what is left of the limit.
         let limits = &self.identity.client;
         let today = limits
             .day_limit(context, user_id, LimitType::Trading)
@@ -426,16 +427,16 @@ impl Market {
             raised_minor: raise,
         };
         let record = self.ask(request).await.map_err(|error| {
-            // Of a node that stops it is not known.
+            // A node that stops may have journalled the raise.
             if error == NotTaken::Busy {
                 budget.not_raised(raise);
             }
             refusal::not_taken(&error)
         })?;
         let types::Command::SetBudget(set) = record.command.command else {
-            unreachable!("a budget is journalled as one");
+            unreachable!("SetBudget is journalled as SetBudget");
         };
-        // Admission knows of orders that identity has not counted yet.
+        // Admission has counted orders that identity has not counted yet.
         budget.set(set.amount_minor, day);
         Ok(set.amount_minor)
     }

@@ -1,8 +1,8 @@
-//! The numbered messages of all time, told again from the journal: for what has left the windows of the front.
+//! Rebuilds session messages older than the in-memory window from the journal, for resend.
 //!
-//! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon
-//! as the caller has what it came for. Cost: every scan starts at the newest checkpoint before what
-//! it looks for, at the beginning of the journal without one.
+//! Reads block. They run on threads of their own, at most [`SCANS_MAX`] at a time, and stop as soon
+//! as the caller has what it needs. Cost: a scan starts at the newest checkpoint before its target,
+//! or at the beginning of the journal without one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,43 +17,43 @@ use wire::ServerMessage;
 use crate::front::report::message;
 use crate::market::Market;
 
-/// Scans that read at the same moment, of all connections together.
+/// Concurrent scans of all connections together.
 pub const SCANS_MAX: usize = 2;
 
-/// Pause while there is no file descriptor to read with, and how long one read waits for it.
+/// Pause between attempts to get a file descriptor, and the time limit of one read.
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl PastError {
-    /// What is looked for has left the journal.
+    /// The journal no longer contains the records.
     pub fn is_removed(&self) -> bool {
         matches!(self, Self::Replica(error) if error.is_removed())
     }
 }
 
-/// A place in the past.
+/// A position in the journal to read session messages from.
 pub struct Past {
     node: NodeId,
     replica: CatchUp,
-    /// One of the [`SCANS_MAX`] turns, until it has been read from.
+    /// One of the [`SCANS_MAX`] permits, held until the read ends.
     _permit: OwnedSemaphorePermit,
 }
 
-/// Why the past cannot be told.
+/// Why messages cannot be rebuilt.
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    #[error("the reading was given up")]
+    #[error("the journal scan was abandoned")]
     GivenUp,
 }
 
 impl Past {
-    /// The newest place that `is_before` takes: asked with the last number and the last client
-    /// sequence of each session there.
+    /// The newest position that `is_before` accepts. `is_before` gets a lookup from a session to
+    /// its last message number and last client sequence there.
     ///
     /// # Errors
-    /// There is none, and the journal's beginning is gone: at the first scan.
+    /// If there is none and the journal was truncated, the first scan fails.
     pub async fn before(
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
@@ -63,7 +63,8 @@ impl Past {
         Self::at(market, finding).await
     }
 
-    /// The same; where there is none, the oldest place behind which the journal goes on.
+    /// Like [`Self::before`]; if there is none, the oldest position that the journal continues
+    /// from.
     pub async fn before_or_oldest(
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
@@ -78,8 +79,8 @@ impl Past {
         market: &Arc<Market>,
         finding: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
     ) -> Result<Self, PastError> {
-        // Finding it reads whole files, and a place is as large as the node: the turn lasts as long
-        // as the thread, also when nobody waits for it any more.
+        // Finding it reads whole files, and its state is as large as the node: the permit is held
+        // until the thread ends, even if the caller is gone.
         let permit = turn(market).await?;
         let finding = move || Ok::<_, PastError>((with_descriptor(finding)?, permit));
         let found = tokio::task::spawn_blocking(finding).await;
@@ -91,14 +92,14 @@ impl Past {
         })
     }
 
-    /// The last request of a session that was answered up to here, 0 for none.
+    /// The session's last answered request at this position, 0 for none.
     pub fn client_seq(&self, session: SessionIx) -> u64 {
         let session = self.replica.state().session(session);
         session.map_or(0, |session| session.client_seq)
     }
 
-    /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle.
-    /// `emit` is given the session, the number and the message. Blocks.
+    /// Reads on, up to `through` or until `emit` breaks, but never stops inside a record. `emit`
+    /// gets the session, the number and the message. Blocks.
     fn read(
         &mut self,
         through: Sequence,
@@ -124,8 +125,7 @@ impl Past {
         Ok(())
     }
 
-    /// Reads on as far as the journal is durable, on a thread that may block. Returns what was
-    /// collected.
+    /// Reads on to the commit position, on a thread that may block. Returns what `take` collected.
     pub async fn scan<T: Send + 'static>(
         mut self,
         market: &Arc<Market>,
@@ -144,7 +144,7 @@ impl Past {
     }
 }
 
-/// Repeats a read that finds no file descriptor, for [`RETRY_MAX`] at most. Blocks.
+/// Retries a read that gets no file descriptor, for [`RETRY_MAX`] at most. Blocks.
 fn with_descriptor<T>(
     mut read: impl FnMut() -> Result<T, ReplicaError>,
 ) -> Result<T, ReplicaError> {
@@ -159,7 +159,7 @@ fn with_descriptor<T>(
     }
 }
 
-/// Waits for one of the [`SCANS_MAX`] turns.
+/// Waits for one of the [`SCANS_MAX`] permits.
 async fn turn(market: &Arc<Market>) -> Result<OwnedSemaphorePermit, PastError> {
     let permit = market.scans.clone().acquire_owned().await;
     permit.map_err(|_| PastError::GivenUp)

@@ -1,4 +1,4 @@
-//! What the trading path refused, as an error of the RPC side (D23): exact texts, reasons and facts.
+//! Refusals of the trading path as RPC errors (D23): exact texts, reasons and metadata.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use types::instrument::MONEY_DECIMALS;
 use types::{Decimal, RejectReason};
 
-/// How long a caller should wait before it tries again, in milliseconds.
+/// Delay before a retry that an error suggests, in milliseconds.
 const RETRY_MS: u64 = 200;
 
 pub fn order_not_found() -> Status {
@@ -35,7 +35,7 @@ pub fn hold_in_use() -> Status {
     rpc::status::failed_precondition("HOLD_IN_USE", "Hold is in use")
 }
 
-/// A key whose hold the sweeper has given back: the call may not act any more.
+/// The sweeper has released the key's hold: the call may no longer act.
 pub fn request_expired() -> Status {
     rpc::status::failed_precondition(
         "REQUEST_EXPIRED",
@@ -43,7 +43,7 @@ pub fn request_expired() -> Status {
     )
 }
 
-/// The figures behind `Insufficient balance`, in units of the asset.
+/// Figures of `Insufficient balance`, in units of the asset.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shortfall {
     pub required: Decimal,
@@ -78,12 +78,12 @@ pub fn insufficient_balance(short: &Shortfall) -> Status {
     )
 }
 
-/// An operational failure of ours or of a store: logged here, opaque to the caller.
+/// An operational failure of the gateway or of a store: logged here, opaque to the caller.
 pub fn internal(error: impl std::error::Error) -> Status {
     rpc::status::internal(&error)
 }
 
-/// A request the journal does not know.
+/// A request that is not in the journal.
 pub fn not_taken(error: &NotTaken) -> Status {
     match error {
         NotTaken::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
@@ -94,15 +94,15 @@ pub fn not_taken(error: &NotTaken) -> Status {
     }
 }
 
-/// The replica has not passed what has a sequence by so many records: what it says would be older
-/// than what callers were told.
+/// The replica lacks this many of the assigned records: its state would be older than what callers
+/// were told.
 pub fn replica_behind(records: u64) -> Status {
     let lag = HashMap::from([("lagRecords".to_owned(), records.to_string())]);
     let text = "Market state is behind the journal, retry later";
     rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
 }
 
-/// New orders are refused because those who follow the journal are behind, or have ended.
+/// New orders are refused because a follower of the journal lags or has ended.
 fn behind(reason: RejectReason) -> Status {
     let text = match reason {
         RejectReason::SettlementBacklog => "Settlement is too far behind",
@@ -116,26 +116,26 @@ fn behind(reason: RejectReason) -> Status {
     rpc::status::resource_exhausted(reason.as_str(), text, 5 * RETRY_MS)
 }
 
-/// New orders are refused until the clock is back or confirmed, which no caller can wait for.
+/// New orders are refused until the clock is back or confirmed. A retry delay is unknown.
 fn clock_unconfirmed() -> Status {
     let reason = RejectReason::ClockUnconfirmed.as_str();
     let text = "Market takes no orders until its clock is confirmed";
     rpc::status::with_metadata(Code::Unavailable, reason, text, HashMap::new())
 }
 
-/// ConfirmClock, while the clock agrees with the machine's.
+/// ConfirmClock while the clock agrees with the machine's.
 pub fn clock_not_suspect() -> Status {
     let text = "The clock is not suspect: there is nothing to confirm";
     rpc::status::failed_precondition("CLOCK_NOT_SUSPECT", text)
 }
 
-/// ConfirmClock of another offset than the clock has.
+/// ConfirmClock with another offset than the clock has.
 pub fn clock_offset(offset_s: i64) -> Status {
     let text = format!("The machine's clock is off by {offset_s} s: confirm that figure");
     rpc::status::failed_precondition("CLOCK_OFFSET", text)
 }
 
-/// What is not in the history: nowhere, or in the records that the history lacks.
+/// Not found, or possibly among the records that the history lacks.
 pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
     match lag {
         0 => not_found(),
@@ -143,14 +143,14 @@ pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// The history lacks so many records of what is durable.
+/// The history lacks `lag` durable records.
 pub fn history_behind(lag: u64) -> Status {
     let facts = HashMap::from([("lagRecords".to_owned(), lag.to_string())]);
     let text = "History is behind the journal, retry later";
     rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, facts)
 }
 
-/// The user has as many open orders as he may; waiting alone changes nothing.
+/// The user is at the limit of open orders; waiting alone changes nothing.
 fn order_limit(reject: &Reject) -> Status {
     let text = match reject.reason {
         RejectReason::UserOrderLimit => "Too many open orders of the user",
@@ -163,7 +163,7 @@ fn order_limit(reject: &Reject) -> Status {
     rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
 }
 
-/// One order may not be that large; the value limit is in roubles.
+/// The order is too large. The value limit is in roubles.
 fn size_limit(reject: &Reject) -> Status {
     let most = match reject.known {
         Known::Most(most) => most,
@@ -186,7 +186,7 @@ fn size_limit(reject: &Reject) -> Status {
     )
 }
 
-/// The member has used up a share that comes back with time.
+/// The member has used up a quota that refills with time.
 fn used_up(reject: &Reject) -> Status {
     let text = match reject.reason {
         RejectReason::JournalQuota => "The user's share of the journal is used up",
@@ -196,7 +196,7 @@ fn used_up(reject: &Reject) -> Status {
     rpc::status::resource_exhausted(reject.reason.as_str(), text, retry_ms)
 }
 
-/// Without the asset at hand the figures are in minor units of money; callers that know it build their own.
+/// `Insufficient balance` with figures in money; callers that know the asset build their own.
 fn short_of(known: Known) -> Status {
     let mut short = Shortfall::default();
     if let Known::Balance { free, main, fee } = known {
@@ -272,7 +272,7 @@ pub fn refused(reject: &Reject) -> Status {
         | RejectReason::UnknownUser
         | RejectReason::NotReady
         | RejectReason::Malformed => rpc::status::internal(&std::io::Error::other(format!(
-            "admission refused an own request: {reject}"
+            "admission refused the gateway's own request: {reject}"
         ))),
     }
 }

@@ -1,5 +1,5 @@
-//! Pauses of a part that follows the replica, while its store or the log is away: on a full disk,
-//! for example. The health read names the part and the reason meanwhile.
+//! Back-off of a follower of the replica while its store or the log is unavailable, for example on
+//! a full disk. Meanwhile the health read names the follower and the reason.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::Error;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// The tries of one piece of work. Healthy again when it is dropped.
+/// Attempts at one operation. Dropping it sets the health to ok.
 pub struct Retry<'a> {
     part: &'static str,
     health: &'a Health,
     shutdown: &'a CancellationToken,
-    /// Tries that failed.
+    /// Failed attempts.
     failed: u32,
 }
 
@@ -31,15 +31,15 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// Pauses before the same is tried again.
+    /// Pauses before the next attempt.
     ///
     /// # Errors
-    /// The error itself, where waiting cannot help or shutdown is near.
+    /// The error itself, when a retry cannot help or shutdown begins.
     pub async fn wait(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_away() {
             return Err(error);
         }
-        tracing::warn!(%error, part = self.part, "store or log is away: tried again");
+        tracing::warn!(%error, part = self.part, "store or log unavailable: retrying");
         self.health.set_failing(self.part, error.to_string());
         tokio::select! {
             () = tokio::time::sleep(backoff::doubled(RETRY_FIRST, self.failed, RETRY_MAX)) => {}

@@ -1,4 +1,4 @@
-//! Puts the room together and takes it apart again.
+//! Starts and stops the gateway.
 
 use admission::Request;
 use futures::future::BoxFuture;
@@ -31,14 +31,14 @@ use crate::past::SCANS_MAX;
 use crate::projection::{self, Projection, repo};
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
-/// The room's store in its data folder.
+/// The gateway's store in its data folder.
 const FILE: &str = "market.db";
-/// How long the workers together may take to stop.
+/// Time limit for all workers together to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
-/// How long to wait before the registry is asked again.
+/// Pause before the next request to the registry.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
 
-/// What the room is given.
+/// Dependencies of the gateway.
 pub struct GatewayDeps {
     pub log: Arc<dyn events::Log>,
     pub auth: rpc::Authenticator,
@@ -47,32 +47,32 @@ pub struct GatewayDeps {
     pub cfa: rpc::Channel,
     pub port: Port,
     pub commit: Commit,
-    /// Behind the journal that `port` writes.
+    /// Follows the journal that `port` writes.
     pub replica: Replica,
-    /// Told how far the history and the feed of market events have come.
+    /// Positions of the history and of the feed of market events, read by journal retention.
     pub history: Durable,
     pub feed: Durable,
 }
 
-/// The running room.
+/// The running gateway.
 pub struct GatewayHandle {
     market: Arc<Market>,
     health: Health,
     address: SocketAddr,
     fingerprint: String,
-    /// What takes orders, calls and events: ends with the token given.
+    /// Tasks that take orders, calls and events. The shutdown token ends them.
     workers: Vec<JoinHandle<()>>,
-    /// History and published events. They stop after the workers, so that the last orders are in both.
+    /// History and feed. They stop after the workers, so that both contain the last orders.
     publishers: Vec<JoinHandle<()>>,
     publishers_token: CancellationToken,
 }
 
-/// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when
-/// sessions and calls are answered.
+/// Opens the store, catches up with the journal, imports the instruments and starts serving.
+/// Returns once sessions and calls are served.
 ///
-/// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until
-/// [`GatewayHandle::stopped`]: a call that is under way is answered out of the history, a session gets the
-/// reports of what it has sent.
+/// `shutdown` ends the intake. Session messages, history and published events continue until
+/// [`GatewayHandle::stopped`]: a call under way is answered from the history, and a session
+/// receives the reports of its requests.
 ///
 /// # Errors
 /// [`Error`].
@@ -86,7 +86,7 @@ pub fn start(
         let file = config.data_dir.join(FILE);
         let projection = Projection::open(file, node, deps.history).await?;
         let db = projection.db.clone();
-        // Known before the journal's beginning may go.
+        // The position is known before the journal may be truncated.
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
         let bound = Bound::bind(&config)?;
         let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
@@ -116,7 +116,7 @@ pub fn start(
         set_order_bounds(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
-            tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
+            tracing::warn!(%error, "instrument registry unavailable: trading known instruments, retrying");
             health.set_failing("instruments", error.to_string());
             let later = sync_later(market.clone(), health.clone(), workers.token.clone());
             workers.running.push(tokio::spawn(later));
@@ -138,7 +138,7 @@ pub fn start(
     })
 }
 
-/// Journals what a user without other bounds may take, if that is not what the journal says.
+/// Journals the default order bounds of a user, unless the journal already has them.
 async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     let config = &market.config;
     let none = OrderBounds::NONE;
@@ -162,7 +162,8 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     let most = market.open_orders_most();
     if !(1..=most).contains(&bounds.per_user) || bounds.per_instrument == 0 {
         return Err(Error::Settings(format!(
-            "open_orders_per_user is {}, 1 to {most}; open_orders_per_instrument is {}, at least 1",
+            "open_orders_per_user = {} must be 1 to {most}; \
+             open_orders_per_instrument = {} must be at least 1",
             bounds.per_user, bounds.per_instrument
         )));
     }
@@ -178,7 +179,7 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     }
 }
 
-/// Parts that one token ends.
+/// Tasks that share a shutdown token.
 struct Tasks {
     health: Health,
     token: CancellationToken,
@@ -203,7 +204,7 @@ impl Tasks {
         self.running.push(spawned);
     }
 
-    /// Work that never fails.
+    /// Spawns work that cannot fail.
     fn endless(&mut self, part: &'static str, work: impl Future<Output: Send> + Send + 'static) {
         self.spawn(part, async {
             work.await;
@@ -211,7 +212,7 @@ impl Tasks {
         });
     }
 
-    /// History and market events: each is restarted when it fails.
+    /// Spawns history and feed. A failed task is restarted.
     fn keep_publishing(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>, fed: &Durable) {
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
@@ -239,7 +240,7 @@ impl Tasks {
         self.running.extend([history, feed]);
     }
 
-    /// What takes other services' events, and what looks after the market.
+    /// Spawns the consumers of other services' events and the maintenance tasks.
     fn begin(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>) {
         let token = || self.token.clone();
         let (health, own) = (self.health.clone(), || market.clone());
@@ -264,8 +265,8 @@ impl Tasks {
     }
 }
 
-/// Last record of the journal that the history in this data folder holds, or that its feed has
-/// published; zero without one.
+/// Later of the last record in the history and the last record that the feed has published; zero
+/// without a store.
 ///
 /// # Errors
 /// The store cannot be opened.
@@ -275,7 +276,7 @@ pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
         if !file.exists() {
             return Ok(Sequence::ZERO);
         }
-        // Positions are of no node.
+        // Positions do not depend on the node.
         let history =
             Projection::open(file, NodeId::default(), Durable::new(projection::PART)).await?;
         let fed = repo::fed(&history.db).await;
@@ -284,7 +285,7 @@ pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
     })
 }
 
-/// Asks the registry until it answers.
+/// Retries the import of the instruments until it succeeds.
 async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     loop {
         tokio::select! {
@@ -301,14 +302,17 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
     }
 }
 
-/// Returns when the replica has what was durable at the start.
+/// Returns when the replica has applied everything that was durable at the start.
 async fn catch_up(market: &Market) -> Result<(), Error> {
     let passed = market.passed(market.commit.position()).await;
-    passed.map_err(|status| Error::Start(status.message().to_owned()))
+    passed.map_err(|status| {
+        let reason = status.message();
+        Error::Start(format!("the replica did not catch up: {reason}"))
+    })
 }
 
 impl GatewayHandle {
-    /// RPC routes, diagnostic reads and health, to be served.
+    /// RPC routes, diagnostic reads and health.
     pub fn service(&self) -> rpc::Service {
         let api = Api {
             market: self.market.clone(),
@@ -321,25 +325,25 @@ impl GatewayHandle {
         }
     }
 
-    /// Where trading sessions are taken.
+    /// Address of the trading sessions.
     pub fn trading_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// SHA-256 of the trading certificate, 64 hexadecimal digits: what a client pins.
+    /// SHA-256 of the trading certificate, 64 hexadecimal digits. Clients pin it.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Sweeps the market's holds now instead of at the next turn.
+    /// Sweeps the market's holds now instead of at the next interval.
     ///
     /// # Errors
-    /// The ledger or the trading path cannot be asked.
+    /// The ledger or the trading path is unavailable.
     pub async fn sweep(&self) -> Result<(), tonic::Status> {
         sweeper::sweep(&self.market).await
     }
 
-    /// What a user holds of an instrument, as the CFA service's events tell it (R159).
+    /// Position of a user in an instrument, from the CFA service's events (R159).
     ///
     /// # Errors
     /// The store cannot be read.
@@ -354,19 +358,19 @@ impl GatewayHandle {
     /// Returns when the history holds everything that is durable now.
     pub async fn caught_up(&self) {
         let commit = self.market.commit.position();
-        // Behind a replica that has ended nothing comes any more.
+        // Both fail once the replica has ended: the history stays where it is.
         let _ = self.market.passed(commit).await;
         let _ = self.market.written(commit).await;
     }
 
-    /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves
-    /// [`Self::service`] stops first: calls under way are answered until here.
+    /// Waits for every task to end after the shutdown token is cancelled, and closes the store.
+    /// Stop the server of [`Self::service`] first: calls under way are answered until here.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut ended = Vec::new();
             let deadline = tokio::time::Instant::now() + WORKERS_STOP;
             for mut worker in self.workers {
-                // One may wait for a journal that has no room: it is cut, as a crash would.
+                // A worker may wait for a journal without space: abort it, as a crash would.
                 match tokio::time::timeout_at(deadline, &mut worker).await {
                     Ok(joined) => ended.push(joined),
                     Err(_) => worker.abort(),
@@ -377,7 +381,7 @@ impl GatewayHandle {
                 ended.push(publisher.await);
             }
             if ended.iter().any(Result::is_err) {
-                tracing::error!("a worker of the market ended with a panic");
+                tracing::error!("a market task panicked");
             }
             self.market.projection.db.file.close().await;
         })

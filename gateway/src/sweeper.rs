@@ -1,12 +1,13 @@
-//! Every hold of the market ends, whatever crashed in between (`design.md` 4): compares the ledger's active
-//! holds with the journal and heals what a crash left between the two.
+//! Ends every hold of the market, also after a crash (`design.md` 4). Compares the ledger's active
+//! holds with the journal and repairs what a crash left between the two.
 //!
 //! - A hold that the journal does not know at its commit position and that is older than
-//!   [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded); a trading hold then serves, the hold of an order
-//!   that never came is closed at once, which binds its id, so that a late retry of that call is refused.
-//! - A pool that was funded less than its hold was given: funded.
-//! - A pool that was defunded or closed, money not back yet: given back.
-//! - The pool of an order that was funded and never used: closed.
+//!   [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded). A trading hold then serves. The hold
+//!   of an order that never arrived is closed at once, which binds its id, so that a late retry of
+//!   that call is refused.
+//! - A hold whose ledger amount is more than was funded: funded.
+//! - A hold that was defunded or closed, money not yet released: released.
+//! - The hold of an order that was funded and never used: closed.
 //! - A trading hold without open orders, long after its user's last session: closed.
 //!
 //! [`GatewayConfig::orphan_hold_age_ms`]: crate::GatewayConfig
@@ -29,7 +30,7 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.sweep_interval_ms.max(10));
     loop {
         if let Err(status) = sweep(&market).await {
-            tracing::warn!(%status, "the sweep of trading holds was cut short");
+            tracing::warn!(%status, "sweep of trading holds aborted: the next sweep retries");
         }
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
@@ -43,7 +44,7 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     let context = Context::new("market");
     let mut holds = market.ledger.active_holds(&context, SOURCE, None).await?;
     holds.retain(|hold| hold.parent.is_none());
-    // Looked up after the ledger has answered: what was funded meanwhile is known here.
+    // Read after the ledger has answered, so that it has what was funded meanwhile.
     market.passed(market.commit.position()).await?;
     for hold in &holds {
         let healed = match market.hold_of(hold.hold_id) {
@@ -51,15 +52,15 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
             None => adopt(market, hold).await,
         };
         if let Err(status) = healed {
-            // One hold must not keep the others waiting.
-            tracing::warn!(%status, hold_id = %hold.hold_id, "a trading hold is not healed yet");
+            // One hold must not delay the others.
+            tracing::warn!(%status, hold_id = %hold.hold_id, "hold not repaired: the next sweep retries");
         }
     }
     close_abandoned(market).await;
     Ok(())
 }
 
-/// Trading holds of users who have left.
+/// Closes the trading holds of users who have left.
 async fn close_abandoned(market: &Arc<Market>) {
     let idle_ns = market.config.trading_hold_idle_ms.saturating_mul(1_000_000);
     if idle_ns == 0 {
@@ -70,9 +71,9 @@ async fn close_abandoned(market: &Arc<Market>) {
     for hold in market.replica.read(abandoned) {
         let hold_ix = hold.get();
         match funding::close_abandoned(market, hold, before_ns).await {
-            Ok(()) => tracing::info!(hold_ix, "nobody has traded for long: trading hold closed"),
-            // One hold must not keep the others waiting.
-            Err(status) => tracing::warn!(%status, hold_ix, "a trading hold left behind stays"),
+            Ok(()) => tracing::info!(hold_ix, "abandoned trading hold closed"),
+            // One hold must not delay the others.
+            Err(status) => tracing::warn!(%status, hold_ix, "abandoned trading hold not closed"),
         }
     }
 }
@@ -81,7 +82,7 @@ fn age_ms(since_us: i64) -> u64 {
     u64::try_from(now_us().saturating_sub(since_us) / 1_000).unwrap_or(0)
 }
 
-/// A hold that the journal knows.
+/// Repairs a hold that the journal knows.
 async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<(), Status> {
     if pool.closed {
         return give_back_behind_settlement(market, hold.hold_id, pool).await;
@@ -93,7 +94,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<()
     }
     let asset = market.asset_of(pool.asset);
     if asset.minor(hold.amount)? > pool.funded {
-        // A call that is growing it right now has the turn: behind it there may be nothing left to do.
+        // A call that grows the hold now has the lock; after it there may be nothing left to do.
         let _turn = market.funding_turn(pool.user).await;
         let hold = market
             .ledger
@@ -107,7 +108,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<()
     give_back_behind_settlement(market, hold.hold_id, pool).await
 }
 
-/// Only what settlement has passed already: a sweep waits for nobody.
+/// Releases only what settlement has already passed: a sweep does not wait.
 async fn give_back_behind_settlement(
     market: &Arc<Market>,
     hold_id: Id128,
@@ -119,10 +120,10 @@ async fn give_back_behind_settlement(
     funding::give_back(market, hold_id).await
 }
 
-/// A hold that the journal does not know.
+/// Adopts a hold that the journal does not know.
 async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
-        return Ok(()); // Its call may still be on the way.
+        return Ok(()); // Its call may still be in flight.
     }
     let Some((user_id, instrument_id)) = hold.subaccount_id.split_once(':') else {
         return Ok(());
@@ -138,7 +139,7 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     let turn = market.funding_turn(user).await;
     let pool = funding::bring_up(market, user, &asset, kind, hold, Id128::NONE).await?;
     drop(turn);
-    tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "a hold that the journal did not know was taken up");
+    tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "hold unknown to the journal adopted");
     if kind == PoolKind::Order {
         funding::close_idle(market, pool).await?;
     }

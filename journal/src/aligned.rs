@@ -1,22 +1,22 @@
-//! Bytes at addresses that a disk takes without a copy in between: page-aligned buffers, and whole blocks of them.
+//! Page-aligned buffers and whole blocks, for direct I/O without a copy.
 //!
-//! `O_DIRECT` wants address, length and offset at multiples of the device's block. Both types check
-//! that when they are made, so that a write cannot fail for it later.
+//! `O_DIRECT` requires address, length and offset at multiples of the device's block. Both types
+//! check that when they are made, so a later write cannot fail because of alignment.
 
 use rkyv::util::AlignedVec;
 
-/// Alignment of a buffer's first byte: a page, which is a multiple of every device's block.
+/// Alignment of a buffer's first byte: a page, a multiple of every device's block.
 pub const ALIGNMENT: usize = 4096;
 
-/// Bytes that begin at a page and can grow.
+/// Growable bytes that begin at a page.
 #[derive(Default)]
 pub struct Buffer {
-    /// At least `used` bytes; what lies behind them is room that may hold anything.
+    /// At least `used` bytes; the bytes after them are spare and may hold anything.
     room: AlignedVec<ALIGNMENT>,
     used: usize,
 }
 
-/// Bytes by which the room behind a buffer's end grows at least.
+/// Minimum growth of the spare bytes.
 const ROOM_STEP: usize = 64 * 1024;
 
 impl Buffer {
@@ -54,7 +54,7 @@ impl Buffer {
         self.used = end;
     }
 
-    /// The bytes behind the end, whatever they hold, to be written and then taken in by [`Buffer::take_in`].
+    /// Spare bytes after the end, to be written and then added with [`Buffer::take_in`].
     #[inline]
     pub fn behind<const N: usize>(&mut self) -> &mut [u8; N] {
         if self.used + N > self.room.len() {
@@ -65,10 +65,13 @@ impl Buffer {
             .expect("room was made")
     }
 
-    /// Takes in the first of the bytes that [`Buffer::behind`] gave.
+    /// Extends the length over bytes written through [`Buffer::behind`].
     #[inline]
     pub fn take_in(&mut self, bytes: usize) {
-        assert!(bytes <= self.room.len() - self.used, "there is room");
+        assert!(
+            bytes <= self.room.len() - self.used,
+            "more bytes than the buffer has spare"
+        );
         self.used += bytes;
     }
 
@@ -83,7 +86,7 @@ impl Buffer {
         self.used = bytes;
     }
 
-    /// Makes room for `bytes` in all, and for some more where that needs no further memory.
+    /// Grows to `bytes`, or further where the capacity allows it without a reallocation.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, bytes: usize) {
@@ -91,7 +94,7 @@ impl Buffer {
         self.room.resize(bytes.max(more), 0);
     }
 
-    /// Adds zeros up to a multiple of `block` and gives all of it as blocks.
+    /// Pads with zeros to a multiple of `block` and returns all of it as blocks.
     pub fn padded(&mut self, block: usize) -> Blocks<'_> {
         self.resize(self.len().next_multiple_of(block));
         Blocks::new(self.bytes(), block)
@@ -104,14 +107,14 @@ pub struct Blocks<'a>(&'a [u8]);
 
 impl<'a> Blocks<'a> {
     /// # Panics
-    /// Address or length is not aligned: a bug of the caller.
+    /// Address or length is not aligned: a caller's bug.
     pub fn new(bytes: &'a [u8], block: usize) -> Self {
         assert!(
             block.is_power_of_two() && block <= ALIGNMENT,
-            "a block of a device"
+            "block size must be a power of two and at most a page"
         );
-        assert_eq!(bytes.as_ptr().addr() % ALIGNMENT, 0, "aligned address");
-        assert_eq!(bytes.len() % block, 0, "whole blocks");
+        assert_eq!(bytes.as_ptr().addr() % ALIGNMENT, 0, "unaligned address");
+        assert_eq!(bytes.len() % block, 0, "length is not whole blocks");
         Self(bytes)
     }
 
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_stays_aligned_while_it_grows_and_gives_whole_blocks_only() {
+    fn a_buffer_stays_aligned_while_it_grows_and_returns_whole_blocks_only() {
         let mut buffer = Buffer::default();
         for size in [1, 511, 512, 513, 4_095, 4_097, 70_000] {
             buffer.resize(0);

@@ -1,4 +1,4 @@
-//! The hand that appends: finished frames into a buffer of its own, which it swaps for the one that the writer empties.
+//! Appends frames to a local buffer, swapped for the one that the writer has emptied.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, TryLockError};
@@ -7,10 +7,10 @@ use crate::aligned::Buffer;
 use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
 use crate::log::{Config, Pending, Shared, Tail};
 
-/// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
+/// Makes frames and hands whole units to the writer. Makes no system call unless the writer sleeps.
 pub struct Appender {
     shared: Arc<Shared>,
-    /// Frames behind room for a mark.
+    /// Frames after the space for a mark.
     local: Buffer,
     tail: Tail,
     /// The last frame ended its unit.
@@ -31,8 +31,9 @@ impl Appender {
         }
     }
 
-    /// Adds a frame to the batch that [`Appender::flush`] hands over. The frames of a unit follow
-    /// one another, its last one says so.
+    /// Adds a frame to the batch that [`Appender::flush`] hands over.
+    ///
+    /// The frames of a unit are consecutive; `unit_end` is set on the last one.
     pub fn append(
         &mut self,
         kind: FrameKind,
@@ -55,7 +56,9 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// The same for a payload of at most [`SMALL_BYTES`], which `fill` writes at its place, giving its length.
+    /// As [`Appender::append`], for a payload that `fill` writes in place, returning its length.
+    ///
+    /// The payload is at most [`SMALL_BYTES`].
     #[inline]
     pub fn append_small(
         &mut self,
@@ -79,23 +82,23 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was
-    /// handed over before, which is a swap of buffers.
+    /// Hands over the appended units. Waits while the writer swaps buffers for an earlier batch.
     pub fn flush(&mut self) {
         if self.local.len() > MARK_BYTES {
-            assert!(self.is_whole, "whole units are handed over");
+            assert!(self.is_whole, "flush inside a unit");
             let pending = self.shared.pending();
             hand_over(&self.shared, pending, &mut self.local, self.tail);
             self.durable = self.shared.durable.load(Ordering::Acquire);
         }
     }
 
-    /// The same without ever waiting: false when the writer is just taking something, and what was
-    /// appended stays here for the next time.
+    /// As [`Appender::flush`] without waiting.
+    ///
+    /// Returns false while the writer swaps buffers; the units then stay local until the next call.
     #[must_use]
     pub fn try_flush(&mut self) -> bool {
         if self.local.len() > MARK_BYTES {
-            assert!(self.is_whole, "whole units are handed over");
+            assert!(self.is_whole, "flush inside a unit");
             let pending = match self.shared.pending.try_lock() {
                 Ok(pending) => pending,
                 Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -107,23 +110,23 @@ impl Appender {
         true
     }
 
-    /// Bytes that were appended and not handed over, with room for a mark before them.
+    /// Bytes appended and not handed over, with the space for a mark before them.
     pub fn local_bytes(&self) -> usize {
         self.local.len()
     }
 
-    /// Something was appended and not handed over.
+    /// True when anything appended is not handed over.
     pub fn has_local(&self) -> bool {
         self.local.len() > MARK_BYTES
     }
 
-    /// The disk is behind by more than the bound.
+    /// True when more bytes wait for the writer than the limit allows.
     pub fn is_full(&self) -> bool {
         let pending = self.shared.pending_bytes.load(Ordering::Relaxed);
         pending + self.local.len() > self.pending_bytes_max
     }
 
-    /// The writer waits for its next segment; what is appended waits in memory.
+    /// The writer waits for its next segment; appended units stay in memory.
     pub fn is_stalled(&self) -> bool {
         self.shared.is_stalled.load(Ordering::Relaxed)
     }
@@ -134,7 +137,7 @@ impl Appender {
     }
 }
 
-/// Puts `local` behind what is pending, and leaves it empty but for the room of a mark.
+/// Appends `local` to the pending units and empties it, but for the space for a mark.
 fn hand_over(
     shared: &Shared,
     mut pending: MutexGuard<'_, Pending>,

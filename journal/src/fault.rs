@@ -1,5 +1,6 @@
-//! A disk in memory that loses power: what was not synced is kept, dropped or torn, block by block
-//! and in any order, as a seed decides. It also fails on request.
+//! In-memory disk that loses power: unsynced blocks are kept, dropped or torn, as a seed decides.
+//!
+//! Blocks are affected one by one and in any order. The disk also fails on request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +12,18 @@ use rustix::io::Errno;
 use crate::aligned::Blocks;
 use crate::storage::{Mode, Storage};
 
-/// Bytes that the disk writes as one; a power loss reorders blocks and tears inside one.
+/// Atomic write size of the disk; a power loss reorders blocks and tears inside one.
 const BLOCK_BYTES: usize = 512;
 
 #[derive(Clone, Default)]
 struct Segment {
-    /// What would be read now.
+    /// Contents as read now.
     seen: Vec<u8>,
-    /// What survives for certain.
+    /// Contents that survive a crash for certain.
     durable: Vec<u8>,
-    /// What was written since, in order.
+    /// Writes since the last sync, in order.
     unsynced: Vec<(usize, Vec<u8>)>,
-    /// The power went while it was made: what was there before, which it may be again.
+    /// Set when the power went while the segment was created: its previous state, which may return.
     doubt: Option<Box<Option<Segment>>>,
 }
 
@@ -74,40 +75,43 @@ fn below(random: &mut impl FnMut() -> u64, bound: usize) -> usize {
     usize::try_from(random() % bound as u64).expect("below a size")
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub struct MemoryStorage {
     segments: Mutex<BTreeMap<u64, Segment>>,
-    /// The disk is full: writes fail.
+    /// Full disk: writes fail.
     pub is_full: AtomicBool,
-    /// There is no room for another segment.
+    /// No space for another segment.
     pub has_no_room: AtomicBool,
-    /// Of lists, reads and openings of a segment for writing, each one of this many finds no file
-    /// descriptor; 0 = none fails, 1 = all fail.
+    /// One in this many lists, reads and openings for writing finds no file descriptor; 0 = none
+    /// fails, 1 = all fail.
     pub open_fails_every: AtomicU64,
     pub opens: AtomicU64,
-    /// The disk is broken: a sync says so.
+    /// Broken disk: a sync fails.
     pub is_broken: AtomicBool,
-    /// Lies: sync returns without syncing.
+    /// Lying disk: a sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
-    /// Writes, syncs, new and removed segments until the power goes, plus one; 0 is never.
+    /// Writes, syncs, created and removed segments until the power goes, plus one; 0 = never.
     power: AtomicU64,
     is_off: AtomicBool,
-    /// A disk that does not answer: see [`MemoryStorage::stall`].
+    /// The disk does not complete writes: see [`MemoryStorage::stall`].
     is_stalled: Mutex<bool>,
     answers: Condvar,
 }
 
 impl MemoryStorage {
-    /// Lets `operations` more writes, syncs and new segments through; in the next one the power
-    /// goes, and everything fails until [`MemoryStorage::crash`].
+    /// Cuts the power in the operation after the next `operations` ones.
+    ///
+    /// Writes, syncs, created and removed segments count. Everything then fails until
+    /// [`MemoryStorage::crash`].
     pub fn power_off_after(&self, operations: u64) {
         self.power.store(operations + 1, Ordering::SeqCst);
     }
 
-    /// Loses power: blocks that were written and not synced are each kept, dropped or torn, in any
-    /// order. The disk goes on with what is left.
+    /// Loses power: unsynced blocks are each kept, dropped or torn, in any order.
+    ///
+    /// The disk continues with the result.
     pub fn crash(&self, seed: u64) {
         let mut state = seed;
         let mut random = || {
@@ -119,7 +123,7 @@ impl MemoryStorage {
             z ^ (z >> 31)
         };
         let mut segments = self.lock();
-        // Renamed or not: a new segment is whole or not there.
+        // A new segment is renamed or not: whole or absent.
         *segments = std::mem::take(&mut *segments)
             .into_iter()
             .filter_map(|(number, mut segment)| match segment.doubt.take() {
@@ -135,7 +139,7 @@ impl MemoryStorage {
         self.is_off.store(false, Ordering::SeqCst);
     }
 
-    /// The power comes back to a disk that has lost nothing: a process was killed.
+    /// Restores the power without loss, as after the kill of a process.
     pub fn revive(&self) {
         for segment in self.lock().values_mut() {
             segment.doubt = None;
@@ -144,7 +148,7 @@ impl MemoryStorage {
         self.is_off.store(false, Ordering::SeqCst);
     }
 
-    /// Makes every write wait until the disk answers again.
+    /// Makes every write wait until called with false.
     pub fn stall(&self, is_stalled: bool) {
         *self.stalled() = is_stalled;
         self.answers.notify_all();
@@ -165,12 +169,12 @@ impl MemoryStorage {
         }
     }
 
-    /// Loses a segment, as a hand or a file system does.
+    /// Loses a segment, by an operator's or the file system's mistake.
     pub fn lose(&self, segment: u64) {
         self.lock().remove(&segment);
     }
 
-    /// Cuts a segment's end off.
+    /// Truncates a segment.
     pub fn shorten(&self, segment: u64, bytes: usize) {
         if let Some(segment) = self.lock().get_mut(&segment) {
             segment.sync();
@@ -179,7 +183,7 @@ impl MemoryStorage {
         }
     }
 
-    /// The disk as it is at this moment, to be crashed while the original goes on.
+    /// Copies the disk, so that the copy can be crashed while the original continues.
     pub fn image(&self) -> Self {
         Self {
             segments: Mutex::new(self.lock().clone()),
@@ -187,7 +191,7 @@ impl MemoryStorage {
         }
     }
 
-    /// What a segment holds.
+    /// Contents of a segment.
     pub fn bytes(&self, segment: u64) -> Vec<u8> {
         self.lock()
             .get(&segment)
@@ -199,7 +203,7 @@ impl MemoryStorage {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a write, a sync or a new segment; true when the power goes in it.
+    /// Counts an operation; true when the power goes in it.
     fn goes_off(&self) -> bool {
         let left = self
             .power
@@ -288,7 +292,7 @@ impl Storage for Arc<MemoryStorage> {
         let goes_off = self.goes_off();
         let mut segments = self.lock();
         if goes_off {
-            // Gone or not, whichever it was when the power went.
+            // Removed or not: decided by the crash.
             let removed = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
             removed.doubt = Some(Box::new(None));
             return Err(io::Error::other("the power is off"));

@@ -1,10 +1,10 @@
-//! Reads the log of another process while that one writes it, without taking its end for damage.
+//! Reads the log of another process while that process writes it.
 //!
-//! What is durable is told by marks alone: a batch is given once the mark behind it is there, since
-//! that was written when the batch was durable. The last batch of a log that nobody continues is
-//! therefore not given. A place where no whole mark stands may be about to be written, or be torn
-//! and be written again by the next opening: it is looked at again. It is damage only when
-//! something later shows that it had been durable.
+//! Only marks show what is durable: a batch is returned once the mark after it exists, since that
+//! mark was written when the batch was durable. The last batch of a log without a writer is
+//! therefore not returned. A place without a whole mark may be about to be written, or be torn and
+//! rewritten by the next opening: it is read again. It is damage only when later data shows that it
+//! had been durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,16 +15,18 @@ use crate::log::JournalError;
 use crate::storage::Storage;
 use crate::survey;
 
-/// Follows the log. Frames come in log order; when there is none, the last one given was the end of a unit.
+/// Follows the log. Frames come in log order.
+///
+/// When `try_next` returns `None`, the last frame returned was the end of a unit.
 pub struct Follower {
     storage: Arc<dyn Storage>,
-    /// Frames at or before it are not given.
+    /// Frames at or before this are not returned.
     after: u64,
     place: Option<Place>,
     ready: VecDeque<Frame>,
 }
 
-/// Where the next batch stands, and what it continues.
+/// Position of the next batch, and what it continues.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     segment: u64,
@@ -35,14 +37,14 @@ struct Place {
 }
 
 impl Place {
-    /// The mark is that of the next batch.
+    /// True when the mark is that of the next batch.
     fn continues(&self, mark: &Mark) -> bool {
         mark.batch == self.batch + 1 && mark.durable == self.sequence && mark.prev == self.crc
     }
 }
 
 impl Follower {
-    /// Begins behind record `after`. Nothing is looked at before the first frame is asked for.
+    /// Begins after record `after`. Reads nothing before the first call of [`Follower::try_next`].
     pub fn new(storage: Arc<dyn Storage>, after: u64) -> Self {
         Self {
             storage,
@@ -52,11 +54,11 @@ impl Follower {
         }
     }
 
-    /// The next frame that is durable for certain, if there is one by now.
+    /// The next frame that is certainly durable, if there is one yet.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log now begins behind the place of this reader, and says
-    /// where; or the log is damaged.
+    /// [`JournalError::Removed`], with the log's new beginning, when it is after this reader's
+    /// place; or the log is damaged.
     pub fn try_next(&mut self) -> Result<Option<Frame>, JournalError> {
         loop {
             while let Some(frame) = self.ready.pop_front() {
@@ -70,7 +72,7 @@ impl Follower {
         }
     }
 
-    /// What is not there may have been removed.
+    /// Replaces an error for missing data by [`JournalError::Removed`] when the log was truncated.
     fn told(&self, error: JournalError) -> JournalError {
         let place = self.place.map_or(self.after, |place| place.sequence);
         let is_missing = match &error {
@@ -86,7 +88,7 @@ impl Follower {
         begins.err().unwrap_or(error)
     }
 
-    /// Takes the next batch into `ready`; false when none is durable for certain.
+    /// Parses the next batch into `ready`; false when none is certainly durable.
     fn fill(&mut self) -> Result<bool, JournalError> {
         let Some(place) = self.placed()? else {
             return Ok(false);
@@ -95,8 +97,8 @@ impl Follower {
             self.place = Some(next);
             return Ok(true);
         }
-        // Something later that is whole shows that this place had been durable; it may also have
-        // become so since the first look.
+        // Whole data later in the log shows that this place had been durable; it may also have
+        // become so since the first read.
         if !self.is_passed(place)? {
             return Ok(false);
         }
@@ -133,13 +135,13 @@ impl Follower {
         Ok(self.place)
     }
 
-    /// Takes the batch at `place`, if the mark behind it is there; gives the place of that one.
+    /// Reads the batch at `place`, if the mark after it exists; returns that mark's place.
     fn batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
         let mut at = place;
-        // Its segment may have been removed when nothing was left in it.
+        // Its segment may have been removed when no batch was left in it.
         let mut mark = self.mark_if_there(at.segment, at.offset)?;
         if !mark.is_some_and(|mark| place.continues(&mark)) {
-            // It may stand at the beginning of the next segment, where what was torn here was given up.
+            // It may begin the next segment, when a torn end here was abandoned.
             (at.segment, at.offset) = (place.segment + 1, 0);
             mark = self.mark_if_there(at.segment, 0)?;
         }
@@ -169,7 +171,7 @@ impl Follower {
         Ok(None)
     }
 
-    /// Reads the frames of a batch up to record `through`, which `crc` ends.
+    /// Reads the frames of a batch up to record `through`, whose checksum is `crc`.
     fn take(&mut self, at: Place, mark: &Mark, through: u64, crc: u32) -> Result<(), JournalError> {
         let bytes = mark.extent.saturating_sub(MARK_BYTES as u64);
         let mut bytes = vec![0; usize::try_from(bytes).unwrap_or(0)];
@@ -203,10 +205,11 @@ impl Follower {
         Ok(())
     }
 
-    /// A later segment begins with a batch that comes behind the one after the next.
+    /// True when a later segment begins with a batch after the one after the next.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the segment of this place was, and what it held had not been given.
+    /// [`JournalError::Removed`] when the segment of this place was removed before its records were
+    /// returned.
     fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
         let segments = self.storage.segments()?;
         if !segments.contains(&place.segment) {
@@ -223,7 +226,7 @@ impl Follower {
         Ok(false)
     }
 
-    /// The mark at a place, if a whole one stands there.
+    /// The mark at a place, if there is a whole one.
     fn mark(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
         let mut bytes = [0; MARK_BYTES];
         let count = self.storage.read(segment, offset, &mut bytes)?;
@@ -239,7 +242,7 @@ impl Follower {
         })
     }
 
-    /// The same in a segment that may not be there, yet or any more.
+    /// As [`Follower::mark`], in a segment that may not exist, yet or any more.
     fn mark_if_there(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
         match self.mark(segment, offset) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),

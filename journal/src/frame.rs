@@ -1,25 +1,26 @@
-//! The log's bytes, little-endian, aligned to 8. A *frame* carries a command or an event:
+//! Log format, little-endian, aligned to 8. A *frame* carries a command or an event:
 //!
 //! ```text
-//!  0        4     5      6        8           16          24           32        36       40
-//!  | len u32 | kind | flags | ver u16 | sequence u64 | time_ns u64 | durable u64 | prev u32 | crc u32 | payload, padded to 8 |
+//!  offset  0    4     5      6    8         16       24       32    36   40
+//!  field   len  kind  flags  ver  sequence  time_ns  durable  prev  crc  payload, padded to 8
+//!  type    u32  u8    u8     u16  u64       u64      u64      u32   u32  bytes
 //! ```
 //!
-//! `len` is the payload's length without padding and never 0: zeros are the end of what was
-//! written. `crc` is CRC-32C over the whole frame with its padding, itself taken as 0; `prev` is
-//! the `crc` of the frame before, so that frames form a chain. `durable` is a sequence that was
+//! `len` is the payload's length without padding and never 0: zeros mark the end of the written
+//! data. `crc` is CRC-32C over the whole frame with its padding, with the field itself as 0. `prev`
+//! is the `crc` of the frame before, so frames form a chain. `durable` is a sequence that was
 //! durable when the frame was made. Flag bit 0 marks the last frame of a *unit*: a command with all
 //! its events.
 //!
-//! Each write (*batch*) begins with a *mark*: a frame of kind 3 whose payload is
-//! `batch u64 | extent u64 | last sequence u64`. `extent` counts the bytes of the write, mark and
-//! zeros at its end included; the next mark stands behind it. A mark's `sequence` is the last one
-//! before the batch: it was durable when the batch was written. Its `prev` names the chain's end,
-//! but it is no link of the chain. What stands behind a damaged place and names a later sequence as
-//! durable tells a hole from a torn tail.
+//! Each write (*batch*) begins with a *mark*: a frame of kind 3 with the payload
+//! `batch u64 | extent u64 | last sequence u64`. `extent` is the size of the write, mark and
+//! trailing zeros included; the next mark follows it. A mark's `sequence` is the last one before
+//! the batch, durable when the batch was written. Its `prev` is the `crc` of the last frame before
+//! the batch, but the mark itself is no link of the chain. A record after a damaged place that
+//! names a later sequence as durable distinguishes a hole from a torn tail.
 //!
-//! `len`, `kind`, `flags`, `ver` and `crc` stand where they stand in every version from 2 on, so
-//! that another version is told from damage.
+//! `len`, `kind`, `flags`, `ver` and `crc` have the same offsets in every version from 2 on, so
+//! that another version is not mistaken for damage.
 
 use crate::aligned::Buffer;
 
@@ -31,10 +32,10 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
 pub const SMALL_BYTES: usize = 144;
 /// Bytes of a mark.
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
-/// Version written today.
+/// Version that this program writes.
 pub const VERSION: u16 = 3;
-/// A header that claims a version up to this one is believed: in the noise of a torn header one
-/// word in thousands is as small.
+/// Highest version accepted in a header whose checksum is not verified. In the noise of a torn
+/// header one 16-bit value in thousands is as small.
 const VERSION_NEAR: u16 = 16;
 const MARK_PAYLOAD_BYTES: usize = 24;
 const MARK: u8 = 3;
@@ -43,16 +44,16 @@ const CRC_AT: std::ops::Range<usize> = 36..40;
 
 const _: () = assert!(MARK_BYTES.is_multiple_of(8) && HEADER_BYTES.is_multiple_of(8));
 
-/// What a frame carries.
+/// Kind of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// A sequenced command: decides durability.
+    /// A sequenced command; determines the commit position.
     Command,
-    /// Something the command of the same sequence caused.
+    /// An effect of the command with the same sequence.
     Event,
 }
 
-/// One frame as a reader gives it.
+/// One frame as a reader returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub kind: FrameKind,
@@ -68,12 +69,12 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// The beginning of a batch.
+/// Header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Number of the write, gapless.
     pub batch: u64,
-    /// Bytes from this mark to the place of the next one.
+    /// Bytes from this mark to the next one.
     pub extent: u64,
     /// Last sequence before the batch: durable when the batch was written.
     pub durable: u64,
@@ -83,13 +84,13 @@ pub struct Mark {
     pub prev: u32,
 }
 
-/// Bytes that a payload takes with header and padding.
+/// Bytes of a frame with this payload: header and padding included.
 #[inline]
 pub const fn frame_bytes(payload: usize) -> usize {
     HEADER_BYTES + payload.next_multiple_of(8)
 }
 
-/// Appends a frame to `out`, which holds a multiple of 8 bytes; gives its checksum, the `prev` of the next one.
+/// Appends a frame to `out`, whose length is a multiple of 8. Returns its checksum.
 pub fn write(
     out: &mut Buffer,
     kind: FrameKind,
@@ -102,7 +103,7 @@ pub fn write(
 ) -> u32 {
     assert!(
         !payload.is_empty() && payload.len() <= PAYLOAD_BYTES_MAX,
-        "a payload of 1 to 64 KiB"
+        "frame payload must be 1 byte to 64 KiB"
     );
     let flags = if unit_end { FLAG_UNIT_END } else { 0 };
     let start = out.len();
@@ -123,11 +124,12 @@ pub fn write(
     crc
 }
 
-/// Longest frame of a small payload, with a word of zeros behind it.
+/// Longest frame of a small payload, plus 8 bytes of zeros for the padding.
 const SMALL_FRAME_BYTES: usize = HEADER_BYTES + SMALL_BYTES + 8;
 
-/// Appends a frame whose payload, of at most [`SMALL_BYTES`], `fill` writes where it stays, giving
-/// its length; gives the frame's checksum. `out` holds a multiple of 8 bytes.
+/// Appends a frame whose payload `fill` writes in place; returns the frame's checksum.
+///
+/// `fill` returns the length, 1 to [`SMALL_BYTES`]. The length of `out` is a multiple of 8.
 #[inline]
 pub(crate) fn write_small(
     out: &mut Buffer,
@@ -147,7 +149,10 @@ pub(crate) fn write_small(
         .first_chunk_mut()
         .expect("as long as the longest payload");
     let length = fill(payload);
-    assert!((1..=SMALL_BYTES).contains(&length), "a small payload");
+    assert!(
+        (1..=SMALL_BYTES).contains(&length),
+        "small payload out of range"
+    );
     rest[length..length + 8].fill(0);
     let flags = if unit_end { FLAG_UNIT_END } else { 0 };
     *head = header(length, kind.code(), flags, sequence, time_ns, durable, prev);
@@ -167,7 +172,7 @@ impl FrameKind {
     }
 }
 
-/// The bytes of a mark.
+/// Encodes a mark.
 pub fn mark(mark: &Mark) -> [u8; MARK_BYTES] {
     let mut bytes = [0; MARK_BYTES];
     let head = header(
@@ -211,20 +216,20 @@ fn header(
     head
 }
 
-/// What stands at an offset.
+/// Content found at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Frame(Frame),
     Mark(Mark),
-    /// Zeros: nothing was written here.
+    /// Zeros: the end of the written data.
     End,
-    /// A beginning: more bytes are needed to say.
+    /// Too few bytes to decide.
     Short,
-    /// Something that is no whole frame.
+    /// Neither a whole frame nor zeros.
     Damaged,
 }
 
-/// Reads what stands at the start of `bytes`, which may hold more. Chain and extents are the caller's to check.
+/// Decodes the start of `bytes`, which may be longer. The caller checks the chain and extents.
 pub fn read(bytes: &[u8]) -> Found {
     let Some(head) = bytes.get(..HEADER_BYTES) else {
         return Found::Short;
@@ -278,7 +283,7 @@ pub fn read(bytes: &[u8]) -> Found {
     })
 }
 
-/// The checksum of a frame, padding included, is right.
+/// True when the checksum of a frame, padding included, matches.
 fn is_whole(frame: &[u8]) -> bool {
     let mut plain = [0; HEADER_BYTES];
     plain[..CRC_AT.start].copy_from_slice(&frame[..CRC_AT.start]);
@@ -286,9 +291,10 @@ fn is_whole(frame: &[u8]) -> bool {
     crc == word(frame, CRC_AT.start)
 }
 
-/// Another version of the format that a header claims, where a frame or a mark is due: one of the
-/// next ones, whose checksum may be another one too, or any with a checksum that is right. A header
-/// torn amid its version is neither.
+/// Another format version claimed by a header, at a place where a frame or a mark is due.
+///
+/// Either one of the next versions, whose checksum may differ too, or any version with a valid
+/// checksum. A header torn inside its version field is neither.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
     let near = claimed_version(bytes).filter(|version| *version <= VERSION_NEAR);
     near.or_else(|| whole_of_other_version(bytes))
@@ -303,28 +309,28 @@ fn claimed_version(bytes: &[u8]) -> Option<u16> {
     (is_header && version != 0 && version != VERSION).then_some(version)
 }
 
-/// The same anywhere: with a checksum that is right, so that the inside of a payload is not taken for a header.
+/// As [`other_version`] for any place: requires a valid checksum, so payload bytes do not match.
 pub(crate) fn whole_of_other_version(bytes: &[u8]) -> Option<u16> {
     let version = claimed_version(bytes)?;
     let whole = bytes.get(..frame_bytes(word(bytes, 0) as usize))?;
     is_whole(whole).then_some(version)
 }
 
-/// A frame of this version may begin here: cheap, most places are amid a frame, or zeros.
+/// Cheap filter: a frame of this version may begin here. Most places are inside a frame, or zeros.
 pub(crate) fn may_begin(bytes: &[u8]) -> bool {
     let head = bytes.get(..HEADER_BYTES);
     head.is_some_and(|head| (1..=MARK).contains(&head[4]) && version(head) == VERSION)
 }
 
-/// A unit in bytes that were written here: not checked again.
+/// A unit in bytes written by this process; not verified again.
 pub(crate) struct Unit {
     pub bytes: usize,
     pub sequence: u64,
-    /// Of its last frame.
+    /// Checksum of its last frame.
     pub crc: u32,
 }
 
-/// The first unit of whole frames.
+/// Returns the first unit of whole frames.
 pub(crate) fn unit(bytes: &[u8]) -> Unit {
     let mut at = 0;
     loop {

@@ -1,9 +1,8 @@
-//! The log's beginning: what may go, and taking it away.
+//! Truncation of the log's beginning.
 //!
-//! Whole segments go, the first one first, each gone for good before the next one goes: after a
-//! crash in between the log begins somewhere and has no gap. The segment with the commit position
-//! stays, and so does every one behind it, so that the log is never without a mark that says where
-//! it begins.
+//! Whole segments are removed, oldest first, each durably before the next: after a crash in between
+//! the log has no gap. The segment with the commit position and all later ones stay, so that the
+//! log always has a mark that says where it begins.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::log::{JournalError, State};
 use crate::storage::Storage;
 use crate::survey;
 
-/// Takes segments away from the beginning of an open log.
+/// Removes segments from the beginning of an open log.
 pub struct Front {
     storage: Arc<dyn Storage>,
     state: watch::Receiver<State>,
@@ -24,7 +23,7 @@ impl Front {
         Self { storage, state }
     }
 
-    /// Last record that is gone already, 0 while the log is whole.
+    /// Last record removed, 0 while the log is whole.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -32,8 +31,9 @@ impl Front {
         survey::removed_through(&*self.storage)
     }
 
-    /// Last record of the segments that can go so that `bytes` of the log are left at least; that
-    /// of [`Front::removed_through`] when none can.
+    /// Last record of the segments removable so that at least `bytes` of the log are left.
+    ///
+    /// That of [`Front::removed_through`] when none is removable.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -48,8 +48,9 @@ impl Front {
         self.removed_through()
     }
 
-    /// Last record of the segments that can go when nobody needs what is at or before `through`;
-    /// that of [`Front::removed_through`] when none can.
+    /// Last record of the segments removable when records at or before `through` are not needed.
+    ///
+    /// That of [`Front::removed_through`] when none is removable.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -65,10 +66,10 @@ impl Front {
         Ok(boundary)
     }
 
-    /// Removes the segments without a record behind `through`; gives their number.
+    /// Removes the segments without a record after `through`; returns their number.
     ///
     /// # Errors
-    /// One cannot be removed: it and those behind it stay.
+    /// A segment cannot be removed: it and all later ones stay.
     pub fn remove(&self, through: u64) -> Result<usize, JournalError> {
         let mut count = 0;
         for segment in self.whole()? {
@@ -81,14 +82,14 @@ impl Front {
         Ok(count)
     }
 
-    /// Segments before the one with the commit position, ascending: full, and durable to the last record.
+    /// Segments before the one with the commit position, ascending: full and durable.
     fn whole(&self) -> Result<Vec<u64>, JournalError> {
         let (commit, offset) = {
             let state = self.state.borrow();
             (state.segment, state.offset)
         };
         let mut segments = self.storage.segments()?;
-        // Without anything durable in it, its own mark may not be there after a crash.
+        // While it contains nothing durable, its own mark may be missing after a crash.
         segments.retain(|segment| *segment < commit && offset > 0);
         Ok(segments)
     }

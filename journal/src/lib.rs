@@ -1,22 +1,24 @@
-//! One append-only log per engine node: sequenced commands and their events as framed bytes,
-//! durable in admission order.
+//! Append-only log of one engine node: sequenced commands and their events as framed bytes.
 //!
-//! - [`frame`]: how a frame and a mark look, the checksum chain.
-//! - [`aligned`]: buffers and blocks as a disk wants them.
-//! - [`storage`]: what the log needs of a disk; real files, and a memory disk that loses power ([`fault`]).
-//! - [`log`]: opening (torn tail cut, hole refused), the commit position. [`Appender`]: frames and
-//!   their hand-over. `writer`: the thread with natural group commit.
-//! - `survey`, `walk`: the walk behind opening; [`walk()`], [`walk_after`], [`check`] and [`list`]
-//!   are the parts of it that only read.
-//! - [`Front`]: takes whole segments away from the beginning.
-//! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
-//! - [`reader`]: tails frames up to the commit position, the last ones from memory (`recent`).
+//! Durable in admission order.
+//!
+//! - [`frame`]: frame and mark layout, checksum chain.
+//! - [`aligned`]: page-aligned buffers and whole blocks for direct I/O.
+//! - [`storage`]: the storage interface; real files, and an in-memory disk that loses power
+//!   ([`fault`]).
+//! - [`log`]: opening (truncates a torn tail, refuses a hole) and the commit position.
+//!   [`Appender`]: makes frames and hands them to the writer. `writer`: the thread with natural
+//!   group commit.
+//! - `survey`, `walk`: the scan that opening does. [`walk()`], [`walk_after`], [`check`] and
+//!   [`list`] are its read-only parts.
+//! - [`Front`]: removes whole segments from the log's beginning.
+//! - [`snapshot`]: states at a sequence, one file each; the newest good one is found first.
+//! - [`reader`]: tails frames up to the commit position, recent ones from memory (`recent`).
 //!   [`Follower`]: the same from another process, up to the last mark.
 //!
-//! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports
-//! durable is found again after any crash; a reader never sees a frame that a crash could still
-//! take away; a batch is durable before the next one is written; a durable block is never written
-//! again.
+//! This crate does not interpret payloads. Invariants: records that [`log::Commit`] reports durable
+//! survive any crash; a reader never sees a frame that a crash could still lose; a batch is durable
+//! before the next one is written; a durable block is never rewritten.
 
 pub mod aligned;
 mod appender;

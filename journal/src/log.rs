@@ -1,13 +1,13 @@
-//! The log itself: opening, handing over, the commit position.
+//! The log: opening, hand-over to the writer, commit position.
 //!
-//! Group commit is natural: whatever was handed over while the previous write ran goes out in the
-//! next one. A batch consists of whole units, so the commit position always stands between two
-//! commands. After an error of a write or a sync the log is failed for good: nothing more is
-//! accepted, and nothing that was reported durable is touched. A segment that cannot be made or
-//! opened for want of room, memory or descriptors is tried again: nothing was written to it.
+//! Group commit is natural: units handed over while one write runs go out in the next one. A batch
+//! consists of whole units, so the commit position is always between two commands. After a write or
+//! sync error the log is failed for good: nothing more is accepted, and records reported durable
+//! are not touched. Creating or opening a segment is retried after a shortage of space, memory or
+//! descriptors: nothing has been written to it.
 //!
-//! The appender makes the finished frames, chain and checksum included, so that the writer's thread
-//! touches no byte of them: it swaps buffers and waits for the disk.
+//! The appender makes the finished frames, chain and checksum included. The writer's thread touches
+//! none of their bytes: it swaps buffers and waits for the disk.
 
 use std::io;
 use std::ops::Range;
@@ -36,22 +36,22 @@ use crate::writer::Writer;
 /// Sizes of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Size of a segment. A unit never spans two; one that is larger gets a segment of its own size.
+    /// Size of a segment. A unit never spans two; a larger one gets a segment of its own size.
     pub segment_bytes: u64,
-    /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then
-    /// stops appending: what it had begun comes on top, and so does the batch that is being
-    /// written, as large again at most. Three buffers of this size are made, and written to once, at
-    /// the start, so that the appending thread has no page faults while a disk stalls.
+    /// Soft limit of the bytes that wait for the writer; above it [`Appender::is_full`] is true.
+    /// In-flight units and the batch being written, at most as large again, may exceed it. Three
+    /// buffers of this size are allocated and written to once at the start, so that the appending
+    /// thread has no page faults while a disk stalls.
     pub pending_bytes_max: usize,
-    /// Bytes of the last batches that stay in memory for readers; 0 = none.
+    /// Bytes of the last batches kept in memory for readers; 0 = none.
     pub recent_bytes: usize,
 }
 
-/// Room behind the bound for what had been begun.
+/// Extra capacity for in-flight units.
 const PENDING_MORE_BYTES: usize = 1 << 20;
 
 impl Config {
-    /// An empty buffer, with room for a mark in front, that does not grow as long as the bound holds.
+    /// An empty buffer with space for a mark at its start; does not grow within the limit.
     pub(crate) fn buffer(&self) -> Buffer {
         let mut buffer = Buffer::default();
         buffer.resize(self.pending_bytes_max + PENDING_MORE_BYTES);
@@ -76,7 +76,8 @@ pub enum JournalError {
     #[error("journal storage: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "{file}: damaged at offset {offset}, behind record {sequence}, but later records are whole: something in the middle is lost; restore this file from a copy"
+        "{file}: damaged at offset {offset}, after record {sequence}, but later records are whole: \
+         records in the middle are lost; restore this file from a copy"
     )]
     Hole {
         file: String,
@@ -86,19 +87,23 @@ pub enum JournalError {
     },
     #[error("{file}: the record at offset {offset} does not continue the one before it")]
     Chain { file: String, offset: u64 },
-    #[error("the journal has segment {after} but not {missing}")]
+    #[error(
+        "the journal has segment {after} but segment {missing} is missing; restore it from a copy"
+    )]
     SegmentMissing { missing: u64, after: u64 },
     #[error(
-        "records up to {through} were removed from the journal's beginning; it begins with {}: those behind {after} cannot be read, and a start needs a state at or behind {through}",
+        "records up to {through} were removed from the journal's beginning; it begins with {}: \
+         cannot read after {after}; start from a state at or after {through}",
         .through + 1
     )]
     Removed { through: u64, after: u64 },
     #[error(
-        "the journal ends at record {end}, but records up to {after} had been durable; they are missing: restore the journal from a copy"
+        "the journal ends at record {end}, but records up to {after} were durable; they are missing: \
+         restore the journal from a copy"
     )]
     Lost { end: u64, after: u64 },
     #[error(
-        "{file}: written in version {version} of the format, this program reads {}",
+        "{file}: format version {version}, this program reads version {}",
         frame::VERSION
     )]
     Version { file: String, version: u16 },
@@ -111,7 +116,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// No file descriptor. A reader has lost nothing: the same call may be made again.
+    /// True when out of file descriptors. The reader has lost nothing: the call may be retried.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Io(error) if is_out_of_descriptors(error))
     }
@@ -122,18 +127,18 @@ impl JournalError {
 #[error("the journal has failed: {0}")]
 pub struct JournalFailed(pub Arc<str>);
 
-/// Up to where the log is durable.
+/// Durable position of the log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub sequence: u64,
     pub segment: u64,
     pub offset: u64,
     pub failed: Option<Arc<str>>,
-    /// Why the writer waits, while it does.
+    /// Reason why the writer waits, if it does.
     pub stalled: Option<Arc<str>>,
 }
 
-/// The commit position, to read and to wait for.
+/// Commit position, to read and to wait for.
 #[derive(Clone)]
 pub struct Commit {
     state: watch::Receiver<State>,
@@ -141,17 +146,17 @@ pub struct Commit {
     listeners: Arc<Mutex<Vec<Listener>>>,
 }
 
-/// Called by the writer's thread after each advance of the commit position and when the log fails:
-/// short, and without waiting.
+/// Called by the writer's thread after each advance of the commit position and when the log fails.
+/// Must be short and must not block.
 pub type Listener = Box<dyn Fn() + Send>;
 
 impl Commit {
-    /// Last durable node sequence. One load: who spins on it disturbs the writer no more than that.
+    /// Last durable node sequence. One atomic load: spinning on it disturbs the writer no further.
     pub fn position(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// Adds a listener, for the life of the log.
+    /// Adds a listener for the lifetime of the log.
     pub fn listen(&self, listener: Listener) {
         let mut listeners = self
             .listeners
@@ -160,13 +165,13 @@ impl Commit {
         listeners.push(listener);
     }
 
-    /// Why the log no longer accepts anything, if so.
+    /// Reason why the log accepts nothing more, if it failed.
     pub fn failure(&self) -> Option<JournalFailed> {
         self.state.borrow().failed.clone().map(JournalFailed)
     }
 
-    /// Why nothing becomes durable at the moment, if so: the next segment cannot be made. The
-    /// writer tries again by itself.
+    /// Reason why nothing becomes durable at present, if so: the next segment cannot be created.
+    /// The writer retries by itself.
     pub fn stalled(&self) -> Option<Arc<str>> {
         self.state.borrow().stalled.clone()
     }
@@ -180,7 +185,7 @@ impl Commit {
         let state = state
             .wait_for(|state| state.sequence >= sequence || state.failed.is_some())
             .await
-            .map_err(|_| JournalFailed("it was closed".into()))?;
+            .map_err(|_| JournalFailed("closed before the record became durable".into()))?;
         match &state.failed {
             Some(reason) if state.sequence < sequence => Err(JournalFailed(reason.clone())),
             _ => Ok(()),
@@ -188,21 +193,21 @@ impl Commit {
     }
 }
 
-/// What the writer has done since the log was opened.
+/// Writer statistics since the log was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// How writes become durable here, chosen when the storage was opened.
+    /// How writes become durable; chosen when the storage is opened.
     pub mode: Mode,
     pub block_bytes: usize,
     /// Writes.
     pub batches: u64,
     /// Bytes of frames in them.
     pub frame_bytes: u64,
-    /// Bytes written: with marks and zeros up to whole blocks.
+    /// Bytes written, with marks and padding to whole blocks.
     pub written_bytes: u64,
-    /// Segments begun.
+    /// Segments started.
     pub segments: u64,
-    /// Of these, not ready when they were needed.
+    /// Segments that were not ready when needed.
     pub segment_waits: u64,
 }
 
@@ -215,7 +220,7 @@ pub(crate) struct Counters {
     pub segment_waits: AtomicU64,
 }
 
-/// The end of some frames: what the next ones continue.
+/// Last frame of an append position: the next frame continues it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tail {
     pub sequence: u64,
@@ -224,15 +229,15 @@ pub(crate) struct Tail {
 
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// Whole units behind room for a mark.
+    /// Whole units after the space for a mark.
     pub buffer: Buffer,
     pub tail: Tail,
     pub is_stopping: bool,
-    /// The writer sleeps: who brings something wakes it.
+    /// The writer sleeps: the appender must wake it.
     pub is_waiting: bool,
 }
 
-/// The two names of a thread.
+/// Kernel id and pthread id of the writer's thread.
 #[derive(Clone, Copy)]
 pub(crate) struct WriterThread {
     pub pid: Pid,
@@ -243,18 +248,18 @@ pub(crate) struct Shared {
     pub pending: Mutex<Pending>,
     pub wake: Condvar,
     pub state: watch::Sender<State>,
-    /// The commit position, for the appender.
+    /// Commit position, for the appender.
     pub durable: Arc<AtomicU64>,
     pub listeners: Arc<Mutex<Vec<Listener>>>,
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
-    /// The next segment cannot be made or opened at the moment.
+    /// The next segment cannot be created or opened at present.
     pub is_stalled: AtomicBool,
     pub counters: Counters,
     pub recent: Arc<Recent>,
-    /// Nanoseconds from the beginning of a large write to that of the next; 0 = the disk alone decides.
+    /// Nanoseconds from the beginning of a large write to that of the next; 0 = no minimum.
     pub gather_ns: AtomicU64,
-    /// Of the writer's thread.
+    /// Set by the writer's thread.
     pub writer: OnceLock<WriterThread>,
 }
 
@@ -263,7 +268,7 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer waits for its next segment, or goes on.
+    /// Records that the writer waits for its next segment, or that it continues.
     pub fn stall(&self, reason: Option<String>) {
         if reason.is_none() && !self.is_stalled.load(Ordering::Relaxed) {
             return;
@@ -302,11 +307,12 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the log: walks all of it, gives every frame of every whole unit to `visit` in order,
-    /// cuts a torn tail, starts the writer.
+    /// Opens the log and starts the writer: scans all of it and truncates a torn tail.
+    ///
+    /// Calls `visit` with every frame of every whole unit, in order.
     ///
     /// # Errors
-    /// [`JournalError`]; `visit` refuses a frame with a text that becomes [`JournalError::Content`].
+    /// [`JournalError`]; an error text of `visit` becomes [`JournalError::Content`].
     pub fn open(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -315,12 +321,12 @@ impl Journal {
         Self::open_after(storage, config, 0, visit)
     }
 
-    /// The same for somebody who knows the state after record `after`: segments wholly before it
-    /// are not looked at. Frames at or before `after` may still be given.
+    /// As [`Journal::open`], for a caller that has the state after record `after`. Segments
+    /// entirely before it are not read. `visit` may still see frames at or before `after`.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log begins behind it, [`JournalError::Lost`] when it ends
-    /// before it: then nothing of it was changed.
+    /// [`JournalError::Removed`] when the log begins after it, [`JournalError::Lost`] when it ends
+    /// before it; the log is then unchanged.
     pub fn open_after(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -330,7 +336,7 @@ impl Journal {
         Self::open_reaching(storage, config, after, after, visit)
     }
 
-    /// The same for somebody who also knows that the log once was durable up to record `reach`.
+    /// As [`Journal::open_after`], for a log known to have been durable up to record `reach`.
     ///
     /// # Errors
     /// As [`Journal::open_after`]; [`JournalError::Lost`] also when it ends before `reach`.
@@ -371,7 +377,7 @@ impl Journal {
             mode = storage.mode().name(),
             sequence = end.sequence,
             segment = end.segment,
-            "the journal is open"
+            "journal opened"
         );
         let writer = Writer::new(storage.clone(), shared.clone(), config, end);
         let writer = std::thread::Builder::new()
@@ -389,51 +395,50 @@ impl Journal {
         })
     }
 
-    /// The one hand that appends.
+    /// Returns the only appender.
     ///
     /// # Panics
-    /// There is one already.
+    /// The appender was taken already.
     pub fn appender(&self) -> Appender {
         let start = self
             .start
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
-            .expect("a log has one appender");
+            .expect("the journal's only appender was taken already");
         Appender::new(self.shared.clone(), self.config, start)
     }
 
-    /// For somebody who spins on these cores: keeps the log's threads off them, as long as there
-    /// are others on which they may run, and has them go before whatever spins there. They work for
-    /// some microseconds a write and sleep; as equals they would wait for the end of somebody's
-    /// slice, some milliseconds, each time the disk has answered. Where the system does not allow
-    /// it they stay as they are.
+    /// Keeps the log's threads off `cores`, whose threads spin, as long as others are left, and
+    /// raises their priority above these. The log's threads work a few microseconds per write and
+    /// sleep; with equal priority they would wait for the end of a spinning thread's time slice,
+    /// some milliseconds, after each disk completion. Without the permission they stay as they are.
     pub fn keep_off(&self, cores: Range<usize>) {
         let writer = *self.shared.writer.wait();
         let kept = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
             cores.for_each(|core| set.unset(core));
-            // Threads that it starts inherit the set, and the priority.
+            // Threads that it starts inherit the set and the priority.
             match set.count() {
                 0 => Ok(()),
                 _ => sched_setaffinity(Some(writer.pid), &set),
             }
         });
         if let Err(error) = kept {
-            tracing::warn!(%error, "the journal's threads run on any core");
+            tracing::warn!(%error, "cannot keep the journal's threads off the spinning cores; they run on any core");
         }
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
         let raised = set_thread_priority_and_policy(writer.thread, ThreadPriority::Min, policy);
         if let Err(error) = raised {
             tracing::warn!(
                 ?error,
-                "the journal's threads wait for their turn like all others"
+                "cannot raise the priority of the journal's threads; disk completions may be delayed"
             );
         }
     }
 
-    /// Has a write that carried much followed by the next no sooner than so long behind its
-    /// beginning: where the writer shares a core with a thread that spins, many small writes take
-    /// more of it than few large ones. Single commands are written at once all the same.
+    /// Delays the write after a large one until `time` has passed since the large one began. Where
+    /// the writer shares a core with a spinning thread, many small writes cost more of it than few
+    /// large ones. Single commands are still written at once.
     pub fn gather(&self, time: Duration) {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.shared.gather_ns.store(time_ns, Ordering::Relaxed);
@@ -447,13 +452,13 @@ impl Journal {
         }
     }
 
-    /// Reads frames of sequences greater than `after`.
+    /// Reads frames with sequences greater than `after`.
     pub fn reader(&self, after: u64) -> Reader {
         let (storage, recent) = (self.storage.clone(), self.shared.recent.clone());
         Reader::new(storage, recent, self.shared.state.subscribe(), after)
     }
 
-    /// The log's beginning, from which segments can be taken away.
+    /// Returns the interface that removes segments from the log's beginning.
     pub fn front(&self) -> Front {
         Front::new(self.storage.clone(), self.shared.state.subscribe())
     }
@@ -472,7 +477,7 @@ impl Journal {
         }
     }
 
-    /// Writes what is pending, syncs, ends the thread.
+    /// Writes pending units, syncs and ends the thread.
     pub fn close(mut self) {
         self.stop();
     }
@@ -483,7 +488,7 @@ impl Journal {
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
         {
-            tracing::error!("the journal's writer ended with a panic");
+            tracing::error!("the journal's writer thread panicked");
         }
     }
 }

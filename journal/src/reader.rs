@@ -1,4 +1,4 @@
-//! Reads the log from behind the writer, never past the commit position.
+//! Reads the log after the writer, never past the commit position.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,30 +12,32 @@ use crate::recent::Recent;
 use crate::storage::Storage;
 use crate::survey;
 
-/// Bytes taken at once.
+/// Bytes read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Tails the log. Frames come in log order; at the commit position the last frame given is always the end of a unit.
+/// Tails the log. Frames come in log order.
+///
+/// At the commit position the last frame returned is always the end of a unit.
 pub struct Reader {
     storage: Arc<dyn Storage>,
     recent: Arc<Recent>,
     state: watch::Receiver<State>,
-    /// Last record given whole, or the one after which reading begins.
+    /// Last record returned whole, or the one after which reading begins.
     position: u64,
     after: u64,
-    /// 0 before the first look.
+    /// 0 before the first read.
     segment: u64,
     offset: u64,
-    /// Where the next mark stands.
+    /// Offset of the next mark.
     extent_end: u64,
-    /// Of the last frame.
+    /// Checksum of the last frame.
     crc: Option<u32>,
     buffer: Vec<u8>,
     buffer_at: usize,
     ready: VecDeque<Frame>,
 }
 
-/// Why a reader cannot go on.
+/// Reason why a reader stops.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error(transparent)]
@@ -76,7 +78,7 @@ impl Reader {
         }
     }
 
-    /// Another reader of the same log, behind `after`.
+    /// Another reader of the same log, for records after `after`.
     pub fn again(&self, after: u64) -> Self {
         let (storage, recent) = (self.storage.clone(), self.recent.clone());
         Self::new(storage, recent, self.state.clone(), after)
@@ -87,7 +89,7 @@ impl Reader {
         self.state.borrow().sequence
     }
 
-    /// Last record that was removed from the log's beginning, 0 while it is whole.
+    /// Last record removed from the log's beginning, 0 while none is.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -95,10 +97,10 @@ impl Reader {
         Ok(survey::removed_through(&*self.storage)?)
     }
 
-    /// Makes sure that the record where it begins was not removed.
+    /// Checks that the next record was not removed.
     ///
     /// # Errors
-    /// It was, or the storage cannot be read.
+    /// The record was removed, or the storage cannot be read.
     pub fn check(&self) -> Result<(), ReadError> {
         let segments = self.storage.segments().map_err(JournalError::Io)?;
         Ok(survey::begins_at(&*self.storage, &segments, self.position)?)
@@ -107,7 +109,7 @@ impl Reader {
     /// The next frame at or before the commit position, if there is one.
     ///
     /// # Errors
-    /// The log is damaged, or the records behind `after` were removed.
+    /// The log is damaged, or the records after `after` were removed.
     pub fn try_next(&mut self) -> Result<Option<Frame>, ReadError> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -126,7 +128,7 @@ impl Reader {
     /// Waits for the next frame.
     ///
     /// # Errors
-    /// The log is damaged, has failed, or was closed and everything of it has been read.
+    /// The log is damaged, has failed, or was closed and is read to its end.
     pub async fn next(&mut self) -> Result<Frame, ReadError> {
         loop {
             if let Some(frame) = self.try_next()? {
@@ -135,7 +137,7 @@ impl Reader {
             if let Some(reason) = self.state.borrow_and_update().failed.clone() {
                 return Err(JournalFailed(reason).into());
             }
-            // Between the look and the mark something may have become durable.
+            // Records may have become durable between `try_next` and `borrow_and_update`.
             if let Some(frame) = self.try_next()? {
                 return Ok(frame);
             }
@@ -150,7 +152,7 @@ impl Reader {
             (state.segment, state.offset)
         };
         if self.segment == 0 {
-            // One that was made ahead or has nothing durable yet is not begun with.
+            // A segment created ahead, or without durable data, is not the first one.
             self.segment = self.first_segment()?.unwrap_or(segment).min(segment);
         }
         loop {
@@ -174,7 +176,7 @@ impl Reader {
             let count = match count {
                 Ok(count) => count,
                 Err(error) => {
-                    // Removed since: with records that were not given yet, or with none.
+                    // Removed since, with or without records not returned yet.
                     self.check()?;
                     if error.kind() != io::ErrorKind::NotFound || self.segment == segment {
                         return Err(JournalError::Io(error).into());
@@ -186,10 +188,10 @@ impl Reader {
             self.buffer.truncate(count);
             self.buffer_at = 0;
             let from = self.offset;
-            // Where memory ends there may be more on disk.
+            // Where the memory copy ends there may be more on disk.
             let is_done = self.parse(count < limit && !is_in_memory)?;
             if self.segment == segment && self.offset == from {
-                // Up to the commit position there are marks and frames, whatever a disk gives instead.
+                // All data up to the commit position is marks and frames: the disk is damaged.
                 return Err(self.hole());
             }
             if is_done && self.segment < segment {
@@ -209,18 +211,18 @@ impl Reader {
             let segments = self.storage.segments()?;
             survey::begins_at(&*self.storage, &segments, self.after)?;
             match survey::segment_behind(&*self.storage, &segments, self.after) {
-                // One of them was removed since: the list is another one now.
+                // A segment was removed since: list again.
                 Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 found => return found,
             }
         }
     }
 
-    /// Goes on behind a segment that was removed when all of it had been given.
+    /// Continues after a segment that was removed when all of it had been returned.
     fn pass_over(&mut self) -> Result<(), ReadError> {
         let next = match survey::first_mark(&*self.storage, self.segment + 1) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
-                // That one is gone by now as well, with records that were not given.
+                // The next segment is gone as well, with records not returned.
                 self.check()?;
                 None
             }
@@ -234,14 +236,14 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes frames out of the buffer; true when the segment holds no more.
+    /// Parses frames from the buffer; true when the segment contains no more.
     fn parse(&mut self, is_last: bool) -> Result<bool, ReadError> {
         loop {
             let rest = &self.buffer[self.buffer_at..];
             let left = self.extent_end - self.offset;
             let is_mark_due = left == 0;
             if (1..frame::HEADER_BYTES as u64).contains(&left) {
-                // Nothing but zeros fits there.
+                // Too short for a header: zeros.
                 self.skip(left);
                 continue;
             }
@@ -264,7 +266,7 @@ impl Reader {
                 }
                 Found::End if is_mark_due => return Ok(true),
                 Found::End => self.skip(left),
-                // The rest comes with the next chunk, unless there is none.
+                // The rest comes with the next chunk, if there is one.
                 Found::Short if is_mark_due || !is_last => return Ok(is_last),
                 Found::Short if rest.iter().all(|byte| *byte == 0) => {
                     self.skip(left);
@@ -275,7 +277,7 @@ impl Reader {
         }
     }
 
-    /// Something is missing where the next frame should stand.
+    /// The error for a missing frame.
     fn hole(&self) -> ReadError {
         let last = self.ready.back();
         JournalError::Hole {

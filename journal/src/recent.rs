@@ -1,20 +1,22 @@
-//! The last batches in memory, as they stand in their segment: who reads right behind the writer asks no disk.
-//! Direct writes leave nothing in the page cache, so each such read would go to the device that the next batch is
-//! being written to.
+//! Recent batches in memory, so that readers near the end of the log do not read the disk.
+//!
+//! Direct writes leave nothing in the page cache, so each such read would go to the device that the
+//! next batch is being written to.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Batches kept at most.
+/// Batches kept, at most.
 const BATCHES_MAX: usize = 8_192;
-/// Bytes kept aside while a reader is reading: it copies one piece, so that few batches come meanwhile.
+/// Limit of the bytes set aside while a reader holds the lock. A reader copies one chunk, so few
+/// batches arrive meanwhile.
 const MISSED_BYTES_MAX: usize = 4 << 20;
 
 struct Batch {
     segment: u64,
     offset: u64,
     bytes: usize,
-    /// Number of its first byte among all that were ever put in.
+    /// Position of its first byte among all bytes ever pushed.
     at: u64,
 }
 
@@ -24,13 +26,13 @@ impl Batch {
     }
 }
 
-/// A ring of bytes, of which untouched ones cost address space alone. Nothing is allocated after the start.
+/// A ring of bytes; untouched pages cost only address space. Nothing is allocated after the start.
 struct Ring {
     bytes: Box<[u8]>,
-    /// In the order of the log, without gap.
+    /// In log order, without gaps.
     batches: VecDeque<Batch>,
     kept: usize,
-    /// All bytes that were ever put in.
+    /// Number of bytes ever pushed.
     put: u64,
 }
 
@@ -40,7 +42,10 @@ impl Ring {
             return self.clear();
         }
         while self.kept + bytes.len() > self.bytes.len() || self.batches.len() == BATCHES_MAX {
-            let oldest = self.batches.pop_front().expect("it has what is kept");
+            let oldest = self
+                .batches
+                .pop_front()
+                .expect("kept bytes belong to a batch");
             self.kept -= oldest.bytes;
         }
         let place = self.place(self.put);
@@ -63,17 +68,17 @@ impl Ring {
     }
 
     fn place(&self, at: u64) -> usize {
-        usize::try_from(at % self.bytes.len() as u64).expect("it lies in the ring")
+        usize::try_from(at % self.bytes.len() as u64).expect("less than the ring's length")
     }
 }
 
-/// Batches that found a reader just reading.
+/// Batches pushed while a reader held the lock.
 #[derive(Default)]
 pub(crate) struct Missed {
     bytes: Vec<u8>,
     /// Segment, offset and length of each.
     batches: Vec<(u64, u64, usize)>,
-    /// There were too many: what is in the ring is followed by a gap.
+    /// Some were dropped: the ring's contents are followed by a gap.
     has_gap: bool,
 }
 
@@ -107,7 +112,7 @@ impl Missed {
 pub(crate) struct Recent(Mutex<Ring>);
 
 impl Recent {
-    /// Keeps that many bytes at most; 0 = none.
+    /// Keeps at most `bytes_max` bytes; 0 = none.
     pub fn new(bytes_max: usize) -> Self {
         Self(Mutex::new(Ring {
             bytes: vec![0; bytes_max].into(),
@@ -117,8 +122,8 @@ impl Recent {
         }))
     }
 
-    /// Adds a durable batch with everything that was written of it, and forgets the oldest ones. Waits for no
-    /// reader: while one is just reading, the batch is kept in `missed` and follows with a later one.
+    /// Adds a durable batch as written and drops the oldest ones. Does not wait for readers: while
+    /// one holds the lock, the batch is kept in `missed` and added with a later one.
     pub fn push(&self, missed: &mut Missed, segment: u64, offset: u64, bytes: &[u8]) {
         let mut ring = match self.0.try_lock() {
             Ok(ring) => ring,
@@ -129,8 +134,9 @@ impl Recent {
         ring.push(segment, offset, bytes);
     }
 
-    /// Fills `into` with what stands at a place and behind it in the same segment, `bytes` at most; false when that
-    /// is not in memory.
+    /// Fills `into` with up to `bytes` bytes from this offset on, within the segment.
+    ///
+    /// Returns false when they are not in memory.
     pub fn read(&self, segment: u64, offset: u64, bytes: usize, into: &mut Vec<u8>) -> bool {
         let ring = self.lock();
         let place = |batch: &Batch| (batch.segment, batch.end());
@@ -173,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_last_is_read_at_any_place_and_within_its_segment() {
+    fn recent_bytes_are_read_at_any_offset_within_their_segment() {
         let recent = Recent::new(12);
         let mut missed = Missed::default();
         assert_eq!(read(&recent, 1, 0, 8), None);
@@ -184,14 +190,18 @@ mod tests {
         assert_eq!(read(&recent, 1, 4, 4), Some(vec![1; 4]));
         assert_eq!(read(&recent, 1, 6, 3), Some(vec![1, 1, 2]));
         assert_eq!(read(&recent, 1, 8, 99), Some(vec![2; 4]));
-        assert_eq!(read(&recent, 1, 12, 8), None, "behind the segment's last");
+        assert_eq!(
+            read(&recent, 1, 12, 8),
+            None,
+            "after the segment's last batch"
+        );
         assert_eq!(read(&recent, 2, 2, 8), Some(vec![3; 2]));
         assert_eq!(read(&recent, 2, 4, 8), None);
         recent.push(&mut missed, 2, 4, &[4, 5, 6]);
-        assert_eq!(read(&recent, 1, 4, 4), None, "the oldest has gone");
+        assert_eq!(read(&recent, 1, 4, 4), None, "the oldest was dropped");
         assert_eq!(read(&recent, 2, 0, 9), Some(vec![3, 3, 3, 3, 4, 5, 6]));
         recent.push(&mut missed, 2, 7, &[7; 13]);
-        assert_eq!(read(&recent, 2, 4, 9), None, "larger than all of it");
+        assert_eq!(read(&recent, 2, 4, 9), None, "larger than the ring");
     }
 
     #[test]
@@ -211,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_holds_up_no_writer_and_costs_no_batch() {
+    fn a_reader_neither_blocks_the_writer_nor_loses_a_batch() {
         let recent = Recent::new(100);
         let mut missed = Missed::default();
         recent.push(&mut missed, 1, 0, &[1; 4]);
@@ -226,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_reads_for_long_leaves_no_gap_unseen() {
+    fn a_reader_that_holds_the_lock_for_long_leaves_no_unnoticed_gap() {
         let recent = Recent::new(100);
         let mut missed = Missed::default();
         recent.push(&mut missed, 1, 0, &[1; 4]);

@@ -1,4 +1,4 @@
-//! Snapshots: the state at one sequence as bytes of the caller's, one file each, whole or not there.
+//! Snapshots: the caller's state at one sequence as bytes, one file each, written atomically.
 //!
 //! ```text
 //!  0            8              16           24        28        32
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `crc` is CRC-32C of the sequence, the length and the payload. A file is written under another
-//! name, synced, and then renamed. One that does not check is passed over for the one before it: a
-//! snapshot saves time, the log alone holds the truth.
+//! name, synced, and then renamed. One with a bad checksum is skipped for an older one: a snapshot
+//! only saves replay time, the log is the source of truth.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,29 +20,29 @@ use crate::storage::{is_out_of_descriptors, make_folder};
 
 const MAGIC: &[u8; 8] = b"XSNAP001";
 const HEADER_BYTES: usize = 32;
-/// Snapshots kept at least: the newest, and one in case it is damaged.
+/// Minimum number of snapshots kept: the newest, and one in case it is damaged.
 const KEEP: usize = 2;
-/// Bytes checked at once.
+/// Bytes verified at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Tells the files that this process writes apart.
+/// Distinguishes the files that this process writes.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// When this process wrote its first, in nanoseconds since the epoch: tells it from one that is
-/// gone, which may have had the same number (in a container each life is process 1).
+/// Time of this process's first write, in nanoseconds since the epoch. Distinguishes it from an
+/// earlier process with the same pid (in a container every process is pid 1).
 static LIFE: LazyLock<u128> = LazyLock::new(|| {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos())
 });
 
-/// A state found again.
+/// A snapshot read from disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Node sequence of the last command in it.
+    /// Node sequence of the last command it includes.
     pub sequence: u64,
     pub payload: Vec<u8>,
 }
 
-/// The folder of the snapshots of one log.
+/// Folder with the snapshots of one log.
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     dir: PathBuf,
@@ -57,7 +57,7 @@ impl Snapshots {
         }
     }
 
-    /// The same folder with room for `kept` snapshots, 2 at least.
+    /// Sets the number of snapshots to keep, at least 2.
     #[must_use]
     pub fn keep(self, kept: usize) -> Self {
         Self {
@@ -66,10 +66,10 @@ impl Snapshots {
         }
     }
 
-    /// Writes a snapshot, durable when it returns. Nothing is removed for it: see [`Snapshots::prune`].
+    /// Writes a snapshot, durable when it returns. Removes nothing: see [`Snapshots::prune`].
     ///
     /// # Errors
-    /// The folder cannot be made or written.
+    /// The folder cannot be created or written.
     pub fn write(&self, sequence: u64, payload: &[u8]) -> io::Result<PathBuf> {
         make_folder(&self.dir)?;
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl Snapshots {
         let (half, path) = (self.dir.join(half), self.path(sequence));
         let written = put(&half, sequence, payload).and_then(|()| std::fs::rename(&half, &path));
         if written.is_err() {
-            // A full disk is not left fuller than it was; the first error is the one to tell of.
+            // A full disk must not end up fuller than before. The first error is the one returned.
             drop(std::fs::remove_file(&half));
         }
         written?;
@@ -85,23 +85,25 @@ impl Snapshots {
         Ok(path)
     }
 
-    /// Removes what is older than the newest good snapshots at or before `own`, the one that the
-    /// caller has just written; bad ones do not count, nor those that `is_of_use` denies, and what
-    /// stands behind `own` is not the caller's. Also what a process that is gone has left half
-    /// written: one process writes at a time. Gives the sequences.
+    /// Removes snapshots older than the newest good ones up to `own`; returns their sequences.
+    ///
+    /// `own` is the snapshot that the caller has just written; later ones are not touched. Bad
+    /// snapshots and those that `is_of_use` rejects do not count as good. Also removes incomplete
+    /// files of earlier processes: only one process writes at a time.
     ///
     /// # Errors
-    /// The folder cannot be read, or a file not removed.
+    /// The folder cannot be read, or a file cannot be removed.
     pub fn prune(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<Vec<u64>> {
         let (_, older) = self.split(own, is_of_use)?;
         self.remove(older)
     }
 
-    /// As [`Snapshots::prune`], for somebody who also goes back in time: older ones stay too, the
-    /// further back the fewer. One between two goes when the older of them is at most twice as far
-    /// from `own` as the newer, so that before any record there is one at most about twice as far
-    /// back. Of those at or before each of the `needed` sequences the newest stays, wherever it stands. What
-    /// stands before `first` goes: the log does not continue it.
+    /// As [`Snapshots::prune`], but keeps older snapshots too, fewer the further back.
+    ///
+    /// A snapshot between two others is removed when the older of these is at most twice as far
+    /// from `own` as the newer: for any record there is then one at most about twice as far back.
+    /// For each of the `needed` sequences the newest snapshot at or before it is kept. Snapshots
+    /// before `first` are removed: the log does not continue them.
     ///
     /// # Errors
     /// As [`Snapshots::prune`].
@@ -131,8 +133,9 @@ impl Snapshots {
         self.remove(removed)
     }
 
-    /// The oldest of those that stay at or before `own` as the newest good ones, and the sequences
-    /// before it, newest first.
+    /// Returns the oldest of the newest good snapshots to keep, and the sequences before it.
+    ///
+    /// Only snapshots at or before `own` count. The sequences are newest first.
     fn split(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<(u64, Vec<u64>)> {
         let mut sequences = self.sequences()?;
         sequences.retain(|sequence| *sequence <= own);
@@ -147,7 +150,7 @@ impl Snapshots {
         Ok((oldest, sequences))
     }
 
-    /// Removes these, and what is half written by a process that is gone.
+    /// Removes these, and incomplete files of earlier processes.
     fn remove(&self, sequences: Vec<u64>) -> io::Result<Vec<u64>> {
         for sequence in &sequences {
             std::fs::remove_file(self.path(*sequence))?;
@@ -164,12 +167,11 @@ impl Snapshots {
         Ok(sequences)
     }
 
-    /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is
-    /// passed over with a warning.
+    /// The newest good snapshot at or before `until`. Skips bad ones with a warning.
     ///
     /// # Errors
-    /// The folder cannot be read, or there is no file descriptor: the snapshot is good all the
-    /// same, and the log may not reach back to the one before.
+    /// The folder cannot be read, or there is no file descriptor: the snapshot may be good, and the
+    /// log may not reach back to an older one.
     pub fn newest(&self, until: u64) -> io::Result<Option<Snapshot>> {
         for sequence in self.sequences()?.into_iter().rev() {
             if sequence > until {
@@ -180,19 +182,23 @@ impl Snapshots {
                 Ok(bytes) => match read(sequence, bytes) {
                     Some(snapshot) => return Ok(Some(snapshot)),
                     None => {
-                        tracing::warn!(file = %path.display(), "a damaged snapshot was passed over");
+                        tracing::warn!(file = %path.display(), "damaged snapshot skipped; trying an older one");
                     }
                 },
                 Err(error) if is_out_of_descriptors(&error) => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, file = %path.display(), "a snapshot that cannot be read was passed over");
+                    tracing::warn!(
+                        %error,
+                        file = %path.display(),
+                        "unreadable snapshot skipped; trying an older one"
+                    );
                 }
             }
         }
         Ok(None)
     }
 
-    /// Sequences of the snapshots that are whole, ascending.
+    /// Sequences of the good snapshots, ascending. Reads all files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -202,16 +208,16 @@ impl Snapshots {
         Ok(good)
     }
 
-    /// The snapshot of that sequence is whole; said aloud where it cannot be read. Reads the whole file.
+    /// True when the snapshot is whole. Reads the whole file; warns when it cannot.
     pub fn is_good(&self, sequence: u64) -> bool {
         let path = self.path(sequence);
         check(&path, sequence).unwrap_or_else(|error| {
-            tracing::warn!(%error, file = %path.display(), "a snapshot cannot be read");
+            tracing::warn!(%error, file = %path.display(), "cannot read snapshot");
             false
         })
     }
 
-    /// Sequences of the snapshots that are there, ascending.
+    /// Sequences of the snapshot files present, ascending; not verified.
     pub fn sequences(&self) -> io::Result<Vec<u64>> {
         let entries = match std::fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -247,7 +253,7 @@ fn header(sequence: u64, payload: &[u8]) -> [u8; HEADER_BYTES] {
     with_crc(sequence, bytes, crc)
 }
 
-/// The checksum of what stands in front of the payload.
+/// Checksum of the header fields, continued over the payload.
 fn seed(sequence: u64, bytes: u64) -> u32 {
     crc32c::crc32c(&with_crc(sequence, bytes, 0)[8..24])
 }
@@ -261,7 +267,7 @@ fn with_crc(sequence: u64, bytes: u64, crc: u32) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The file is the whole snapshot of that sequence; read a piece at a time.
+/// True when the file is the whole snapshot of that sequence. Reads it in chunks.
 fn check(path: &Path, sequence: u64) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -281,7 +287,7 @@ fn check(path: &Path, sequence: u64) -> io::Result<bool> {
     Ok(found == with_crc(sequence, payload, crc))
 }
 
-/// The snapshot in `bytes`; `None` when it is not the whole one of that sequence.
+/// Parses the snapshot in `bytes`; `None` unless it is the whole one of that sequence.
 fn read(sequence: u64, mut bytes: Vec<u8>) -> Option<Snapshot> {
     let (found, payload) = bytes.split_at_checked(HEADER_BYTES)?;
     if found != header(sequence, payload) {

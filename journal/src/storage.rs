@@ -1,5 +1,6 @@
-//! What the log needs of a disk: numbered segments of fixed size, written in whole blocks at
-//! offsets, synced one by one.
+//! Storage interface of the log: numbered segments of fixed size, written in whole blocks.
+//!
+//! Each segment is synced on its own.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -13,22 +14,21 @@ use rustix::io::Errno;
 
 use crate::aligned::{Blocks, Buffer};
 
-/// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones
-/// would write a durable block again.
+/// Write unit: the block of current devices and file systems. Less would rewrite a durable block.
 const BLOCK_BYTES: usize = 4096;
-/// Segments that stay open to be read: a tail, and some who read further back.
+/// Segments kept open for reading: the tail, and readers further back.
 const READ_OPEN_MAX: usize = 4;
-/// Zeros written at once to a new segment: more would keep a core for longer than a write of the log does.
+/// Zeros written at once to a new segment. More would occupy a core longer than a log write does.
 const ZEROS_BYTES: usize = 128 << 10;
 
 /// How a write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// `O_DIRECT` and `O_DSYNC`: past the page cache, durable when the write returns.
+    /// `O_DIRECT` and `O_DSYNC`: bypasses the page cache, durable when the write returns.
     Direct,
-    /// Through the page cache, then `fdatasync`: where the file system refuses `O_DIRECT`.
+    /// Page cache, then `fdatasync`: for file systems that refuse `O_DIRECT`.
     Synced,
-    /// Not at all: only where losing the log does not matter.
+    /// Not synced: only where losing the log does not matter.
     Unsynced,
 }
 
@@ -42,39 +42,40 @@ impl Mode {
     }
 }
 
-/// The process or the system is out of file descriptors: the same call may be made again.
+/// True when the process or the system is out of file descriptors: the call may be retried.
 pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE]
         .iter()
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// A place for segments. Offsets are bytes from the start of a segment. After [`Storage::sync`]
-/// returned, what was written before it survives power loss.
+/// Storage of segments. Offsets are bytes from the start of a segment.
+///
+/// Everything written before [`Storage::sync`] returns survives power loss.
 pub trait Storage: Send + Sync + 'static {
     /// Numbers of the segments that exist, ascending.
     fn segments(&self) -> io::Result<Vec<u64>>;
-    /// Makes a segment of zeros, in place of the one of that number if there is one; durable when it returns.
+    /// Creates a segment of zeros, or replaces the one with that number; durable when it returns.
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()>;
-    /// Makes a segment that exists ready to be written, so that a write needs nothing but the disk.
+    /// Prepares an existing segment for writing, so that a write needs only the disk.
     fn begin(&self, segment: u64) -> io::Result<()> {
         let _ = segment;
         Ok(())
     }
-    /// Takes a segment away; when it returns it is gone for good.
+    /// Removes a segment; durable when it returns.
     fn remove(&self, segment: u64) -> io::Result<()>;
     /// Size of a segment.
     fn size(&self, segment: u64) -> io::Result<u64>;
     /// Writes at an offset that is a multiple of [`Storage::block_bytes`].
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()>;
     fn sync(&self, segment: u64) -> io::Result<()>;
-    /// Makes durable whatever can be read, also what another process has written: once, when the log is opened.
+    /// Makes all readable data durable, also that of another process. Called once, on opening.
     fn settle(&self, segment: u64) -> io::Result<()>;
-    /// Fills `into` as far as the segment goes; gives the bytes read.
+    /// Fills `into` up to the segment's end; returns the number of bytes read.
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize>;
     /// Name of a segment for messages.
     fn name(&self, segment: u64) -> String;
-    /// Offsets and lengths of writes are multiples of it.
+    /// Writes have offsets and lengths that are multiples of this.
     fn block_bytes(&self) -> usize;
     fn mode(&self) -> Mode;
 }
@@ -82,24 +83,24 @@ pub trait Storage: Send + Sync + 'static {
 /// Segments as files `<number>.log` in a folder.
 pub struct FileStorage {
     dir: PathBuf,
-    /// The segment that was written last stays open.
+    /// The segment written last stays open.
     open: Mutex<Option<(u64, Arc<File>)>>,
-    /// Those that were read last stay open too, the newest in front. Apart from the writer's: that one is open for
-    /// direct writes, and reads of any length want the page cache.
+    /// Recently read segments, newest first. Separate from the writer's file: that one is opened
+    /// for direct I/O, and reads of any length need the page cache.
     read: Mutex<VecDeque<(u64, Arc<File>)>>,
     mode: Mode,
     is_read_only: bool,
 }
 
 impl FileStorage {
-    /// Makes the folder and asks its file system how it can be written: directly, or else with
-    /// `fdatasync`. Without `sync` nothing is made durable.
+    /// Creates the folder and probes its file system: direct writes, or else `fdatasync`. Without
+    /// `sync` nothing is made durable.
     ///
     /// # Errors
-    /// The folder cannot be made or written.
+    /// The folder cannot be created or written.
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
         make_folder(dir)?;
-        // First of all: on a full disk it may be what makes room.
+        // First: on a full disk this may free the needed space.
         remove_half_made(dir)?;
         let mode = match sync {
             false => Mode::Unsynced,
@@ -109,7 +110,7 @@ impl FileStorage {
         Self::with_mode(dir, mode)
     }
 
-    /// The same without asking.
+    /// As [`FileStorage::new`], with the mode given instead of probed.
     pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
         make_folder(dir)?;
         remove_half_made(dir)?;
@@ -122,10 +123,10 @@ impl FileStorage {
         })
     }
 
-    /// A folder to look at: nothing is made in it.
+    /// Opens an existing folder read-only.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// The folder does not exist.
     pub fn read_only(dir: &Path) -> io::Result<Self> {
         std::fs::read_dir(dir)?;
         Ok(Self {
@@ -137,22 +138,21 @@ impl FileStorage {
         })
     }
 
-    /// Makes a file of zeros that no later write has to allocate for.
+    /// Creates a file of zeros, so that no later write allocates.
     fn fill_with_zeros(&self, path: &Path, bytes: u64) -> io::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
         if self.mode == Mode::Direct {
-            // Made durable by one sync at the end: a flush for each piece would stand in the way of the log's own.
+            // Made durable by one sync at the end: a flush per chunk would delay the log's own.
             options.custom_flags(OFlags::DIRECT.bits().cast_signed());
         }
         let file = options.open(path)?;
-        // Asked for at once: a full disk says so now, and the blocks lie together.
+        // Allocated up front: a full disk fails here, and the blocks are contiguous.
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
-        // Written, not only allocated: a first write to an allocated block would also have to write
-        // the file system's own books.
+        // Written, not only allocated: a first write would also write file system metadata.
         let mut zeros = Buffer::default();
         zeros.resize(ZEROS_BYTES);
         let mut offset = 0;
@@ -206,11 +206,11 @@ impl FileStorage {
     }
 
     fn file_to_read(&self, segment: u64) -> io::Result<Arc<File>> {
-        // Of a log that another process writes a file may be made anew: it is opened each time.
+        // Another process may replace the file of a segment: it is opened for each read.
         if self.is_read_only {
             return File::open(self.path(segment)).map(Arc::new);
         }
-        // Held while a file is opened: `forget` comes before or after.
+        // Held while a file is opened, so that `forget` runs before or after.
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let known = read.iter().position(|(number, _)| *number == segment);
         let entry = match known.and_then(|at| read.remove(at)) {
@@ -234,17 +234,17 @@ impl FileStorage {
         if self.is_read_only {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "opened to look at only",
+                "this journal storage is open read-only",
             ));
         }
         Ok(())
     }
 }
 
-/// Makes a folder and those above it that are missing; durable when it returns, each by its parent's sync.
+/// Creates a folder and its missing parents; durable when it returns, by a sync of each parent.
 ///
 /// # Errors
-/// It cannot be made or synced.
+/// The folder cannot be created or a parent not synced.
 pub fn make_folder(dir: &Path) -> io::Result<()> {
     let mut parents = Vec::new();
     let mut at = dir;
@@ -267,7 +267,7 @@ fn direct_flags() -> i32 {
     (OFlags::DIRECT | OFlags::DSYNC).bits().cast_signed()
 }
 
-/// Tries a direct write in the folder. Some file systems refuse to open, some only to write.
+/// Tries a direct write in the folder. Some file systems refuse the open, others the write.
 fn takes_direct(dir: &Path) -> io::Result<bool> {
     let path = dir.join("probe.part");
     let tried = OpenOptions::new()
@@ -297,7 +297,7 @@ fn takes_direct(dir: &Path) -> io::Result<bool> {
     }
 }
 
-/// Takes away what a crash or a full disk has left half made.
+/// Removes files that a crash or a full disk left incomplete.
 fn remove_half_made(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
@@ -331,11 +331,11 @@ impl Storage for FileStorage {
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
         self.may_write()?;
         assert_eq!(bytes % BLOCK_BYTES as u64, 0, "whole blocks");
-        // Written under another name first: a crash leaves no half-made segment behind.
+        // Written under another name first: a crash leaves no incomplete segment.
         let half = self.dir.join(format!("{segment:010}.part"));
         let made = self.fill_with_zeros(&half, bytes);
         if made.is_err() {
-            // What it took may be all the room there was.
+            // The incomplete file may occupy the last free space.
             let _ = std::fs::remove_file(&half);
         }
         made?;
@@ -352,7 +352,7 @@ impl Storage for FileStorage {
     fn remove(&self, segment: u64) -> io::Result<()> {
         self.may_write()?;
         std::fs::remove_file(self.path(segment))?;
-        // After the unlink: a reader that reopened the file in between would keep its disk space in use.
+        // After the unlink: a reader reopening the file in between would keep its space in use.
         self.forget(segment);
         self.sync_dir()
     }
@@ -415,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_open_as_its_mode_says() {
+    fn a_segment_is_opened_with_the_flags_of_its_mode() {
         let folder = tempfile::tempdir().expect("folder");
         let chosen = FileStorage::new(folder.path(), true)
             .expect("a folder")
@@ -428,7 +428,7 @@ mod tests {
             storage
                 .write(1, 0, block.padded(BLOCK_BYTES))
                 .expect("written");
-            // The descriptor that the writer has used.
+            // The writer's descriptor.
             let open = storage.open.lock().expect("no panic").clone();
             let (_, file) = open.expect("the segment stays open");
             let flags = fcntl_getfl(&*file).expect("flags");
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_keep_a_few_segments_open_and_none_that_is_gone() {
+    fn readers_keep_a_few_segments_open_and_no_removed_one() {
         let folder = tempfile::tempdir().expect("folder");
         let storage = FileStorage::with_mode(folder.path(), Mode::Unsynced).expect("a folder");
         let write = |segment, byte| {
@@ -471,15 +471,15 @@ mod tests {
         first_byte(4).expect("read");
         assert_eq!(open(), [4, 6, 5, 3]);
         storage.remove(6).expect("removed");
-        let gone = first_byte(6).expect_err("it is gone");
+        let gone = first_byte(6).expect_err("the segment was removed");
         assert_eq!(gone.kind(), io::ErrorKind::NotFound);
-        // Made anew under the same number: not the old file.
+        // Created again under the same number: not the old file.
         storage.create(4, BLOCK_BYTES as u64).expect("made");
         assert_eq!(first_byte(4).expect("read"), (1, 0));
     }
 
     #[test]
-    fn a_folder_is_made_with_those_above_it() {
+    fn a_folder_is_created_with_its_parents() {
         let folder = tempfile::tempdir().expect("folder");
         let dir = folder.path().join("a/b/c");
         make_folder(&dir).expect("made");

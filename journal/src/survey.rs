@@ -1,6 +1,7 @@
-//! Walking a log that is at rest: every frame checked against the one before it, a torn tail told from a hole.
+//! Scans a log that is not being written: checks the chain, distinguishes a torn tail from a hole.
 //!
-//! [`walk`] and [`list`] only read. [`mend`] is what opening does: it also cuts the tail and makes the first segment.
+//! [`walk`] and [`list`] only read. [`mend`] does what opening needs: it also truncates the tail
+//! and creates the first segment.
 
 use std::io;
 
@@ -10,59 +11,61 @@ use crate::log::{Config, JournalError};
 use crate::storage::Storage;
 use crate::walk::{Stop, Walk, extent_bytes, is_zero};
 
-/// Bytes taken from the disk at once: first, and at most.
+/// Bytes read from the disk at once: initially, and at most.
 const CHUNK_BYTES_FIRST: usize = 128 << 10;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Where the log ends.
+/// End of the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct End {
     pub segment: u64,
     /// Size of that segment, in whole blocks.
     pub bytes: u64,
-    /// Where the next batch goes.
+    /// Offset of the next batch.
     pub offset: u64,
     pub sequence: u64,
     pub batch: u64,
     pub crc: u32,
 }
 
-/// A torn tail, and where what is whole before it ends.
+/// A torn tail, and the end of the whole units before it.
 #[derive(Clone, Copy, Debug)]
 struct Torn {
     segment: u64,
     offset: u64,
-    /// Behind the last whole unit, in the segment of [`End`].
+    /// End of the last whole unit, in the segment of [`End`].
     keep: u64,
 }
 
-/// What a walk has found.
+/// Result of a scan.
 struct Survey {
     end: End,
     segments: Vec<u64>,
     torn: Option<Torn>,
 }
 
-/// One segment, for people.
+/// Summary of one segment, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
     pub number: u64,
     pub name: String,
     /// Size of the segment.
     pub bytes: u64,
-    /// Bytes of it that batches take.
+    /// Bytes used by batches.
     pub used_bytes: u64,
     pub batches: u64,
-    /// First and last sequence; `None` when nothing is in it.
+    /// First and last sequence; `None` when the segment is empty.
     pub sequences: Option<(u64, u64)>,
 }
 
-/// Reads the log from its first segment, gives every frame of every whole unit to `visit` in order,
-/// gives the last sequence. Changes nothing: a torn tail is passed over. Of a log that somebody is
-/// writing it sees a beginning, or takes what is being written for damage.
+/// Reads the log from its first segment and returns the last sequence.
+///
+/// Calls `visit` with every frame of every whole unit, in order. Changes nothing: a torn tail is
+/// skipped. Of a log that is being written it sees a prefix, or takes the write in progress for
+/// damage.
 ///
 /// # Errors
-/// [`JournalError`]; `visit` refuses a frame with a text that becomes [`JournalError::Content`].
+/// [`JournalError`]; an error text of `visit` becomes [`JournalError::Content`].
 pub fn walk(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
@@ -70,16 +73,16 @@ pub fn walk(
     survey(storage, 0, visit).map(|survey| survey.end.sequence)
 }
 
-/// What [`check`] has found.
+/// Result of [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// Last record of the log.
     pub sequence: u64,
-    /// Segment and offset of a torn tail, which the next opening cuts.
+    /// Segment and offset of a torn tail, which the next opening truncates.
     pub torn: Option<(String, u64)>,
 }
 
-/// As [`walk`], and says whether there is a torn tail.
+/// As [`walk`], and reports a torn tail.
 ///
 /// # Errors
 /// As [`walk`].
@@ -96,7 +99,7 @@ pub fn check(
     })
 }
 
-/// As [`walk`], from the segment on that holds the record behind `after`. What comes before is not looked at.
+/// As [`walk`], from the segment that contains the record after `after`; earlier ones are not read.
 ///
 /// # Errors
 /// [`JournalError::Removed`] when the log begins later.
@@ -110,7 +113,7 @@ pub fn walk_after(
     survey(storage, after, visit).map(|survey| survey.end.sequence)
 }
 
-/// Last sequence before the oldest record that is kept: 0 while nothing was removed.
+/// Last sequence before the oldest record kept: 0 while nothing was removed.
 ///
 /// # Errors
 /// The storage cannot be read.
@@ -119,7 +122,7 @@ pub fn removed_through(storage: &dyn Storage) -> Result<u64, JournalError> {
     Ok(first.map_or(0, |mark| mark.durable))
 }
 
-/// The segments by their marks, ascending. Frames are not checked.
+/// Lists the segments by their marks, ascending. Frames are not checked.
 ///
 /// # Errors
 /// The storage cannot be read.
@@ -150,9 +153,9 @@ pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
     Ok(found)
 }
 
-/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where
-/// there is none. Records up to `reach`, not before `after`, had been durable: a log without them
-/// stays as it is.
+/// Scans from the record after `after`, truncates a torn tail, creates the first segment if none.
+///
+/// Records up to `reach`, at least `after`, were durable: a log without them is left unchanged.
 pub(crate) fn mend(
     storage: &dyn Storage,
     config: Config,
@@ -164,7 +167,7 @@ pub(crate) fn mend(
     begins_at(storage, &segments, after)?;
     let survey = survey(storage, after, visit)?;
     let end = survey.end;
-    // Before anything is cut or made: what is left is what a repair begins with.
+    // Before any change: a repair needs the log as it was found.
     let reach = reach.max(after);
     if end.sequence < reach {
         return Err(JournalError::Lost {
@@ -188,10 +191,10 @@ pub(crate) fn mend(
             sequence = end.sequence,
             file = storage.name(torn.segment),
             offset = torn.offset,
-            "a torn tail was cut from the journal"
+            "journal tail was torn: truncated after the last whole record"
         );
     }
-    // What was found is reported as durable from now on; who wrote it may have died before the sync.
+    // The scanned records count as durable from now on; their writer may have died before the sync.
     storage.settle(end.segment)?;
     Ok(End {
         bytes: end.bytes - end.bytes % block,
@@ -200,8 +203,7 @@ pub(crate) fn mend(
     })
 }
 
-/// The segment that holds the record behind `after`, as far as one can tell from first marks: the
-/// last one that begins at or before it.
+/// The last segment that, by its first mark, begins at or before the record after `after`.
 pub(crate) fn segment_behind(
     storage: &dyn Storage,
     segments: &[u64],
@@ -215,7 +217,7 @@ pub(crate) fn segment_behind(
     Ok(segments.first().copied())
 }
 
-/// Makes sure that the record behind `after` was not removed.
+/// Checks that the record after `after` was not removed.
 pub(crate) fn begins_at(
     storage: &dyn Storage,
     segments: &[u64],
@@ -230,8 +232,7 @@ pub(crate) fn begins_at(
     }
 }
 
-/// The mark at the beginning of the first of these segments; one that was removed since they were
-/// listed is passed over.
+/// First mark of the first of these segments. One removed since they were listed is skipped.
 fn first_there(storage: &dyn Storage, segments: &[u64]) -> Result<Option<Mark>, JournalError> {
     for segment in segments {
         match first_mark(storage, *segment) {
@@ -280,7 +281,7 @@ fn survey(
         refuse_version(frame::other_version(&bytes), &name)?;
         if *segment == first {
             walk.end.bytes = bytes.len() as u64;
-            // The chain begins somewhere: at the log's beginning, or where its first mark says.
+            // The chain begins at the log's beginning, or as the segment's first mark says.
             match frame::read(&bytes) {
                 Found::Mark(mark) if first > 1 => {
                     walk.crc = mark.prev;
@@ -327,7 +328,7 @@ fn survey(
     })
 }
 
-/// Something was written behind `segment`.
+/// True when anything was written after `segment`.
 fn is_used(storage: &dyn Storage, segments: &[u64], segment: u64) -> Result<bool, JournalError> {
     for later in segments.iter().filter(|number| **number > segment) {
         if !is_zero(&load(storage, *later)?) {
@@ -361,10 +362,11 @@ fn refuse_version(other: Option<u16>, name: &dyn Fn() -> String) -> Result<(), J
     }
 }
 
-/// A record that names a later sequence as durable exists only when this place had been synced:
-/// then it is not torn but lost. So does a whole mark: a batch is begun only when the one before it
-/// is durable, and a torn one is the last. What another version of this program has written is
-/// neither.
+/// Distinguishes a lost place from a torn one.
+///
+/// A record that names a later sequence as durable exists only if this place had been synced: the
+/// place is lost, not torn. The same holds for a whole mark: a batch is begun only when the one
+/// before it is durable, and a torn one is the last. Data of another format version is neither.
 fn refuse_hole(
     storage: &dyn Storage,
     segments: &[u64],
@@ -380,13 +382,13 @@ fn refuse_hole(
         } else {
             0
         };
-        // Here, and where a segment begins, a header is due.
+        // Here, and at the beginning of a segment, a header is due.
         refuse_version(bytes.get(at..).and_then(frame::other_version), &name)?;
         while at < bytes.len() {
             let place = &bytes[at..];
             if frame::may_begin(place) {
                 let is_lost = match frame::read(place) {
-                    // The next batch may also stand in a later segment: then what is here was never written.
+                    // A later segment may have the next batch; this place was then never written.
                     Found::Mark(mark) => mark.durable >= sequence,
                     Found::Frame(frame) => frame.durable > sequence,
                     _ => false,
@@ -407,7 +409,7 @@ fn refuse_hole(
     Ok(())
 }
 
-/// Zeroes everything behind `keep` in the last segment, and all of later ones.
+/// Zeroes everything after `keep` in the last segment, and all of the later ones.
 fn cut(storage: &dyn Storage, segments: &[u64], end: End, keep: u64) -> Result<(), JournalError> {
     let block = storage.block_bytes();
     for segment in segments.iter().filter(|number| **number >= end.segment) {
@@ -422,7 +424,7 @@ fn cut(storage: &dyn Storage, segments: &[u64], end: End, keep: u64) -> Result<(
         let Some(last) = bytes[keep..].iter().rposition(is_written) else {
             continue;
         };
-        // Never a block more than needed: what is durable is not written again.
+        // Writes no block more than needed: a durable block is not rewritten.
         let first = keep + bytes[keep..].iter().position(is_written).unwrap_or(last);
         let start = first - first % block;
         let stop = (keep + last + 1).next_multiple_of(block);

@@ -1,34 +1,33 @@
-//! Following the chain: mark by mark through a segment, frame by frame through a batch, up to the
-//! place where it is torn.
+//! Follows the chain: marks through a segment, frames through a batch, up to a torn place.
 
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::JournalError;
 use crate::survey::End;
 
-/// The chain up to where the walk stands.
+/// State of the scan: the chain so far.
 pub(crate) struct Walk {
     pub end: End,
-    /// Of the last frame; runs ahead of `end.crc` inside a unit.
+    /// Checksum of the last frame; ahead of `end.crc` inside a unit.
     pub crc: u32,
     unit: Vec<Frame>,
-    /// Behind the last whole unit, in the segment of `end`.
+    /// End of the last whole unit, in the segment of `end`.
     pub keep: u64,
-    /// Where the last batch ended before its mark says.
+    /// Place where the last batch ended before its mark's extent.
     short_at: Option<(String, u64)>,
 }
 
-/// Why a segment is done with.
+/// Reason why a segment is finished.
 pub(crate) enum Stop {
-    /// Its last batch stands at its end, or zeros do.
+    /// Its last batch, or zeros, extend to its end.
     Next,
-    /// Nothing reached it.
+    /// The segment is empty.
     Rest,
-    /// Here is no whole frame.
+    /// No whole frame at this offset.
     Torn(u64),
 }
 
 impl Walk {
-    /// At the beginning of `segment`.
+    /// Begins at `segment`.
     pub fn new(segment: u64) -> Self {
         Self {
             end: End {
@@ -92,7 +91,7 @@ impl Walk {
         Ok(Stop::Next)
     }
 
-    /// Follows the frames behind a mark to the end of its extent; gives the place where they are torn.
+    /// Follows the frames after a mark to the end of its extent; returns the offset of a torn one.
     fn batch(
         &mut self,
         segment: u64,
@@ -105,7 +104,7 @@ impl Walk {
     ) -> Result<Option<u64>, JournalError> {
         let mut at = start + MARK_BYTES;
         if self.end.segment != segment || start == 0 {
-            // From here on this is the segment that the log ends in, even if no unit of the batch is whole.
+            // The log now ends in this segment, even if no unit of the batch is whole.
             self.end.segment = segment;
             self.end.bytes = segment_bytes as u64;
         }
@@ -141,7 +140,7 @@ impl Walk {
                         offset,
                     });
                 }
-                // Cut here at an earlier start: what follows goes on from the last whole unit.
+                // Truncated by an earlier start: the next batch follows the last whole unit.
                 Found::End | Found::Short
                     if self.unit.is_empty()
                         && self.end.batch == mark.batch
@@ -157,7 +156,7 @@ impl Walk {
                 }
             }
         }
-        // What stands between the last frame and the end of the extent means nothing.
+        // Bytes between the last frame and the end of the extent have no meaning.
         self.keep = bytes.len() as u64;
         Ok(None)
     }

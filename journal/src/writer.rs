@@ -1,5 +1,6 @@
-//! The writer's thread: takes what is pending, marks it, writes it, moves the commit position. A
-//! second thread makes the next segment ahead of need.
+//! The writer's thread: takes pending units, marks and writes them, advances the commit position.
+//!
+//! A second thread creates the next segment ahead of need.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -15,11 +16,11 @@ use crate::recent::Missed;
 use crate::storage::{Storage, is_out_of_descriptors};
 use crate::survey::End;
 
-/// Pauses between two tries to begin a segment.
+/// Pauses between attempts to begin a segment.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// A batch of more bytes than this carried the commands of many: the next one may collect.
+/// A larger batch carried several commands: the next one may be delayed to gather more.
 const GATHER_FROM_BYTES: usize = 4_096;
 
 pub(crate) struct Writer {
@@ -28,7 +29,7 @@ pub(crate) struct Writer {
     block: usize,
     segment_bytes: u64,
     end: End,
-    /// Swapped against what is pending.
+    /// Swapped for the pending buffer.
     buffer: Buffer,
     /// For batches that have to be split.
     scratch: Buffer,
@@ -36,13 +37,13 @@ pub(crate) struct Writer {
     missed: Missed,
 }
 
-/// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
+/// Fails the log when the writer panics, so that waiters for the commit position get an error.
 struct Latch(Arc<Shared>);
 
 impl Drop for Latch {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail("its writer stopped with a panic");
+            self.0.fail("the writer thread panicked");
         }
     }
 }
@@ -76,7 +77,7 @@ impl Writer {
             }
             let (begun, bytes) = (Instant::now(), buffer.len());
             if let Err(error) = self.write(&mut buffer, tail) {
-                tracing::error!(%error, "the journal cannot be written; no more orders are taken");
+                tracing::error!(%error, "journal write failed; no more orders are accepted until a restart");
                 self.shared.fail(&error.to_string());
             } else if bytes > GATHER_FROM_BYTES {
                 let gather = Duration::from_nanos(self.shared.gather_ns.load(Ordering::Relaxed));
@@ -85,7 +86,7 @@ impl Writer {
         }
     }
 
-    /// Waits for units and swaps them into `buffer`; `None` when the log is closed and everything written.
+    /// Waits for units and swaps them into `buffer`; `None` when closed and all is written.
     fn take(&self, buffer: &mut Buffer) -> Option<Tail> {
         buffer.resize(MARK_BYTES);
         let mut pending = self.shared.pending();
@@ -124,7 +125,7 @@ impl Writer {
         self.put(buffer, tail)
     }
 
-    /// Writes a batch in parts of whole units, segment by segment, each part durable before the next.
+    /// Writes a batch as parts of whole units, segment by segment, each durable before the next.
     fn split(&mut self, buffer: &Buffer) -> io::Result<()> {
         let mut rest = &buffer.bytes()[MARK_BYTES..];
         let mut part = std::mem::take(&mut self.scratch);
@@ -155,14 +156,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a batch that fits where the log ends; durable when it returns.
+    /// Writes a batch that fits into the segment; durable when it returns.
     fn put(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
         let frame_bytes = (buffer.len() - MARK_BYTES) as u64;
         let extent = self.extent(buffer.len());
-        assert!(extent <= self.room(), "a batch stays in its segment");
+        assert!(extent <= self.room(), "batch exceeds its segment");
         assert!(
             tail.sequence > self.end.sequence,
-            "the commit position only grows"
+            "commit position must increase"
         );
         let mark = frame::mark(&Mark {
             batch: self.end.batch + 1,
@@ -190,7 +191,7 @@ impl Writer {
             .fetch_add(frame_bytes, Ordering::Relaxed);
         counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
         self.shared.durable.store(tail.sequence, Ordering::Release);
-        // First: fronts release reports, everything else follows.
+        // First: reports wait for this call, the rest does not matter to them.
         self.shared.tell_listeners();
         let offset = self.end.offset - extent;
         let end = self.end;
@@ -208,12 +209,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Repeats a step of making a segment for as long as the machine is short of what it takes.
-    /// Nothing of the log is in the segment yet, so a failure loses nothing; meanwhile appended
-    /// units wait in memory.
+    /// Retries a step of making a segment while the machine lacks space, memory or descriptors.
+    ///
+    /// The segment contains no log data yet, so a failure loses nothing. Appended units wait in
+    /// memory.
     ///
     /// # Errors
-    /// What waiting cannot mend; the last error when the log is closed meanwhile.
+    /// Any other error; the last shortage when the log is closed meanwhile.
     fn until_no_shortage(&self, segment: u64, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let shared = &self.shared;
         let mut pause = RETRY_FIRST;
@@ -227,7 +229,11 @@ impl Writer {
             };
             let name = self.storage.name(segment);
             if !shared.is_stalled.load(Ordering::Relaxed) {
-                tracing::error!(%error, segment = name, "the journal's next segment cannot be begun; new orders are refused until it can");
+                tracing::error!(
+                    %error,
+                    segment = name,
+                    "the journal's next segment cannot be begun; new orders are refused until it can"
+                );
             }
             shared.stall(Some(format!(
                 "journal: the next segment {name} cannot be begun: {error}"
@@ -245,7 +251,7 @@ impl Writer {
         }
     }
 
-    /// Goes on in the next segment.
+    /// Switches to the next segment.
     fn roll(&mut self, bytes: u64) -> io::Result<()> {
         let next = self.end.segment + 1;
         let (is_made, was_ready) = self.ahead.take(next, bytes);
@@ -265,7 +271,7 @@ impl Writer {
     }
 }
 
-/// True for want of space, memory or descriptors, which may be there in a moment.
+/// True for a lack of space, memory or descriptors, which may be temporary.
 fn is_shortage(error: &io::Error) -> bool {
     let codes = [Errno::NOSPC, Errno::DQUOT, Errno::NOMEM];
     let code = error.raw_os_error();
@@ -274,7 +280,7 @@ fn is_shortage(error: &io::Error) -> bool {
         || codes.iter().any(|errno| code == Some(errno.raw_os_error()))
 }
 
-/// The segment that is made while the one before it fills.
+/// Creates the next segment while the current one fills.
 #[derive(Default)]
 struct Ahead(Option<Making>);
 
@@ -285,7 +291,7 @@ struct Making {
 }
 
 impl Ahead {
-    /// Starts to make a segment, once.
+    /// Starts to create a segment, once.
     fn begin(&mut self, storage: &Arc<dyn Storage>, segment: u64, bytes: u64) {
         if self
             .0
@@ -298,7 +304,7 @@ impl Ahead {
         let storage = storage.clone();
         let thread = std::thread::Builder::new().name("journal-next".to_owned());
         let started = thread.spawn(move || {
-            // Nobody waits any more when the log was closed meanwhile.
+            // No receiver when the log was closed meanwhile.
             let _ = tell.send(storage.create(segment, bytes));
         });
         match started {
@@ -309,12 +315,17 @@ impl Ahead {
                     done,
                 });
             }
-            Err(error) => tracing::warn!(%error, "the next segment is not made ahead"),
+            Err(error) => tracing::warn!(
+                %error,
+                "cannot start the thread that creates the journal's next segment ahead; \
+                 retrying when it is needed"
+            ),
         }
     }
 
-    /// Whether the segment is there, and whether it was at once. What went wrong is tried again by
-    /// the caller, who then has the error.
+    /// Returns whether the segment exists, and whether it did without waiting.
+    ///
+    /// After a failure the caller retries and gets the error.
     fn take(&mut self, segment: u64, bytes: u64) -> (bool, bool) {
         let Some(making) = self.0.take() else {
             return (false, false);
@@ -324,7 +335,11 @@ impl Ahead {
             Err(_) => (making.done.recv(), false),
         };
         if let Ok(Err(error)) = &answer {
-            tracing::warn!(%error, segment = making.segment, "the journal's next segment could not be made ahead");
+            tracing::warn!(
+                %error,
+                segment = making.segment,
+                "cannot create the journal's next segment ahead; retrying when it is needed"
+            );
         }
         let is_it = making.segment == segment && making.bytes == bytes;
         (is_it && matches!(answer, Ok(Ok(()))), was_ready)
@@ -333,7 +348,7 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        // A segment half made is not left to a thread that outlives the log.
+        // No thread that outlives the log may be creating a segment.
         if let Some(making) = self.0.take() {
             let _ = making.done.recv();
         }

@@ -1,5 +1,6 @@
-//! Nothing reported durable is lost: over power losses of a disk that drops, keeps or tears what
-//! was not synced, and over every cut of the tail.
+//! Nothing reported durable is lost when a disk drops, keeps or tears unsynced data.
+//!
+//! Also over every truncation of the tail.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,7 +49,7 @@ fn append(appender: &mut Appender, sequence: u64) {
     }
 }
 
-/// Opens the log, checks that what it holds is a prefix of what was appended, and gives the last sequence.
+/// Opens the log, checks that it contains a prefix of what was appended; returns the last sequence.
 fn reopen(storage: &Arc<MemoryStorage>) -> Result<(Journal, u64), JournalError> {
     let mut seen: Vec<Frame> = Vec::new();
     let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
@@ -74,7 +75,9 @@ fn reopen(storage: &Arc<MemoryStorage>) -> Result<(Journal, u64), JournalError> 
     Ok((journal, sequence))
 }
 
-/// One life that ends in a power loss while the writer may be anywhere; true when what was reported is found again.
+/// One process lifetime, ended by a power loss at any point of the writer.
+///
+/// Returns true when everything reported durable is found again.
 fn run(seed: u64, sync_is_lost: bool) -> bool {
     let storage = Arc::new(MemoryStorage::default());
     storage.sync_is_lost.store(sync_is_lost, Ordering::SeqCst);
@@ -99,21 +102,21 @@ fn run(seed: u64, sync_is_lost: bool) -> bool {
 }
 
 #[test]
-fn a_power_loss_takes_nothing_that_was_reported_durable() {
+fn a_power_loss_loses_nothing_that_was_reported_durable() {
     for seed in 0..500 {
         assert!(run(seed, false), "seed {seed}");
     }
 }
 
 #[test]
-fn without_the_sync_the_same_losses_are_noticed() {
+fn the_same_power_losses_without_the_sync_are_detected() {
     assert!(
         (0..500).any(|seed| !run(seed, true)),
-        "a disk that lies must be caught"
+        "a disk that does not sync must be detected"
     );
 }
 
-/// Ends of the whole units in a segment: behind the last byte, and behind the last one that is not zero.
+/// Ends of the whole units in a segment: after the last byte, and after the last nonzero byte.
 fn unit_ends(bytes: &[u8]) -> Vec<(usize, usize)> {
     let (mut at, mut extent_end, mut ends) = (0, 0, Vec::new());
     while at < bytes.len() {
@@ -153,7 +156,7 @@ fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_befo
             last = frame.sequence;
             Ok(())
         });
-        (journal.expect("a torn tail is cut"), last)
+        (journal.expect("a torn tail is truncated"), last)
     };
     let append = |appender: &mut Appender, sequence| {
         let payload = payload(sequence, 0);
@@ -180,7 +183,7 @@ fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_befo
     let ends = unit_ends(&whole);
     assert_eq!(ends.len() as u64, sequence);
     let end = ends.last().expect("units").0;
-    assert!(end > CUT, "more than what is cut was written");
+    assert!(end > CUT, "more was written than is truncated");
     for cut in end - CUT..=end {
         let image = Arc::new(MemoryStorage::default());
         image.create(1, BYTES).expect("create");
@@ -192,7 +195,7 @@ fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_befo
         assert_eq!(found, expected, "cut at {cut}");
         assert_eq!(journal.commit().position(), found);
         if cut % 16 == 0 {
-            // The log goes on where it was cut.
+            // The log continues where it was truncated.
             let (mut appender, commit) = (journal.appender(), journal.commit());
             append(&mut appender, found + 1);
             appender.flush();
@@ -201,11 +204,11 @@ fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_befo
             assert_eq!(open(&image).1, found + 1, "cut at {cut}");
         }
 
-        // The same with the file's end gone.
+        // The same with the end of the file missing.
         image.damage(1, 0, &whole);
         image.shorten(1, cut);
         let expected = ends.iter().filter(|(end, _)| *end <= cut).count() as u64;
-        let found = walk(&image, |_| Ok(())).expect("a torn tail is passed over");
+        let found = walk(&image, |_| Ok(())).expect("a torn tail is skipped");
         assert_eq!(found, expected, "shortened at {cut}");
         if cut % 64 == 0 {
             let (journal, found) = open(&image);
@@ -236,8 +239,7 @@ fn singles() -> Arc<MemoryStorage> {
 
 #[test]
 fn damage_in_the_middle_is_refused_with_its_place() {
-    // Zeros, noise, and a single bit, in a mark and in a frame, of the first batch, of one amid the
-    // others, and of the last but one.
+    // Zeros, noise and a single flipped bit, in a mark and in a frame, of every batch.
     let whole = singles();
     let bytes = whole.bytes(1);
     let ends = unit_ends(&bytes);
@@ -262,10 +264,10 @@ fn damage_in_the_middle_is_refused_with_its_place() {
                         assert!(!is_last);
                     }
                     Err(other) => panic!("another error: {other}"),
-                    // Of the last batch nothing says that it was ever whole.
+                    // Nothing shows that the last batch was ever whole.
                     Ok((_, found)) => assert!(
                         (is_last && found == 24) || is_same,
-                        "a hole in unit {unit} was not noticed"
+                        "a hole in unit {unit} was not detected"
                     ),
                 }
             }
@@ -274,7 +276,7 @@ fn damage_in_the_middle_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_segment_that_is_gone_or_emptied_is_refused() {
+fn a_missing_or_emptied_segment_is_refused() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = reopen(&storage).expect("open");
     let (mut appender, commit) = (journal.appender(), journal.commit());
@@ -296,21 +298,21 @@ fn a_segment_that_is_gone_or_emptied_is_refused() {
                 assert!(file.contains(&format!("segment {segment}")), "{file}");
             }
             Err(other) => panic!("another error: {other}"),
-            Ok((_, found)) => panic!("only {found} were found, and nobody said so"),
+            Ok((_, found)) => panic!("a lost segment was not detected: opened up to {found}"),
         }
         let gone = Arc::new(storage.image());
         gone.lose(*segment);
         match reopen(&gone) {
             Err(JournalError::SegmentMissing { missing, .. }) => assert_eq!(missing, *segment),
-            // The beginning may have been put away by hand: whoever starts without a snapshot is told.
+            // The first segment may have been archived: a start without a snapshot reports that.
             Err(JournalError::Removed { .. }) => assert_eq!(*segment, 1),
             Err(other) => panic!("another error: {other}"),
-            Ok(_) => panic!("segment {segment} was not missed"),
+            Ok(_) => panic!("a missing segment {segment} was not detected"),
         }
     }
 }
 
-/// Where batches begin.
+/// Offsets of the batches.
 fn marks(bytes: &[u8]) -> Vec<usize> {
     let (mut at, mut marks) = (0, Vec::new());
     while let Some(rest) = bytes.get(at..)
@@ -322,7 +324,7 @@ fn marks(bytes: &[u8]) -> Vec<usize> {
     marks
 }
 
-/// Gives what stands at `offset` the version `version`, with a checksum that is right as later versions will have it.
+/// Sets the version of the frame or mark at `offset`, with the checksum a later version would have.
 fn of_version(storage: &Arc<MemoryStorage>, segment: u64, offset: usize, version: u16) {
     let mut head: Vec<u8> = storage.bytes(segment)[offset..].to_vec();
     let length = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
@@ -351,10 +353,10 @@ fn a_log_of_another_version_is_named_as_such() {
                 Err(other) => panic!("version {version} at {place}: {other}"),
                 Ok((_, found)) => panic!("version {version} at {place}: opened up to {found}"),
             }
-            assert_eq!(storage.bytes(1), bytes, "and left as it is");
+            assert_eq!(storage.bytes(1), bytes, "a refused log is unchanged");
         };
-        // At the segment's start and anywhere in its middle: a mark, of a near version with a
-        // checksum we cannot know, and the frame behind it.
+        // At the segment's start and anywhere after it: a mark of a near version, whose checksum we
+        // cannot know, and the frame after the mark.
         for mark in marks.iter().copied() {
             let storage = Arc::new(whole.image());
             if version == 700 {
@@ -367,7 +369,7 @@ fn a_log_of_another_version_is_named_as_such() {
             of_version(&storage, 1, mark + frame::MARK_BYTES, version);
             refused(&storage, mark + frame::MARK_BYTES);
         }
-        // Behind a torn batch: what a later program has gone on with.
+        // After a torn batch: data that a later version has appended.
         let storage = Arc::new(whole.image());
         let (torn, last) = (marks[23], marks[24]);
         of_version(&storage, 1, last, version);
@@ -376,10 +378,10 @@ fn a_log_of_another_version_is_named_as_such() {
     }
 }
 
-// A batch that does not fit goes to the next segment: what is left of the one before stays zeros,
-// and noise there is no torn tail.
+// A batch that does not fit goes to the next segment. The end of the segment before stays zero, and
+// noise there is no torn tail.
 #[test]
-fn noise_where_nothing_was_written_does_not_cost_the_last_batch() {
+fn noise_after_the_end_of_a_segment_does_not_lose_the_last_batch() {
     let mut cases = 0;
     for last in 40..70 {
         let storage = Arc::new(MemoryStorage::default());
@@ -407,18 +409,18 @@ fn noise_where_nothing_was_written_does_not_cost_the_last_batch() {
                 Err(other) => panic!("another error: {other}"),
                 Ok((_, found)) => panic!("noise at {offset}: opened up to {found}"),
             }
-            assert_eq!(noisy.bytes(2), before, "nothing was cut");
+            assert_eq!(noisy.bytes(2), before, "nothing was truncated");
         }
         assert_eq!(reopen(&storage).expect("opens").1, last);
     }
-    assert!(cases > 0, "a batch went to the next segment");
+    assert!(cases > 0, "no batch went to the next segment");
 }
 
 #[test]
-fn a_log_that_ends_before_what_was_known_to_be_durable_is_refused_as_it_is() {
+fn a_log_that_ends_before_a_known_durable_record_is_refused_and_left_unchanged() {
     let storage = singles();
     let ends = unit_ends(&storage.bytes(1));
-    // The last record is torn; somebody knows it to have been whole.
+    // The last record is torn, but the caller knows that it was durable.
     storage.damage(1, ends[24].0 - 20, &[0; 8]);
     let before = storage.bytes(1);
     let open = |after| {
@@ -429,8 +431,8 @@ fn a_log_that_ends_before_what_was_known_to_be_durable_is_refused_as_it_is() {
         open(25),
         Err(JournalError::Lost { end: 24, after: 25 })
     ));
-    assert_eq!(storage.bytes(1), before, "nothing was cut");
-    assert_eq!(open(24).expect("a torn tail is cut"), 24);
+    assert_eq!(storage.bytes(1), before, "nothing was truncated");
+    assert_eq!(open(24).expect("a torn tail is truncated"), 24);
     let empty = Arc::new(MemoryStorage::default());
     let opened = Journal::open_after(Arc::new(empty.clone()), CONFIG, 1, |_| Ok(()));
     assert!(matches!(opened, Err(JournalError::Lost { end: 0, .. })));
@@ -438,8 +440,8 @@ fn a_log_that_ends_before_what_was_known_to_be_durable_is_refused_as_it_is() {
 }
 
 #[test]
-fn an_error_of_the_disk_latches_wherever_it_happens_and_keeps_what_was_reported() {
-    // In the write and in the sync. Without room for the next segment the log waits: `room.rs`.
+fn a_disk_error_in_write_or_sync_is_final_and_keeps_the_reported_records() {
+    // In the write and in the sync. A shortage for the next segment only stalls the log: `room.rs`.
     for fault in 0..2 {
         let storage = Arc::new(MemoryStorage::default());
         let (journal, _) = reopen(&storage).expect("open");
@@ -478,7 +480,7 @@ fn an_error_of_the_disk_latches_wherever_it_happens_and_keeps_what_was_reported(
 }
 
 #[test]
-fn a_full_disk_latches_and_keeps_what_was_reported() {
+fn a_full_disk_is_final_and_keeps_the_reported_records() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = reopen(&storage).expect("open");
     let runtime = runtime();

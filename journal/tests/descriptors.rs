@@ -1,4 +1,4 @@
-//! The limit of file descriptors is reached. One test, since the limit is that of the whole process.
+//! The file descriptor limit is reached. One test, since the limit applies to the whole process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use journal::{Config, FileStorage, FrameKind, Journal, Mode, Snapshots, is_out_o
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
-fn what_finds_no_file_descriptor_says_so_and_works_when_there_is_one() {
+fn a_lack_of_file_descriptors_is_a_transient_error() {
     let folder = tempfile::tempdir().expect("folder");
     let storage = FileStorage::with_mode(folder.path(), Mode::Unsynced).expect("a folder");
     let opened = Journal::open(Arc::new(storage), Config::default(), |_| Ok(()));
@@ -53,7 +53,7 @@ fn what_finds_no_file_descriptor_says_so_and_works_when_there_is_one() {
     limit(before.current);
     assert!(matches!(read, Ok(Some(frame)) if frame.sequence == 4));
 
-    // The limit falls between the list of the folder and the read of a file: no older snapshot is taken for the newest.
+    // The limit hits between the folder list and the read of a file: no older snapshot is returned.
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

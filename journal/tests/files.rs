@@ -37,7 +37,7 @@ fn open(dir: &Path, mode: Mode) -> (Journal, u64) {
     (journal.expect("opens"), last)
 }
 
-/// Appends `range`, a batch for every seven, each waited for.
+/// Appends `range` in batches of at most seven records, each waited for.
 fn fill(journal: &Journal, appender: &mut Appender, range: std::ops::RangeInclusive<u64>) {
     let (commit, runtime, end) = (journal.commit(), runtime(), *range.end());
     for sequence in range {
@@ -49,7 +49,7 @@ fn fill(journal: &Journal, appender: &mut Appender, range: std::ops::RangeInclus
     }
 }
 
-/// A disk, and memory where the system has it as a file system.
+/// A folder on disk, and one in memory where the system has `/dev/shm`.
 fn folders() -> Vec<tempfile::TempDir> {
     let mut folders = vec![tempfile::tempdir().expect("folder")];
     if Path::new("/dev/shm").is_dir() {
@@ -104,12 +104,15 @@ fn r174_what_was_written_in_one_mode_is_read_and_continued_in_the_other() {
                 .iter()
                 .all(|segment| segment.bytes == CONFIG.segment_bytes)
         );
-        assert!(storage.create(99, 4096).is_err(), "only to look at");
+        assert!(
+            storage.create(99, 4096).is_err(),
+            "the storage is read-only"
+        );
     }
 }
 
 #[test]
-fn half_made_segments_go_and_a_look_makes_nothing() {
+fn incomplete_segments_are_removed_and_read_only_opening_creates_nothing() {
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path().join("log");
     assert!(FileStorage::read_only(&dir).is_err());
@@ -124,9 +127,9 @@ fn half_made_segments_go_and_a_look_makes_nothing() {
     assert!(!dir.join("0000000002.part").exists());
 }
 
-// Segments put away by hand: the rest is read from a snapshot on, and whoever wants more is told.
+// Segments archived by hand: the rest is readable from a snapshot on, earlier reads get an error.
 #[test]
-fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
+fn a_log_without_its_first_segments_is_read_from_its_new_beginning() {
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path();
     let (journal, _) = open(dir, Mode::Unsynced);
@@ -151,7 +154,11 @@ fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
     let mut reader = journal.reader(1_000);
     let frame = reader.try_next().expect("readable").expect("a frame");
     assert_eq!(frame.sequence, 1_001);
-    let error = journal.reader(0).try_next().expect_err("gone").to_string();
+    let error = journal
+        .reader(0)
+        .try_next()
+        .expect_err("removed")
+        .to_string();
     assert!(error.contains(&through.to_string()), "{error}");
     drop(reader);
     fill(&journal, &mut appender, 2_001..=2_100);
@@ -174,7 +181,7 @@ fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
     let first = first.expect("frames");
     assert!(
         first > through && first <= 1_501,
-        "segments before it are not looked at"
+        "earlier segments are not read"
     );
     assert_eq!(journal.commit().position(), 2_100);
     journal.close();
@@ -186,8 +193,7 @@ fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
     assert!(walk_after(&storage, 0, |_| Ok(())).is_err());
 }
 
-// A disk that forgets below the commit position: whoever reads on there is told, and does not wait
-// for what will never come.
+// Data lost below the commit position: a reader gets an error instead of waiting forever.
 #[test]
 fn zeros_below_the_commit_position_are_a_hole() {
     let folder = tempfile::tempdir().expect("folder");

@@ -1,5 +1,6 @@
-//! A second process follows a log that is being written: everything durable in order, no end taken
-//! for damage, and a clear word when it is too late.
+//! A second process follows a log while it is written: all durable records in order.
+//!
+//! The end is never taken for damage, and a follower that is too late gets a clear error.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ fn write(journal: &Journal, appender: &mut Appender, records: std::ops::RangeInc
     let (runtime, last) = (runtime(), *records.end());
     for sequence in records {
         append(appender, sequence);
-        // Batches of one and of many.
+        // Batches of one and of several records.
         if sequence % 7 < 3 || sequence == last {
             appender.flush();
             let commit = journal.commit();
@@ -55,7 +56,7 @@ fn follower(dir: &Path, after: u64) -> Follower {
     Follower::new(Arc::new(storage), after)
 }
 
-/// Reads on; every frame in order and whole. Gives the last whole record.
+/// Reads to the end and updates `last`: every frame is in order, every unit whole.
 fn read(follower: &mut Follower, last: &mut u64) -> Result<(), JournalError> {
     let mut index = 0;
     while let Some(frame) = follower.try_next()? {
@@ -74,12 +75,12 @@ fn read(follower: &mut Follower, last: &mut u64) -> Result<(), JournalError> {
             (*last, index) = (frame.sequence, 0);
         }
     }
-    assert_eq!(index, 0, "whole units alone");
+    assert_eq!(index, 0, "whole units only");
     Ok(())
 }
 
 #[test]
-fn a_follower_beside_a_writer_gets_everything_that_is_durable() {
+fn a_follower_during_writes_gets_every_durable_record() {
     const LAST: u64 = 6_000;
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path();
@@ -91,7 +92,7 @@ fn a_follower_beside_a_writer_gets_everything_that_is_durable() {
             let durable = &durable;
             scope.spawn(move || {
                 let (mut follower, mut last) = (follower(dir, from), from);
-                // The last batch is known to be durable when another one follows.
+                // The last batch is known to be durable only when another one follows.
                 while last < LAST {
                     read(&mut follower, &mut last).expect("no end is damage");
                     assert!(last <= durable.load(Ordering::Acquire).max(from) + 7);
@@ -101,7 +102,7 @@ fn a_follower_beside_a_writer_gets_everything_that_is_durable() {
         }
         let mut next = 1;
         while next <= LAST + 1 {
-            // Ahead of the follower's look: what it gives was durable before.
+            // Set before the write, so that frames returned by the follower never exceed it.
             durable.store(next + 99, Ordering::Release);
             let end = (next + 99).min(LAST + 1);
             write(&journal, &mut appender, next..=end);
@@ -113,7 +114,7 @@ fn a_follower_beside_a_writer_gets_everything_that_is_durable() {
 }
 
 #[test]
-fn what_is_not_known_to_be_durable_is_not_given() {
+fn records_not_known_to_be_durable_are_not_returned() {
     let folder = tempfile::tempdir().expect("folder");
     let journal = open(folder.path(), 0);
     let (mut follower, mut last) = (follower(folder.path(), 0), 0);
@@ -125,13 +126,17 @@ fn what_is_not_known_to_be_durable_is_not_given() {
         let commit = journal.commit();
         runtime().block_on(commit.wait(sequence)).expect("durable");
         read(&mut follower, &mut last).expect("no damage");
-        assert_eq!(last, sequence - 1, "a mark says it of the batch before");
+        assert_eq!(
+            last,
+            sequence - 1,
+            "a mark proves the batch before it durable"
+        );
     }
     drop(appender);
     journal.close();
 }
 
-/// Checksums of the frames; each contains that of the frame before. Failed reads are made again, and counted.
+/// Checksums of the frames, each covering that of the frame before; and the count of failed reads.
 fn crcs<E: std::fmt::Debug>(
     storage: &MemoryStorage,
     mut try_next: impl FnMut() -> Result<Option<Frame>, E>,
@@ -139,7 +144,7 @@ fn crcs<E: std::fmt::Debug>(
 ) -> (Vec<u32>, usize) {
     let (mut crcs, mut failed) = (Vec::new(), 0);
     for attempt in 0.. {
-        // None fail, all, every second, every third: any read of a call is the one that fails.
+        // None fails, all, every second, every third: any read of a call may be the failing one.
         storage
             .open_fails_every
             .store(attempt % 4, Ordering::SeqCst);
@@ -157,7 +162,7 @@ fn crcs<E: std::fmt::Debug>(
 }
 
 #[test]
-fn a_read_without_a_file_descriptor_can_be_made_again_and_nothing_is_lost_or_repeated() {
+fn a_read_without_a_file_descriptor_can_be_retried_without_loss_or_repetition() {
     const LAST: u64 = 600;
     let storage = Arc::new(MemoryStorage::default());
     let opened = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(()));
@@ -183,9 +188,9 @@ fn a_read_without_a_file_descriptor_can_be_made_again_and_nothing_is_lost_or_rep
     journal.close();
 }
 
-// A torn end is written again by the next opening, shorter or at another place: the follower has not read ahead of it.
+// A torn end is rewritten by the next opening, shorter or elsewhere: the follower has not read it.
 #[test]
-fn a_follower_goes_on_over_the_end_of_a_writer() {
+fn a_follower_continues_across_restarts_of_the_writer() {
     for seed in 0..60 {
         let storage = Arc::new(MemoryStorage::default());
         let mut follower = Follower::new(Arc::new(storage.clone()), 0);
@@ -223,7 +228,7 @@ fn a_follower_goes_on_over_the_end_of_a_writer() {
 }
 
 #[test]
-fn a_follower_that_falls_behind_what_is_kept_is_told_where_the_log_begins() {
+fn a_follower_of_removed_records_gets_an_error_with_the_logs_beginning() {
     let folder = tempfile::tempdir().expect("folder");
     let journal = open(folder.path(), 0);
     let mut appender = journal.appender();
@@ -253,7 +258,7 @@ fn a_follower_that_falls_behind_what_is_kept_is_told_where_the_log_begins() {
     assert!(last >= seen);
     told(error, last);
     let mut new = follower(folder.path(), 5);
-    told(new.try_next().expect_err("gone"), 5);
+    told(new.try_next().expect_err("removed"), 5);
     let mut last = limit;
     read(&mut follower(folder.path(), limit), &mut last).expect("the rest is there");
     assert!(last > 1_990);
@@ -261,9 +266,9 @@ fn a_follower_that_falls_behind_what_is_kept_is_told_where_the_log_begins() {
     journal.close();
 }
 
-// Somewhere in the middle a block is gone, and later segments are whole: no end to wait at.
+// A block in the middle is lost, and later segments are whole: this is not an end to wait at.
 #[test]
-fn a_place_that_was_durable_and_is_gone_is_a_hole() {
+fn lost_durable_data_is_a_hole() {
     let storage = Arc::new(MemoryStorage::default());
     let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(())).expect("opens");
     let mut appender = journal.appender();

@@ -1,5 +1,6 @@
-//! The log's beginning is taken away while it is written: what is left has no gap after any loss of
-//! power, and who comes too late is told.
+//! The log's beginning is removed during writes: the rest has no gap after any power loss.
+//!
+//! Readers of removed records get an error.
 
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ fn open_after(
 }
 
 #[test]
-fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
+fn whole_segments_are_removed_and_the_requested_bytes_are_kept() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open_after(&storage, 0).expect("opens");
     let front = journal.front();
@@ -69,7 +70,7 @@ fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
         late.try_next().expect("there").expect("a frame").sequence,
         1
     );
-    // Not the segment in which it ends.
+    // `limit / 2` is inside a segment: that one stays.
     assert_eq!(front.remove(limit / 2).expect("removed"), {
         let through = front.removed_through().expect("read");
         assert!(through > 0 && through <= limit / 2);
@@ -80,15 +81,18 @@ fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
     assert_eq!(front.beyond(3 * CONFIG.segment_bytes).expect("read"), limit);
     assert_eq!(front.remove(limit).expect("nothing"), 0);
 
-    // Who was reading there is told, and so is who comes now.
+    // A reader of removed records gets an error, and so does a new one.
     let error = loop {
         match late.try_next() {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("the end was not there yet"),
+            Ok(None) => panic!("the reader reached the end without an error"),
             Err(error) => break error,
         }
     };
-    let removed = |error: &ReadError| matches!(error, ReadError::Log(JournalError::Removed { through, .. }) if *through == limit);
+    let removed = |error: &ReadError| match error {
+        ReadError::Log(JournalError::Removed { through, .. }) => *through == limit,
+        _ => false,
+    };
     assert!(removed(&error), "{error}");
     let text = error.to_string();
     assert!(
@@ -96,11 +100,11 @@ fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
         "{text}"
     );
     assert!(removed(
-        &journal.reader(limit - 1).check().expect_err("gone")
+        &journal.reader(limit - 1).check().expect_err("removed")
     ));
     journal.reader(limit).check().expect("the rest is there");
 
-    // Everything may go but the segment with the commit position.
+    // Everything may be removed but the segment with the commit position.
     front.remove(u64::MAX).expect("removed");
     fill(&journal, &mut appender, 101..=120);
     drop(appender);
@@ -112,7 +116,7 @@ fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
 }
 
 #[test]
-fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
+fn a_power_loss_during_removal_leaves_a_log_without_a_gap() {
     for operations in 0..12 {
         for seed in 0..4 {
             let storage = Arc::new(MemoryStorage::default());
@@ -133,7 +137,7 @@ fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
             assert_eq!(walk(&storage, |_| Ok(())).expect("no gap"), 60);
             let (journal, found) = open_after(&storage, limit).expect("opens");
             assert_eq!(found.last(), Some(&60));
-            // The rest of it goes another time.
+            // The rest is removed by a later call.
             journal.front().remove(limit).expect("removed");
             assert_eq!(removed_through(&storage).expect("read"), limit);
             journal.close();
@@ -141,10 +145,10 @@ fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
     }
 }
 
-// A segment of whole chunks, filled to its last block: only another look at it tells that nothing
-// more is there, and by then it may be gone.
+// A segment of whole chunks, filled to its last block: only another read shows that it contains
+// nothing more, and by then it may be removed.
 #[test]
-fn a_reader_at_the_exact_end_of_a_segment_that_goes_reads_on_in_the_next() {
+fn a_reader_at_the_exact_end_of_a_removed_segment_continues_in_the_next() {
     let storage = Arc::new(MemoryStorage::default());
     let config = Config {
         segment_bytes: 1 << 20,
@@ -155,7 +159,7 @@ fn a_reader_at_the_exact_end_of_a_segment_that_goes_reads_on_in_the_next() {
     let mut appender = journal.appender();
     fill(&journal, &mut appender, 1..=5_000);
     let front = journal.front();
-    // Records of a block each fill it to the last byte.
+    // Records of one block each fill it to the last byte.
     let limit = front.boundary(4_999).expect("read");
     let first = front.boundary(limit - 1).expect("read");
     assert_eq!((first, limit), (2_048, 4_096));
@@ -172,10 +176,10 @@ fn a_reader_at_the_exact_end_of_a_segment_that_goes_reads_on_in_the_next() {
     let mut before = journal.reader(0);
     read(&mut before, first).expect("read");
     assert_eq!(front.remove(first).expect("removed"), 1);
-    assert_eq!(read(&mut at_the_end, 5_000).expect("goes on"), 5_000);
-    // With a segment in between that is gone too, it is told so.
+    assert_eq!(read(&mut at_the_end, 5_000).expect("continues"), 5_000);
+    // A removed segment in between is an error.
     front.remove(limit).expect("removed");
-    let error = read(&mut before, 5_000).expect_err("gone");
+    let error = read(&mut before, 5_000).expect_err("removed");
     assert!(
         matches!(error, ReadError::Log(JournalError::Removed { through, .. }) if through == limit),
         "{error}"

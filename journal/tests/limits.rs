@@ -1,4 +1,4 @@
-//! Units at the size of a segment and past it, and what happens to those who wait when the writer is gone.
+//! Units at and above the size of a segment, and waiters after the writer has panicked.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const CONFIG: Config = Config {
     pending_bytes_max: 1 << 20,
     recent_bytes: 64 << 10,
 };
-/// Far longer than any write here takes: its end means that somebody hangs.
+/// Far longer than any write here takes: a timeout means a hang.
 const HANG: Duration = Duration::from_secs(20);
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -24,7 +24,7 @@ fn runtime() -> tokio::runtime::Runtime {
         .expect("runtime")
 }
 
-/// A command with `events` events of 64 bytes: 104 bytes a frame.
+/// A command with `events` events of 64 bytes: 104 bytes per frame.
 fn append(appender: &mut Appender, sequence: u64, events: u64) {
     let payload = [sequence as u8; 64];
     appender.append(FrameKind::Command, events == 0, sequence, 1, &payload);
@@ -47,8 +47,8 @@ fn open(storage: &Arc<MemoryStorage>) -> (Journal, Vec<u64>) {
 
 #[test]
 fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
-    // Below a segment's size with its mark, the first one past it, and far past it; as the first
-    // unit of the log and behind others.
+    // Below a segment's size with its mark, the first one above it, and far above it; as the first
+    // unit of the log and after others.
     for events in [36, 37, 38, 39, 400] {
         for before in [0, 3] {
             let storage = Arc::new(MemoryStorage::default());
@@ -62,7 +62,7 @@ fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
             appender.flush();
             runtime()
                 .block_on(async { tokio::time::timeout(HANG, commit.wait(before + 2)).await })
-                .expect("nobody hangs")
+                .expect("commit wait timed out")
                 .expect("durable");
             let mut reader = journal.reader(0);
             let mut frames = 0;
@@ -75,13 +75,13 @@ fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
 
             let (journal, sequences) = open(&storage);
             assert_eq!(sequences, (1..=before + 2).collect::<Vec<_>>());
-            // It goes on behind it.
+            // The log continues after it.
             let (mut appender, commit) = (journal.appender(), journal.commit());
             append(&mut appender, before + 3, 2);
             appender.flush();
             runtime()
                 .block_on(async { tokio::time::timeout(HANG, commit.wait(before + 3)).await })
-                .expect("nobody hangs")
+                .expect("commit wait timed out")
                 .expect("durable");
             drop(appender);
             journal.close();
@@ -118,7 +118,7 @@ fn batches_that_end_anywhere_in_their_block_are_read_and_walked() {
     assert_eq!(open(&storage).1, (1..=last).collect::<Vec<_>>());
 }
 
-/// A storage whose driver has a bug.
+/// A storage whose writes panic.
 struct Panics(Arc<MemoryStorage>);
 
 impl Storage for Panics {
@@ -158,7 +158,7 @@ impl Storage for Panics {
 }
 
 #[test]
-fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
+fn a_writer_panic_fails_the_log_and_wakes_the_waiters() {
     let storage = Panics(Arc::new(MemoryStorage::default()));
     let journal = Journal::open(Arc::new(storage), CONFIG, |_| Ok(())).expect("opens");
     let (mut appender, commit) = (journal.appender(), journal.commit());
@@ -166,7 +166,7 @@ fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
     appender.flush();
     runtime()
         .block_on(async { tokio::time::timeout(HANG, commit.wait(1)).await })
-        .expect("nobody hangs")
+        .expect("commit wait timed out")
         .expect_err("nothing was written");
     assert!(appender.is_failed());
     assert_eq!(commit.position(), 0);
@@ -174,8 +174,8 @@ fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
 
 /// Minor page faults of the calling thread: field 10 of `proc_pid_stat(5)`.
 fn page_faults() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
-    let (_, behind_name) = stat.rsplit_once(')').expect("it begins with the name");
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("thread stat is readable");
+    let (_, behind_name) = stat.rsplit_once(')').expect("the name is in parentheses");
     let minor = behind_name.split_ascii_whitespace().nth(7);
     minor
         .and_then(|count| count.parse().ok())
@@ -183,7 +183,7 @@ fn page_faults() -> u64 {
 }
 
 #[test]
-fn who_appends_touches_no_new_memory_while_the_disk_stalls() {
+fn appending_while_the_disk_stalls_touches_no_new_memory() {
     let storage = Arc::new(MemoryStorage::default());
     let config = Config {
         pending_bytes_max: 8 << 20,
@@ -206,6 +206,6 @@ fn who_appends_touches_no_new_memory_while_the_disk_stalls() {
     }
     let faults = page_faults() - before;
     storage.stall(false);
-    // Two thousand pages were written; the few are the test's own.
+    // Two thousand pages were written; these few are the test's own.
     assert!(faults < 64, "{faults} page faults");
 }

@@ -1,7 +1,9 @@
-//! Nothing reported durable is lost, over seeds: each is a few lives of a log on a disk that loses
-//! power in the middle of any write or sync, or while a segment is made, also while the log is
-//! opened, and then keeps, drops, tears and reorders what was not synced. `POWERLOSS_SEEDS` says
-//! how many; `cargo xtask powerloss` runs all.
+//! Nothing reported durable is lost, over seeds.
+//!
+//! A seed is a few process lifetimes of a log on a disk that loses power in any write or sync,
+//! while a segment is created, or while the log is opened. The disk then keeps, drops, tears and
+//! reorders unsynced data. `POWERLOSS_SEEDS` sets the number of seeds; `cargo xtask powerloss` runs
+//! all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +31,7 @@ impl Random {
     }
 }
 
-/// A record names the life that wrote it, so that one that comes back from an earlier life is noticed.
+/// A record contains the lifetime that wrote it, so that a record of an earlier one is detected.
 fn payload(sequence: u64, index: u64, life: u64) -> Vec<u8> {
     let length = 24 + usize::try_from((sequence * 31 + index * 7 + life) % 180).expect("small");
     let mut payload = vec![(sequence + index) as u8; length];
@@ -51,7 +53,7 @@ fn append(appender: &mut Appender, sequence: u64, life: u64) {
     }
 }
 
-/// Which life wrote each record; `lives[n]` is that of record `n + 1`.
+/// Opens the log and checks each record; `lives[n]` is the lifetime that wrote record `n + 1`.
 fn check(storage: &Arc<MemoryStorage>, lives: &[u64]) -> Result<(Journal, u64), String> {
     let (mut last, mut index) = (0, 0);
     let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
@@ -63,7 +65,7 @@ fn check(storage: &Arc<MemoryStorage>, lives: &[u64]) -> Result<(Journal, u64), 
         }
         let life = *lives
             .get(usize::try_from(last).expect("small") - 1)
-            .ok_or("a record that nobody wrote")?;
+            .ok_or("a record that was never written")?;
         let is_end = index == (last + life) % 4;
         if frame.sequence != last
             || frame.unit_end != is_end
@@ -78,7 +80,7 @@ fn check(storage: &Arc<MemoryStorage>, lives: &[u64]) -> Result<(Journal, u64), 
         .map_err(|error| error.to_string())
 }
 
-/// A few lives, each ended by a loss of power or by a kill; the error says what was lost.
+/// A few lifetimes, each ended by a power loss or a kill; the error says what was lost.
 fn run(seed: u64, sync_is_lost: bool) -> Result<(), String> {
     let mut random = Random(seed);
     let storage = Arc::new(MemoryStorage::default());
@@ -96,7 +98,7 @@ fn run(seed: u64, sync_is_lost: bool) -> Result<(), String> {
             Ok((journal, found)) => {
                 if found < reported {
                     return Err(format!(
-                        "life {life}: {reported} was reported, {found} is there"
+                        "life {life}: {reported} reported durable, {found} found"
                     ));
                 }
                 lives.truncate(usize::try_from(found).expect("small"));
@@ -115,7 +117,7 @@ fn run(seed: u64, sync_is_lost: bool) -> Result<(), String> {
                 drop(journal);
                 reported = commit.position();
             }
-            // The power went while it was opened.
+            // The power went during opening.
             Err(error) if error.contains("power is off") => {}
             Err(error) => return Err(format!("life {life}: {error}")),
         }
@@ -135,7 +137,7 @@ fn seeds() -> u64 {
 
 // rows: R174
 #[test]
-fn r174_no_power_loss_takes_what_was_reported_durable() {
+fn r174_no_power_loss_loses_a_record_reported_durable() {
     let seeds = seeds();
     for seed in 0..seeds {
         if let Err(loss) = run(seed, false) {
@@ -146,7 +148,7 @@ fn r174_no_power_loss_takes_what_was_reported_durable() {
 }
 
 #[test]
-fn without_the_sync_the_same_lives_lose_what_was_reported() {
+fn without_the_sync_the_same_seeds_lose_reported_records() {
     let seeds = seeds();
     let losses = (0..seeds).filter(|seed| run(*seed, true).is_err()).count() as u64;
     println!("{losses} of {seeds} seeds lose records when a sync does nothing");

@@ -1,4 +1,6 @@
-//! No room or no file descriptor for the next segment: the log waits and goes on by itself, since nothing was written.
+//! No space or file descriptor for the next segment: the log waits and continues by itself.
+//!
+//! Nothing of the segment was written, so nothing is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,7 +14,7 @@ const CONFIG: Config = Config {
     pending_bytes_max: 64 << 10,
     recent_bytes: 64 << 10,
 };
-/// Far longer than any wait here: its end means that something hangs.
+/// Far longer than any wait here: a timeout means a hang.
 const HANG: Duration = Duration::from_secs(20);
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -40,10 +42,10 @@ fn append(appender: &mut Appender, sequence: u64) {
 fn wait(commit: &Commit, sequence: u64) -> Result<(), journal::JournalFailed> {
     let waited =
         runtime().block_on(async { tokio::time::timeout(HANG, commit.wait(sequence)).await });
-    waited.expect("nothing hangs")
+    waited.expect("commit wait timed out")
 }
 
-/// Appends until the writer waits for room; the last sequence.
+/// Appends until the writer waits for space; returns the last sequence.
 fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
     let (mut sequence, begun) = (commit.position(), Instant::now());
     while commit.stalled().is_none() {
@@ -62,7 +64,7 @@ fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
 type Shortage = fn(&MemoryStorage, bool);
 
 #[test]
-fn a_log_that_cannot_begin_its_next_segment_waits_and_goes_on_when_it_can() {
+fn a_log_that_cannot_begin_its_next_segment_waits_and_continues_when_it_can() {
     let no_room: Shortage = |storage, is_on| storage.has_no_room.store(is_on, SeqCst);
     let no_descriptor: Shortage =
         |storage, is_on| storage.open_fails_every.store(is_on.into(), SeqCst);
@@ -104,11 +106,11 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     let failed = wait(&commit, last).expect_err("never durable");
     assert!(!failed.to_string().is_empty());
     storage.has_no_room.store(false, SeqCst);
-    // What was reported durable is there, and nothing behind what was written.
+    // Everything reported durable is found, and nothing after it.
     assert_eq!(open(&storage).1, reported);
 }
 
-/// What waiting does not mend: the disk itself refuses.
+/// Waiting does not help: the disk itself fails.
 #[test]
 fn any_other_failure_to_make_a_segment_is_final() {
     let storage = Arc::new(MemoryStorage::default());

@@ -1,4 +1,4 @@
-//! Snapshots are whole or passed over; a walk changes nothing.
+//! Snapshots are whole or skipped; a walk changes nothing.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use journal::fault::MemoryStorage;
 use journal::{Config, FrameKind, Journal, Snapshots, Storage, walk};
 
 #[test]
-fn the_newest_good_snapshot_is_found_and_old_ones_go_when_asked() {
+fn the_newest_good_snapshot_is_found_and_older_ones_are_pruned() {
     let dir = tempfile::tempdir().expect("folder");
     let snapshots = Snapshots::new(&dir.path().join("snapshots"));
     assert_eq!(
@@ -34,9 +34,9 @@ fn the_newest_good_snapshot_is_found_and_old_ones_go_when_asked() {
 }
 
 #[test]
-fn whoever_prunes_keeps_his_own_and_counts_good_ones_alone() {
+fn pruning_keeps_the_callers_snapshot_and_counts_good_ones_only() {
     let dir = tempfile::tempdir().expect("folder");
-    // One is never enough.
+    // 1 is raised to the minimum of 2.
     let snapshots = Snapshots::new(dir.path()).keep(1);
     for sequence in [10, 20, 30, 40, 50] {
         snapshots.write(sequence, &[7; 99]).expect("written");
@@ -48,14 +48,14 @@ fn whoever_prunes_keeps_his_own_and_counts_good_ones_alone() {
     let left = dir.path().join("00000000000000000007-1-0.part");
     std::fs::write(&left, b"half").expect("written");
     assert_eq!(snapshots.good().expect("listed"), [10, 40, 50]);
-    // 50 is somebody else's; 20 and 30 are none.
+    // 50 is later than `own`; 20 and 30 are bad.
     assert!(snapshots.prune(40, |_| true).expect("pruned").is_empty());
     assert_eq!(snapshots.sequences().expect("listed"), [10, 20, 30, 40, 50]);
-    assert!(!left.exists(), "of a process that is gone");
+    assert!(!left.exists(), "left by an earlier process");
     std::fs::remove_dir(file(20)).expect("removed");
     assert_eq!(snapshots.prune(50, |_| true).expect("pruned"), [30, 10]);
     assert_eq!(snapshots.sequences().expect("listed"), [40, 50]);
-    // What cannot be read is passed over.
+    // An unreadable snapshot is skipped.
     std::fs::remove_file(file(50)).expect("removed");
     std::fs::create_dir(file(50)).expect("a folder is no snapshot");
     let newest = snapshots
@@ -66,7 +66,7 @@ fn whoever_prunes_keeps_his_own_and_counts_good_ones_alone() {
 }
 
 #[test]
-fn a_snapshot_damaged_at_any_byte_or_cut_at_any_byte_is_passed_over() {
+fn a_snapshot_damaged_or_truncated_at_any_byte_is_skipped() {
     let dir = tempfile::tempdir().expect("folder");
     let snapshots = Snapshots::new(dir.path());
     snapshots.write(1, b"the older state").expect("written");
@@ -88,7 +88,7 @@ fn a_snapshot_damaged_at_any_byte_or_cut_at_any_byte_is_passed_over() {
             );
         }
     }
-    std::fs::write(&path, &whole).expect("mended");
+    std::fs::write(&path, &whole).expect("repaired");
     assert_eq!(
         snapshots
             .newest(u64::MAX)
@@ -102,7 +102,7 @@ fn a_snapshot_damaged_at_any_byte_or_cut_at_any_byte_is_passed_over() {
 #[test]
 fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     let storage = Arc::new(MemoryStorage::default());
-    assert_eq!(walk(&storage, |_| Ok(())).expect("nothing to see"), 0);
+    assert_eq!(walk(&storage, |_| Ok(())).expect("an empty storage"), 0);
     assert!(
         storage.segments().expect("listed").is_empty(),
         "no segment was made"
@@ -120,8 +120,7 @@ fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     appender.flush();
     drop(appender);
     journal.close();
-    // The last frame is torn in its middle.
-    // The next segment may have been made already.
+    // The last frame is torn in its middle. The next segment may have been created already.
     let segments = storage.segments().expect("listed").into_iter();
     let is_written = |number: &u64| storage.bytes(*number).iter().any(|byte| *byte != 0);
     let last = segments.rev().find(is_written).expect("some");
@@ -134,18 +133,15 @@ fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
         seen += 1;
         Ok(())
     });
-    assert_eq!(
-        (sequence.expect("a torn tail is passed over"), seen),
-        (99, 99)
-    );
-    assert_eq!(storage.bytes(last), before, "and left as it is");
+    assert_eq!((sequence.expect("a torn tail is skipped"), seen), (99, 99));
+    assert_eq!(storage.bytes(last), before, "a walk changes nothing");
 }
 
 #[test]
-fn what_another_life_left_half_written_goes() {
+fn incomplete_files_of_an_earlier_process_are_removed() {
     let dir = tempfile::tempdir().expect("folder");
     let snapshots = Snapshots::new(dir.path());
-    // Also of one that had the same process number, as each life in a container has.
+    // Also of one with the same pid, as every process in a container has.
     let half = format!("{:020}-{}-0.part", 9, std::process::id());
     std::fs::write(dir.path().join(&half), b"half").expect("written");
     snapshots.write(10, b"state").expect("written");

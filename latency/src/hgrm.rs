@@ -1,15 +1,13 @@
-//! The percentile distribution of a histogram as text, `.hgrm`: what HdrHistogram's own tools write
-//! and plot.
+//! Percentile distribution of a histogram in the `.hgrm` text format of HdrHistogram's tools.
 
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 
-/// Rows for each halving of the distance to 100 %.
+/// Rows per halving of the distance to 100 %.
 const ROWS_PER_HALF: u32 = 5;
 
-/// The distribution; values are divided by `scale`, counts of the histogram to one unit of the
-/// file.
+/// The distribution. Values are divided by `scale`: counts of the histogram per unit of the file.
 pub fn text(times: &Histogram<u64>, scale: f64) -> String {
     let scaled = |value: u64| value as f64 / scale;
     let mut out = format!(

@@ -1,5 +1,5 @@
-//! HDR histograms as a picture: time over percentile, both logarithmic, so that the tail is as wide
-//! as the middle. Plain SVG.
+//! Plots HDR histograms as plain SVG: time over percentile, both logarithmic, so that the tail is
+//! as wide as the middle.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 pub struct Line<'a> {
     name: &'a str,
     times: &'a Histogram<u64>,
-    /// Counts of the histogram to one unit of the picture.
+    /// Counts of the histogram per unit of the plot.
     scale: f64,
 }
 
@@ -18,7 +18,7 @@ impl<'a> Line<'a> {
         Self { name, times, scale }
     }
 
-    /// Value at a quantile; at least a tenth of the unit, so that it has a logarithm.
+    /// Value at a quantile; at least a tenth of the unit, so that its logarithm exists.
     fn at(&self, quantile: f64) -> f64 {
         (self.times.value_at_quantile(quantile) as f64 / self.scale).max(0.1)
     }
@@ -27,7 +27,7 @@ impl<'a> Line<'a> {
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 400.0;
 const FONT: &str = r#"font-family="sans-serif" font-size="12""#;
-/// Room for the labels.
+/// Margins for the labels.
 const LEFT: f64 = 70.0;
 const BOTTOM: f64 = 50.0;
 const TOP: f64 = 40.0;
@@ -41,7 +41,7 @@ fn quantile(nines: f64) -> f64 {
     1.0 - 10f64.powf(-nines)
 }
 
-/// The picture of some curves; `unit` names the value axis.
+/// Plot of the curves; `unit` names the value axis.
 pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
     let last = f64::from(NINES);
     let ends = lines

@@ -1,11 +1,11 @@
-//! The audit chain: what is sealed with each committed group, and its hash. Pure.
+//! The audit chain: contents of a sealed block, and its hash. Pure.
 //!
 //! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable
-//! terms of each of its operations in their order, the postings of each in theirs, and the two
-//! counts. Every field has one encoding: numbers big-endian at fixed width, a text as its length
-//! (`u32`) and its bytes, what may be missing as `0`, or `1` and the value, so that no two contents
-//! give the same bytes. What moves later (status, transaction hash, who reversed it) is not sealed.
-//! Cost: one pass of the hash over some 500 bytes an operation.
+//! terms of its operations in order, the postings of each in order, and the two counts. Every field
+//! has one encoding, so that different contents have different bytes: numbers big-endian at fixed
+//! width, a text as its length (`u32`) and its bytes, an optional value as `0`, or `1` and the
+//! value. Fields that change later (status, transaction hash, reversing operation) are not sealed.
+//! Cost: one hash pass over some 500 bytes per operation.
 
 use sha2::{Digest, Sha256};
 
@@ -16,7 +16,7 @@ use crate::{
 
 pub type Hash = [u8; 32];
 
-/// First bytes of every block's content; another encoding would have another tag.
+/// First bytes of every block's content; identifies the encoding.
 const TAG: &[u8] = b"ledger-block-1";
 
 /// The last block of the chain.
@@ -27,7 +27,7 @@ pub struct Head {
     pub sealed_at_us: i64,
 }
 
-/// A block as it is written. Block 0 is empty, with a hash of zeros.
+/// A block to write. Block 0 is empty, with a hash of zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub block: u64,
@@ -38,7 +38,7 @@ pub struct Block {
     pub sealed_at_us: i64,
 }
 
-/// What never changes of an operation, as the database keeps it.
+/// The immutable fields of an operation, as stored.
 pub struct OperationRecord<'a> {
     pub operation_id: &'a str,
     pub scope: i32,
@@ -52,7 +52,7 @@ pub struct OperationRecord<'a> {
     pub created_at_us: i64,
 }
 
-/// A posting, as the database keeps it.
+/// A posting, as stored.
 pub struct PostingRecord<'a> {
     pub ordinal: i64,
     pub posting_id: &'a str,
@@ -70,7 +70,7 @@ pub struct PostingRecord<'a> {
     pub created_at_us: i64,
 }
 
-/// Takes the content of one block, operation by operation.
+/// Hashes the content of one block, operation by operation.
 pub struct Sealer {
     hasher: Sha256,
     block: Block,
@@ -98,7 +98,7 @@ impl Sealer {
         sealer
     }
 
-    /// The next operation. Its postings follow.
+    /// Adds an operation. Its postings follow.
     pub fn operation(&mut self, of: &OperationRecord) {
         self.block.operations += 1;
         self.hasher.update(b"O");
@@ -114,7 +114,7 @@ impl Sealer {
         self.int(of.created_at_us);
     }
 
-    /// The next posting of the last operation.
+    /// Adds a posting of the last operation.
     pub fn posting(&mut self, of: &PostingRecord) {
         self.block.postings += 1;
         self.hasher.update(b"P");
@@ -133,7 +133,7 @@ impl Sealer {
         self.int(of.created_at_us);
     }
 
-    /// The block with its hash.
+    /// Returns the block with its hash.
     pub fn seal(mut self) -> Block {
         self.hasher.update(b"E");
         self.hasher.update(self.block.operations.to_be_bytes());
@@ -160,14 +160,14 @@ impl Sealer {
     }
 }
 
-/// Whether a group made anything that is sealed.
+/// True if a group created an operation.
 pub fn seals(book: &Book) -> bool {
     let mut changes = book.operations.changes();
     changes.any(|change| change.before.is_none() && change.after.is_some())
 }
 
-/// The block of what a group made; `None` when it made no operation. Its time is the group's, or
-/// that of the last block where another ledger's clock was ahead.
+/// The block of a group; `None` if it created no operation. Its time is the group's, or that of the
+/// last block if another ledger's clock was ahead.
 pub fn seal(head: &Head, book: &Book) -> Option<Block> {
     let mut sealer = Sealer::after(head, book.now_us.max(head.sealed_at_us));
     for change in book.operations.changes() {
@@ -219,7 +219,7 @@ impl<'a> From<&'a Posting> for PostingRecord<'a> {
     }
 }
 
-/// A hash as people read it.
+/// Hex text of a hash.
 pub fn hex(hash: &[u8]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     // rows: R215
-    /// Every byte written out by hand.
+    /// Expected bytes, written out field by field.
     #[test]
     fn r215_the_hash_is_that_of_the_written_encoding() {
         let int = |value: i64| value.to_be_bytes();
@@ -297,7 +297,7 @@ mod tests {
         sealer.posting(&posting());
         let block = sealer.seal();
         assert_eq!(hex(&block.hash), hex(&Sha256::digest(&bytes)));
-        // The same bytes through another program's SHA-256.
+        // Computed from the same bytes by an independent SHA-256 program.
         assert_eq!(
             hex(&block.hash),
             "36f02afac0bb8882b36b246cb9cb3bff7b3051683b06e381042b6cb0fae2d635"
@@ -307,7 +307,7 @@ mod tests {
 
     // rows: R215
     #[test]
-    fn r215_no_field_can_lend_bytes_to_its_neighbour() {
+    fn r215_different_fields_have_different_encodings() {
         let hash = |change: &dyn Fn(&mut OperationRecord)| {
             let mut record = operation();
             change(&mut record);

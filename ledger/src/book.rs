@@ -1,8 +1,8 @@
-//! The working set of one group of commands: the rows loaded for it, what the fold made of them, and a way back.
+//! The working set of one group of commands: rows as loaded, changes by the fold, an undo log.
 //!
-//! Each command of a group is all or nothing on its own: [`Book::mark`] before it,
-//! [`Book::rollback`] when it is refused. What is left at the end is written in one transaction.
-//! Cost: the small state of a row as it was, for each change.
+//! Each command of a group is atomic on its own: [`Book::mark`] before it, [`Book::rollback`] when
+//! it is refused. The changes left at the end are written in one transaction. Cost: a copy of the
+//! row's small mutable state per change.
 
 use std::{borrow::Borrow, collections::BTreeSet, hash::Hash};
 
@@ -19,24 +19,25 @@ use crate::{
     },
 };
 
-/// Keys come from callers: seeded anew in every process, cheaper than the standard one on short texts.
+/// Seeded per process, since keys come from callers; faster than the standard hasher on short
+/// texts.
 type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
-/// Rows by key, with an undo log. A key keeps its place for as long as the table lives, so that the
-/// way back and the list of changes look nothing up.
+/// Rows by key, with an undo log. A key keeps its index while the table lives, so that rollback and
+/// the list of changes need no lookups.
 #[derive(Debug)]
 pub struct Table<K, V> {
     rows: IndexMap<K, Slot<V>, RandomState>,
-    /// Rows that are there.
+    /// Number of rows present.
     there: usize,
     undo: Vec<Undo<V>>,
 }
 
 #[derive(Debug)]
 struct Slot<V> {
-    /// `None`: there is no such row (any more).
+    /// `None`: there is no such row, or it was removed.
     row: Option<V>,
-    /// It differs from what was loaded, or did once.
+    /// The row was changed since it was loaded, by a change that is not rolled back.
     is_changed: bool,
 }
 
@@ -44,7 +45,7 @@ struct Slot<V> {
 struct Undo<V> {
     place: usize,
     before: Option<V>,
-    /// The first change of this row since it was loaded.
+    /// The first change of this row since loading.
     is_first: bool,
 }
 
@@ -58,18 +59,18 @@ impl<K, V> Default for Table<K, V> {
     }
 }
 
-/// One row that differs from what was loaded.
+/// A row that differs from what was loaded.
 #[derive(Debug)]
 pub struct Change<'a, K, V> {
     pub key: &'a K,
     /// `None`: the row is new.
     pub before: Option<&'a V>,
-    /// `None`: the row goes.
+    /// `None`: the row is deleted.
     pub after: Option<&'a V>,
 }
 
 impl<K: Hash + Eq, V> Table<K, V> {
-    /// A row as it stands in the database.
+    /// Loads a row from the database.
     pub fn load(&mut self, key: K, row: V) {
         assert!(
             self.undo.is_empty(),
@@ -125,7 +126,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         self.rows.values().filter_map(|slot| slot.row.as_ref())
     }
 
-    /// Keys of the rows that are there.
+    /// Keys of the rows present.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         let there = self.rows.iter().filter(|(_, slot)| slot.row.is_some());
         there.map(|(key, _)| key)
@@ -149,7 +150,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         }
     }
 
-    /// Makes room for so many rows to be loaded or made.
+    /// Reserves space for N rows.
     pub fn reserve(&mut self, rows: usize) {
         self.rows.reserve(rows);
     }
@@ -158,7 +159,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         self.undo.reserve(changes);
     }
 
-    /// Rows that were made behind a mark, in that order, as they are.
+    /// Rows made after a mark, in that order, in their current state.
     fn made_since(&self, mark: usize) -> impl Iterator<Item = (&K, &V)> {
         let made = self.undo[mark..].iter();
         let made = made.filter(|undo| undo.is_first && undo.before.is_none());
@@ -168,7 +169,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         })
     }
 
-    /// Places of the rows that were made before a mark and changed behind it.
+    /// Indexes of the rows that were made before a mark and changed after it.
     fn made_then_changed(&self, mark: usize) -> BTreeSet<usize> {
         let (earlier, later) = self.undo.split_at(mark);
         let again = later.iter().filter(|undo| !undo.is_first);
@@ -185,7 +186,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         again
     }
 
-    /// Every row that changed, once, in the order of first change.
+    /// Every changed row, once, in the order of first change.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_, K, V>> {
         let firsts = self.undo.iter().filter(|undo| undo.is_first);
         firsts.filter_map(|undo| {
@@ -203,14 +204,14 @@ impl<K: Hash + Eq, V> Table<K, V> {
 pub type OperationKey = (Scope, Id, Id);
 /// (call, user, key) of a stored answer.
 pub type AnswerKey = (Call, Id, Id);
-/// Second guard of T12: a payment or payout id acts once per type.
+/// Second guard of T12: the reference of a payment or payout acts once per type.
 pub type ReferenceKey = (OperationType, Id);
 
-/// The working set. See the module's front door.
+/// The working set. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Book {
     pub now_us: i64,
-    /// Number of the next posting, where the store numbers them.
+    /// Number of the next posting, in stores that number postings.
     pub next_posting: i64,
     /// Decimals of each instrument.
     pub scales: Table<Id, u8>,
@@ -226,44 +227,45 @@ pub struct Book {
     pub answers: Table<AnswerKey, StoredAnswer>,
     pub sources: Table<Id, SourcePosition>,
     pub parked: Table<Id, Parked>,
-    /// Limits of the instruments and users at hand.
+    /// Limits of the loaded instruments and users.
     pub limits: Table<Id, VelocityLimit>,
     /// Minor units in the window of a limit, per sub-account.
     pub used: Table<(Id, Id), i128>,
-    /// New events, each with the index of the command that caused it.
+    /// New effects, each with the index of the command that caused it.
     pub facts: Vec<(usize, Fact)>,
     /// Index of the command being folded.
     pub command: usize,
-    /// Holds whose expiry the present command found: it answers `Hold has expired`, later ones `Hold is not active`.
+    /// Holds whose expiry the current command found: it answers `Hold has expired`, later commands
+    /// `Hold is not active`.
     pub expired_now: Vec<Id>,
     given: Given,
 }
 
-/// New operations with their postings, to be written while the fold goes on.
+/// New operations with their postings, written while the fold continues.
 #[derive(Debug)]
 pub struct Made {
     pub operations: Vec<Operation>,
     pub postings: Vec<Posting>,
 }
 
-/// What was given away.
+/// State of the early flush.
 #[derive(Debug, Default)]
 struct Given {
-    /// Operations.
+    /// Number of flushed operations.
     count: usize,
-    /// How far back it reaches in the changes of operations and of postings.
+    /// Length of the undo logs of operations and of postings at the last flush.
     operations: usize,
     postings: usize,
-    /// Places of operations that changed between the time they were given away and the last time that others were.
+    /// Indexes of operations that were changed between their flush and the last flush.
     changed: BTreeSet<usize>,
-    /// Some of it was taken back since.
+    /// Flushed rows were rolled back.
     is_spoilt: bool,
 }
 
-/// A point to go back to.
+/// A point to roll back to.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
-    /// Of each table, then of the facts.
+    /// Undo length per table, then the number of effects.
     lengths: [usize; 15],
     next_posting: i64,
 }
@@ -291,7 +293,7 @@ macro_rules! each_table {
 }
 
 impl Book {
-    /// A working set without rows.
+    /// An empty working set.
     pub fn at(now_us: i64) -> Self {
         Book {
             now_us,
@@ -309,7 +311,7 @@ impl Book {
         }
     }
 
-    /// Undoes everything since the mark.
+    /// Undoes everything after the mark.
     pub fn rollback(&mut self, mark: Mark) {
         let given = (self.given.operations, self.given.postings);
         let mut marks = mark.lengths.into_iter();
@@ -328,7 +330,7 @@ impl Book {
         }
     }
 
-    /// Makes room for what so many operations may write.
+    /// Reserves space for the rows that N operations may write.
     pub fn reserve(&mut self, operations: usize) {
         macro_rules! room {
             ($($table:ident),+) => { $(
@@ -341,7 +343,8 @@ impl Book {
         self.facts.reserve(4 * operations);
     }
 
-    /// Gives away the operations that were made since the last time, if there were so many changes of operations.
+    /// Returns the operations made since the last flush, once operations changed at least `changes`
+    /// times.
     pub fn give(&mut self, changes: usize) -> Option<Made> {
         if self.given.is_spoilt || self.operations.mark() < self.given.operations + changes {
             return None;
@@ -359,18 +362,18 @@ impl Book {
         (!made.operations.is_empty()).then_some(made)
     }
 
-    /// How many operations were given away.
+    /// Number of flushed operations.
     pub fn given(&self) -> usize {
         self.given.count
     }
 
-    /// Whether what was given away is not what there is, so that it is to be forgotten; nothing is
-    /// given away any more, and nothing counts as given.
+    /// True if flushed rows were rolled back and must be discarded. From then on nothing is flushed
+    /// and nothing counts as flushed.
     pub fn has_taken_back(&self) -> bool {
         self.given.is_spoilt
     }
 
-    /// New operations and postings that were not given away.
+    /// New operations and postings that were not flushed.
     pub fn not_given(&self) -> (Vec<&Operation>, Vec<&Posting>) {
         let operations = self.operations.made_since(self.given.operations);
         let postings = self.postings.made_since(self.given.postings);
@@ -380,7 +383,7 @@ impl Book {
         )
     }
 
-    /// Operations that changed after they were given away.
+    /// Operations that changed after they were flushed.
     pub fn given_and_changed(&self) -> Vec<&Operation> {
         let mut changed = self.operations.made_then_changed(self.given.operations);
         changed.extend(&self.given.changed);
@@ -398,13 +401,13 @@ impl Book {
         self.facts.push((self.command, fact));
     }
 
-    /// The operation that a key of this scope made.
+    /// The operation made under a key of this scope.
     pub fn operation_by_key(&self, scope: Scope, user_id: &Id, key: &Id) -> Option<&Operation> {
         let id = self.by_key.get(&(scope, user_id.clone(), key.clone()))?;
         self.operations.get(id)
     }
 
-    /// What a limit has counted of a sub-account; one without rows has no postings.
+    /// Usage that a limit has counted for a sub-account; 0 without a row.
     pub fn used(&self, limit_id: &Id, subaccount_id: &Id) -> i128 {
         let key = (limit_id.clone(), subaccount_id.clone());
         self.used.get(&key).copied().unwrap_or(0)
@@ -424,7 +427,7 @@ mod tests {
     use super::*;
     use crate::model::{OperationStatus, OperationTerms};
 
-    /// Rows, what they were at the mark, and the keys that changed since they were loaded in the order of first change.
+    /// Model of a table: current rows, loaded rows, changed keys in the order of first change.
     #[derive(Clone, Default)]
     struct Twin {
         rows: BTreeMap<u8, u32>,
@@ -462,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_away_is_written_once_and_its_changes_after_it() {
+    fn flushed_rows_are_written_once_and_their_changes_after_them() {
         let operation = |id: &str, status| Operation {
             terms: Arc::new(OperationTerms {
                 operation_id: id.into(),
@@ -517,7 +520,7 @@ mod tests {
         book.rollback(mark);
         assert!(book.given_and_changed().is_empty() && !book.has_taken_back());
 
-        // Others are given away behind the change, then nothing but changes.
+        // A flush after that change, then changes only.
         put(&mut book, "a", OperationStatus::Finalized);
         let made = book.give(2).unwrap();
         assert_eq!(ids(&made.operations.iter().collect::<Vec<_>>()), ["c"]);
@@ -539,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_its_rows_its_changes_and_its_way_back() {
+    fn table_matches_a_model_of_rows_changes_and_rollback() {
         for seed in 0..300 {
             let mut random = StdRng::seed_from_u64(seed);
             let (mut table, mut twin) = (Table::default(), Twin::default());

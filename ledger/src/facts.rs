@@ -1,4 +1,4 @@
-//! What happened, in the ledger's own words; `publish.rs` turns each into an event of specification 6.5.
+//! Effects of commands; `publish.rs` turns each into an event of specification 6.5.
 
 use types::Decimal;
 
@@ -12,7 +12,7 @@ pub enum Fact {
         user_id: Id,
         /// Amount of the first posting.
         amount: Units,
-        /// As it starts.
+        /// Initial status.
         status: OperationStatus,
     },
     PostingCreated {
@@ -46,7 +46,8 @@ pub enum Fact {
         subaccount_id: Id,
         reason: String,
     },
-    /// A velocity limit was made, changed or removed; before and after in words, empty for none.
+    /// A velocity limit was set, changed or removed; `before` and `after` are texts, empty for
+    /// none.
     LimitChanged {
         limit_id: Id,
         before: String,

@@ -1,6 +1,5 @@
-//! Ids of new rows and events: UUIDs of version 7 that follow each other within a group, so that a
-//! batch's rows lie side by side in every index. One draw of randomness a group instead of one an
-//! id.
+//! Ids of new rows and events: UUIDs of version 7, increasing within a group, so that its rows are
+//! adjacent in every index. One random draw per group, not per id.
 
 use rand::Rng;
 use uuid::{Builder, Uuid};
@@ -10,9 +9,10 @@ use crate::model::Id;
 /// Makes the ids of one group.
 pub struct Fresh {
     millis: u64,
-    /// Part of the time's own precision.
+    /// Sub-millisecond part of the time.
     head: [u8; 2],
-    /// Counts up from a random number. Two groups of one millisecond meet with a chance of one in 2^60.
+    /// Counts up from a random number. Two groups of one millisecond collide with probability
+    /// 2^-60.
     next: u64,
 }
 
@@ -24,7 +24,7 @@ impl Fresh {
         Fresh {
             millis: now_us / 1_000,
             head: (fraction as u16).to_be_bytes(),
-            // Two bits go to the variant, one is room to count.
+            // Two bits go to the variant, one leaves room to count.
             next: rand::rng().random::<u64>() >> 3,
         }
     }

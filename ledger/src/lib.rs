@@ -1,9 +1,10 @@
-//! The ledger: accounts, operations with their postings, holds; double entry, exact, provable
-//! (specification 1.4, 2.6, 3.3, 4.4).
+//! The ledger: accounts, operations with their postings, holds; exact double entry with an audit
+//! chain (specification 1.4, 2.6, 3.3, 4.4).
 //!
 //! ```text
-//! RPC, topics, events, sweeper -> Command -> committer -> load -> fold (pure) -> save + outbox, one transaction -> answers
-//!                                                                                        reads see committed rows
+//! RPC, topics, events, sweeper -> Command -> committer -> load -> fold (pure)
+//!     -> save + outbox, one transaction -> answers
+//! reads see committed rows only
 //! ```
 //!
 //! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire;
@@ -57,15 +58,15 @@ use sweeper::Sweeper;
 pub struct LedgerConfig {
     /// Folder of `ledger.sqlite`, when `url` is empty.
     pub data_dir: PathBuf,
-    /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one database if
-    /// they share the event log too, since each relays for all.
+    /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one
+    /// database if they also share the event log, since each relays for all.
     pub url: StoreUrl,
-    /// How often holds past their expiry are looked for, in milliseconds.
+    /// Interval of the sweep for expired holds, in milliseconds.
     pub hold_sweep_interval_ms: u64,
-    /// How long news about an operation that never came is kept, in hours.
+    /// How long a parked notice about an unknown operation is kept, in hours.
     pub parked_retention_h: u32,
-    /// How long after a block of the chain was read it is looked for operations whose events were
-    /// missed, in milliseconds.
+    /// Delay between reading a chain block and searching it for operations with missed events, in
+    /// milliseconds.
     pub reconcile_after_ms: u64,
 }
 
@@ -81,11 +82,11 @@ impl Default for LedgerConfig {
     }
 }
 
-/// What the ledger needs from outside.
+/// External dependencies of the ledger.
 #[derive(Clone)]
 pub struct LedgerDeps {
     pub log: Arc<dyn events::Log>,
-    /// The CFA service, with the credential of a service: asked for what blocks of the chain hold.
+    /// The CFA service, called with a service credential for the contents of chain blocks.
     pub cfa: rpc::Channel,
     pub clock: Clock,
 }
@@ -100,7 +101,7 @@ impl LedgerDeps {
     }
 }
 
-/// Operational failures of the ledger. A refusal is never one of these.
+/// Operational failures of the ledger, as opposed to refusals.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("ledger store: {0}")]
@@ -113,7 +114,7 @@ pub enum Error {
     Broken(String),
     #[error("write not committed: {text}")]
     Commit { text: String, is_away: bool },
-    #[error("rows of other ledgers kept appearing")]
+    #[error("serialization conflict: retries exhausted")]
     Raced,
     #[error("store url {0}: must be empty (SQLite) or begin with postgres://")]
     Url(String),
@@ -121,12 +122,15 @@ pub enum Error {
     Closed,
     #[error("there is no ledger in {}", .0.display())]
     NoLedger(PathBuf),
-    #[error("the ledger in {} was written by an older release: start this one on it first", .0.display())]
+    #[error(
+        "the ledger in {} was written by an older release: start this release on it once to migrate it",
+        .0.display()
+    )]
     Older(PathBuf),
 }
 
 impl Error {
-    /// True when the store is away, so that the same write may work later; false when this write can never be done.
+    /// True if the store is unavailable and the write may succeed later; false if it never can.
     fn is_away(&self) -> bool {
         match self {
             Error::Store(error) => events::is_away(error),
@@ -200,17 +204,17 @@ pub fn start(
     })
 }
 
-/// Shows what keeps events from moving in the ledger's health.
+/// Reports event log trouble in the ledger's health.
 async fn show_events(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
     let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
     events::report_health(log, &consumers::GROUPS, tell, shutdown).await;
 }
 
-/// How often the clock is asked whether it can be trusted: one number.
+/// Poll interval of the clock's state.
 const CLOCK_EVERY: Duration = Duration::from_millis(250);
 
-/// Shows a clock that cannot be trusted in the ledger's health, and that it is well again, also when
-/// nothing is written.
+/// Reports an untrusted clock, and its recovery, in the ledger's health, also when nothing is
+/// written.
 async fn show_clock(clock: Clock, health: rpc::Health, shutdown: CancellationToken) {
     loop {
         health.set("clock", clock.state().trouble().as_deref());
@@ -231,7 +235,7 @@ pub struct LedgerHandle {
 }
 
 impl LedgerHandle {
-    /// What is served: RPC, HTTP reads, health.
+    /// The services: RPC, HTTP reads, health.
     pub fn service(&self) -> rpc::Service {
         rpc::Service {
             name: "ledger",
@@ -243,7 +247,7 @@ impl LedgerHandle {
         }
     }
 
-    /// Expires now what is due now, without waiting for the sweeper's turn; returns how many holds.
+    /// Expires all due holds now; returns how many.
     ///
     /// # Errors
     /// [`Error`] of the store.
@@ -251,12 +255,12 @@ impl LedgerHandle {
         self.sweeper.sweep().await
     }
 
-    /// Waits for everything to end and closes the store. Cancel the token given to [`start`] first.
+    /// Waits for all tasks to end and closes the store. Cancel the token given to [`start`] first.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             self.tasks.wait().await;
             if self.writer.await.is_err() {
-                tracing::error!("ledger committer ended by a failed assertion");
+                tracing::error!("ledger committer stopped by a failed assertion");
             }
             self.api.store.close().await;
         })

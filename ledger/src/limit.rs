@@ -1,8 +1,8 @@
-//! Velocity limits: how much may leave or enter a sub-account of a user within a sliding window.
+//! Velocity limits: how much may leave or enter a user's sub-account within a sliding window.
 //!
-//! At time t a window holds the postings of (t - window, t]: one that is exactly a window old
-//! counts no more. What counts is read from the postings themselves, so that nothing can drift; an
-//! operation that was reversed counts no more, and neither does its mirror.
+//! At time t a window contains the postings of (t - window, t]: a posting exactly one window old no
+//! longer counts. Usage is summed from the postings themselves, so it cannot drift. A reversed
+//! operation and its reversal do not count.
 
 use types::Minor;
 
@@ -15,7 +15,7 @@ use crate::{
 pub const WINDOW_S_MAX: i64 = 366 * 24 * 3_600;
 
 types::code_enum! {
-    /// Which side of a posting.
+    /// Side of a posting.
     #[derive(serde::Serialize, serde::Deserialize)]
     Side: i32 {
         Debit = 1 "debits",
@@ -23,7 +23,7 @@ types::code_enum! {
     }
 }
 
-/// A set of operation types, by the bits of their numbers; the empty set stands for all.
+/// A set of operation types, by the bits of their numbers; the empty set means all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Kinds(pub i64);
 
@@ -40,7 +40,7 @@ impl Kinds {
         self.0 == 0 || self.0 >> kind.code() & 1 == 1
     }
 
-    /// The types named; none when all are meant.
+    /// The types of the set; empty when all are meant.
     pub fn named(self) -> impl Iterator<Item = OperationType> {
         (0..63)
             .filter(move |bit| self.0 >> bit & 1 == 1)
@@ -51,15 +51,15 @@ impl Kinds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VelocityLimit {
     pub limit_id: Id,
-    /// Empty: every user, each on his own.
+    /// Empty: every user, each separately.
     pub user_id: Id,
-    /// `None`: sub-accounts of every kind, each on its own.
+    /// `None`: sub-accounts of every kind, each separately.
     pub account_kind: Option<AccountType>,
     pub instrument_id: Id,
     pub decimals: u8,
     pub side: Side,
     pub window_s: i64,
-    /// May be reached, not passed.
+    /// May be reached, not exceeded.
     pub amount: Minor,
     pub kinds: Kinds,
     pub created_at_us: i64,
@@ -84,7 +84,7 @@ impl VelocityLimit {
         now_us.saturating_sub(self.window_s * 1_000_000)
     }
 
-    /// The terms alone, without when they were set.
+    /// Compares the terms, not the times at which they were set.
     pub fn has_terms_of(&self, other: &Self) -> bool {
         let at = (self.created_at_us, self.updated_at_us);
         let other = VelocityLimit {
@@ -95,7 +95,7 @@ impl VelocityLimit {
         *self == other
     }
 
-    /// In words, for the audit record.
+    /// Text for the audit record.
     pub fn in_words(&self) -> String {
         let user = if self.user_id.is_empty() {
             "every user"

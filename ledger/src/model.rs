@@ -1,10 +1,10 @@
-//! The rows of the ledger as the fold sees them: immutable terms behind a shared pointer, small
-//! mutable state beside it.
+//! The rows of the ledger as the fold sees them: immutable terms in an `Arc`, small mutable state
+//! beside it.
 //!
 //! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be
-//! negative; `held` is the sum of what is left of its active holds; for every hold, always,
+//! negative; `held` is the sum of `remaining` over its active holds; for every hold, always,
 //! `amount + returned = remaining + split_off + consumed + released` (`design.md` 4), and each side
-//! of that fits into 64 bits. The database checks the same.
+//! of that equation fits 64 bits. The database checks the same.
 
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
@@ -13,7 +13,7 @@ pub use types::{HoldStatus, OperationStatus, OperationType, subaccount::AccountT
 
 use crate::refusal::Refusal;
 
-/// A text id, cheap to copy.
+/// A text id, cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(Arc<str>);
 
@@ -57,11 +57,11 @@ impl fmt::Debug for Id {
 
 code_enum!(SubAccountStatus: i32 { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
 code_enum!(
-    /// Which call made an operation: idempotency keys of different calls never meet (T12).
+    /// The call that made an operation: idempotency keys of different calls are independent (T12).
     Scope: i32 { Create = 1 "CREATE", Reverse = 2 "REVERSE", Consume = 3 "CONSUME", Event = 4 "EVENT" }
 );
 code_enum!(
-    /// Calls whose answers are stored for their key.
+    /// Calls whose answers are stored under their key.
     Call: i32 {
         CreateOperation = 1 "CREATE_OPERATION", CreateOperations = 2 "CREATE_OPERATIONS", CreateHold = 3 "CREATE_HOLD",
         ReleaseHold = 4 "RELEASE_HOLD", ConsumeHold = 5 "CONSUME_HOLD", AdjustHold = 6 "ADJUST_HOLD",
@@ -70,14 +70,14 @@ code_enum!(
     }
 );
 
-/// An amount as somebody asked for it: decimals of the instrument are not known yet.
+/// A requested amount: the instrument's decimals are not known yet.
 #[derive(Clone, Debug)]
 pub struct Amount {
     pub instrument_id: Id,
     pub value: Decimal,
 }
 
-/// An amount the ledger keeps.
+/// An amount in minor units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Units {
     pub instrument_id: Id,
@@ -100,7 +100,7 @@ pub struct Account {
     pub updated_at_us: i64,
 }
 
-/// A user as the ledger knows him: only whether new sub-accounts of his start frozen.
+/// A user in the ledger. `blocked`: new sub-accounts start frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub user_id: Id,
@@ -118,7 +118,7 @@ pub struct SubAccountTerms {
     pub created_at_us: i64,
 }
 
-/// Who froze a sub-account; lifting one freeze leaves the other.
+/// Reasons of a freeze; lifting one leaves the other.
 pub const FREEZE_USER_BLOCK: u8 = 1;
 pub const FREEZE_STAFF: u8 = 2;
 
@@ -133,12 +133,12 @@ pub struct SubAccount {
     pub freeze: u8,
     pub closed: bool,
     pub updated_at_us: i64,
-    /// Number of the posting that made `version`, where the store keeps it; 0: none did.
+    /// Number of the posting that made `version`, in stores that number postings; 0: none.
     pub last_posting: i64,
 }
 
 impl SubAccount {
-    /// Saturates, since a house sub-account may be as negative as it likes.
+    /// Saturates: a house sub-account has no lower bound.
     pub fn available(&self) -> Minor {
         Minor(
             self.balance
@@ -190,19 +190,19 @@ pub struct HoldTerms {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub terms: Arc<HoldTerms>,
-    /// Original amount plus what was added.
+    /// Original amount plus `added`.
     pub amount: Minor,
     pub remaining: Minor,
     pub added: Minor,
-    /// What went to children, without what is netted against `returned` ([`Self::take_back`]).
+    /// Moved to children, less what is netted against `returned` ([`Self::take_back`]).
     pub split_off: Minor,
     pub consumed: Minor,
     pub released: Minor,
-    /// What came back from children, without what is netted.
+    /// Returned by children, less what is netted.
     pub returned: Minor,
     pub status: HoldStatus,
-    /// An expiry found by the sweeper is told once, to the first caller who touches the hold, as if
-    /// he had found it himself (3.3).
+    /// An expiry found by the sweeper is reported once, to the first caller that touches the hold,
+    /// as if that call had found it (3.3).
     pub expiry_told: bool,
     pub updated_at_us: i64,
 }
@@ -224,10 +224,10 @@ impl Hold {
         }
     }
 
-    /// What a child gives back. `returned` grows with each, and a hold that lives long enough would
-    /// outgrow 64 bits in it, with each side of its property: from there on what comes back is
-    /// taken off `split_off` instead, as if it had never been split off. That much is in there
-    /// always, since `split_off - returned` is what the children have, or have used.
+    /// Takes back what a child returns. `returned` grows with each call and would outgrow 64 bits
+    /// in a long-lived hold, with each side of the equation: beyond that the amount is netted
+    /// against `split_off`. `split_off` is large enough, since `split_off - returned` is what the
+    /// children have or have used.
     pub fn take_back(&mut self, amount: Minor) {
         if self.has_room_for(amount) {
             self.returned += amount;
@@ -237,7 +237,7 @@ impl Hold {
         self.remaining += amount;
     }
 
-    /// Adds to the hold itself; what was returned is netted against what was split off where that makes room for it.
+    /// Adds to the hold itself. Nets `returned` against `split_off` if that is needed to fit.
     ///
     /// # Errors
     /// [`Refusal::Invalid`]: `amount` would outgrow 64 bits.
@@ -255,17 +255,16 @@ impl Hold {
         Ok(())
     }
 
-    /// Whether both sides of the property still fit into 64 bits, in which the database adds them,
-    /// when this much is put on them.
+    /// True if both sides of the equation plus `more` fit 64 bits, in which the database adds them.
     fn has_room_for(&self, more: Minor) -> bool {
         let sides = self.amount.checked_add(self.returned);
         sides.and_then(|sum| sum.checked_add(more)).is_some()
     }
 
-    /// The property of every hold.
+    /// Asserts the hold equation.
     ///
     /// # Panics
-    /// Our own bug: money appeared in or vanished from a hold.
+    /// Bug: money appeared in or vanished from a hold.
     pub fn assert_whole(&self) {
         let parts = [self.remaining, self.split_off, self.consumed, self.released];
         let wide = |minor: &Minor| i128::from(minor.0);
@@ -293,7 +292,7 @@ pub struct OperationTerms {
     pub external_ref: Option<Id>,
     pub awaits_chain: bool,
     pub reverses: Option<Id>,
-    /// Fingerprint of the request, to notice a key that comes back with another content.
+    /// Fingerprint of the request, to detect a reused key with different content.
     pub digest: i64,
     pub created_at_us: i64,
 }
@@ -314,7 +313,7 @@ pub struct Operation {
 pub struct Posting {
     pub posting_id: Id,
     pub operation_id: Id,
-    /// Place among the postings of its operation.
+    /// Index among the postings of its operation.
     pub ordinal: u32,
     pub debit_subaccount_id: Id,
     pub credit_subaccount_id: Id,
@@ -326,20 +325,20 @@ pub struct Posting {
     pub credit_balance_after: Minor,
     pub credit_version: u64,
     pub created_at_us: i64,
-    /// As written; of one that was read not known.
+    /// Set for a written posting; unknown in one that was read.
     pub link: Link,
 }
 
-/// Place of a posting in the chains of its two sub-accounts, where the store keeps them.
+/// Links of a posting in the chains of its two sub-accounts, in stores that keep them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     pub number: i64,
-    /// Number of the posting that made the version before; 0: there is none.
+    /// Number of the posting that made the previous version; 0: none.
     pub debit_previous: i64,
     pub credit_previous: i64,
 }
 
-/// How far a log has been applied.
+/// How far a source log has been applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourcePosition {
     pub through_sequence: u64,
@@ -348,7 +347,7 @@ pub struct SourcePosition {
     pub digest: i64,
 }
 
-/// News about an operation that does not exist yet: applied the moment it appears (T30).
+/// A finality notice for an operation that does not exist yet: applied when it is created (T30).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parked {
     pub tx_hash: Option<Id>,

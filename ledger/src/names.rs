@@ -1,4 +1,4 @@
-//! Names of accounts, and the one reserve that stands for every instrument's (specification 2.6, T16).
+//! Account names, and the reserve of each instrument (specification 2.6, T16).
 
 use std::borrow::Cow;
 
@@ -7,11 +7,11 @@ pub use types::subaccount::SubAccountName;
 
 use crate::model::AccountType;
 
-/// The specification's one reserve for every instrument; postings of another instrument are led to
-/// that instrument's own (T16).
+/// The specification's single reserve for all instruments; its postings are routed to the
+/// instrument's own reserve (T16).
 const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
 
-/// Leads a posting of `instrument_id` that names the reserve of all instruments to that instrument's own reserve (T16).
+/// Routes the reserve of all instruments to the reserve of `instrument_id` (T16).
 pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
     if subaccount_id == RESERVE_OF_ALL {
         Cow::Owned(subaccount::reserve(instrument_id))
@@ -20,7 +20,7 @@ pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
     }
 }
 
-/// `<user>:MAIN`: one account of each type per user, so its id is derived.
+/// `<user>:MAIN`: derived, since a user has one account per type.
 pub fn account_id(user_id: &str, kind: AccountType) -> String {
     format!("{user_id}:{}", kind.as_str())
 }

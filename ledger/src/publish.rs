@@ -1,8 +1,8 @@
-//! Facts of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
+//! Effects of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25):
-//! the sub-account for balances and holds, the limit for audit records, the operation for
-//! everything else. `type_name` is the full name of the message.
+//! A changed velocity limit is an audit record on `platform.audit.events.v1` (D34). Key (D25): the
+//! sub-account for balances and holds, the limit for audit records, the operation otherwise.
+//! `type_name` is the full name of the message.
 
 use events::{EventRef, topics};
 use prost::{Message, encoding::message};
@@ -23,7 +23,8 @@ use crate::{
 /// Number of the field `context` in every event.
 const CONTEXT_TAG: u32 = 1;
 
-/// Tells the events of these facts, in their order. Each fact names its command by index into `contexts`.
+/// Emits the events of these effects, in order. Each effect names its command by index into
+/// `contexts`.
 pub fn tell(
     facts: &[(usize, Fact)],
     contexts: &[&rpc::Context],
@@ -78,7 +79,8 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
     Some(to_monetary_amount(&units.instrument_id, units.decimal()))
 }
 
-/// Appends the fields behind the context; full name of the message, key, subject.
+/// Appends the fields after the context. Returns the full name of the message, the key, the
+/// subject.
 fn encode<'a>(
     fact: &'a Fact,
     event_id: Uuid,

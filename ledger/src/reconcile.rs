@@ -1,10 +1,10 @@
-//! Missed operations (specification 1.4, R221): what a block of the chain holds and no event told.
+//! Restores missed operations (specification 1.4, R221): those in a chain block without an event.
 //!
-//! A while after a block was read, the CFA service is asked what it has of the block's
-//! transactions, and each final operation is folded in as its own event would be. That event and
-//! this look have one idempotency key, so whichever comes second changes nothing. Trades are left
-//! out: settlement brings each to its end. An operation whose end is still open (a payout that the
-//! bank has not made) is asked for again now and then, until a restart.
+//! Some time after a block was read, the reconciler requests the operations of its transactions
+//! from the CFA service, and folds each final one as its event would be. The event and the
+//! reconciler use the same idempotency key, so the later of the two changes nothing. Trades are
+//! excluded: settlement completes them. An operation that is not final yet (a payout that the bank
+//! has not made) is requested again periodically, until a restart.
 
 use std::{
     collections::BTreeSet,
@@ -27,27 +27,27 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Transactions of one question; the CFA service takes no more.
+/// Transactions per request; the limit of the CFA service.
 const HASHES_MAX: usize = 100;
-/// Operations with an open end are asked for again after so many times the first pause.
+/// Pause between requests for open operations, in multiples of `after`.
 const REVISIT_AFTER: u32 = 5;
 const REVISIT_MIN: Duration = Duration::from_millis(100);
-/// Transactions with an open end that are kept in mind.
+/// Bound on remembered transactions with open operations.
 const OPEN_MAX: usize = 10_000;
 
-/// Looks for what blocks hold and the ledger does not.
+/// Compares blocks with the ledger.
 pub struct Reconciler {
     pub cfa: CfaClient,
     pub committer: Committer,
-    /// How long events have before they count as missed.
+    /// How long events may take before they count as missed.
     pub after: Duration,
     pub shutdown: CancellationToken,
-    /// Transactions with operations that are not at their end.
+    /// Transactions with operations that are not final.
     pub open: Mutex<BTreeSet<String>>,
 }
 
 impl Reconciler {
-    /// Looks at the blocks among these events.
+    /// Handles the blocks among these events.
     pub async fn handle(&self, events: &[Event]) -> BatchResult {
         let mut hashes = BTreeSet::new();
         let mut first = None;
@@ -80,11 +80,11 @@ impl Reconciler {
         };
         tokio::select! {
             looked = looked => looked,
-            () = self.shutdown.cancelled() => Err(Later("the ledger stops".to_owned()).into()),
+            () = self.shutdown.cancelled() => Err(Later("the ledger is stopping".to_owned()).into()),
         }
     }
 
-    /// Asks again for what was open when it was asked for, until shutdown.
+    /// Requests open operations again, until shutdown.
     pub async fn revisit(&self) {
         let pause = (self.after * REVISIT_AFTER).max(REVISIT_MIN);
         loop {
@@ -98,7 +98,7 @@ impl Reconciler {
                 () = self.shutdown.cancelled() => return,
             };
             if let Err(error) = restored {
-                tracing::warn!(%error, "open operations of blocks are asked for later");
+                tracing::warn!(%error, "cannot read open operations of blocks, retrying later");
                 self.open().extend(open);
             }
         }
@@ -116,7 +116,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Folds in what these transactions did.
+    /// Folds the operations of these transactions.
     async fn restore(&self, tx_hashes: &[String]) -> Result<(), Failure> {
         let filter = OperationFilter {
             tx_hashes,
@@ -146,7 +146,7 @@ impl Reconciler {
             Ok(Some(act)) => act,
             Ok(None) => return Ok(()),
             Err(poison) => {
-                tracing::error!(operation_id, %poison, "operation of a block cannot be read");
+                tracing::error!(operation_id, %poison, "unreadable operation of a block skipped");
                 return Ok(());
             }
         };
@@ -159,12 +159,16 @@ impl Reconciler {
                 metrics::counter!("ledger_operations_restored_total").increment(1);
             }
             Ok(_) => {}
-            // Its registration is on its way.
+            // Its registration has not arrived yet.
             Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {
                 self.keep_open(tx_hash);
             }
             Err(refused) => {
-                tracing::error!(operation_id, refusal = %refused.refusal, "operation of a block refused by the ledger");
+                tracing::error!(
+                    operation_id,
+                    refusal = %refused.refusal,
+                    "operation of a block refused by the ledger"
+                );
             }
         }
         Ok(())
@@ -175,7 +179,10 @@ impl Reconciler {
         open.insert(tx_hash);
         while open.len() > OPEN_MAX {
             let forgotten = open.pop_first();
-            tracing::warn!(tx_hash = forgotten, "too many open operations of blocks");
+            tracing::warn!(
+                tx_hash = forgotten,
+                "too many open operations of blocks, transaction dropped"
+            );
         }
     }
 
@@ -193,7 +200,7 @@ impl Reconciler {
     }
 }
 
-/// A service that is unavailable comes back; what it refuses is tried some times and then given up.
+/// An unavailable service is retried without limit, a refusal a limited number of times.
 fn failed(error: &CallError) -> Failure {
     let text = format!("operations of a block: {}", error.describe());
     match error.is_unavailable() {

@@ -1,5 +1,5 @@
-//! Business answers that say no, as values with their reason (D23). Operational failures are
-//! [`crate::Error`], never one of these.
+//! Business rejections, as values with their reason (D23). Operational failures are
+//! [`crate::Error`].
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use types::Decimal;
 
 use crate::fold::Replay;
 
-/// Which family of status a refusal belongs to.
+/// Status family of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     NotFound,
@@ -16,7 +16,7 @@ pub enum Class {
     Invalid,
 }
 
-/// Why the ledger refused. Display gives the exact text of the contract.
+/// Why the ledger refused. `Display` is the exact text of the contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     AccountNotFound,
@@ -24,44 +24,46 @@ pub enum Refusal {
     OperationNotFound,
     HoldNotFound,
     InstrumentNotFound,
-    /// With the figures of the sub-account; a stored answer keeps none.
+    /// With the figures of the sub-account; `None` in a stored answer.
     InsufficientBalance(Option<Box<Shortage>>),
-    /// A velocity limit would be passed. With the limit and its figures; a stored answer keeps none.
+    /// A velocity limit would be exceeded. With the limit's figures; `None` in a stored answer.
     LimitExceeded(Option<Box<Excess>>),
     LimitNotFound,
     HoldNotActive,
     HoldExpired,
-    /// A hold of a service touched by anyone else (`design.md` 4).
+    /// A hold of a service, touched by another caller (`design.md` 4).
     HoldInUse,
-    /// More asked out of a hold than remains of it.
+    /// More requested than remains of a hold.
     HoldAmountExceeded,
     HoldExists,
     SubAccountFrozen,
     SubAccountClosed,
     /// Only an empty sub-account can be closed (D15).
     SubAccountNotEmpty,
-    /// Every deposit and settlement posts to the system's sub-accounts, so none is frozen or closed (`design.md` 10).
+    /// Deposits and settlement post to the system's sub-accounts, so none is frozen or closed
+    /// (`design.md` 10).
     SystemSubAccount,
     OperationExists,
-    /// An illegal move of the state table (D10).
+    /// A transition that the state table forbids (D10).
     OperationStatus,
-    /// Finality or reversal of what awaits the chain, asked for by anyone but a service.
+    /// Finality or reversal of an operation that awaits the chain, requested by another than a
+    /// service.
     OperationInFlight,
     AlreadyReversed,
-    /// The batch does not follow the last one of its source.
+    /// The batch does not follow the last batch of its source.
     SourceGap {
         expected_first: u64,
     },
-    /// Same sequences as the stored batch, other content.
+    /// Same sequences as the stored batch, different content.
     SourceConflict,
-    /// A bad field, named as in the schema.
+    /// An invalid field, named as in the schema.
     Invalid {
         field: String,
         problem: String,
     },
 }
 
-/// Breakdown that travels with `Insufficient balance`.
+/// Figures sent with `Insufficient balance`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     pub subaccount_id: String,
@@ -71,7 +73,7 @@ pub struct Shortage {
     pub available: Decimal,
 }
 
-/// Breakdown that travels with a passed velocity limit.
+/// Figures sent with an exceeded velocity limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
     pub limit_id: String,
@@ -79,19 +81,19 @@ pub struct Excess {
     pub instrument_id: String,
     pub window_s: i64,
     pub amount: Decimal,
-    /// Before what was asked.
+    /// Before the requested amount.
     pub used: Decimal,
     pub left: Decimal,
     pub asked: Decimal,
 }
 
 impl Refusal {
-    /// A bad field of the posting with this index.
+    /// Prefixes an invalid field with the posting's index.
     pub fn of_posting(self, index: usize) -> Self {
         self.under(&format!("postings[{index}]"))
     }
 
-    /// A bad field of what stands in the field `outer`.
+    /// Prefixes an invalid field with the field `outer`.
     pub fn under(self, outer: &str) -> Self {
         match self {
             Self::Invalid { field, problem } => Self::Invalid {
@@ -166,7 +168,8 @@ impl Refusal {
         }
     }
 
-    /// Under which word a bound refusal is stored: its reason, or a finer one where the reason is shared.
+    /// Key under which a bound refusal is stored: its reason, or a finer one where the reason is
+    /// shared.
     pub fn bound_reason(&self) -> &'static str {
         match self {
             Self::OperationInFlight => "OPERATION_IN_FLIGHT",
@@ -175,14 +178,15 @@ impl Refusal {
     }
 
     /// True for answers that stay bound to the idempotency key, so that a retry cannot succeed
-    /// later by surprise. A bad field, a missing thing and a batch out of order may be asked again.
+    /// later by surprise. An invalid field, a missing object and a batch out of order may be
+    /// retried.
     pub fn stays_bound(&self) -> bool {
         self.class() == Class::Precondition
             && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
     }
 
-    /// The refusal that was stored with its [`Self::bound_reason`] and its text; figures are not
-    /// kept. `None` for one that no item of a batch has.
+    /// The refusal stored under its [`Self::bound_reason`] with its text; figures are not stored.
+    /// `None` for one that no item of a batch can have.
     pub fn from_stored(reason: &str, text: &str) -> Option<Self> {
         Some(match reason {
             "ACCOUNT_NOT_FOUND" => Self::AccountNotFound,
@@ -201,7 +205,8 @@ impl Refusal {
         })
     }
 
-    /// The bound refusal that `reason` names; figures are not kept. `None` for a reason that never stays bound.
+    /// The bound refusal of `reason`; figures are not stored. `None` for a reason that is never
+    /// bound.
     pub fn from_bound_reason(reason: &str) -> Option<Self> {
         Some(match reason {
             "INSUFFICIENT_BALANCE" => Self::InsufficientBalance(None),
@@ -260,7 +265,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Where in a batch a refusal arose.
+/// Place in a batch where a refusal arose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     Operation(usize),
@@ -272,7 +277,7 @@ pub enum Position {
 pub struct Refused {
     pub refusal: Refusal,
     pub at: Option<Position>,
-    /// Whether the key was refused before, which is why it is refused now.
+    /// Whether the key was refused before.
     pub replay: Replay,
 }
 
@@ -287,7 +292,7 @@ impl From<Refusal> for Refused {
 }
 
 impl Refused {
-    /// Refused for what stands at this place of its batch.
+    /// Sets the position in the batch.
     pub fn at(self, position: Position) -> Self {
         Refused {
             at: Some(position),
@@ -295,7 +300,7 @@ impl Refused {
         }
     }
 
-    /// The refusal that a key met before.
+    /// A repeated refusal of a key.
     pub fn again(refusal: Refusal, at: Option<Position>, replay: Replay) -> Self {
         Refused {
             refusal,

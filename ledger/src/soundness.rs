@@ -1,6 +1,6 @@
-//! What must be true of the working set, asserted in pairs: of the rows as they were read, and of
-//! what the fold made of them before it is written. A failed assertion is our own bug and ends the
-//! writer. Cost: a constant per row that was read or changed, never per row that is stored.
+//! Invariants of the working set, asserted in pairs: on the rows after reading, and on the folded
+//! rows before writing. A failed assertion is a bug and stops the writer. Cost: constant per row
+//! read or changed, none per row stored.
 
 use std::collections::HashMap;
 
@@ -21,11 +21,11 @@ fn add<'a>(sums: &mut Sums<'a>, id: &'a Id, before: Minor, after: Minor) {
 }
 
 impl Book {
-    /// After reading: each hold is whole, each sub-account is covered and holds back at least what
-    /// is left of those of its holds that were read.
+    /// After reading: each hold satisfies its equation; each sub-account is covered, and its `held`
+    /// is at least the remainder of its holds that were read.
     ///
     /// # Panics
-    /// The store has what no ledger writes.
+    /// The store contains rows that no ledger writes.
     pub fn assert_read(&self) {
         let mut left = Sums::default();
         for hold in self.holds.values() {
@@ -42,21 +42,21 @@ impl Book {
                 !subaccount.held.is_negative()
                     && !subaccount.unsettled.is_negative()
                     && subaccount.is_covered(),
-                "sub-account was read uncovered: {subaccount:?}"
+                "sub-account read from the store is not covered: {subaccount:?}"
             );
             let left = left.get(&subaccount.terms.subaccount_id);
             assert!(
                 left.is_none_or(|left| *left <= i128::from(subaccount.held.0)),
-                "holds of {left:?} were read with {subaccount:?}"
+                "holds of {left:?} exceed held of {subaccount:?}"
             );
         }
     }
 
-    /// Before writing: balances of an instrument change by zero in all, and what a sub-account holds
-    /// back changes with what is left of its holds.
+    /// Before writing: balances of an instrument sum to an unchanged total, and `held` of a
+    /// sub-account changes with the remainder of its holds.
     ///
     /// # Panics
-    /// The fold made or lost money.
+    /// The fold created or lost money.
     pub fn assert_balanced(&self) {
         let (mut balances, mut reserved) = (Sums::default(), Sums::default());
         for change in self.subaccounts.changes() {
@@ -74,7 +74,7 @@ impl Book {
         for change in self.holds.changes() {
             let left = |row: Option<&Hold>| row.map_or(Minor::ZERO, |hold| hold.remaining);
             if let Some(Hold { terms, .. }) = change.after.or(change.before) {
-                // The other way round: both sides of a sub-account must come to zero.
+                // Sides swapped: the two changes of a sub-account must cancel out.
                 let (before, after) = (left(change.before), left(change.after));
                 add(&mut reserved, &terms.subaccount_id, after, before);
             }
@@ -86,7 +86,7 @@ impl Book {
         );
         assert!(
             is_zero(&reserved),
-            "held differs from what is left of holds: {reserved:?}"
+            "held differs from the remainder of holds: {reserved:?}"
         );
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Two sub-accounts of 10 each, then with these figures (balance, held).
+    /// Two sub-accounts of 10 each, changed to these figures (balance, held).
     fn changed(to: [(i64, i64); 2]) -> Book {
         let mut book = Book::at(0);
         for user in ["u1", "u2"] {

@@ -1,5 +1,5 @@
-//! Chores on the clock: holds past their expiry are expired although nobody touches them (T31),
-//! parked news that nothing ever asked for is dropped.
+//! Timer tasks: expires due holds that no call touches (T31), and drops parked notices past their
+//! retention.
 
 use std::time::Duration;
 

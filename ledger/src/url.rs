@@ -1,10 +1,10 @@
-//! Where the store is, with a password that nobody prints.
+//! URL of the store, with its password hidden.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// URL of a database. Its password is shown as `***` wherever the URL is printed, the printed configuration included.
+/// Database URL. `Display`, `Debug` and the printed configuration show the password as `***`.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct StoreUrl(String);
@@ -18,7 +18,7 @@ impl StoreUrl {
         self.0.is_empty()
     }
 
-    /// The URL of a PostgreSQL database with its password.
+    /// The PostgreSQL URL, with its password.
     pub(crate) fn postgres(&self) -> Result<&str, crate::Error> {
         let is_ours = ["postgres://", "postgresql://"]
             .iter()
@@ -31,7 +31,7 @@ impl StoreUrl {
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Parameters may carry secrets as well, and a password may have a question mark.
+        // Parameters may contain secrets too, and a password may contain a question mark.
         let shown = self.0.split('?').next().unwrap_or_default();
         if self.0.rfind('@').is_some_and(|at| at > shown.len()) {
             return f.write_str("***");
@@ -39,7 +39,7 @@ impl fmt::Display for StoreUrl {
         let Some((scheme, rest)) = shown.split_once("://") else {
             return f.write_str(if shown.is_empty() { "" } else { "***" });
         };
-        // A password may have an @ of its own: the last one ends it.
+        // A password may contain an @: the last one ends it.
         match rest.rsplit_once('@') {
             Some((login, place)) => {
                 let user = login.split(':').next().unwrap_or_default();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_scheme_is_refused_in_clear_words() {
+    async fn unknown_url_schemes_are_refused() {
         let config = crate::LedgerConfig {
             url: StoreUrl::new("mysql://u:pa55@host/db"),
             ..crate::LedgerConfig::default()

@@ -1,6 +1,6 @@
-//! The configuration: built-in defaults, then a TOML file, then `PLATFORM_*` environment variables
-//! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), then what the command line says. Nothing else in the
-//! platform reads the environment for settings.
+//! Configuration layers: defaults, TOML file, `PLATFORM_*` environment variables
+//! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), command line. No other code reads settings from the
+//! environment.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-/// The file that is read where none is named, if it exists.
+/// Default file, read if it exists.
 const FILE: &str = "platform.toml";
 const PREFIX: &str = "PLATFORM_";
-/// What the command line and the crash tests read with the same prefix.
+/// Variables of the command line and of crash tests with the same prefix.
 const NO_SETTINGS: [&str; 5] = ["url", "token", "config", "crash_at", "bin"];
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -38,21 +38,21 @@ pub struct Config {
     pub bank: sandbox::bank::BankConfig,
 }
 
-/// Where each service listens. Port 0 takes a free one.
+/// Listening addresses of the services. Port 0 selects a free one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {
-    /// Every RPC together, with reflection.
+    /// All RPCs on one port, with reflection.
     pub all: SocketAddr,
     pub ledger: SocketAddr,
     pub cfa: SocketAddr,
     pub payments: SocketAddr,
     pub market: SocketAddr,
     pub identity: SocketAddr,
-    /// The bank's own HTTP contract.
+    /// The bank's HTTP API.
     pub bank: SocketAddr,
     pub chain: SocketAddr,
-    /// JSON-RPC of the development chain.
+    /// JSON-RPC of devchain.
     pub chain_rpc: SocketAddr,
     /// Trading sessions, QUIC.
     pub trading: SocketAddr,
@@ -65,16 +65,15 @@ pub struct Log {
     pub filter: String,
 }
 
-/// The stand-ins for what lies outside.
+/// Stand-ins for external systems.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sandbox {
-    /// Identity, bank and tokens of the sandbox. Without them the platform needs real ones, which a
-    /// later version brings.
+    /// Identity, bank and tokens of the sandbox. Required: this version has no real connections.
     pub enabled: bool,
 }
 
-/// What carries events between services.
+/// Transport of events between services.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Events {
@@ -86,16 +85,15 @@ pub struct Events {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Journal {
-    /// Bytes of a segment file, made in full before it is used; at least 64 KiB. Each segment keeps
-    /// the size it was made with.
+    /// Bytes of a preallocated segment file, at least 64 KiB. A segment keeps its size.
     pub segment_bytes: u64,
-    /// Bytes of it that are kept at least. Whole segments before them are removed while the
-    /// platform runs, once nothing needs them: not the snapshots, not settlement, not sessions and
-    /// history. Unset: all of it is kept. Needs snapshots.
+    /// Bytes of journal to retain at least. Older whole segments are removed at run time once
+    /// snapshots, settlement, sessions and history no longer need them. Unset: nothing is removed.
+    /// Requires snapshots.
     pub retain_bytes: Option<u64>,
 }
 
-/// Smallest `segment_bytes`: each roll makes a file and waits for the disk.
+/// Minimum of `segment_bytes`: each roll creates a file and waits for the disk.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 
 impl Default for Journal {
@@ -107,18 +105,18 @@ impl Default for Journal {
     }
 }
 
-/// Snapshots of the trading path, made while it runs, and checkpoints of those who read its
-/// journal, as often; a restart replays the journal behind the last ones.
+/// Snapshots of the trading path and checkpoints of journal readers, at the same intervals. A
+/// restart replays the journal after the last ones.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Snapshots {
     /// Off: a restart replays the whole journal.
     pub enabled: bool,
-    /// Commands from one snapshot to the next.
+    /// Commands between snapshots.
     pub every_commands: u64,
-    /// Seconds from one snapshot to the next, if anything happened.
+    /// Seconds between snapshots, if there were commands.
     pub every_seconds: u64,
-    /// Good snapshots kept, 2 at least.
+    /// Valid snapshots to keep, at least 2.
     pub kept: usize,
 }
 
@@ -135,7 +133,7 @@ impl Default for Snapshots {
 }
 
 impl Snapshots {
-    /// What the service is told, with those who follow the replica; `None` when it is off.
+    /// The sequencer's snapshot settings with these followers of the replica; `None` if off.
     pub fn settings(
         &self,
         followers: Vec<sequencer::Durable>,
@@ -153,24 +151,27 @@ impl Snapshots {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trading {
-    /// Who polls the engines: `fused`, the hot thread itself; `shared`, one thread; `pinned`, one
-    /// for each. Unset: `fused` below four free cores, else `pinned`.
+    /// Which threads poll the engines: `fused`, the hot thread itself; `shared`, one thread;
+    /// `pinned`, one per engine. Unset: `fused` below four free cores, else `pinned`.
     pub layout: Option<sequencer::Layout>,
-    /// Core of the hot thread; engine threads take those behind it. Unset: the scheduler chooses.
+    /// Core of the hot thread; engine threads use the next ones. Unset: the scheduler chooses.
     pub core: Option<usize>,
-    /// Most engine threads of `pinned`; with more instruments they share them in turn. Unset: two
-    /// less than there are cores.
+    /// Maximum engine threads of `pinned`; further instruments share them round-robin. Unset:
+    /// number of cores minus two.
     pub engine_threads_max: Option<usize>,
-    /// Microseconds for which threads stay awake behind the last request. Unset: 50 below four cores, else 2,000.
+    /// Microseconds that threads spin after the last request. Unset: 50 below four cores, else
+    /// 2,000.
     pub spin_us: Option<u64>,
-    /// Milliseconds from the end of a session with cancel-on-disconnect to the cancel of its open
-    /// orders, unless it is back before (`docs/protocol.md`, session rule 6). Unset: 10,000.
+    /// Grace period of cancel-on-disconnect, in milliseconds. Unset: 10,000.
+    ///
+    /// From the end of the session to the cancel of its open orders, unless it reconnects
+    /// (`docs/protocol.md`, session rule 6).
     pub grace_ms: Option<u64>,
-    /// How far those who follow the journal may be behind before new orders are refused (`design.md` 6).
+    /// Lag of journal followers above which new orders are refused (`design.md` 6).
     pub bounds: sequencer::Bounds,
 }
 
-/// Smallest of `trading.bounds`: what is under way at once.
+/// Minimum of `trading.bounds`: the amount in flight at any time.
 const BOUND_MIN: u64 = 8_192;
 
 impl Trading {
@@ -233,7 +234,7 @@ impl Default for Listen {
 }
 
 impl Listen {
-    /// Free ports for all.
+    /// Free ports for all services.
     pub fn anywhere() -> Self {
         let any = local(0);
         Self {
@@ -288,7 +289,7 @@ impl Default for Config {
     }
 }
 
-/// A file's settings, refused with line and column where they are no settings of ours.
+/// Reads a file; unknown or malformed settings are refused with line and column.
 fn read(file: &Path) -> anyhow::Result<Table> {
     let place = || format!("configuration: {}", file.display());
     let text = std::fs::read_to_string(file).with_context(place)?;
@@ -296,7 +297,7 @@ fn read(file: &Path) -> anyhow::Result<Table> {
     toml::from_str(&text).with_context(place)
 }
 
-/// Sets `ledger__url`, say, to the TOML value `text`, or to the text itself where it is none.
+/// Sets for example `ledger__url` to the TOML value `text`, or to `text` if it is not TOML.
 fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
     let (folders, last) = name.rsplit_once("__").unwrap_or(("", name));
     let mut table = settings;
@@ -305,7 +306,7 @@ fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
             .entry(folder)
             .or_insert_with(|| Table::new().into())
             .as_table_mut()
-            .with_context(|| format!("configuration: {PREFIX}{name}: {folder} has no parts"))?;
+            .with_context(|| format!("configuration: {PREFIX}{name}: {folder} is not a table"))?;
     }
     let value = toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
@@ -316,10 +317,10 @@ fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
 }
 
 impl Config {
-    /// Puts the layers together.
+    /// Merges the layers.
     ///
     /// # Errors
-    /// A file that cannot be read, a name that does not exist, a value of the wrong form: with its place.
+    /// An unreadable file, an unknown name, or a malformed value, with its origin.
     pub fn load(file: Option<&Path>, data_dir: Option<&Path>) -> anyhow::Result<Self> {
         let mut settings = match file {
             Some(file) => read(file)?,
@@ -348,17 +349,18 @@ impl Config {
         let config: Self = settings.try_into().context("configuration")?;
         anyhow::ensure!(
             config.journal.retain_bytes.is_none() || config.snapshots.enabled,
-            "configuration: journal.retain_bytes needs snapshots.enabled: without snapshots a start needs the whole journal"
+            "configuration: journal.retain_bytes needs snapshots.enabled: \
+             without snapshots a start needs the whole journal"
         );
         anyhow::ensure!(
             config.journal.segment_bytes >= SEGMENT_BYTES_MIN,
-            "configuration: journal.segment_bytes is {}, at least {SEGMENT_BYTES_MIN} is expected",
+            "configuration: journal.segment_bytes is {}, the minimum is {SEGMENT_BYTES_MIN}",
             config.journal.segment_bytes
         );
         let (name, bound) = config.trading.bounds.least();
         anyhow::ensure!(
             bound >= BOUND_MIN,
-            "configuration: trading.bounds.{name} is {bound}, at least {BOUND_MIN} is expected"
+            "configuration: trading.bounds.{name} is {bound}, the minimum is {BOUND_MIN}"
         );
         Ok(config.settled())
     }
@@ -375,13 +377,13 @@ impl Config {
         self.data_dir.join("journal")
     }
 
-    /// What is to be kept of the journal for these followers of the replica; `None` is all of it.
+    /// Retention with these followers of the replica; `None` retains everything.
     pub fn retention(&self, followers: Vec<sequencer::Durable>) -> Option<sequencer::Retention> {
         let bytes = self.journal.retain_bytes?;
         Some(sequencer::Retention::new(bytes, followers))
     }
 
-    /// Puts every service's state below the one data folder.
+    /// Places every service's state in the data folder.
     pub fn settled(mut self) -> Self {
         let dir = self.data_dir.clone();
         self.ledger.data_dir = dir.join("ledger");
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_of_the_environment_is_a_value_of_toml_or_a_text() {
+    fn an_environment_setting_is_a_toml_value_or_text() {
         let mut settings = toml::from_str("[log]\nfilter = \"warn\"\n").expect("TOML");
         for (name, text) in [
             ("log__filter", "ledger=debug,info"),
@@ -495,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_refused_by_its_line() {
+    fn a_bad_file_is_refused_with_its_line() {
         let folder = tempfile::tempdir().expect("folder");
         let file = folder.path().join("platform.toml");
         std::fs::write(&file, "[trading]\nspin = 1\n").expect("written");
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_journal_is_kept_unless_somebody_says_otherwise() {
+    fn the_whole_journal_is_retained_by_default() {
         let folder = tempfile::tempdir().expect("folder");
         let file = folder.path().join("platform.toml");
         let load = |text: &str| {

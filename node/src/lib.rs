@@ -1,4 +1,4 @@
-//! The one binary: configuration, wiring, command line, demonstration, replay, load. It decides nothing about money.
+//! The platform binary: configuration, wiring, command line, demo, replay, load. No money logic.
 
 pub mod cli;
 pub mod config;

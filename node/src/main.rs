@@ -1,13 +1,14 @@
-//! `platform`: the whole platform, and everything one does with it.
+//! `platform`: the whole platform and its command line.
 
 use std::process::ExitCode;
 
-/// For the C libraries in this process too: a sixth of the ledger's processor time was the system's allocator.
+/// Also for C libraries in this process: the system allocator took a sixth of the ledger's CPU
+/// time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before anything opens a connection: one crypto provider for the process.
+    // One TLS crypto provider per process, installed before any connection.
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

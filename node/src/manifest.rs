@@ -1,13 +1,12 @@
-//! What belongs to a data folder: its stores and keys, written down in `manifest.toml`.
+//! Manifest of a data folder: `manifest.toml` lists its stores and keys.
 //!
-//! A start opens every store with "create if missing", so a file that was lost would be made anew
-//! in silence: an empty ledger, another key. The manifest says what was there. At a start each part
-//! of the list is there as it was, or is *pending* and may be made, or the start is refused.
+//! Stores are opened with "create if missing", so a lost file would silently become an empty ledger
+//! or another key. The manifest records what existed. At start each listed part exists unchanged,
+//! or is *pending* and may be created, or the start is refused.
 //!
-//! The first start writes a manifest in which every part is pending before it makes anything, and
-//! takes the marks off when every part is there, before a port answers: a start that was killed in
-//! between is repeated. `platform data accept` writes the manifest of a folder that has none, and
-//! after keys or the stores of the configuration were changed on purpose.
+//! The first start writes a manifest with all parts pending, creates them, and clears the marks
+//! before a port answers. So a killed first start can be repeated. `platform data accept` writes
+//! the manifest of a folder without one, and after an intended change of keys or configured stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -22,37 +21,36 @@ use crate::config::Config;
 
 /// Name of the file in the data folder.
 pub const FILE: &str = "manifest.toml";
-/// Version of the layout of the folder and of the manifest.
+/// Version of the folder's layout and of the manifest.
 const LAYOUT: u32 = 1;
-/// Version of the data folder: grows with its layout and with the commands in the journal.
+/// Version of the data folder: changes with its layout and with the journal's commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
 const HEADER: &str = "\
-# What belongs to this data folder, checked at each start. Written by the platform at its first
-# start and by `platform data accept`; not to be edited.
+# Stores and keys of this data folder, checked at each start. Written by the platform at its first
+# start and by `platform data accept`; do not edit.
 ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A file whose content changes.
+    /// A file with changing content.
     Store,
     /// The journal: a folder with segments.
     Journal,
-    /// A file that never changes by itself.
+    /// A file with constant content.
     Key,
 }
 
-/// A store or a key.
 #[derive(Clone, Debug)]
 struct Part {
-    /// Below the data folder, or where the configuration says.
+    /// In the data folder, or as configured.
     path: PathBuf,
     /// Its name in the manifest.
     name: String,
     kind: Kind,
 }
 
-/// The one list of what a start opens and would make. Left out is what can be made again from the
-/// rest: snapshots, checkpoints, the text of the certificate's fingerprint.
+/// All parts that a start opens or creates. Excludes what can be rebuilt: snapshots, checkpoints,
+/// the text of the certificate's fingerprint.
 fn parts(config: &Config) -> Vec<Part> {
     use Kind::{Journal, Key, Store};
     let mut parts = Vec::new();
@@ -109,7 +107,7 @@ fn parts(config: &Config) -> Vec<Part> {
 }
 
 impl Part {
-    /// Whether it is there with something in it: SQLite takes an empty file for a new store.
+    /// Whether it exists and is not empty: SQLite accepts an empty file as a new store.
     fn is_there(&self) -> bool {
         match self.kind {
             Kind::Store | Kind::Key => {
@@ -128,12 +126,12 @@ impl Part {
     }
 }
 
-/// The file's content.
+/// Content of the manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
     format: u32,
-    /// Parts that were not there yet when this was written: the next start makes them.
+    /// Parts that did not exist when this was written: the next start creates them.
     #[serde(default)]
     pending: BTreeSet<String>,
     stores: BTreeSet<String>,
@@ -142,7 +140,7 @@ struct Content {
 }
 
 impl Content {
-    /// `None` without a manifest.
+    /// `None` if there is no manifest.
     fn read(dir: &Path) -> anyhow::Result<Option<Self>> {
         let path = dir.join(FILE);
         let text = match std::fs::read_to_string(&path) {
@@ -175,7 +173,7 @@ impl Content {
             .with_context(|| path.display().to_string())
     }
 
-    /// With every part as it is on disk; what is not there is pending.
+    /// All parts as on disk; missing ones are pending.
     fn of(parts: &[Part]) -> anyhow::Result<Self> {
         let mut content = Content {
             format: FORMAT,
@@ -208,7 +206,7 @@ impl Content {
     }
 }
 
-/// A data folder that was checked: a start may open its stores.
+/// A checked data folder: its stores may be opened.
 #[derive(Debug)]
 pub struct Manifest {
     dir: PathBuf,
@@ -217,11 +215,11 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Checks the folder before anything in it is opened. A new folder gets a manifest in which
-    /// every part is pending. The caller holds the folder's lock.
+    /// Checks the folder before anything in it is opened. A new folder gets a manifest with all
+    /// parts pending. The caller holds the folder's lock.
     ///
     /// # Errors
-    /// Each part that is missing or another one by its path, with what to do.
+    /// Each missing or changed part, by its path, with the remedy.
     pub fn check(config: &Config) -> anyhow::Result<Self> {
         let dir = config.data_dir.clone();
         let parts = parts(config);
@@ -231,13 +229,14 @@ impl Manifest {
                 .find(|part| part.kind != Kind::Key && part.is_there());
             if let Some(part) = has_data {
                 bail!(
-                    "data folder {}: {} is there, but no {FILE}: if it was made by an older version, \
-                     and stopped with no open order and every trade final, run `platform data accept` once; if the file was lost, restore it from a backup",
+                    "data folder {}: {} exists, but there is no {FILE}: if the folder is of an older \
+                     version and was stopped with no open order and every trade final, run \
+                     `platform data accept` once; if the file was lost, restore it from a backup",
                     dir.display(),
                     part.path.display()
                 );
             }
-            // Keys may have been put there by hand: they are taken as they are when all is there.
+            // An operator may have installed keys: they are accepted when all parts exist.
             let mut content = Content::of(&parts)?;
             content.pending = content.names().cloned().collect();
             content.write(&dir)?;
@@ -286,17 +285,17 @@ impl Manifest {
         })
     }
 
-    /// Takes the marks off once every store is open: what is missing from now on was lost.
+    /// Clears the pending marks once every store is open: a part missing later was lost.
     ///
     /// # Errors
-    /// A part was not made, or the manifest cannot be written.
+    /// A part was not created, or the manifest cannot be written.
     pub fn complete(self) -> anyhow::Result<()> {
         if self.content.pending.is_empty() {
             return Ok(());
         }
         for part in &self.parts {
-            ensure!(part.is_there(), "{} was not made", part.path.display());
-            // The names of what was made have to survive a power loss before this says so.
+            ensure!(part.is_there(), "{} was not created", part.path.display());
+            // The directory entries of new files must be durable before the manifest lists them.
             let folders = part.path.ancestors().skip(1);
             for folder in folders.take_while(|folder| folder.starts_with(&self.dir)) {
                 File::open(folder)
@@ -308,27 +307,27 @@ impl Manifest {
     }
 }
 
-/// What [`accept`] has written down.
+/// Result of [`accept`].
 #[derive(Debug, Serialize)]
 pub struct Accepted {
     pub manifest: PathBuf,
     /// The folder had no manifest before.
     pub is_adopted: bool,
-    /// Parts that were taken as they are.
+    /// Parts accepted as they are.
     pub parts: BTreeSet<String>,
-    /// Parts that the next start makes.
+    /// Parts that the next start creates.
     pub pending: BTreeSet<String>,
-    /// Keys with another fingerprint than before.
+    /// Keys with a different fingerprint than before.
     pub changed_keys: BTreeSet<String>,
-    /// Parts that belonged to the folder and are not used any more; their files stay.
+    /// Parts no longer used; their files remain.
     pub left_out: BTreeSet<String>,
 }
 
-/// Writes the manifest from what is in the folder. Missing stores are not accepted, but those that
-/// the configuration uses from now on. The caller holds the folder's lock.
+/// Writes the manifest from the folder's contents. A missing store is accepted only if it is new in
+/// the configuration. The caller holds the folder's lock.
 ///
 /// # Errors
-/// There is nothing to accept, or a part is missing: each by its path.
+/// Nothing to accept, or missing parts, each by its path.
 pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     let dir = &config.data_dir;
     let parts = parts(config);
@@ -338,7 +337,7 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
         bail!("data folder {}: there is nothing to accept", dir.display());
     }
     let may_be_made = |name: &str| match &before {
-        // In a folder of an older version everything is there, or was lost.
+        // In a folder of an older version every part must exist.
         None => false,
         Some(before) => before.pending.contains(name) || !before.has(name),
     };

@@ -1,8 +1,8 @@
-//! The platform in one process, put together in numbered steps and taken apart in the opposite order.
+//! The platform in one process: started in numbered steps, stopped in reverse order.
 //!
-//! Services call each other through the contract in `proto`, served in memory: each room gets
-//! channels, never another room's handle. What a service needs from a later one resolves when it is
-//! called, so the order below matters only for what a start itself asks for.
+//! Services call each other through the contract in `proto`, served in memory: a room gets
+//! channels, never another room's handle. Calls to a later service resolve at call time, so the
+//! order below matters only for calls made during a start.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::manifest::Manifest;
 /// Credential of the platform's own services.
 const SERVICE: &str = "sandbox.service";
 
-/// What listens where.
+/// Listening addresses.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Addresses {
     pub all: SocketAddr,
@@ -39,7 +39,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Name, purpose and address of each, for people.
+    /// Name, purpose and address of each port, for the console.
     pub fn lines(&self) -> Vec<(&'static str, &'static str, String)> {
         let http = |address: SocketAddr| format!("http://{address}");
         vec![
@@ -73,7 +73,8 @@ impl Addresses {
     }
 }
 
-/// Sockets bound before anything starts: a port that is taken is known at once, and services can be told addresses.
+/// Sockets bound before anything starts: a port conflict fails early, and services know all
+/// addresses.
 struct Sockets {
     all: TcpListener,
     ledger: TcpListener,
@@ -106,7 +107,7 @@ async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("listen.{name} = {address}"))
 }
 
-/// Memory doors of the services, by name.
+/// In-memory endpoints of the services, by name.
 #[derive(Default)]
 struct Doors {
     ledger: LocalSlot,
@@ -156,10 +157,10 @@ impl Doors {
     }
 }
 
-/// Tokens of the stages in which the platform stops.
+/// Shutdown tokens, one per stage.
 #[derive(Default)]
 struct Stages {
-    /// Listeners and sessions. What tells how their last orders went ends behind them, with the gateway's handle.
+    /// Listeners and sessions. The gateway's handle ends later: it still answers their last orders.
     edge: CancellationToken,
     settlement: CancellationToken,
     /// Payments, CFA life cycle, identity, bank.
@@ -185,7 +186,7 @@ pub struct Platform {
     ledger: ledger::LedgerHandle,
     chain: chain::ChainHandle,
     embedded: Option<events::Embedded>,
-    /// Held as long as the platform runs.
+    /// Held while the platform runs.
     lock: std::fs::File,
 }
 
@@ -203,17 +204,16 @@ impl Platform {
         let auth = Authenticator::Sandbox;
         let (stages, doors) = (Stages::default(), Doors::default());
 
-        // Before anything is dated.
+        // Before any code reads the time.
         service_kit::clock::keep().context("clock")?;
 
-        // Before the first port: what ports take follows from the limit in force.
+        // Before the first port: connection limits derive from the descriptor limit.
         match rpc::connections::raise_descriptor_limit() {
             Ok(limit) => tracing::info!(limit, "limit of open files"),
             Err(error) => tracing::warn!(%error, "the soft limit of open files stays"),
         }
 
-        // 1. The data folder belongs to one platform at a time and is whole; ports are taken before
-        // anything runs.
+        // 1. Lock and check the data folder, bind all ports.
         let lock = lock_folder(&config.data_dir)?;
         let manifest = Manifest::check(&config)?;
         let sockets = Sockets::bind(&config.listen).await?;
@@ -232,7 +232,7 @@ impl Platform {
             .chain
             .fill(rpc::with_auth(chain.service().routes, &auth));
 
-        // 4. The ledger, by a thread of the runtime, whose priority its writer takes over.
+        // 4. The ledger, started on a runtime thread: its writer inherits that thread's priority.
         let starting = tokio::spawn(ledger::start(
             config.ledger.clone(),
             ledger::LedgerDeps::new(log.clone(), doors.cfa()),
@@ -243,7 +243,7 @@ impl Platform {
             .ledger
             .fill(rpc::with_auth(ledger.service().routes, &auth));
 
-        // 5. What lies outside: identity and bank.
+        // 5. External systems: identity and bank.
         let identity = sandbox::identity::start(
             config.identity.clone(),
             sandbox::identity::IdentityDeps { log: log.clone() },
@@ -291,7 +291,7 @@ impl Platform {
             .payments
             .fill(rpc::with_auth(payments.service().routes, &auth));
 
-        // 7. The trading path: journal, books, settlement behind them, the gateway in front.
+        // 7. The trading path: journal, books, settlement, gateway.
         let backlog = Arc::new(Backlog::new(config.trading.bounds));
         let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let followers = vec![history.clone(), feed.clone(), settled.clone()];
@@ -334,17 +334,17 @@ impl Platform {
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
-        // Settlement has no port of its own: the market's health speaks for it.
+        // Settlement has no port of its own: the market's health includes it.
         tokio::spawn(show(
             settlement.health(),
             gateway.service().health,
             stages.edge.clone(),
         ));
 
-        // Every store is there: from now on a missing one was lost.
+        // All stores exist: a missing one is lost from now on.
         manifest.complete()?;
 
-        // 8. The doors to the outside: a port for each service, and one for all.
+        // 8. Public listeners: a port per service, and one for all.
         let addresses = Addresses {
             all: sockets.all.local_addr()?,
             ledger: sockets.ledger.local_addr()?,
@@ -405,16 +405,17 @@ impl Platform {
         self.addresses
     }
 
-    /// Stops taking orders, drains, flushes. What is under way on chain or at the bank is taken up by the next start.
+    /// Stops accepting orders, drains, flushes. The next start resumes work in progress on chain or
+    /// at the bank.
     ///
     /// # Errors
-    /// A listener that had failed.
+    /// A listener had failed.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        // The opposite order of the start.
+        // Reverse order of the start.
         self.stages.edge.cancel();
         let mut failure = None;
-        // Calls under way are answered out of what the gateway still reads from the journal, so it
-        // goes behind the listeners.
+        // The gateway ends after the listeners: it answers running calls from what it still reads
+        // from the journal.
         while let Some(ended) = self.listeners.join_next().await {
             match ended {
                 Ok(Ok(())) => {}
@@ -454,7 +455,7 @@ impl Platform {
     }
 }
 
-/// Shows the parts of one service in the health of another.
+/// Shows one service's health parts in another's.
 async fn show(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
     let mut failing = from.watch();
     let mut shown = rpc::health::Failing::new();
@@ -543,7 +544,7 @@ async fn start_sequencer(
         }
         anyhow::Ok((sequencer, replica))
     };
-    // Its threads go before the runtime's, whose priority a thread of the pool would hand down.
+    // From a new thread: spawned threads would inherit a runtime thread's lower priority.
     let (tell, told) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("start".to_owned())

@@ -1,4 +1,4 @@
-//! `platform proof`: the proof of balances of a running platform (crate `proof`), printed.
+//! `platform proof`: prints the proof of balances of a running platform (crate `proof`).
 
 use ::proof::{Difference, Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
@@ -7,17 +7,17 @@ use rpc::Channel;
 use crate::cli::call::Target;
 use crate::cli::output::table;
 
-/// Takes the proof over the public contract.
+/// Reads the proof over the public contract.
 ///
 /// # Errors
-/// A service that does not answer.
+/// A service does not answer.
 pub async fn take(target: &Target) -> anyhow::Result<Proof> {
     let channel =
         |credential| Channel::remote(&target.url, credential).context("address of the platform");
     let deps = ProofDeps {
         ledger: channel("sandbox.auditor")?,
         cfa: channel("sandbox.auditor")?,
-        // Bank and supply are read for the proof, which is treasury's call.
+        // Reconciliation is a treasury call.
         payments: Some(channel("sandbox.treasury")?),
     };
     prove(&deps, ProofOptions::default())
@@ -28,7 +28,7 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
 /// Differences printed; `--json` prints all of them.
 const LINES_MAX: usize = 20;
 
-/// Prints the proof, differences first; a difference that nothing explains is an error.
+/// Prints the proof, differences first; an unexplained difference is an error.
 ///
 /// # Errors
 /// As [`take`]; the balances differ.

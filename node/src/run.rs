@@ -1,4 +1,4 @@
-//! `platform run`: start, say what listens where, wait for a signal, stop in order.
+//! `platform run`: start, print the addresses, wait for a signal, stop in order.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub fn log(config: &Config) -> anyhow::Result<()> {
 /// Runs until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// The platform cannot start, or a part of it fails while it runs or stops.
+/// The platform cannot start, or a part fails while running or stopping.
 pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
     log(&config)?;
     let data_dir = config.data_dir.clone();
-    // Before the first port answers: who sees one may stop the platform at once.
+    // Before the first port answers: a client that sees it may send the signal at once.
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut stopped = std::pin::pin!(async {
@@ -32,7 +32,7 @@ pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
     });
     let platform = tokio::select! {
         started = Platform::start(config) => started?,
-        // What is half made a later start makes again.
+        // The next start completes a partial one.
         () = &mut stopped => return Ok(()),
     };
     let addresses = platform.addresses();
@@ -56,7 +56,7 @@ pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
 
     stopped.await;
     if !json {
-        println!("\nStopping: no more orders are taken; draining and flushing.");
+        println!("\nStopping: no more orders are accepted; draining and flushing.");
     }
     tokio::time::timeout(Duration::from_secs(10), platform.stop())
         .await

@@ -1,10 +1,10 @@
-//! The binary as cargo builds it. That this file exists makes `cargo test --workspace` build it at
-//! all: the scenarios of the room `tests` start it as a process.
+//! The binary as built by cargo. This test makes `cargo test --workspace` build it, since the
+//! scenarios in `tests` start it as a process.
 
 use std::process::Command;
 
 #[test]
-fn the_binary_says_what_it_is() {
+fn the_binary_prints_its_version() {
     let said = Command::new(env!("CARGO_BIN_EXE_platform"))
         .arg("--version")
         .output()

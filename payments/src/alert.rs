@@ -1,8 +1,8 @@
-//! Where critical alerts go beside the log: Slack and PagerDuty, named by the environment (specification 5.7, R022).
+//! Sinks of critical alerts besides the log: Slack and PagerDuty (specification 5.7, R022).
 //!
-//! Alerts travel as events of this service's own topic and are delivered by a consumer: at least
-//! once, repeated while the receiver is away. Without either variable the log is the only sink. The
-//! values are secrets and are never printed.
+//! The environment names the receivers. Alerts are events of this service's own topic; a consumer
+//! delivers them at least once and retries while a receiver is unavailable. Without a receiver the
+//! log is the only sink. The values are secrets and are never printed.
 
 use std::{fmt, time::Duration};
 
@@ -22,7 +22,7 @@ pub struct AlertSinks {
     pagerduty_url: Option<String>,
 }
 
-/// Says which receivers there are, not their secrets.
+/// Shows which receivers are set, not their secrets.
 impl fmt::Debug for AlertSinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AlertSinks")
@@ -43,13 +43,13 @@ impl AlertSinks {
         }
     }
 
-    /// Sends to another address than PagerDuty's own (a proxy, a stand-in).
+    /// Sends to another address than PagerDuty's (a proxy, a test double).
     pub fn with_pagerduty_url(mut self, url: &str) -> AlertSinks {
         self.pagerduty_url = Some(url.to_owned());
         self
     }
 
-    /// Delivers to every receiver; an error when one of them did not take it.
+    /// Delivers to every receiver; an error if one of them does not accept the alert.
     pub(crate) async fn send(&self, report_id: &str, text: &str) -> Result<(), reqwest::Error> {
         if self.slack_url.is_none() && self.pagerduty_key.is_none() {
             return Ok(());
@@ -89,7 +89,7 @@ mod tests {
 
     // rows: R022
     #[test]
-    fn r022_receivers_come_from_the_environment_and_are_not_shown() {
+    fn r022_receivers_come_from_the_environment_and_are_not_printed() {
         let none = AlertSinks::from_env(|_| None);
         assert_eq!(none, AlertSinks::default());
         let empty = AlertSinks::from_env(|_| Some(" ".into()));

@@ -1,4 +1,4 @@
-//! Settings of the gateway. Every limit is here with its default and nowhere in the code.
+//! Settings of the gateway: every limit with its default.
 
 use std::path::PathBuf;
 
@@ -17,19 +17,20 @@ pub struct PaymentsConfig {
     pub bank_url: String,
     /// The platform's account, where deposits arrive and payouts leave.
     pub requisites: Requisites,
-    /// Fixed purpose of a deposit (specification 4.2.3).
+    /// Fixed text of a deposit's purpose (specification 4.2.3).
     pub deposit_purpose: String,
-    /// Purpose of a payout; the payout id follows.
+    /// Text of a payout's purpose; the payout id follows.
     pub payout_purpose: String,
-    /// How long a payer has to pay, in seconds (D30).
+    /// Lifetime of an intent, in seconds (D30).
     pub intent_life_s: u32,
-    /// First status poll of an intent after this time, then doubling.
+    /// Delay before the first status poll of an intent; then it doubles.
     pub poll_first_ms: u64,
     pub poll_most_ms: u64,
-    /// First repeat or poll of a payout after this time, then doubling.
+    /// Delay before the first retry or poll of a payout; then it doubles.
     pub payout_pause_first_ms: u64,
     pub payout_pause_most_ms: u64,
-    /// How often a difference is read again before it is believed: what moves meanwhile is no difference.
+    /// Readings before a difference is reported: amounts in motion between two reads are no
+    /// difference.
     pub reconcile_readings: u32,
     pub reconcile_pause_ms: u64,
     /// Reconcile each business day at its cut-off.

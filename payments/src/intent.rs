@@ -1,20 +1,20 @@
-//! Life of a payment intent (specification 3.4, D12, T25), pure: what is stored, what the bank reports, what follows.
+//! Life cycle of a payment intent (specification 3.4, D12, T25); pure.
 //!
 //! ```text
 //! PENDING --> SUCCESS --> REFUNDED
 //!    |           ^
-//!    +-> FAILED -+        a late success: the money did arrive, so it counts, and is flagged
+//!    +-> FAILED -+        late success: the money arrived, so it counts and is flagged
 //!    +-> EXPIRED +
 //! ```
 //!
-//! SUCCESS is never taken back by a report; only a refund that the bank has paid moves it on.
-//! Anything else leaves the intent as it is.
+//! A report never reverts SUCCESS; only a refund paid by the bank moves it on. Any other report
+//! leaves the intent unchanged.
 
 use rail::Rub;
 use types::{PaymentStatus, code_enum};
 
 code_enum! {
-    /// How the payer pays.
+    /// Payment method.
     PaymentMethod: i32 {
         /// A fast-payment link to open on the payer's phone; no picture.
         SbpC2b = 1 "SBP_C2B",
@@ -33,23 +33,23 @@ pub struct Intent {
     pub amount: Rub,
     pub method: PaymentMethod,
     pub status: PaymentStatus,
-    /// What the payer opens; never empty.
+    /// Link or requisites for the payer; never empty.
     pub payment_url: String,
-    /// What the payer scans; empty for [`PaymentMethod::SbpC2b`].
+    /// Content of the QR code; empty for [`PaymentMethod::SbpC2b`].
     pub qr_payload: String,
     pub idempotency_key: String,
     pub correlation_id: String,
-    /// The success came after FAILED or EXPIRED.
+    /// SUCCESS came after FAILED or EXPIRED.
     pub late: bool,
     pub created_at_us: i64,
     pub expires_at_us: i64,
     pub updated_at_us: i64,
 }
 
-/// What follows from a report of the bank.
+/// Result of a bank report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing new: a repeat, or a report that a final state outranks.
+    /// Nothing new: a repeat, or a report outranked by a final state.
     Unchanged,
     /// Store the status. `deposited`: publish FiatDeposited, in the same transaction.
     Move {
@@ -59,7 +59,7 @@ pub enum Step {
     },
 }
 
-/// The one rule for webhooks and status polls.
+/// The transition rule for webhooks and status polls.
 pub fn on_report(current: PaymentStatus, reported: PaymentStatus) -> Step {
     use PaymentStatus::{Expired, Failed, Pending, Success};
     let late = match (current, reported) {
@@ -116,7 +116,7 @@ mod tests {
     // rows: R120
     #[test]
     fn r120_no_sequence_of_reports_deposits_twice() {
-        // Every sequence of five reports over five statuses: at most one deposit, and a success is never lost again.
+        // Every sequence of five reports: at most one deposit, and SUCCESS is never lost.
         for code in 0..5_u32.pow(5) {
             let (mut status, mut deposits) = (PaymentStatus::Pending, 0);
             for place in 0..5 {

@@ -1,19 +1,19 @@
-//! Payments gateway (specification 1.2, 2.4, 3.4, 4.2): roubles in, roubles out, and every day the
-//! proof that tokens and roubles agree.
+//! Payments gateway (specification 1.2, 2.4, 3.4, 4.2): rouble deposits, rouble payouts, and a
+//! daily reconciliation of tokens with roubles.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | `intent`, `payout`, `reconcile` | the pure core: life cycles, arithmetic |
-//! | `repo` | the store: all SQL of this room |
+//! | `repo` | the store: all SQL of this crate |
 //! | `service` | use cases: deposits, payouts, reconciliation |
-//! | `worker` | what goes on without a caller: polls, expiry, payouts, cut-off |
-//! | `tokens` | the token side, as other services have it |
-//! | `api` | RPC, HTTP and events: the only files that know generated messages |
-//! | `alert` | where critical alerts go |
+//! | `worker` | background work: polls, expiry, payouts, cut-off, alerts |
+//! | `tokens` | the token side, read from the CFA service and the chain |
+//! | `api` | RPC, HTTP and events: the only module that uses generated messages |
+//! | `alert` | sinks of critical alerts |
 //!
 //! Architecture invariants: an unverified webhook changes nothing; money leaves only after the burn
-//! is final (T06); no state change without its event in the same transaction; the bank is asked
-//! again only with the same request id.
+//! is final (T06); every state change commits with its event in one transaction; a bank request is
+//! repeated only with the same request id.
 
 pub mod alert;
 mod api;

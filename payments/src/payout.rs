@@ -1,5 +1,4 @@
-//! Life of a payout (T06, T07, D16), pure: recorded, released by the final burn, ordered at the
-//! bank, confirmed or failed.
+//! Life cycle of a payout (T06, T07, D16); pure.
 //!
 //! ```text
 //! recorded --release--> released --order--> ordered --bank--> SUCCESS | FAILED
@@ -7,22 +6,21 @@
 //!     +------cancel--------+--> FAILED, nothing was sent
 //! ```
 //!
-//! Money leaves only after the release, which asks for a reason: a burn of the same user and amount
-//! that succeeded, or a deposit that was refused. Once an order may have reached the bank
-//! (`ordered_at_us` is set *before* the request goes out) the payout can no longer be cancelled,
-//! and every further attempt repeats the same bank request id, which the bank answers with the same
-//! transfer. A stopped payout (its user is blocked, T48) waits.
+//! Money leaves only after the release, which needs a reason: a successful burn of the same user
+//! and amount, or a refunded deposit. `ordered_at_us` is set *before* the order is sent. From then
+//! on the payout cannot be cancelled, and every attempt repeats the same bank request id, to which
+//! the bank returns the same transfer. A stopped payout (its user is blocked, T48) waits.
 use rail::Rub;
 use types::PaymentStatus;
 
-/// Cancelled because the burn was reverted: no event, for no token is missing (T07).
+/// The burn was reverted: no event, because no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
 
-/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24), and
-/// `:<n>` after a refund that failed.
+/// Prefix of a payout that may refund a suspended deposit. The payment id follows (T24), then
+/// `:<n>` after a failed refund.
 const REFUND_PREFIX: &str = "refund-";
 
-/// Payment that a payout of this id would pay back.
+/// Payment that a payout with this id would refund.
 pub fn refund_candidate(payout_id: &str) -> Option<&str> {
     let rest = payout_id.strip_prefix(REFUND_PREFIX)?;
     Some(
@@ -38,22 +36,23 @@ pub struct Payout {
     pub user_id: String,
     pub amount: Rub,
     pub bank_account: String,
-    /// Suspended deposit that this payout pays back. Decided once, when it is recorded: the id alone proves nothing.
+    /// The suspended deposit that this payout refunds. Decided when it is recorded: the id is no
+    /// proof.
     pub refunds: Option<String>,
     pub status: PaymentStatus,
-    /// The burn is final; the money may leave.
+    /// The burn is final and the money may leave.
     pub released_at_us: Option<i64>,
-    /// An order may have reached the bank since then.
+    /// Time since which the bank may have an order.
     pub ordered_at_us: Option<i64>,
-    /// Why it must wait, when it must.
+    /// Why the payout is stopped, if it is.
     pub stopped: Option<String>,
-    /// Empty until the bank has accepted the order.
+    /// Empty until the bank accepts the order.
     pub bank_transfer_id: String,
     pub failure_code: String,
     pub failure_message: String,
     pub attempts: u32,
     pub next_attempt_at_us: i64,
-    /// Of the call that recorded it; `None` for payouts from before keys were kept.
+    /// Key of the call that recorded it; `None` for payouts from before keys were stored.
     pub idempotency_key: Option<String>,
     pub correlation_id: String,
     pub created_at_us: i64,
@@ -70,14 +69,14 @@ impl Payout {
     }
 }
 
-/// What the worker has to do with a payout now.
+/// The worker's next action for a payout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: final, not released, stopped, or its time has not come.
+    /// Final, not released, stopped, or not due.
     Wait,
-    /// (Again) order it with its bank request id.
+    /// Send the order, or repeat it, with its bank request id.
     Order,
-    /// Ask what became of the transfer.
+    /// Poll the transfer's status.
     Poll,
 }
 
@@ -88,17 +87,17 @@ pub fn next(payout: &Payout, now_us: i64) -> Next {
     if !payout.bank_transfer_id.is_empty() {
         return Next::Poll;
     }
-    // A stop holds back the first order only: what may be at the bank already has to be followed up.
+    // A stop holds back only the first order: a transfer that may be at the bank is followed up.
     if payout.stopped.is_some() && payout.ordered_at_us.is_none() {
         return Next::Wait;
     }
     Next::Order
 }
 
-/// What the bank said of a transfer, by answer, webhook or poll.
+/// The bank's report of a transfer: a response, a webhook or a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BankWord {
-    /// Taken; the end is open.
+    /// Accepted, not executed yet.
     Accepted {
         transfer_id: String,
     },
@@ -113,11 +112,11 @@ pub enum BankWord {
     },
 }
 
-/// What follows from the bank's word.
+/// Result of a bank report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Unchanged,
-    /// Remember the transfer id and keep asking.
+    /// Store the transfer id and keep polling.
     Accepted,
     /// SUCCESS and PayoutConfirmed.
     Confirmed,
@@ -137,14 +136,14 @@ pub fn on_bank_word(payout: &Payout, word: &BankWord) -> Outcome {
     }
 }
 
-/// Answer to a cancel.
+/// Result of a cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// FAILED with the code given. `event`: publish PayoutFailed.
+    /// FAILED with the caller's code. `event`: publish PayoutFailed.
     Fail { event: bool },
-    /// It has ended already: the stored payout is the answer.
+    /// Already final: the stored payout is returned.
     AlreadyFinal,
-    /// The order may be at the bank: refused.
+    /// Refused: the bank may have the order.
     AtTheBank,
 }
 
@@ -203,7 +202,7 @@ mod tests {
         assert_eq!(
             next(&p, 10),
             Next::Order,
-            "an order that may be out is followed up"
+            "an order that may be at the bank is followed up"
         );
         p.bank_transfer_id = "t1".into();
         assert_eq!(next(&p, 10), Next::Poll);
@@ -225,7 +224,7 @@ mod tests {
 
     // rows: R125
     #[test]
-    fn r125_a_final_payout_ignores_every_later_word() {
+    fn r125_a_final_payout_ignores_later_reports() {
         let words = [
             BankWord::Accepted {
                 transfer_id: "t".into(),

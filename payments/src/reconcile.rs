@@ -1,9 +1,8 @@
-//! Arithmetic of the reconciliation (specification 4.2.6, T28), pure: bank balance against token
-//! supply, and what explains the rest.
+//! Reconciliation arithmetic (specification 4.2.6, T28): bank balance against token supply; pure.
 //!
 //! `bank - supply = deposits paid but not minted + burned but not paid out + paid but refused
 //! (suspense) + unexplained`. `balanced` is strict: the first two numbers are equal. The
-//! unexplained part is what a person has to look at.
+//! unexplained part needs an operator.
 
 use rail::{Rub, RubError};
 use std::fmt;
@@ -16,16 +15,16 @@ pub const BALANCED: &str = "Balanced";
 /// Notes of any other report.
 pub const DISCREPANCY: &str = "Discrepancy detected";
 
-/// How far the CFA service is with the operation behind a payment or a payout.
+/// State of the CFA operation of a payment or a payout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenState {
-    /// It knows of none.
+    /// No operation.
     Missing,
     Underway,
     Finalized,
-    /// REJECTED or FAILED; for a redemption: the tokens are the user's again.
+    /// REJECTED or FAILED. The user has the tokens of a redemption again.
     Ended,
-    /// REFUNDED: the deposit goes back by a refund payout.
+    /// REFUNDED: a refund payout returns the deposit.
     Refunded,
 }
 
@@ -33,7 +32,7 @@ pub enum TokenState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenSide {
     pub state: TokenState,
-    /// Block of its transaction; 0 while it is in none.
+    /// Block of its transaction; 0 without one.
     pub block_number: u64,
 }
 
@@ -43,7 +42,7 @@ impl TokenSide {
         block_number: 0,
     };
 
-    /// Its transaction is part of the supply as read at `supply_block`.
+    /// The supply read at `supply_block` includes its transaction.
     fn is_in_supply(self, supply_block: u64) -> bool {
         match self.state {
             TokenState::Finalized => true,
@@ -56,11 +55,11 @@ impl TokenSide {
 /// Where the money of a successful deposit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DepositPart {
-    /// At the bank, tokens to come.
+    /// At the bank, not minted yet.
     InFlight,
     /// At the bank, tokens refused: an operator decides (T24).
     Suspense,
-    /// Minted: explains nothing any more.
+    /// Minted: no longer part of the explanation.
     Settled,
 }
 
@@ -75,11 +74,11 @@ pub fn deposit_part(token: TokenSide, supply_block: u64) -> DepositPart {
 /// Where the money of a payout is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayoutPart {
-    /// Tokens burned or being given back, money still at the bank.
+    /// Tokens burned or being returned, money still at the bank.
     InFlight,
-    /// Tokens not burned yet: bank and supply agree about it.
+    /// Tokens not burned yet: bank and supply agree.
     NotBurned,
-    /// Both sides done; never to be looked at again.
+    /// Both sides are done; never read again.
     Settled,
 }
 
@@ -88,13 +87,13 @@ pub fn payout_part(payout: &Payout, token: TokenSide, supply_block: u64) -> Payo
     match payout.status {
         PaymentStatus::Pending if burned => PayoutPart::InFlight,
         PaymentStatus::Pending => PayoutPart::NotBurned,
-        // The bank kept the money: explained until the tokens are back.
+        // The bank kept the money: part of the explanation until the tokens return.
         PaymentStatus::Failed if burned && token.state != TokenState::Ended => PayoutPart::InFlight,
         _ => PayoutPart::Settled,
     }
 }
 
-/// Sums of what explains a difference.
+/// Sums that explain a difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explained {
     pub in_flight_deposits: Rub,
@@ -112,7 +111,7 @@ impl Explained {
     }
 }
 
-/// One comparison.
+/// Result of one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assessment {
     pub bank_balance: Rub,
@@ -140,7 +139,6 @@ impl Assessment {
         })
     }
 
-    /// Bank balance equals token supply (numeric).
     pub fn balanced(&self) -> bool {
         self.bank_balance == self.token_supply
     }
@@ -159,7 +157,8 @@ impl fmt::Display for Assessment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: bank balance {} RUB, token supply {} CFA-RUB; explained: deposits in flight {}, payouts in flight {}, suspense {}; \
+            "{}: bank balance {} RUB, token supply {} CFA-RUB; \
+             explained: deposits in flight {}, payouts in flight {}, suspense {}; \
              unexplained {}",
             self.notes(),
             self.bank_balance,
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn t28_what_is_in_flight_explains_the_difference() {
+    fn t28_amounts_in_flight_explain_the_difference() {
         let explained = Explained {
             in_flight_deposits: rub(50),
             in_flight_payouts: rub(30),
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn t28_a_payout_explains_from_the_burn_to_the_payment_or_the_return_of_the_tokens() {
+    fn t28_a_payout_explains_from_the_burn_until_payment_or_return() {
         use PaymentStatus::{Failed, Pending, Success};
         use TokenState::{Ended, Missing, Underway};
         for (status, released, state, block, part) in [

@@ -1,4 +1,4 @@
-//! Brings the service up: store, keys, workers; and down again: workers first, outbox last.
+//! Starts the service (store, keys, workers) and stops it: workers first, outbox last.
 
 use futures::{FutureExt, future::BoxFuture};
 use std::{sync::Arc, time::Duration};
@@ -21,10 +21,10 @@ use crate::{
     worker,
 };
 
-/// This service's name in the calls it makes.
+/// Source name in outgoing calls.
 const SOURCE: &str = "payments";
 
-/// What the gateway needs from the others.
+/// Dependencies of the gateway.
 pub struct PaymentsDeps {
     pub log: Arc<dyn events::Log>,
     pub identity: rpc::Channel,
@@ -36,9 +36,9 @@ pub struct PaymentsDeps {
 /// Why the service cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("store of payments: {0}")]
+    #[error("payments store: {0}")]
     Store(#[from] events::Error),
-    #[error("keys of payments: {0}")]
+    #[error("payments keys: {0}")]
     Keys(#[from] KeysError),
     #[error(transparent)]
     Bank(#[from] BankError),
@@ -130,7 +130,7 @@ pub fn start(
 }
 
 impl PaymentsHandle {
-    /// RPC and HTTP of the service, to be served and to fill its local slot.
+    /// RPC and HTTP of the service, for its server and its local slot.
     pub fn service(&self) -> rpc::Service {
         let server = PaymentsServiceServer::new(Api(self.gateway.clone()));
         rpc::Service {
@@ -141,8 +141,8 @@ impl PaymentsHandle {
         }
     }
 
-    /// Waits for the workers to end (after the shutdown given to [`start`]), then publishes what
-    /// they left in the outbox and closes the store.
+    /// Waits for the workers to end after the shutdown passed to [`start`], publishes the rest of
+    /// the outbox and closes the store.
     pub fn stopped(mut self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while self.workers.join_next().await.is_some() {}

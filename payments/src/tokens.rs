@@ -1,4 +1,4 @@
-//! The token side of payments and payouts, as CFA service and chain connector have it.
+//! The token side of payments and payouts, read from the CFA service and the chain connector.
 
 use rail::Rub;
 use rpc::Context;
@@ -44,8 +44,8 @@ impl Tokens {
         Ok(token_side(&redemptions.await?))
     }
 
-    /// The burn of a redemption that waits for its payout. A redemption that has ended, or that
-    /// compliance has stopped, has none.
+    /// The burn of a redemption that waits for its payout. `None` if the redemption has ended or
+    /// compliance has stopped it.
     pub async fn burn(
         &self,
         payout_id: &str,
@@ -79,7 +79,7 @@ impl Tokens {
     }
 }
 
-/// A retried issue is a second operation for the same payment: the one that got furthest counts.
+/// A retried issue is a second operation of the same payment: the furthest one counts.
 fn token_side(operations: &[Operation]) -> TokenSide {
     let sides = operations.iter().map(|operation| TokenSide {
         state: match operation.status {

@@ -1,8 +1,8 @@
-//! What goes on without a caller: payouts are sent and followed, intents polled and ended, each
-//! business day reconciled at its cut-off, alerts delivered, users blocked.
+//! Background work: payouts, polls and expiry of intents, daily reconciliation, alerts, user
+//! blocks.
 //!
-//! Each worker sleeps until its next row is due or it is woken; a failure is logged and the row
-//! comes again after its pause.
+//! Each worker sleeps until its next row is due or it is notified. A failure is logged and the row
+//! is retried after its pause.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     service::{Fault, Gateway},
 };
 
-/// Rows taken at once.
+/// Rows per read.
 const BATCH: i64 = 64;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
 /// Shortest sleep after work, so that a row that stays due does not spin.
 const SLEEP_MS_MIN: u64 = 20;
-/// Pause after a reconciliation at the cut-off has failed.
+/// Pause after a failed reconciliation at the cut-off.
 const CUT_OFF_RETRY_MS: u64 = 30_000;
 
 const ALERT_GROUP: &str = "payments.alerts";
@@ -34,7 +34,7 @@ pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let due = payouts::due(gateway.db.read(), clock::now_us(), BATCH).await;
         for payout in log_store(&gateway, due).unwrap_or_default() {
-            // Dropping a step half way is safe: what must not be forgotten was stored before the bank was asked.
+            // Cancel-safe: the state to keep is stored before the bank is called.
             let stepped = tokio::select! {
                 () = shutdown.cancelled() => return,
                 stepped = gateway.step_payout(&payout.payout_id) => stepped,
@@ -54,7 +54,7 @@ pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Polls pending intents and ends those whose time is over.
+/// Polls pending intents and expires those that are due.
 pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let due = intents::due(gateway.db.read(), clock::now_us(), BATCH).await;
@@ -77,7 +77,7 @@ pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Reconciles each day when it has ended; a day missed while the service was down is made up for.
+/// Reconciles each day after it ends, including a day missed while the service was down.
 pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let day = BusinessDay::of(clock::now_us()).previous();
@@ -91,7 +91,7 @@ pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
                 u64::try_from(left_us / 1_000 + 1).unwrap_or(1)
             }
             Err(fault) => {
-                tracing::warn!(%fault, "reconciliation at the cut-off waits");
+                tracing::warn!(%fault, "reconciliation at the cut-off failed, retrying");
                 CUT_OFF_RETRY_MS
             }
         };
@@ -112,7 +112,7 @@ async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Brings alerts to their receivers.
+/// Delivers alerts to their receivers.
 pub async fn run_alerts(log: Arc<dyn events::Log>, sinks: AlertSinks, shutdown: CancellationToken) {
     let handler = |event: events::Event| {
         let sinks = sinks.clone();
@@ -130,7 +130,7 @@ pub async fn run_alerts(log: Arc<dyn events::Log>, sinks: AlertSinks, shutdown: 
     }
 }
 
-/// Follows what identity tells of users (T48).
+/// Applies user changes from identity events (T48).
 pub async fn run_users(
     gateway: Arc<Gateway>,
     log: Arc<dyn events::Log>,
@@ -152,7 +152,7 @@ pub async fn run_users(
     }
 }
 
-/// Shows what keeps events from moving in the health of payments.
+/// Reports blocked event consumers in the health of payments.
 pub async fn run_log_health(
     health: rpc::Health,
     log: Arc<dyn events::Log>,

@@ -1,4 +1,4 @@
-//! Which figures of a reading differ, and which differences are explained. Pure.
+//! Finds the differences of a reading and their explanations. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,23 +7,23 @@ use types::{CFA_RUB, Decimal};
 
 use crate::read::{InstrumentReading, Reading};
 
-/// One instrument in figures; text, exact.
+/// Figures of one instrument, as exact decimal text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InstrumentProof {
     pub instrument_id: String,
     pub chain_supply: String,
-    /// -balance of the reserve.
+    /// Negated balance of the reserve.
     pub ledger_supply: String,
     /// Sum over holders on chain.
     pub chain_holders: String,
-    /// Sum over holders in the ledger, fees and other house accounts included.
+    /// Sum over holders in the ledger, including fee and other house accounts.
     pub ledger_holders: String,
     /// Sum over all sub-accounts: zero.
     pub trial_balance: String,
     pub active_holds: String,
-    /// Credited and not final yet.
+    /// Credited, not yet final.
     pub unsettled: String,
-    /// On its way out: burned on chain at any moment, still in the ledger until the payout is confirmed.
+    /// Redemptions: burned on chain at any moment, in the ledger until the payout is confirmed.
     pub in_flight: String,
     pub holders: Vec<Holder>,
 }
@@ -37,28 +37,28 @@ pub struct Holder {
     pub ledger: String,
 }
 
-/// What differs.
+/// Kind of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum DifferenceName {
-    /// Chain supply and ledger supply.
+    /// Chain supply against ledger supply.
     Supply,
-    /// Chain supply and sum of holders on chain.
+    /// Chain supply against the sum of holders on chain.
     ChainHolders,
-    /// A holder's balance on chain and in the ledger.
+    /// A holder's balance on chain against the ledger.
     Holder,
     /// The ledger's sub-accounts do not sum to zero.
     TrialBalance,
-    /// Active holds and what the sub-accounts say is held.
+    /// Active holds against the held amounts of the sub-accounts.
     Holds,
-    /// The ledger keeps units of an instrument that is not registered.
+    /// The ledger has units of an unregistered instrument.
     UnknownInstrument,
-    /// Bank and CFA-RUB.
+    /// Bank against CFA-RUB.
     Bank,
 }
 
 impl DifferenceName {
-    /// What [`Difference::left`] and [`Difference::right`] are.
+    /// Names of [`Difference::left`] and [`Difference::right`].
     pub fn sides(self) -> (&'static str, &'static str) {
         match self {
             Self::Supply | Self::Holder | Self::UnknownInstrument => ("chain", "ledger"),
@@ -70,22 +70,22 @@ impl DifferenceName {
     }
 }
 
-/// A named difference with both sides.
+/// A difference with both amounts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub name: DifferenceName,
     pub instrument_id: String,
-    /// Empty unless it is about one holder.
+    /// Empty unless it concerns one holder.
     pub holder: String,
     pub left: String,
     pub right: String,
     /// left - right.
     pub difference: String,
-    /// Why it is no mistake; unset: it is one.
+    /// Why it is legitimate; `None`: it is a fault.
     pub explanation: Option<String>,
 }
 
-/// Judges a reading.
+/// Compares all figures of a reading.
 pub fn judge(reading: &Reading) -> (Vec<InstrumentProof>, Vec<Difference>) {
     let mut differences = Vec::new();
     let proofs = reading
@@ -110,11 +110,11 @@ pub fn judge(reading: &Reading) -> (Vec<InstrumentProof>, Vec<Difference>) {
     (proofs, differences)
 }
 
-/// Stands for a figure that cannot be read: never zero.
+/// Replaces an unreadable figure, so it is never zero.
 const ONE: Decimal = Decimal::from_integer(1);
 
 const ON_ITS_WAY: &str =
-    "redemption under way: burned on chain, held in the ledger until it is paid";
+    "redemption in progress: burned on chain, held in the ledger until it is paid";
 
 fn judge_instrument(
     id: &str,
@@ -166,8 +166,8 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// `on_its_way` has left the chain (left) and not yet the ledger (right): it explains a
-    /// difference up to itself.
+    /// `on_its_way` has left the chain (left) but not the ledger (right). It explains a difference
+    /// up to its amount.
     fn compare(
         &mut self,
         name: DifferenceName,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_figures_make_no_difference_whatever_their_digits() {
+    fn equal_figures_with_different_digits_are_no_difference() {
         assert_eq!(judged(balanced()), Vec::new());
     }
 
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redemption_under_way_is_explained_up_to_its_amount() {
+    fn a_redemption_in_progress_is_explained_up_to_its_amount() {
         let mut burned = balanced();
         burned.chain_supply = Some(d("90"));
         burned.chain.insert("alice".into(), d("89.9"));

@@ -1,16 +1,16 @@
 //! Proof of balances: chain against ledger per instrument and holder, and CFA-RUB against the bank.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `read` | one reading: every figure, over the public calls of ledger, CFA service and payments |
+//! | `read` | one reading: all figures, over public calls of ledger, CFA service and payments |
 //! | `compare` | the differences of a reading, pure |
 //!
-//! A reading is not one snapshot: while money moves its figures are of different moments. It is
-//! repeated, up to [`ProofOptions::readings_max`] times, while it has a difference that no rule
-//! explains. A redemption that is burned and not paid yet explains one up to its amount.
+//! A reading is not a snapshot: while money moves, its figures are of different moments. So it is
+//! repeated up to [`ProofOptions::readings_max`] times while it has an unexplained difference. A
+//! redemption that is burned and not yet paid explains a difference up to its amount.
 //!
-//! Architecture invariants: no other service's code is a dependency, so a fault of a service is not
-//! repeated here; what holders have on chain is what the CFA service's registry reports.
+//! Architecture invariants: no other service's code is a dependency, so a service's fault is not
+//! repeated here; on-chain holdings come from the CFA service's registry.
 
 mod compare;
 mod read;
@@ -23,21 +23,21 @@ use service_clients::CallError;
 pub use compare::{Difference, DifferenceName, Holder, InstrumentProof, judge};
 pub use read::Reading;
 
-/// The services asked. All with the credential of a service or of an operator.
+/// The services to read. All channels carry a service or operator credential.
 #[derive(Clone)]
 pub struct ProofDeps {
     pub ledger: rpc::Channel,
     pub cfa: rpc::Channel,
-    /// None: the bank is left out.
+    /// `None`: the bank is not checked.
     pub payments: Option<rpc::Channel>,
 }
 
-/// How patient the proof is.
+/// Repetition of readings.
 #[derive(Clone, Copy, Debug)]
 pub struct ProofOptions {
-    /// Readings before a difference is believed.
+    /// Maximum readings before a difference is reported.
     pub readings_max: u32,
-    /// Time between two readings.
+    /// Pause between two readings.
     pub pause_ms: u64,
 }
 
@@ -50,7 +50,7 @@ impl Default for ProofOptions {
     }
 }
 
-/// CFA-RUB against the bank, as the payments gateway reconciles it. Roubles.
+/// CFA-RUB against the bank, as reconciled by the payments gateway. Roubles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BankProof {
     pub bank_balance: String,
@@ -65,16 +65,16 @@ pub struct BankProof {
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Proof {
-    /// No difference without an explanation.
+    /// No unexplained difference.
     pub ok: bool,
-    /// Readings it took.
+    /// Number of readings.
     pub readings: u32,
     pub instruments: Vec<InstrumentProof>,
     pub bank: Option<BankProof>,
     pub differences: Vec<Difference>,
 }
 
-/// Reads everything and judges it, again while there are differences and patience.
+/// Reads and compares all figures. Repeats while there are unexplained differences.
 ///
 /// # Errors
 /// The call that failed.

@@ -1,4 +1,4 @@
-//! Asks ledger, CFA service and payments gateway for every figure of the proof.
+//! Reads all figures of the proof from ledger, CFA service and payments gateway.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::{BankProof, ProofDeps};
 /// This crate as the calling service.
 const SOURCE: &str = "proof";
 
-/// Everything both sides say, per instrument.
+/// Figures of both sides, per instrument.
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub instruments: BTreeMap<String, InstrumentReading>,
@@ -26,13 +26,13 @@ pub struct Reading {
 /// One instrument on both sides.
 #[derive(Clone, Debug, Default)]
 pub struct InstrumentReading {
-    /// None: not registered.
+    /// `None`: not registered.
     pub chain_supply: Option<Decimal>,
     pub ledger_supply: Decimal,
     /// By holder: user id or `system:<purpose>`.
     pub chain: BTreeMap<String, Decimal>,
     pub ledger: BTreeMap<String, Decimal>,
-    /// Holds that end in the reserve: redemptions under way.
+    /// Active holds with the reserve as destination: redemptions in progress.
     pub in_flight: BTreeMap<String, Decimal>,
     pub trial_balance: Decimal,
     pub active_holds: Decimal,
@@ -40,7 +40,7 @@ pub struct InstrumentReading {
     pub unsettled: Decimal,
 }
 
-/// Reads all of it once.
+/// Reads all figures once.
 pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
     let context = &Context::new(SOURCE);
     let ledger = LedgerClient::new(deps.ledger.clone(), SOURCE);
@@ -73,7 +73,7 @@ pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
             holders(&cfa, context, id, of, &names).await?;
         }
     }
-    // A house account that never had units of an instrument says nothing.
+    // A house account that never had units of an instrument adds none.
     instruments.retain(|_, of| {
         of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
     });
@@ -84,7 +84,7 @@ pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
     Ok(Reading { instruments, bank })
 }
 
-/// Reads balances by holder; returns the name of each holder by address.
+/// Reads balances by holder; returns each holder's name by address.
 async fn sub_accounts(
     ledger: &LedgerClient,
     context: &Context,
@@ -112,8 +112,8 @@ fn address(holder: &str) -> String {
     eip55(&onchain_address(holder)).to_ascii_lowercase()
 }
 
-/// Active holds with the reserve as destination: their money leaves the chain before it leaves the
-/// ledger (T10).
+/// Active holds with the reserve as destination: their money leaves the chain before the ledger
+/// (T10).
 async fn redemptions(
     ledger: &LedgerClient,
     context: &Context,

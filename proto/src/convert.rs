@@ -1,12 +1,12 @@
-//! Between wire shapes and exact numbers: the only place that knows how a `Decimal`, an amount or a time looks
-//! in a message (D03).
+//! Conversions between messages and exact numbers: the only module that parses and formats a
+//! `Decimal`, an amount or a time (D03).
 
 use prost_types::Timestamp;
 use types::Decimal;
 
 use crate::common::v1 as wire;
 
-/// A wire number or amount that cannot be read; the text names what is wrong with it.
+/// An invalid number or amount of a message; the text names the defect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
     #[error("is required")]
@@ -23,7 +23,7 @@ pub enum ConvertError {
     NotPositive,
 }
 
-/// Reads a required number.
+/// Parses a required number.
 pub fn decimal(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
     let text = &value.ok_or(ConvertError::Missing)?.value;
     if text.is_empty() {
@@ -33,7 +33,7 @@ pub fn decimal(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
         .map_err(|_| ConvertError::Malformed(text.clone()))
 }
 
-/// Reads a number that may be left out: unset or empty is `None`.
+/// Parses an optional number: unset or empty is `None`.
 pub fn optional_decimal(value: Option<&wire::Decimal>) -> Result<Option<Decimal>, ConvertError> {
     match value {
         Some(value) if !value.value.is_empty() => decimal(Some(value)).map(Some),
@@ -41,7 +41,7 @@ pub fn optional_decimal(value: Option<&wire::Decimal>) -> Result<Option<Decimal>
     }
 }
 
-/// Reads a required number greater than zero.
+/// Parses a required number greater than zero.
 pub fn positive(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
     let value = decimal(value)?;
     if value.is_positive() {
@@ -51,19 +51,19 @@ pub fn positive(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> 
     }
 }
 
-/// Writes a number.
+/// Formats a number.
 pub fn to_decimal(value: Decimal) -> wire::Decimal {
     wire::Decimal {
         value: value.to_string(),
     }
 }
 
-/// Writes a number of minor units with all its `decimals`, as amounts are shown (`100.00`).
+/// Formats a number of minor units with all its `decimals`, as in amounts (`100.00`).
 pub fn to_decimal_minor(amount_minor: i64, decimals: u8) -> wire::Decimal {
     to_decimal(Decimal::from_minor(amount_minor, decimals))
 }
 
-/// Rounds nothing: the minor units of an exact amount.
+/// The minor units of an exact amount; never rounds.
 pub fn minor(value: Decimal, currency: &str, decimals: u8) -> Result<i64, ConvertError> {
     value.to_minor(decimals).map_err(|_| ConvertError::Scale {
         currency: currency.to_owned(),
@@ -71,14 +71,14 @@ pub fn minor(value: Decimal, currency: &str, decimals: u8) -> Result<i64, Conver
     })
 }
 
-/// Reads an amount of bank money: `RUB`, greater than zero, in kopecks.
+/// Parses an amount of bank money: `RUB`, greater than zero, in kopecks.
 pub fn money_minor(value: Option<&wire::Money>) -> Result<i64, ConvertError> {
     let value = value.ok_or(ConvertError::Missing)?;
     currency(&value.currency_code, "RUB")?;
     minor(positive(value.amount.as_ref())?, "RUB", 2)
 }
 
-/// Writes roubles.
+/// Formats roubles.
 pub fn to_money(amount_minor: i64) -> wire::Money {
     wire::Money {
         currency_code: "RUB".to_owned(),
@@ -86,7 +86,7 @@ pub fn to_money(amount_minor: i64) -> wire::Money {
     }
 }
 
-/// Reads an amount of something the ledger keeps: its code and a number greater than zero.
+/// Parses an amount in the ledger: its code and a number greater than zero.
 pub fn monetary_amount(
     value: Option<&wire::MonetaryAmount>,
 ) -> Result<(String, Decimal), ConvertError> {
@@ -100,7 +100,7 @@ pub fn monetary_amount(
     ))
 }
 
-/// Writes an amount of something the ledger keeps.
+/// Formats an amount in the ledger.
 pub fn to_monetary_amount(code: &str, amount: Decimal) -> wire::MonetaryAmount {
     wire::MonetaryAmount {
         currency_code: code.to_owned(),
@@ -108,7 +108,7 @@ pub fn to_monetary_amount(code: &str, amount: Decimal) -> wire::MonetaryAmount {
     }
 }
 
-/// Writes an amount given in minor units.
+/// Formats an amount in minor units.
 pub fn to_monetary_amount_minor(
     code: &str,
     amount_minor: i64,
@@ -117,7 +117,7 @@ pub fn to_monetary_amount_minor(
     to_monetary_amount(code, Decimal::from_minor(amount_minor, decimals))
 }
 
-/// Refuses another currency than the one expected.
+/// Refuses another currency than `expected`.
 pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
     if got == expected {
         return Ok(());
@@ -128,8 +128,8 @@ pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
     })
 }
 
-/// Microseconds since 1970 as a wire time. One without a JSON form is shown as the nearest that has one, so
-/// that a stored row never makes a list unreadable.
+/// Microseconds since 1970 as a timestamp. A time without a JSON form is clamped, so that a stored
+/// row cannot make a list unreadable.
 pub fn to_timestamp_us(time_us: i64) -> Timestamp {
     crate::times::clamped(Timestamp {
         seconds: time_us.div_euclid(1_000_000),
@@ -137,7 +137,7 @@ pub fn to_timestamp_us(time_us: i64) -> Timestamp {
     })
 }
 
-/// A journalled time as a wire time.
+/// A journalled time as a timestamp.
 pub fn to_timestamp_ns(time_ns: u64) -> Timestamp {
     Timestamp {
         seconds: i64::try_from(time_ns / 1_000_000_000).expect("before the year 292277026596"),
@@ -145,7 +145,7 @@ pub fn to_timestamp_ns(time_ns: u64) -> Timestamp {
     }
 }
 
-/// Microseconds since 1970 of a wire time.
+/// Microseconds since 1970 of a timestamp.
 pub fn timestamp_us(time: &Timestamp) -> i64 {
     time.seconds
         .saturating_mul(1_000_000)

@@ -1,8 +1,9 @@
-//! The contracts of the platform as Rust: generated messages, service traits and clients, and the descriptor
-//! set. Nothing here decides anything but the form of a request's times ([`times`]); conversion between wire
-//! shapes and `types` is in [`convert`], so that no other room parses a wire number itself.
+//! The platform's contracts in Rust: generated messages, service traits, clients, descriptor set.
 //!
-//! The schemas are under `proto/dfa/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo
+//! The crate only checks the times of requests ([`times`]). Conversions between messages and
+//! `types` are in [`convert`], so that no other crate parses a number of a message.
+//!
+//! The schemas are in `proto/dfa/<service>/v1`. In `v1` only additions are allowed (D01); `cargo
 //! xtask proto` lints them and compares them with the committed image `proto/baseline.binpb`.
 
 /// Every schema with its imports and comments, as an encoded `google.protobuf.FileDescriptorSet`.

@@ -1,7 +1,7 @@
-//! Times of requests: the one check that every request message passes, whichever way it came (D49).
+//! Validation of the times in requests, for all transports (D49).
 //!
-//! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and calls in process all pass
-//! here; requests that arrive on a topic are given to [`check`]. The encoded bytes are walked by descriptor,
+//! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and in-process calls are
+//! checked here; requests from a topic call [`check`]. The encoded bytes are walked by descriptor,
 //! and only fields that lead to a `google.protobuf.Timestamp` are entered: one pass, no copy.
 
 use std::collections::HashMap;
@@ -18,34 +18,34 @@ use tonic::{Code, Status};
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// Seconds since 1970 that a request may name: the years 2000 to 2100.
+/// Valid times of a request, in seconds since 1970: the years 2000 to 2100.
 pub const SECONDS: Range<i64> = 946_684_800..4_133_980_800;
 
-/// Seconds since 1970 that have a JSON form (RFC 3339): the years 1 to 9999.
+/// Times with a JSON form (RFC 3339), in seconds since 1970: the years 1 to 9999.
 pub const JSON_SECONDS: Range<i64> = -62_135_596_800..253_402_300_800;
 
 const NANOS: Range<i32> = 0..1_000_000_000;
 
-/// Deepest nesting that is walked. prost refuses a message that is nested deeper.
+/// Deepest nesting walked. prost refuses deeper messages.
 const DEPTH_MAX: usize = 100;
 
 const TIMESTAMP: &str = ".google.protobuf.Timestamp";
 
-/// The bad times of an encoded request: field path and what is wrong. Empty for a message that is no request
-/// of the contract. Bytes that are no such message end the walk: decoding refuses them.
+/// Invalid times of an encoded request: field path and defect. Empty if the message is no request
+/// of the contract. Malformed bytes end the walk: decoding refuses them.
 pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     if let Some(root) = CONTRACT.requests.get(full_name) {
-        // What cannot be walked cannot be decoded either.
+        // Bytes that cannot be walked cannot be decoded either.
         let _ = walk(*root, message, "", 0, &mut found);
     }
     found
 }
 
-/// INVALID_ARGUMENT that names every time out of range in an encoded request.
+/// INVALID_ARGUMENT with every time out of range in an encoded request.
 ///
 /// # Errors
-/// See above.
+/// If a time is out of range.
 pub fn check<M: Name>(message: &[u8]) -> Result<(), Status> {
     let problems = problems(&M::full_name(), message);
     match problems.is_empty() {
@@ -54,7 +54,7 @@ pub fn check<M: Name>(message: &[u8]) -> Result<(), Status> {
     }
 }
 
-/// A time moved to the nearest one that has a JSON form.
+/// Clamps a time to the range with a JSON form.
 pub fn clamped(time: Timestamp) -> Timestamp {
     if time.seconds < JSON_SECONDS.start {
         return Timestamp {
@@ -74,7 +74,7 @@ pub fn clamped(time: Timestamp) -> Timestamp {
     }
 }
 
-/// As `rpc::status::invalid_arguments` makes it, which this room cannot name.
+/// Like `rpc::status::invalid_arguments`, which this crate cannot use.
 fn refusal(problems: Vec<(String, String)>) -> Status {
     let mut details = ErrorDetails::new();
     let mut message = None;
@@ -87,7 +87,7 @@ fn refusal(problems: Vec<(String, String)>) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// What the generated servers and clients encode and decode with: prost, and the check for requests.
+/// Codec of the generated servers and clients: prost, plus the check of requests.
 #[derive(Debug)]
 pub struct Codec<T, U>(PhantomData<(T, U)>);
 
@@ -123,7 +123,7 @@ where
     }
 }
 
-/// Decodes like prost; a request is refused for its times, and for bytes that are no such message.
+/// Decodes like prost; refuses a request with invalid times or malformed bytes.
 #[derive(Debug)]
 pub struct CheckedDecoder<U> {
     inner: ProstDecoder<U>,
@@ -139,7 +139,7 @@ impl<U: Message + Default> Decoder for CheckedDecoder<U> {
         let Some(full_name) = &self.request else {
             return self.inner.decode(buffer);
         };
-        // One message of one buffer: its chunk is all of it.
+        // A message is in one contiguous buffer, so its chunk is the whole message.
         let problems = problems(full_name, bytes::Buf::chunk(buffer));
         if !problems.is_empty() {
             return Err(refusal(problems));
@@ -205,7 +205,7 @@ static CONTRACT: LazyLock<Contract> = LazyLock::new(|| {
             fields.collect()
         })
         .collect();
-    // Fields that lead to no time are taken off until none is left.
+    // Removes fields that lead to no time, until none is left.
     let mut leads = vec![false; messages.len()];
     loop {
         let before = leads.iter().filter(|leads| **leads).count();
@@ -249,7 +249,7 @@ fn collect<'a>(
     }
 }
 
-/// `None` where the bytes are no message.
+/// `None` if the bytes are malformed.
 fn walk(
     message: usize,
     mut bytes: &[u8],

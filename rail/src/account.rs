@@ -1,5 +1,5 @@
-//! Russian account numbers: 20 digits, the ninth of which is a control key over the bank's BIC and
-//! the number (Bank of Russia rule of weights 7, 1, 3).
+//! Russian account numbers: 20 digits, the ninth is a control key over the bank's BIC and the
+//! number (Bank of Russia rule, weights 7, 1, 3).
 //!
 //! Digits 1-5 are the balance account (408 = people, 407 = companies), 6-8 the currency (810 =
 //! rouble), 9 the key, 10-20 branch and number.
@@ -21,10 +21,10 @@ pub enum AccountError {
     ControlKey,
 }
 
-/// A valid account of the sandbox bank, for instance `number("40817", 42)` for a person.
+/// A valid account of the sandbox bank: `number("40817", 42)` is a person's.
 ///
 /// # Panics
-/// Our own bug: a balance account that is not five digits.
+/// If `balance_account` is not five digits.
 pub fn number(balance_account: &str, sequence: u32) -> String {
     assert!(balance_account.len() == 5 && balance_account.bytes().all(|b| b.is_ascii_digit()));
     let mut digits = format!("{balance_account}{RUBLE}0{sequence:011}").into_bytes();
@@ -53,7 +53,7 @@ pub fn check(account: &str) -> Result<(), AccountError> {
     Ok(())
 }
 
-/// Sum of the last three digits of the BIC and the account, weighted 7, 1, 3 in turn.
+/// Sum of the last three digits of the BIC and the account with repeating weights 7, 1, 3.
 fn weighted(account: &[u8]) -> u32 {
     BIC.as_bytes()[6..]
         .iter()
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn made_accounts_pass_and_any_other_key_does_not() {
+    fn generated_accounts_pass_and_any_other_key_fails() {
         for sequence in [0, 1, 42, u32::MAX] {
             let account = number("40817", sequence);
             assert_eq!(check(&account), Ok(()), "{account}");

@@ -1,9 +1,8 @@
-//! The gateway's client of the bank: every request signed (R021), bounded in time and number (D30).
+//! The gateway's bank client: signed requests (R021), a timeout, bounded retries, a breaker (D30).
 //!
-//! A transport failure or a 5xx counts against the breaker and is repeated only where repeating
-//! cannot act twice: reads, and writes that carry their own request id. `initiate_transfer` is sent
-//! once; the payout worker repeats it later with the same request id, because its answer may have
-//! been lost.
+//! A transport failure or a 5xx counts against the breaker. Only calls that are safe to repeat are
+//! retried: reads, and writes with their own request id. `initiate_transfer` is sent once; after a
+//! lost response the payout worker sends it again with the same request id.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -24,40 +23,40 @@ use crate::{
     request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
 };
 
-/// Largest answer read from the bank, in bytes.
+/// Largest response body read from the bank, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 * 1024;
 
-/// Why a call to the bank gave no answer of the contract.
+/// Why a bank call returned no valid response.
 #[derive(Debug, thiserror::Error)]
 pub enum BankError {
-    /// No answer, or one that says "later". What was asked may or may not have happened.
+    /// No response, or a 5xx or 429. The request may or may not have been executed.
     #[error("bank is unavailable: {0}")]
     Unavailable(String),
-    /// The bank knows nothing of it.
-    #[error("bank does not know it")]
+    /// The bank has no such object.
+    #[error("not found at the bank")]
     NotFound,
-    /// The bank understood and refuses. Nothing happened.
+    /// The bank refused the request and changed nothing.
     #[error("bank refuses: HTTP {status}: {code}: {message}")]
     Refused {
         status: u16,
         code: String,
         message: String,
     },
-    /// An answer that is not of the contract.
-    #[error("bank's answer is not understood: {0}")]
+    /// The response violates the contract.
+    #[error("invalid response from the bank: {0}")]
     Protocol(String),
     #[error("bank client: {0}")]
     Client(String),
 }
 
-/// Answer to a transfer order.
+/// Response to a transfer order.
 pub enum Ordered {
     Taken(TransferReport),
     /// Refused with the error register filled.
     Refused(TransferReport),
 }
 
-/// Client of the fast-payment system and of the bank, which are one address in this contract.
+/// Client of the bank and the fast-payment system, which share one address in this contract.
 pub struct BankClient {
     http: reqwest::Client,
     base: String,
@@ -78,7 +77,7 @@ impl BankClient {
         signer: Signer,
         policy: ClientPolicy,
     ) -> Result<BankClient, BankError> {
-        // Harmless when the process has one already.
+        // Fails only when the process has a provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_millis(policy.connect_timeout_ms))
@@ -143,7 +142,7 @@ impl BankClient {
         let (status, body) = self
             .attempt("POST", "/bank/v1/transfers", &encode(&order)?)
             .await?;
-        // 422 is the error register: an answer of the contract, not a failure of the call.
+        // 422 carries the error register: a contract response, not a failed call.
         if status == 422
             && let Ok(report) = decode::<TransferReport>(&body)
         {
@@ -181,14 +180,14 @@ impl BankClient {
             match self.attempt(method, path, body).await {
                 Ok((status, answer)) => return read(status, &answer),
                 Err(error) if attempt >= self.policy.tries => return Err(error),
-                Err(error) => tracing::warn!(%error, path, attempt, "bank call is repeated"),
+                Err(error) => tracing::warn!(%error, path, attempt, "bank call failed, retrying"),
             }
             tokio::time::sleep(backoff::doubled(first, attempt - 1, Duration::MAX)).await;
             attempt += 1;
         }
     }
 
-    /// One signed request. `Err` only when the bank gave no usable answer.
+    /// One signed request. `Err` only without a usable response.
     async fn attempt(
         &self,
         method: &'static str,
@@ -218,7 +217,7 @@ impl BankClient {
         let mut bytes = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(away)? {
             if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
-                return Err(BankError::Protocol("answer is too long".into()));
+                return Err(BankError::Protocol("response is too long".into()));
             }
             bytes.extend_from_slice(&chunk);
         }
@@ -234,7 +233,8 @@ impl BankClient {
     }
 }
 
-/// One admitted call: records its result in the breaker when it is dropped, also half way.
+/// One admitted call. On drop it records the result in the breaker, also when the call is
+/// cancelled.
 struct Call<'a> {
     client: &'a BankClient,
     admitted: Admitted,
@@ -242,7 +242,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// `None`: the breaker is open. The guard must not exist then, since its drop counts as a failure.
+    /// `None`: the breaker is open. No guard exists then, because its drop counts as a failure.
     fn begin(client: &'a BankClient) -> Option<Call<'a>> {
         let admitted = client.with_breaker(|breaker| breaker.admit(monotonic_us()))?;
         Some(Call {
@@ -263,7 +263,7 @@ impl Drop for Call<'_> {
     }
 }
 
-/// The breaker's pauses are intervals: a step of the clock neither opens nor holds it.
+/// Monotonic: a clock step neither opens nor extends the breaker's pause.
 fn monotonic_us() -> i64 {
     i64::try_from(clock::monotonic_ns() / 1_000).unwrap_or(i64::MAX)
 }

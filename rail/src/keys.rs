@@ -1,13 +1,13 @@
-//! Keys between the gateway and the bank, as files: made on first use, kept for ever.
+//! Key files shared by the gateway and the bank: created on first use, never replaced.
 //!
-//! | file | what | who needs it |
+//! | file | content | used by |
 //! |---|---|---|
 //! | `gateway_ed25519.pk8` | private key of the gateway's requests | gateway |
-//! | `gateway_ed25519.pub` | its public half, hex | bank |
-//! | `webhook_secret` | `whsec_...`; further lines are secrets still accepted during rotation | both |
+//! | `gateway_ed25519.pub` | its public key, hex | bank |
+//! | `webhook_secret` | `whsec_...`; further lines: secrets accepted during rotation | both |
 //!
-//! The folder is shared by the gateway and the sandbox bank of one machine; with a bank elsewhere
-//! the last two files are exchanged by hand.
+//! The gateway and the sandbox bank of one machine share the folder. With a bank elsewhere the last
+//! two files are exchanged by hand.
 
 use std::{fs, io, path::Path};
 
@@ -23,7 +23,7 @@ const PRIVATE: &str = "gateway_ed25519.pk8";
 const PUBLIC: &str = "gateway_ed25519.pub";
 const WEBHOOK: &str = "webhook_secret";
 
-/// Why keys cannot be had.
+/// Why the keys cannot be loaded or created.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     #[error("key file: {0}")]
@@ -34,15 +34,15 @@ pub enum KeysError {
     Secret,
 }
 
-/// What the two sides share.
+/// Keys of the gateway's side.
 pub struct Keys {
     pub signer: Signer,
-    /// First one signs; all of them verify.
+    /// The first signs; all of them verify.
     pub webhook_secrets: Vec<Secret>,
 }
 
 impl Keys {
-    /// Reads the keys, making those that are not there yet.
+    /// Reads the keys and creates the missing ones.
     ///
     /// # Errors
     /// [`KeysError`].
@@ -64,13 +64,13 @@ impl Keys {
     }
 }
 
-/// What the bank needs: the gateway's public key and the webhook secrets. Makes a pair when the
-/// folder has none, so that bank and gateway of one machine may start in any order.
+/// The bank's keys: the gateway's public key and the webhook secrets. Creates them in an empty
+/// folder, so that bank and gateway of one machine can start in any order.
 ///
 /// # Errors
 /// [`KeysError`].
 pub fn bank_side(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError> {
-    // An empty one is what an interrupted start of an older version has left.
+    // An interrupted start of an older version leaves an empty file.
     if !fs::metadata(folder.join(PUBLIC)).is_ok_and(|file| file.len() > 0) {
         Keys::load_or_create(folder)?;
     }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_made_once_and_both_sides_agree() {
+    fn keys_are_created_once_and_both_sides_agree() {
         let folder = tempfile::tempdir().unwrap();
         let (public, secrets) = bank_side(folder.path()).unwrap();
         let keys = Keys::load_or_create(folder.path()).unwrap();

@@ -1,19 +1,19 @@
-//! Room `rail`: everything that is the bank's and the fast-payment system's contract, and nothing that
-//! is the platform's (specification 2.4).
+//! The contract of the bank and the fast-payment system, without any platform logic (specification
+//! 2.4).
 //!
-//! | file | what |
+//! | module | content |
 //! |---|---|
 //! | `rub` | roubles in kopecks |
 //! | `account` | account numbers and their control key |
 //! | `sbp_link`, `purpose_code` | what a payer scans or types |
-//! | `messages` | requests, answers and webhooks as JSON |
-//! | `request_signature`, `webhook`, `keys` | how both sides sign, and the key files |
-//! | `client`, `policy` | the platform's client of the bank and its limits |
+//! | `messages` | requests, responses and webhooks as JSON |
+//! | `request_signature`, `webhook`, `keys` | signatures of both sides and the key files |
+//! | `client`, `policy` | the gateway's bank client and its limits |
 //!
-//! Another bank is another crate like this one. The payments gateway speaks these messages from one
-//! side, the sandbox bank from the other.
+//! Another bank is another crate like this one. The payments gateway uses these messages as the
+//! client, the sandbox bank as the server.
 //!
-//! Architecture invariants: neither of the two sides is a dependency; no store, no rules of payments.
+//! Architecture invariants: no dependency on either side, no store, no payment rules.
 
 pub mod account;
 pub mod client;

@@ -1,4 +1,4 @@
-//! JSON of the bank's contract (specification 2.4): what the gateway asks, what the bank answers, what a webhook says.
+//! JSON messages of the bank's contract (specification 2.4): requests, responses, webhooks.
 //!
 //! | call | path | idempotent by |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | initiateTransfer | `POST /bank/v1/transfers` | `requestId` |
 //! | getTransferStatus | `GET /bank/v1/transfers/{transferId}` | |
 //!
-//! Unit trap: the fast-payment half counts kopecks as a JSON integer, the bank half and the
-//! webhooks write roubles as decimal text. The field types keep them apart; no amount passes
+//! Unit trap: the fast-payment half writes kopecks as a JSON integer, the bank half and the
+//! webhooks write roubles as decimal text. Separate field types keep them apart; no amount passes
 //! through a binary float (T47).
 
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ impl From<Kopecks> for Rub {
     }
 }
 
-/// An amount as decimal text with its currency.
+/// An amount as decimal text, with its currency.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
     pub value: String,
@@ -53,7 +53,7 @@ impl From<Rub> for Amount {
 }
 
 impl Amount {
-    /// `None` when it is not roubles or not exact in kopecks.
+    /// `None` if it is not in roubles or not exact in kopecks.
     pub fn rub(&self) -> Option<Rub> {
         (self.currency == CURRENCY)
             .then(|| self.value.parse().ok())
@@ -115,7 +115,7 @@ pub struct Balance {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferOrder {
-    /// The same id is the same transfer, however often it is sent.
+    /// Idempotency key: the same id is the same transfer, no matter how often it is sent.
     pub request_id: String,
     pub account_number: String,
     pub recipient_account: String,
@@ -123,7 +123,7 @@ pub struct TransferOrder {
     pub purpose: String,
 }
 
-/// Answer to a transfer order (also with HTTP 422 when refused), and the state of a transfer.
+/// Response to a transfer order (HTTP 422 when refused), and the state of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferReport {
@@ -131,12 +131,12 @@ pub struct TransferReport {
     pub request_id: String,
     pub status: Status,
     pub amount: Amount,
-    /// Why it was refused; empty otherwise.
+    /// Why the transfer was refused; empty otherwise.
     #[serde(default)]
     pub error_register: Vec<RegisterEntry>,
 }
 
-/// One line of the bank's error register.
+/// One entry of the bank's error register.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisterEntry {
     pub code: String,
@@ -150,7 +150,7 @@ pub struct ErrorBody {
     pub message: String,
 }
 
-/// What the bank posts to the gateway.
+/// Webhook that the bank posts to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "type",
@@ -173,7 +173,7 @@ pub enum Notice {
     },
 }
 
-/// `PENDING`, `SUCCESS`, `FAILED`, `EXPIRED` as the bank writes it.
+/// `PENDING`, `SUCCESS`, `FAILED` or `EXPIRED` in the bank's JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
@@ -205,7 +205,7 @@ pub fn time_text(time_us: i64) -> String {
         .unwrap_or_default()
 }
 
-/// Microseconds since the epoch of an RFC 3339 text.
+/// Microseconds since the epoch from RFC 3339 text.
 pub fn time_us(text: &str) -> Option<i64> {
     let time =
         time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).ok()?;
@@ -218,7 +218,7 @@ mod tests {
 
     // rows: R134
     #[test]
-    fn r134_amounts_of_the_fast_payment_half_are_integers_of_kopecks() {
+    fn r134_fast_payment_amounts_are_integer_kopecks() {
         let ask = CreateQr {
             payment_id: "p1".into(),
             amount: "1500.50".parse::<Rub>().unwrap().into(),

@@ -1,8 +1,8 @@
-//! When the bank is called, how often and for how long (D30, R127); the circuit breaker, pure.
+//! Limits of outgoing bank calls (D30, R127), and a pure circuit breaker.
 //!
 //! ```text
-//! closed --n failures in a row--> open --time is up--> one probe --ok--> closed
-//!                                   ^-----------failed----+
+//! closed --n consecutive failures--> open --pause is over--> one probe --ok--> closed
+//!                                     ^-------------failed-----+
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct ClientPolicy {
     pub connect_timeout_ms: u64,
-    /// One attempt, connect included.
+    /// One attempt, including connect.
     pub call_timeout_ms: u64,
-    /// Attempts of a call that may be repeated, the first one included.
+    /// Attempts of a repeatable call, including the first.
     pub tries: u32,
     /// Pause before the second attempt; doubles.
     pub retry_pause_ms: u64,
-    /// Failures in a row that open the breaker.
+    /// Consecutive failures that open the breaker.
     pub breaker_failures: u32,
-    /// How long it stays open.
+    /// How long the breaker stays open.
     pub breaker_open_ms: u64,
 }
 
@@ -32,19 +32,19 @@ impl Default for ClientPolicy {
             tries: 3,
             retry_pause_ms: 200,
             breaker_failures: 5,
-            // Payments are back within 10 s of the end of an outage.
+            // Payments resume within 10 s after an outage ends.
             breaker_open_ms: 5_000,
         }
     }
 }
 
-/// Whether calls are let through.
+/// State of the circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breaker {
     Closed {
         failures: u32,
     },
-    /// `probing`: the one call that may test the water is under way.
+    /// `probing`: the probe call is in flight.
     Open {
         until_us: i64,
         probing: bool,
@@ -57,17 +57,17 @@ impl Default for Breaker {
     }
 }
 
-/// A call that was let through. Only such a call has a result to record.
+/// An admitted call. Only an admitted call records a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admitted {
     /// The breaker was closed.
     Normal,
-    /// The one call of an open breaker.
+    /// The probe call of an open breaker.
     Probe,
 }
 
 impl Breaker {
-    /// `None`: no call may go out now. Otherwise its result must reach [`Breaker::record`].
+    /// `None`: no call is allowed now. Otherwise the result must reach [`Breaker::record`].
     pub fn admit(&mut self, now_us: i64) -> Option<Admitted> {
         match self {
             Breaker::Closed { .. } => Some(Admitted::Normal),

@@ -1,15 +1,14 @@
-//! Requisites for a transfer from another bank as a QR payload of GOST R 56042-2014
-//! (`ST00012|Name=..|..`), and the code in its purpose that tells the bank which intent is paid
-//! (D12).
+//! QR payload of a bank transfer (GOST R 56042-2014, `ST00012|Name=..|..`) and its purpose code.
 //!
-//! The purpose ends in `PAY-<payment id>`: unique, and short enough to be typed by hand into a bank client.
+//! The code identifies the paid intent (D12). The purpose ends in `PAY-<payment id>`: unique, and
+//! short enough to type by hand.
 
 use crate::{Rub, account};
 
 const HEADER: &str = "ST00012";
 const CODE_PREFIX: &str = "PAY-";
 
-/// Where a bank transfer goes to.
+/// Recipient of a bank transfer.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Requisites {
@@ -21,7 +20,7 @@ pub struct Requisites {
 }
 
 impl Default for Requisites {
-    /// Those of the sandbox bank.
+    /// Requisites of the sandbox bank.
     fn default() -> Self {
         Requisites {
             name: "ООО Платформа".into(),
@@ -33,18 +32,18 @@ impl Default for Requisites {
     }
 }
 
-/// The code of an intent.
+/// Purpose code of an intent.
 pub fn code(payment_id: &str) -> String {
     format!("{CODE_PREFIX}{payment_id}")
 }
 
-/// The payment id of a code, found at the end of a purpose text or alone.
+/// Payment id from a code that is the text or ends it.
 pub fn payment_id(text: &str) -> Option<&str> {
     let word = text.rsplit(' ').next()?;
     word.strip_prefix(CODE_PREFIX).filter(|id| !id.is_empty())
 }
 
-/// The QR payload: sum in kopecks, as the standard has it.
+/// The QR payload; the standard writes the sum in kopecks.
 pub fn payload(to: &Requisites, amount: Rub, purpose: &str, payment_id: &str) -> String {
     format!(
         "{HEADER}|Name={}|PersonalAcc={}|BankName={}|BIC={}|CorrespAcc={}|Sum={}|Purpose={purpose} {}",
@@ -58,7 +57,7 @@ pub fn payload(to: &Requisites, amount: Rub, purpose: &str, payment_id: &str) ->
     )
 }
 
-/// Payment id and sum of a payload; `None` when it is not one.
+/// Payment id and sum of a payload; `None` if the text is not a payload.
 pub fn read(payload: &str) -> Option<(String, Rub)> {
     let mut fields = payload.split('|');
     if fields.next() != Some(HEADER) {

@@ -1,13 +1,12 @@
-//! Signatures of the gateway's requests to the bank (specification 1.2, R021): Ed25519 over
+//! Ed25519 signatures of the gateway's requests to the bank (specification 1.2, R021) over
 //!
 //! ```text
 //! METHOD \n path?query \n timestamp \n hex(SHA-256(body))
 //! ```
 //!
-//! in the headers `x-key-id`, `x-timestamp` (seconds) and `x-signature` (base64). The key is the
-//! gateway's; the bank knows its public half and refuses requests that are unsigned, altered or
-//! more than five minutes old. A replay inside that time changes nothing: every write of the
-//! contract repeats its own request id.
+//! in the headers `x-key-id`, `x-timestamp` (seconds) and `x-signature` (base64). The bank has the
+//! gateway's public key and refuses requests that are unsigned, altered or more than five minutes
+//! old. A replay within that time has no effect: every write carries its own request id.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ring::{
@@ -20,10 +19,10 @@ pub const KEY_ID_HEADER: &str = "x-key-id";
 pub const TIMESTAMP_HEADER: &str = "x-timestamp";
 pub const SIGNATURE_HEADER: &str = "x-signature";
 
-/// How old a request may be at the bank, in seconds.
+/// Largest difference between a request's timestamp and the bank's clock, in seconds.
 pub const TOLERANCE_S: i64 = 300;
 
-/// Not a usable key.
+/// Not a usable Ed25519 key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an Ed25519 key")]
 pub struct BadKey;
@@ -51,7 +50,7 @@ impl Signer {
     /// A new key as PKCS#8 bytes.
     ///
     /// # Errors
-    /// [`BadKey`] when the system gives no randomness.
+    /// [`BadKey`] when the system has no randomness.
     pub fn generate() -> Result<Vec<u8>, BadKey> {
         let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| BadKey)?;
         Ok(pkcs8.as_ref().to_vec())
@@ -80,7 +79,7 @@ impl Signer {
     }
 }
 
-/// The three headers of a request.
+/// The three signature headers of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Signed<'a> {
     pub key_id: &'a str,
@@ -121,7 +120,7 @@ fn signed_text(method: &str, path: &str, timestamp: &str, body: &[u8]) -> String
     format!("{method}\n{path}\n{timestamp}\n{digest}")
 }
 
-/// First eight bytes of the public key's hash, in hex.
+/// First eight bytes of the public key's SHA-256, in hex.
 fn key_id(public_key: &[u8]) -> String {
     hex::encode(&Sha256::digest(public_key)[..8])
 }

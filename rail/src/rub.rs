@@ -1,8 +1,8 @@
-//! Roubles in kopecks: the only kind of money the bank knows.
+//! Roubles in kopecks: the only money of the bank.
 //!
-//! Exact on the way in (an amount with a third fraction digit is refused, never rounded) and always
-//! two digits on the way out. May be negative: a difference found by reconciliation, for instance.
-//! Arithmetic is checked; overflow is an error of whoever sums.
+//! Parsing is exact: a third fraction digit is an error, never rounded. Display has always two
+//! digits. May be negative, for instance as a reconciliation difference. Arithmetic is checked;
+//! overflow is an error of the caller.
 
 use std::{fmt, str::FromStr};
 
@@ -17,7 +17,7 @@ const DECIMALS: u8 = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rub(i64);
 
-/// Not an amount of roubles.
+/// Why a text or value is not an amount of roubles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RubError {
     #[error("is not a decimal number")]
@@ -44,7 +44,7 @@ impl Rub {
     }
 
     /// # Errors
-    /// [`RubError::Scale`] when kopecks do not suffice.
+    /// [`RubError::Scale`] if the value is not exact in kopecks.
     pub fn from_decimal(value: Decimal) -> Result<Rub, RubError> {
         value
             .to_minor(DECIMALS)
@@ -84,7 +84,7 @@ impl fmt::Display for Rub {
 impl FromStr for Rub {
     type Err = RubError;
 
-    /// Any scale that is exact in kopecks: `100`, `100.0` and `100.00` are one amount (T27).
+    /// Accepts any scale that is exact in kopecks: `100`, `100.0` and `100.00` are equal (T27).
     fn from_str(text: &str) -> Result<Rub, RubError> {
         let value: Decimal = text.parse().map_err(|_| RubError::Syntax)?;
         Rub::from_decimal(value)
@@ -97,7 +97,7 @@ mod tests {
 
     // rows: R117
     #[test]
-    fn r117_scale_does_not_make_another_amount() {
+    fn r117_scale_does_not_change_the_amount() {
         let amount = |text: &str| text.parse::<Rub>();
         assert_eq!(amount("100"), amount("100.000"));
         assert_eq!(amount("100.0").unwrap().to_string(), "100.00");

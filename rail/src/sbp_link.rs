@@ -1,13 +1,13 @@
-//! Payment links of the fast-payment system, the payload of its QR codes.
+//! Payment links of the fast-payment system: the payload of its QR codes.
 //!
 //! ```text
 //! https://qr.nspk.ru/<id>?type=<01|02>&bank=<12 digits>[&sum=<kopecks>&cur=RUB]&crc=<4 hex>
 //! ```
 //!
-//! Type 01 is static (used many times, sum optional), 02 dynamic (used once, sum required). The
-//! checksum is CRC-16/CCITT-FALSE over the ASCII text up to, not including, `&crc=`; it is checked
-//! on the text as it came, because the order of parameters matters. A code that is not exactly of
-//! this form (another host, an unknown or repeated parameter, a fiscal receipt) is refused.
+//! Type 01 is static (reusable, sum optional), 02 dynamic (single use, sum required). The checksum
+//! is CRC-16/CCITT-FALSE over the ASCII text before `&crc=`. It is checked on the received text,
+//! because parameter order matters. Any other form is refused: another host, an unknown or repeated
+//! parameter, a fiscal receipt.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum LinkKind {
     Dynamic,
 }
 
-/// A link whose parts are well formed.
+/// A link with well-formed parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SbpLink {
     id: String,
@@ -33,7 +33,7 @@ pub struct SbpLink {
     sum: Option<Rub>,
 }
 
-/// Why a text is no payment link.
+/// Why a text is not a payment link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     #[error("is not a link of the fast-payment system")]
@@ -56,7 +56,7 @@ pub enum LinkError {
 
 impl SbpLink {
     /// # Errors
-    /// [`LinkError`] naming the part that is not well formed.
+    /// [`LinkError`] names the malformed part.
     pub fn new(
         id: &str,
         kind: LinkKind,
@@ -152,7 +152,7 @@ impl SbpLink {
     }
 }
 
-/// The link itself, checksum in upper case.
+/// Writes the link with an upper-case checksum.
 impl fmt::Display for SbpLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -168,7 +168,7 @@ impl fmt::Display for SbpLink {
     }
 }
 
-/// CRC-16/CCITT-FALSE: polynomial 0x1021, start 0xFFFF, nothing reflected, nothing added at the end.
+/// CRC-16/CCITT-FALSE: polynomial 0x1021, initial value 0xFFFF, no reflection, no final XOR.
 pub fn crc16_ccitt_false(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0xFFFF, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
@@ -212,14 +212,14 @@ mod tests {
 
     // rows: R111
     #[test]
-    fn r111_what_is_no_payment_link_is_refused() {
+    fn r111_other_texts_are_refused() {
         const ID: &str = "AD10001246OADML79D5OP9279JLPI2V6";
         let sealed = |text: &str| {
             let crc = crc16_ccitt_false(text.as_bytes());
             SbpLink::parse(&format!("{text}&crc={crc:04X}"))
         };
         let base = format!("https://qr.nspk.ru/{ID}");
-        // A placeholder of a manual, and a sum written into a link by hand.
+        // A placeholder from a manual, and a sum added to a link by hand.
         for text in [
             "https://qr.nspk.ru/AD10006M8KH234K782OQM0L13JI31LQD?type=02&bank=000000000009&sum=200000&cur=RUB&crc=C08B",
             "https://qr.nspk.ru/AS100001ORTF4GAF80KPJ53K186D9A3G?type=01&bank=100000000111&sum=100&cur=RUB&crc=0C8A",
@@ -271,7 +271,7 @@ mod tests {
         ] {
             assert_eq!(sealed(&text), Err(error), "{text}");
         }
-        // What follows the checksum is not covered by it.
+        // The checksum does not cover what follows it.
         let signed = format!("{base}?type=01&bank=100000000001");
         let crc = crc16_ccitt_false(signed.as_bytes());
         assert!(SbpLink::parse(&format!("{signed}&crc={crc:04X}")).is_ok());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn no_single_changed_character_survives() {
+    fn any_single_changed_character_is_detected() {
         let text = "https://qr.nspk.ru/AD10001246OADML79D5OP9279JLPI2V6?type=02&bank=100000000001\
                     &sum=253&cur=RUB&crc=D959";
         for at in 0..text.len() {

@@ -1,11 +1,11 @@
-//! Webhook signatures after Standard Webhooks (D29): `v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`.
+//! Webhook signatures by Standard Webhooks (D29): `v1,<base64 HMAC-SHA256>` of `id.timestamp.body`.
 //!
-//! The bank signs, the gateway verifies on the raw bytes before it reads anything of them. Compared
-//! in constant time; a time more than the tolerance away from ours is refused too. Several
-//! signatures (the bank rotates) and several secrets (we rotate) are tried in turn.
+//! The bank signs. The gateway verifies the raw bytes before it parses them, in constant time, and
+//! refuses a timestamp outside the tolerance. Several signatures (rotation at the bank) and several
+//! secrets (rotation here) are tried.
 //!
-//! Anybody may call: the work per request is one MAC per secret over at most [`BODY_BYTES_MAX`],
-//! whatever the headers contain.
+//! The endpoint is open to all: a request costs one MAC per secret over at most [`BODY_BYTES_MAX`]
+//! bytes, whatever its headers contain.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac, digest::CtOutput};
@@ -15,20 +15,20 @@ pub const ID_HEADER: &str = "webhook-id";
 pub const TIMESTAMP_HEADER: &str = "webhook-timestamp";
 pub const SIGNATURE_HEADER: &str = "webhook-signature";
 
-/// How far the webhook's time may be from ours, in seconds.
+/// Largest difference between the webhook's timestamp and the local clock, in seconds.
 pub const TOLERANCE_S: i64 = 300;
 
-/// Longest body taken, in bytes: many times the longest notice of the bank.
+/// Longest accepted body, in bytes: many times the bank's longest webhook.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 
 const SECRET_PREFIX: &str = "whsec_";
 const SCHEME: &str = "v1,";
 const ID_BYTES_MAX: usize = 256;
-/// Signatures in one header, of any scheme: rotation needs two.
+/// Signatures in one header, of any scheme. Rotation needs two.
 const SIGNATURES_MAX: usize = 8;
 const MAC_BYTES: usize = 32;
 
-/// The webhook is not from the bank, or not from now. Says no more to whoever sent it.
+/// The webhook is not authentic or not recent. The sender learns no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Invalid signature")]
 pub struct InvalidSignature;
@@ -42,7 +42,7 @@ impl Secret {
         Secret(bytes)
     }
 
-    /// `None` for a text that is not one.
+    /// `None` if the text is not a secret.
     pub fn parse(text: &str) -> Option<Secret> {
         let encoded = text.trim().strip_prefix(SECRET_PREFIX)?;
         let bytes = STANDARD.decode(encoded).ok()?;
@@ -71,7 +71,7 @@ impl Secret {
     }
 }
 
-/// The three headers as they came.
+/// The three signature headers, unparsed.
 #[derive(Clone, Copy, Debug)]
 pub struct Signed<'a> {
     pub id: &'a str,
@@ -79,7 +79,7 @@ pub struct Signed<'a> {
     pub signatures: &'a str,
 }
 
-/// The secrets in force.
+/// The active secrets.
 #[derive(Clone)]
 pub struct Verifier {
     secrets: Vec<Secret>,
@@ -91,7 +91,7 @@ impl Verifier {
     }
 
     /// # Errors
-    /// [`InvalidSignature`] whatever is wrong.
+    /// [`InvalidSignature`] for any defect.
     pub fn verify(
         &self,
         signed: Signed<'_>,
@@ -115,7 +115,7 @@ impl Verifier {
     }
 }
 
-/// The signatures of our scheme that can be a MAC at all. `CtOutput` compares in constant time.
+/// Signatures of scheme `v1` with the length of a MAC. `CtOutput` compares in constant time.
 fn candidates(header: &str) -> Result<Vec<CtOutput<Hmac<Sha256>>>, InvalidSignature> {
     let signatures = header.split_ascii_whitespace();
     if signatures.clone().nth(SIGNATURES_MAX).is_some() {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// MACs computed by this test.
+        /// MACs computed on this thread.
         pub static MACS: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -166,7 +166,7 @@ mod tests {
     fn r334_public_vector_of_standard_webhooks() {
         assert_eq!(secret().sign(ID, AT_S, BODY), SIGNATURE);
         assert!(verify(SIGNATURE, "1614265330", BODY, AT_S));
-        // Rotation: one of several suffices, whatever the others are.
+        // Rotation: one matching signature is enough.
         let several = format!("v1a,AAAA v1,AAAA {SIGNATURE}");
         assert!(verify(&several, "1614265330", BODY, AT_S));
     }

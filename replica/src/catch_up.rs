@@ -1,5 +1,6 @@
-//! A replica that lives for a while: it begins at a checkpoint and reads on from the files, for a
-//! follower that is behind what the live one keeps in memory, or for a look at the past.
+//! A temporary replica: starts from a checkpoint and reads the journal's files.
+//!
+//! For a follower that is behind the live replica's window, or for reads of past states.
 
 use sequencer::{CheckpointError, ReadError, Reader};
 use types::Sequence;
@@ -21,7 +22,7 @@ pub enum ReplicaError {
 }
 
 impl ReplicaError {
-    /// There is no file descriptor at the moment: the same may be tried again.
+    /// True when out of file descriptors: the call may be retried.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Read(error) => error.is_transient(),
@@ -30,20 +31,20 @@ impl ReplicaError {
         }
     }
 
-    /// What is looked for has left the journal.
+    /// True when the record was removed from the journal.
     pub fn is_removed(&self) -> bool {
         matches!(self, Self::Read(error) if error.is_removed())
     }
 }
 
-/// A state and where it goes on. Every call blocks.
+/// A state and the reader that continues it. Every call blocks.
 pub struct CatchUp {
     state: State,
     reader: Reader,
 }
 
 impl CatchUp {
-    /// From `state` with any reader of its journal.
+    /// Starts at `state`, with a new reader of the same journal as `reader`.
     pub fn new(state: State, reader: &Reader) -> Self {
         let reader = reader.again(state.sequence());
         Self { state, reader }
@@ -56,7 +57,7 @@ impl CatchUp {
     /// The next record at or before the commit position, if there is one.
     ///
     /// # Errors
-    /// As [`ReplicaError`] says; after [`ReplicaError::Differs`] the state is of no use.
+    /// [`ReplicaError`]; after [`ReplicaError::Differs`] the state must be discarded.
     pub fn step(&mut self) -> Result<Option<Applied>, ReplicaError> {
         match self.reader.try_next()? {
             Some(record) => Ok(Some(self.state.apply(&record)?)),
@@ -64,7 +65,7 @@ impl CatchUp {
         }
     }
 
-    /// Follows up to `until`, or to the commit position where that comes first; gives the sequence reached.
+    /// Applies records up to `until` or the commit position; returns the sequence reached.
     ///
     /// # Errors
     /// As [`CatchUp::step`].

@@ -1,6 +1,7 @@
-//! What a journal record did, in the order in which it did it: the effects of the command and of
-//! each of its events, with the orders and holds after it. Followers read these effects and apply no
-//! record themselves.
+//! Effects of a journal record: of the command, then of each of its events, in order.
+//!
+//! Each carries its orders and holds as they are afterwards. Followers read these effects and apply
+//! no record themselves.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use types::{
     Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
-/// What the member asked for and no amend changes, as the journal has it.
+/// Terms of an order that no amend changes, as journalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct OrderTerms {
     pub order_type: OrderType,
@@ -37,7 +38,7 @@ impl From<&New> for OrderTerms {
     }
 }
 
-/// An order as it stands after the effect that carries it.
+/// An order as it is after the effect that carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// Public id.
@@ -51,34 +52,35 @@ pub struct Order {
     pub side: Side,
     pub terms: OrderTerms,
     pub price: Ticks,
-    /// Total, what was filled included.
+    /// Total, filled quantity included.
     pub quantity: Lots,
     pub open: Lots,
     pub filled: Lots,
     pub done: Done,
     pub fee_rate: FeeRate,
     pub status: OrderStatus,
-    /// The command that brought it, and its time.
+    /// Sequence and time of the command that entered it.
     pub sequence: Sequence,
     pub created_ns: u64,
-    /// What it reserves of its hold.
+    /// Amount it reserves of its hold.
     pub reserved: Reserve,
 }
 
-/// What an effect did to the money of one order and of the hold behind it.
+/// Money movements of an effect, for one order and its hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Paid out of the order's reserve by a trade.
     pub spent: Reserve,
-    /// Gone back to the hold; negative where an amend drew more than it gave back.
+    /// Returned to the hold; negative where an amend drew more than it returned.
     pub returned: Reserve,
-    /// What the ledger must still have in the hold and its children: undrawn, and the reserves of all open orders.
+    /// Amount that the ledger must still hold in the hold and its children: undrawn money plus the
+    /// reserves of all open orders.
     pub held: Minor,
-    /// Orders that still draw on the hold.
+    /// Open orders that draw on the hold.
     pub hold_orders: u32,
 }
 
-/// One match with both orders as it leaves them.
+/// One match, with both orders as they are after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trade {
     pub id: Id128,
@@ -87,7 +89,7 @@ pub struct Trade {
     pub price: Ticks,
     pub quantity: Lots,
     pub value_minor: Minor,
-    /// Units that change hands, in minor units of the instrument.
+    /// Traded units, in minor units of the instrument.
     pub units_minor: Minor,
     /// Charged to the buyer.
     pub fee_minor: Minor,
@@ -113,7 +115,7 @@ impl Trade {
     }
 }
 
-/// Money behind orders: a ledger hold as the journal knows it.
+/// A ledger hold that orders draw on, as journalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub hold: HoldIx,
@@ -121,22 +123,22 @@ pub struct Hold {
     pub kind: PoolKind,
     pub user: UserIx,
     pub asset: AssetIx,
-    /// Undrawn, and the reserves of its open orders.
+    /// Undrawn money plus the reserves of its open orders.
     pub held: Minor,
-    /// Sum of all `Fund`s: what the ledger hold was ever given.
+    /// Sum of all `Fund`s: all money ever added to the ledger hold.
     pub funded: Minor,
-    /// Sum of all `Defund`s: what the ledger has to give back of an open hold.
+    /// Sum of all `Defund`s: what the ledger must release while the hold is open.
     pub defunded: Minor,
     pub funding_seq: u64,
     pub open_orders: u32,
-    /// Orders that ever drew on it.
+    /// Number of orders that ever drew on it.
     pub orders: u64,
     pub closed: bool,
-    /// The last `Defund` or `CloseHold`: the ledger gives back once settlement has passed it.
+    /// Last `Defund` or `CloseHold`; the ledger releases after settlement has passed it.
     pub taken_at: Sequence,
     /// Time of the last funding or closing.
     pub changed_ns: u64,
-    /// Time of the last funding, or of the last order that came or ended.
+    /// Time of the last funding, or of the last order that entered or closed.
     pub used_ns: u64,
 }
 
@@ -157,7 +159,7 @@ pub struct Session {
     pub last_number: u64,
 }
 
-/// One thing that is now so.
+/// One change that a record made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     User(UserIx, UserId),
@@ -166,15 +168,15 @@ pub enum Effect {
     Session(Session),
     /// Funded, defunded or closed.
     Hold(Hold),
-    /// The order has drawn its money; the book speaks next.
+    /// The order has drawn its money; the book's answer follows.
     Entered(Order),
-    /// The book has taken the order on; what rests at once gets no [`Effect::Rested`].
+    /// The book has accepted the order; one that rests at once gets no [`Effect::Rested`].
     Accepted(Order),
-    /// The book has refused the order: it is closed.
+    /// The book has rejected the order: it is closed.
     Refused(Order, Moved, RejectReason),
-    /// What is left of an order after its trades rests.
+    /// The remainder of an order rests after its trades.
     Rested(Order),
-    /// In a box: it is three times as large as any other.
+    /// Boxed: three times as large as any other variant.
     Traded(Box<Trade>),
     Amended {
         order: Order,
@@ -193,18 +195,18 @@ pub enum Effect {
         quantity: Lots,
         reason: CancelReason,
     },
-    /// The book has refused a cancel or an amend.
+    /// The book has rejected a cancel or an amend.
     ChangeRefused(RejectReason),
-    /// Settlement is further.
+    /// Settlement's positions have advanced.
     Settled {
         posted: Sequence,
         finalized: Sequence,
     },
-    /// The trade of this public id is bust.
+    /// The trade with this public id is bust.
     Bust(Id128),
 }
 
-/// What became of a trade.
+/// Settlement state of a trade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TradeStatus {
     /// Not final.
@@ -215,12 +217,12 @@ pub enum TradeStatus {
     Failed,
 }
 
-/// A record and everything it did.
+/// A record and all its effects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub cause: Cause,
     pub effects: Vec<Effect>,
-    /// The numbered messages of sessions.
+    /// The sessions' numbered messages.
     pub reports: Vec<Report>,
 }
 
@@ -229,7 +231,7 @@ impl Applied {
         self.cause.sequence
     }
 
-    /// True for a record that settlement itself has journalled to say how far it is.
+    /// True for a record of settlement's own progress.
     pub fn is_settlements_own(&self) -> bool {
         let own = |effect: &Effect| matches!(effect, Effect::Settled { .. } | Effect::Bust(_));
         self.effects.iter().any(own)
@@ -240,22 +242,22 @@ impl Applied {
 #[derive(Clone, Debug)]
 pub struct Batch {
     applied: Arc<Vec<Applied>>,
-    /// Records at its beginning that the follower has had.
+    /// Number of leading records that the follower already has.
     skip: usize,
 }
 
 impl Batch {
     /// # Panics
-    /// There are no records.
+    /// `applied` is empty.
     pub fn new(applied: Vec<Applied>) -> Self {
-        assert!(!applied.is_empty(), "a batch has records");
+        assert!(!applied.is_empty(), "a batch must not be empty");
         Self {
             applied: Arc::new(applied),
             skip: 0,
         }
     }
 
-    /// The part behind `position`; `None` when there is nothing.
+    /// The part after `position`; `None` when empty.
     pub(crate) fn behind(mut self, position: Sequence) -> Option<Self> {
         let had = self.applied.partition_point(|a| a.sequence() <= position);
         self.skip = self.skip.max(had);

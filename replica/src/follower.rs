@@ -1,5 +1,6 @@
-//! One subscriber's way through the journal: out of the live replica's memory while it keeps up,
-//! through a replica of its own from the files when it does not.
+//! A follower's position in the journal: reads the live replica's memory while it keeps up.
+//!
+//! Otherwise it reads through a temporary replica from the files.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,23 +14,23 @@ use crate::hub::Attached;
 use crate::live::{Class, Replica, Turn};
 use crate::names::Names;
 
-/// Records that a catching up follower is given at once.
+/// Maximum of records per batch for a follower that catches up.
 const BATCH_RECORDS: usize = 256;
-/// How long it waits for a place among those that catch up before the health says so.
+/// Wait for a catch-up permit after which health reports the follower.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause before a read that found no file descriptor is tried again.
+/// Pause before a retry after a read without a file descriptor.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// A subscriber. It never slows the replica down, whatever it does with its time.
+/// A subscriber. It never slows the replica down, however slowly it reads.
 pub struct Follower {
     replica: Replica,
     name: &'static str,
     class: Class,
     position: Sequence,
     source: Source,
-    /// Since when it has waited for a place among those that catch up.
+    /// Start of the wait for a catch-up permit.
     waiting_since: Option<Instant>,
-    /// Read from files, and given once the live replica has it too: until then it knows no names for it.
+    /// Read from files; returned once the live replica, which adds the names, has it too.
     read_ahead: Option<Batch>,
 }
 
@@ -39,10 +40,10 @@ pub(crate) enum Source {
     CatchingUp(JoinHandle<Round>),
 }
 
-/// A temporary replica, and its turn for as long as it lives.
+/// A temporary replica with its catch-up permit.
 pub(crate) type Own = (CatchUp, Turn);
 
-/// What came of reading a batch from files: who goes on, and what there was.
+/// Result of reading a batch from files: the replica to continue with, and the batch.
 type Round = (Option<Own>, Result<Option<Batch>, ReplicaError>);
 
 impl Source {
@@ -70,20 +71,20 @@ impl Follower {
         }
     }
 
-    /// Last record given.
+    /// Last record returned.
     pub fn position(&self) -> Sequence {
         self.position
     }
 
-    /// What the indexes in effects stand for.
+    /// Ids and specs of the indexes in effects.
     pub fn names(&self) -> &Arc<Names> {
         self.replica.names()
     }
 
-    /// Waits for the records behind the last ones given. Cancel safe.
+    /// Waits for the records after the last ones returned. Cancel safe.
     ///
     /// # Errors
-    /// The replica has ended, or the files do not give what is looked for.
+    /// The replica has ended, or the files lack the records.
     pub async fn next(&mut self) -> Result<Batch, ReplicaError> {
         loop {
             if let Some(batch) = &self.read_ahead {
@@ -122,7 +123,7 @@ impl Follower {
         }
     }
 
-    /// More records if they are in memory now.
+    /// More records, if already in memory.
     pub fn try_next(&mut self) -> Option<Batch> {
         loop {
             let Source::Live(live) = &mut self.source else {
@@ -135,8 +136,9 @@ impl Follower {
         }
     }
 
-    /// Gives its place among those that catch up to others, for as long as it does not ask for more. For
-    /// one that waits for something else.
+    /// Releases the catch-up permit until the next call of [`Follower::next`].
+    ///
+    /// For a follower that waits for something else.
     pub fn release_place(&mut self) {
         if let Source::CatchingUp(_) = self.source {
             self.source = Source::Detached;
@@ -144,18 +146,20 @@ impl Follower {
         }
     }
 
-    /// A place among those that catch up. The health names one who waits long for it.
+    /// Waits for a catch-up permit. Health reports a follower that waits long for it.
     async fn turn(&mut self) -> Result<Turn, ReplicaError> {
         let shared = self.replica.shared.clone();
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         let turn = {
-            // Also when the wait is given up and begun again, over and over.
+            // The patience spans waits that are cancelled and started again.
             let mut waiting = std::pin::pin!(shared.turn(self.class));
             let left = PATIENCE.saturating_sub(since.elapsed());
             match tokio::time::timeout(left, &mut waiting).await {
                 Ok(turn) => turn?,
                 Err(_) => {
-                    shared.trouble(self.name, "waits for others that read the journal's files");
+                    let reason = "waits for a catch-up permit: \
+                                  other followers are reading the journal's files";
+                    shared.trouble(self.name, reason);
                     waiting.await?
                 }
             }
@@ -176,7 +180,7 @@ impl Follower {
         tracing::info!(
             follower = self.name,
             position = position.get(),
-            "catching up from the files"
+            "follower catches up from the journal's files"
         );
         self.source = Source::CatchingUp(tokio::task::spawn_blocking(move || {
             match shared.newest(position, |_| true) {
@@ -187,7 +191,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes in what a round of the own replica gave, and begins the next one where one is needed.
+    /// Handles the result of a round; starts the next one if needed.
     fn caught(
         &mut self,
         own: Option<Own>,
@@ -219,7 +223,8 @@ impl Follower {
         };
         let position = found.as_ref().map_or(self.position, Batch::last);
         self.source = match own {
-            // At the end of the files the live replica is no further than that, or its window begins there soon.
+            // At the end of the files the live replica's position is no higher, or its window
+            // begins there soon.
             Some(own) if found.is_some() && !shared.reaches(position) => Source::catching_up(own),
             _ => Source::Detached,
         };
@@ -227,7 +232,7 @@ impl Follower {
     }
 }
 
-/// Reads the next batch on a thread that may block.
+/// Reads the next batch on a blocking thread.
 fn read(own: Own, pause: Option<Duration>) -> JoinHandle<Round> {
     let position = own.0.state().sequence();
     tokio::task::spawn_blocking(move || {
@@ -238,7 +243,7 @@ fn read(own: Own, pause: Option<Duration>) -> JoinHandle<Round> {
     })
 }
 
-/// Up to [`BATCH_RECORDS`] records behind `after`; none at the commit position.
+/// Reads up to [`BATCH_RECORDS`] records after `after`; none at the commit position.
 fn step(mut own: Own, after: Sequence) -> Round {
     let mut applied = Vec::new();
     let read = loop {
@@ -251,7 +256,7 @@ fn step(mut own: Own, after: Sequence) -> Round {
                 }
             }
             Ok(None) => break Ok(()),
-            // What was read is given first.
+            // Records already read are returned first.
             Err(error) if error.is_transient() && !applied.is_empty() => break Ok(()),
             Err(error) => break Err(error),
         }

@@ -1,5 +1,6 @@
-//! Distribution to followers: the last records in memory, and a bounded queue for each follower. A
-//! follower whose queue is full is detached; it catches up from files and attaches again. The
+//! Distribution to followers: recent records in memory, and a bounded queue per follower.
+//!
+//! A follower whose queue is full is detached; it catches up from files and attaches again. The
 //! replica never waits for a follower.
 
 use std::collections::VecDeque;
@@ -9,21 +10,21 @@ use types::Sequence;
 
 use crate::facts::{Applied, Batch};
 
-/// Records and effects kept in memory together, at least so many once there were: a mass cancel is
-/// one record with an effect per order.
+/// Minimum weight of the window, in records plus effects and reports. A mass cancel is one record
+/// with an effect per order.
 const WINDOW_WEIGHT: usize = 65_536;
-/// Batches that wait for one follower at most.
+/// Maximum of batches queued for one follower.
 const QUEUE_BATCHES: usize = 256;
 
-/// What a follower reads once it is attached.
+/// Input of an attached follower.
 pub(crate) struct Attached {
-    /// What the window had for it.
+    /// Batches from the window.
     backlog: VecDeque<Batch>,
     queue: Receiver<Batch>,
 }
 
 impl Attached {
-    /// The next batch; `None` when nothing comes any more. Cancel safe.
+    /// The next batch; `None` after the end. Cancel safe.
     pub async fn next(&mut self) -> Option<Batch> {
         match self.backlog.pop_front() {
             Some(batch) => Some(batch),
@@ -31,7 +32,7 @@ impl Attached {
         }
     }
 
-    /// The next batch if it is there.
+    /// The next batch, if one is queued.
     pub fn try_next(&mut self) -> Option<Batch> {
         self.backlog
             .pop_front()
@@ -42,7 +43,7 @@ impl Attached {
 pub(crate) struct Hub {
     window: VecDeque<Batch>,
     weight: usize,
-    /// Everything behind here is in the window.
+    /// The window contains every record after this one.
     begins: Sequence,
     /// Last record published.
     ends: Sequence,
@@ -51,7 +52,7 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Of a replica that stands at `begins`.
+    /// Hub of a replica at position `begins`.
     pub fn new(begins: Sequence) -> Self {
         Self {
             window: VecDeque::new(),
@@ -83,10 +84,10 @@ impl Hub {
         }
     }
 
-    /// Attaches a follower that has everything up to `after`; `None` when it has to catch up first.
+    /// Attaches a follower that has everything up to `after`; `None` when it must catch up first.
     ///
     /// # Errors
-    /// Nothing is published any more, and why.
+    /// Publishing has ended; the reason.
     pub fn attach(
         &mut self,
         name: &'static str,
@@ -111,23 +112,23 @@ impl Hub {
         self.ends
     }
 
-    /// The last records, as far as they are in memory.
+    /// The recent batches in memory.
     pub fn recent(&self) -> Vec<Batch> {
         self.window.iter().cloned().collect()
     }
 
     /// # Errors
-    /// Nothing is published any more, and why.
+    /// Publishing has ended; the reason.
     pub fn is_running(&self) -> Result<(), String> {
         self.ended.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether a follower at `after` would be attached.
+    /// True when a follower at `after` could attach.
     pub fn reaches(&self, after: Sequence) -> bool {
         after >= self.begins
     }
 
-    /// Nothing comes any more. Followers read what they have.
+    /// Ends publishing. Followers still read what is queued.
     pub fn end(&mut self, reason: String) {
         self.followers.clear();
         self.ended.get_or_insert(reason);

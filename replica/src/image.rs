@@ -1,4 +1,4 @@
-//! Checkpoints: the state of a node as it is written down, and read again.
+//! Checkpoints: writes and restores the state of a node.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use types::{NodeId, PoolKind, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
-/// The replica's own tables, beside the image of the machine, under whose version they are too.
+/// The replica's own tables, stored with the core's image and under its version.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 struct Beside {
     node: u8,
-    /// Of open orders, in slot order.
+    /// Details of open orders, in slot order.
     orders: Vec<OrderDetails>,
     holds: Vec<HoldDetails>,
     sessions: Vec<SessionDetails>,
 }
 
-/// A checkpoint as it is written and read: the state is made of it where it is wanted.
+/// A checkpoint in memory; the state is restored from it on demand.
 pub struct Checkpoint {
     image: CoreImage,
     beside: Beside,
@@ -34,7 +34,7 @@ impl State {
         let open = self.core().admission().orders();
         let details = open.map(|order| {
             let details = tables.orders[order.handle.slot as usize];
-            details.expect("an open order has details")
+            details.expect("open order without details")
         });
         Checkpoint {
             image: self.core().image(),
@@ -47,10 +47,10 @@ impl State {
         }
     }
 
-    /// The state of a checkpoint's payload.
+    /// Restores the state from a checkpoint.
     ///
     /// # Errors
-    /// A text: no journal of this node can have made it.
+    /// A text: no journal of this node can have produced it.
     fn restore(node: NodeId, limits: AdmissionConfig, found: &Checkpoint) -> Result<Self, String> {
         let core = Core::restore(&found.image, limits).map_err(|error| error.to_string())?;
         let tables = found.beside.tables(node, &core)?;
@@ -61,7 +61,7 @@ impl State {
 impl Beside {
     fn tables(&self, node: NodeId, core: &Core) -> Result<Tables, String> {
         if self.node != node.get() {
-            return Err(format!("it is of node {}", self.node));
+            return Err(format!("the checkpoint belongs to node {}", self.node));
         }
         let admission = core.admission();
         let mut tables = Tables {
@@ -85,7 +85,7 @@ impl Beside {
         let sessions = self.sessions.len();
         let has_sessions = !has_session(sessions) && (sessions == 0 || has_session(sessions - 1));
         if details.next().is_some() || self.holds.len() != holds || !has_sessions {
-            return Err("its tables are not those of the machine".to_owned());
+            return Err("the replica's tables do not match the core".to_owned());
         }
         let trading = admission
             .pools()
@@ -96,10 +96,10 @@ impl Beside {
 }
 
 impl Checkpoint {
-    /// The payload of a checkpoint.
+    /// Serializes the checkpoint.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Out of memory.
     pub fn encode(self) -> Result<AlignedVec, RkyvError> {
         let beside = rkyv::to_bytes::<RkyvError>(&self.beside)?;
         self.image.with_beside(beside.to_vec()).encode()
@@ -114,18 +114,17 @@ impl Checkpoint {
         Ok(Self { image, beside })
     }
 
-    /// Number of the last message of a session, and the last request of it that was answered; zeros
-    /// for one that was not there.
+    /// Last message number and last answered client sequence of a session; zeros if unknown.
     pub fn told(&self, session: SessionIx) -> (u64, u64) {
         let row = self.image.session(session);
         row.map_or((0, 0), |row| (row.last_number, row.client_seq))
     }
 }
 
-/// The state of a checkpoint's payload, whose bytes may be anything.
+/// Restores the state from a checkpoint's payload, which may be arbitrary bytes.
 ///
 /// # Errors
-/// A text: no journal of this node can have made it.
+/// A text: no journal of this node can have produced it.
 pub fn restore(
     node: NodeId,
     limits: AdmissionConfig,
@@ -134,8 +133,9 @@ pub fn restore(
     State::restore(node, limits, &Checkpoint::decode(payload)?)
 }
 
-/// The newest state at or before `until` that is written down and that `is_wanted` takes; the
-/// beginning of the journal without. Blocks.
+/// Restores the newest checkpoint at or before `until` that `is_wanted` accepts. Blocks.
+///
+/// Without one, returns the state at the beginning of the journal.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -154,7 +154,7 @@ pub(crate) fn newest(
     Ok(newest.unwrap_or_else(|| State::new(node, limits)))
 }
 
-/// The oldest state at or behind `from`; `None` without one. Blocks.
+/// Restores the oldest checkpoint at or after `from`; `None` without one. Blocks.
 ///
 /// # Errors
 /// The folder cannot be read.

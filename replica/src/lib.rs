@@ -1,21 +1,23 @@
-//! Room `replica`: the one reader of the journal. It decodes each record once, applies it to a
-//! second machine, compares the events, and hands what it did to bounded subscribers: session
-//! messages, history, settlement, Kafka; reads are answered from its state (`design.md` 6).
+//! The node's one reader of the journal: applies it to a second core, publishes the effects.
 //!
-//! | file | what |
+//! Decodes each record once, applies it, compares the events, and hands its effects to bounded
+//! subscribers: session messages, history, settlement, Kafka. Reads are served from its state
+//! (`design.md` 6).
+//!
+//! | file | contents |
 //! |---|---|
-//! | `facts` | what a record did: effects with orders and holds, and the sessions' numbered messages |
-//! | `state` | the machine and the tables beside it: a pure fold |
-//! | `names` | what indexes stand for |
+//! | `facts` | effects of a record, with orders and holds; session messages with their numbers |
+//! | `state` | the core and the replica's own tables: a pure fold |
+//! | `names` | ids and specs of dense indexes |
 //! | `image` | checkpoints |
-//! | `live` | the thread, and what others may ask of it |
-//! | `hub`, `follower` | followers: a queue each; one that falls behind reads from files |
-//! | `catch_up` | a replica from a checkpoint on, for a while |
-//! | `offline` | a checkpoint of a journal at rest |
+//! | `live` | the thread and its handle for other threads |
+//! | `hub`, `follower` | followers: one queue each; a follower that lags reads from files |
+//! | `catch_up` | a temporary replica, started from a checkpoint |
+//! | `offline` | writes a checkpoint of a stopped node's journal |
 //!
-//! Architecture invariants: the replica never waits for a follower; a difference between the
-//! replica and the journal stops publishing and closes admission to new orders; the same journal
-//! gives the same effects and numbers to every reader.
+//! Architecture invariants: the replica never waits for a follower; a difference between replica
+//! and journal stops publishing and closes admission to new orders; the same journal has
+//! the same effects and numbers for every reader.
 
 mod catch_up;
 mod facts;

@@ -1,10 +1,11 @@
-//! The live replica: one thread per process reads the journal at the commit position, decodes and
-//! applies each record once, compares its events, and hands the effects to its followers. It also
-//! writes the checkpoints, and compares itself with the hot thread's machine whenever that is
-//! quiet.
+//! The live replica: one thread per process follows the journal at the commit position.
 //!
-//! It stops at a difference, a panic or an unreadable journal: nothing more is published, and new
-//! orders are refused, because the state behind reports and settlement is unknown.
+//! The thread decodes and applies each record once, compares its events, and publishes the effects
+//! to its followers. It also writes the checkpoints, and compares its core with the hot thread's
+//! whenever the node is quiet.
+//!
+//! It stops at a difference, a panic or an unreadable journal: publishing ends and new orders are
+//! refused, because the state that reports and settlement rely on is unknown.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,26 +32,27 @@ use crate::image::{self, Checkpoint};
 use crate::names::Names;
 use crate::state::State;
 
-/// Name of the live replica among the troubles.
+/// Name of the live replica in [`Replica::troubles`].
 pub const PART: &str = "replica";
-/// Records applied under one lock and handed on together.
+/// Records applied under one lock and published together.
 const BATCH_RECORDS: usize = 256;
-/// Pause behind a batch that is not full, unless somebody waits for what comes next. Woken at each commit, the
-/// replica and everybody behind it would take the hot thread's core once per order.
+/// Pause after a batch that is not full, unless a call waits for the next record. Woken at each
+/// commit, the replica and its followers would take the hot thread's core once per order.
 const PACE: Duration = Duration::from_millis(1);
-/// Looks at the clock while nothing comes.
+/// Timeout of a read while no record arrives.
 const IDLE: Duration = Duration::from_millis(200);
-/// Pause before a read that found no file descriptor is tried again.
+/// Pause before a retry after a read without a file descriptor.
 const RETRY: Duration = Duration::from_millis(250);
-/// The node counts as quiet when nothing has been journalled for so long.
+/// The node counts as quiet after this time without a record.
 const QUIET: Duration = Duration::from_secs(1);
-/// With more open orders the live hash is not asked for: the hot thread would be away for more than a few milliseconds.
+/// Limit of open orders for a comparison with the hot thread: above it, hashing would occupy that
+/// thread for more than a few milliseconds.
 const COMPARE_ORDERS_MAX: usize = 50_000;
-/// How long the hot thread may take for a look.
+/// Maximum wait for the hot thread's inspection.
 const LOOK_WAIT: Duration = Duration::from_secs(5);
-/// Followers that catch up at the same moment; each has the state of the node in memory for as long.
+/// Followers that catch up at the same time; each holds a copy of the node's state in memory.
 const CATCH_UPS_MAX: usize = 2;
-/// Those of them that the market does not wait for: the other place is never theirs.
+/// Maximum among them of followers that the market does not wait for: one permit is always left.
 const CATCH_UPS_OTHERS_MAX: usize = 1;
 
 /// Whether the market waits for a follower (`design.md` 6).
@@ -60,13 +62,13 @@ pub(crate) enum Class {
     Other,
 }
 
-/// A place among the followers that catch up, until it is dropped.
+/// A catch-up permit; released on drop.
 pub(crate) struct Turn {
     _place: OwnedSemaphorePermit,
     _of_others: Option<OwnedSemaphorePermit>,
 }
 
-/// A call that waits for a position, until it is dropped.
+/// A call that waits for a position; unregistered on drop.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -86,26 +88,26 @@ impl Drop for Waiting<'_> {
 /// State shared by the thread, its handles and its followers.
 pub(crate) struct Shared {
     node: NodeId,
-    /// Any reader: others are made from it.
+    /// Prototype: other readers are made from it.
     reader: Mutex<Reader>,
     dir: PathBuf,
     limits: AdmissionConfig,
-    /// Written by the live thread alone.
+    /// Written only by the live thread.
     state: RwLock<State>,
     names: Arc<Names>,
     hub: Mutex<Hub>,
     position: watch::Sender<Sequence>,
-    /// Calls that wait for a position, and what a new one wakes the paced thread with.
+    /// Number of calls that wait for a position, and the notifier that ends the thread's pause.
     waiting: AtomicUsize,
     hurry: Notify,
-    /// How far settlement is, as journalled.
+    /// Settlement's positions, as journalled.
     settlement: watch::Sender<Settlement>,
-    /// Last sequence that the hot thread has given.
+    /// Contains the last sequence that the hot thread assigned.
     stats: Arc<Stats>,
     backlog: Arc<Backlog>,
     turns: Arc<Semaphore>,
     turns_of_others: Arc<Semaphore>,
-    /// What the live replica or a follower waits for, by its name.
+    /// Current trouble of the live replica and of followers, by name.
     troubles: watch::Sender<BTreeMap<&'static str, String>>,
 }
 
@@ -135,7 +137,7 @@ impl Shared {
         reader.again(after)
     }
 
-    /// Waits for one of the [`CATCH_UPS_MAX`] places.
+    /// Waits for one of the [`CATCH_UPS_MAX`] permits.
     pub async fn turn(&self, class: Class) -> Result<Turn, ReplicaError> {
         let wait = async |of: &Arc<Semaphore>| {
             let permit = of.clone().acquire_owned().await;
@@ -151,7 +153,7 @@ impl Shared {
         })
     }
 
-    /// The newest state that is written down at or before `until` and that `is_wanted` takes. Blocks.
+    /// Starts from the newest checkpoint at or before `until` that `is_wanted` accepts. Blocks.
     pub fn newest(
         &self,
         until: Sequence,
@@ -174,13 +176,13 @@ impl Shared {
     }
 }
 
-/// A look at the replica, to be cloned and handed round.
+/// A cloneable handle to the live replica.
 #[derive(Clone)]
 pub struct Replica {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// The live replica; stops when it is dropped.
+/// Owner of the live replica's thread; stops it on drop.
 pub struct LiveReplica {
     replica: Replica,
     stop: Option<oneshot::Sender<()>>,
@@ -188,18 +190,19 @@ pub struct LiveReplica {
 }
 
 impl LiveReplica {
-    /// Begins at the newest checkpoint of the node, or at the beginning of its journal, and follows
-    /// until the node stops. Checkpoints are written as `checkpoints` says, none without. Blocks
-    /// while the checkpoint is read.
+    /// Starts at the newest checkpoint, or the journal's beginning; follows until the node stops.
+    ///
+    /// Writes checkpoints as `checkpoints` says, if given. Blocks while a checkpoint is read.
     ///
     /// # Errors
-    /// The folder of checkpoints cannot be read, the journal begins behind every one of them, or there is no thread.
+    /// The checkpoint folder cannot be read, the journal begins after every checkpoint, or no
+    /// thread can be started.
     pub fn start(
         node: NodeId,
         parts: ReplicaParts,
         checkpoints: Option<SnapshotConfig>,
     ) -> Result<Self, ReplicaError> {
-        // Not past what is durable: a state of records that are not there yet cannot be.
+        // At most the durable position: later records are not there yet.
         let durable = parts.reader.end();
         let state = image::newest(&parts.dir, node, parts.limits, durable, |_| true)?;
         let from = state.sequence();
@@ -259,22 +262,23 @@ impl Drop for LiveReplica {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the replica's thread ended with a panic");
+            tracing::error!("the replica's thread panicked");
         }
     }
 }
 
 impl Replica {
-    /// Reads the state as it stands, behind every record that is durable but the last few.
+    /// Reads the current state: all durable records are applied but the last few.
     pub fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.shared.state())
     }
 
-    /// Reads the state once it has passed every command that has a sequence now: never older than
-    /// what the caller was told before (R178).
+    /// Reads the state once it includes every command sequenced by now (R178).
+    ///
+    /// It is never older than anything the caller has seen before.
     ///
     /// # Errors
-    /// It did not come that far within `patience`; how many records it lacks.
+    /// The state did not get there within `patience`; returns the number of missing records.
     pub async fn read_fresh<T>(
         &self,
         patience: Duration,
@@ -289,7 +293,7 @@ impl Replica {
         }
     }
 
-    /// Last sequence that a command has been given.
+    /// Last sequence assigned to a command.
     pub fn assigned(&self) -> Sequence {
         let assigned = &self.shared.stats.sequence;
         Sequence(assigned.load(Ordering::Acquire))
@@ -300,21 +304,21 @@ impl Replica {
         &self.shared.stats
     }
 
-    /// Last record that is durable.
+    /// Last durable record.
     pub fn durable(&self) -> Sequence {
         let reader = &self.shared.reader;
         reader.lock().unwrap_or_else(PoisonError::into_inner).end()
     }
 
-    /// Last record that was applied and handed on.
+    /// Last record applied and published.
     pub fn position(&self) -> Sequence {
         *self.shared.position.borrow()
     }
 
-    /// Returns when the record is applied and handed on.
+    /// Returns when the record is applied and published.
     ///
     /// # Errors
-    /// [`ReplicaError::Ended`]: it will not be.
+    /// [`ReplicaError::Ended`]: it never will be.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         if self.position() >= sequence {
             return Ok(());
@@ -333,7 +337,7 @@ impl Replica {
         }
     }
 
-    /// Returns when the replica has ended, and says why.
+    /// Waits for the end of the replica; returns the reason.
     pub async fn ended(&self) -> String {
         let mut troubles = self.troubles();
         loop {
@@ -346,20 +350,20 @@ impl Replica {
         }
     }
 
-    /// Records that settlement has not applied, of those that have a sequence; `u64::MAX` when it has failed.
+    /// Sequenced records that settlement has not applied; `u64::MAX` when settlement has failed.
     pub fn settlement_lag(&self) -> u64 {
         self.shared.backlog.settlement_lag(self.assigned())
     }
 
-    /// How far settlement is, as journalled and applied here.
+    /// Settlement's positions, as journalled and applied here.
     pub fn settlement(&self) -> Settlement {
         *self.shared.settlement.borrow()
     }
 
-    /// Returns when the journal says that the ledger has every posting up to the record.
+    /// Returns when the journal records that the ledger has every posting up to `sequence`.
     ///
     /// # Errors
-    /// [`ReplicaError::Ended`]: it will not.
+    /// [`ReplicaError::Ended`]: it never will.
     pub async fn wait_posted(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         let mut settlement = self.shared.settlement.subscribe();
         let posted = settlement.wait_for(|settlement| settlement.posted >= sequence);
@@ -370,13 +374,14 @@ impl Replica {
         &self.shared.names
     }
 
-    /// What the live replica and its followers wait for, by name; empty while all is well.
+    /// Current troubles of the live replica and its followers, by name; empty when there are none.
     pub fn troubles(&self) -> watch::Receiver<BTreeMap<&'static str, String>> {
         self.shared.troubles.subscribe()
     }
 
-    /// Follows from where the replica stands, for a follower that the market waits for; `begin` is shown the
-    /// state there and the last records before it, as far as they are in memory.
+    /// Follows from the current position, for a follower that the market waits for.
+    ///
+    /// `begin` gets the state there and the preceding records still in memory.
     ///
     /// # Errors
     /// The replica has ended.
@@ -386,7 +391,7 @@ impl Replica {
         begin: impl FnOnce(&State, &[Batch]) -> T,
     ) -> Result<(T, Follower), ReplicaError> {
         loop {
-            // Held until the follower is known: nothing is applied in between.
+            // Held until the follower is attached: nothing is applied in between.
             let state = self.shared.state();
             let position = state.sequence();
             let attached = {
@@ -396,7 +401,7 @@ impl Replica {
                     _ => None,
                 }
             };
-            // What was just applied is published in a moment.
+            // The last batch is applied but not published yet.
             let Some((attached, recent)) = attached else {
                 drop(state);
                 std::thread::yield_now();
@@ -409,16 +414,19 @@ impl Replica {
         }
     }
 
-    /// Follows behind `after`, from files where that has left the memory, for a follower that the market
-    /// does not wait for.
+    /// Follows after `after`, for a follower that the market does not wait for.
+    ///
+    /// Records that are no longer in memory are read from files.
     pub fn follow_behind(&self, name: &'static str, after: Sequence) -> Follower {
         Follower::new(self.clone(), name, Class::Other, after, Source::Detached)
     }
 
-    /// The same for a follower that the market waits for; `begin` is shown the state at `after`.
+    /// As [`Replica::follow_behind`], for a follower that the market waits for.
+    ///
+    /// `begin` gets the state at `after`.
     ///
     /// # Errors
-    /// The journal ends before `after`, has lost what is behind every checkpoint, or cannot be read.
+    /// The journal ends before `after`, lacks records after every checkpoint, or is unreadable.
     pub async fn follow_from<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -439,7 +447,7 @@ impl Replica {
         let opened = opening.await;
         let opened = opened.map_err(|panic| ReplicaError::Ended(panic.to_string()))?;
         let (begun, own) = opened?;
-        // Where the live replica has the rest in memory the own one goes at once.
+        // If the live replica has the rest in memory, the temporary one is dropped at once.
         let source = match self.shared.attach(name, after)? {
             Some(attached) => Source::Live(attached),
             None => Source::catching_up(own),
@@ -448,7 +456,7 @@ impl Replica {
         Ok((begun, follower))
     }
 
-    /// The newest checkpoint that `is_before` takes, to read on from; the beginning of the journal without. Blocks.
+    /// Starts from the newest checkpoint that `is_before` accepts, or the beginning. Blocks.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -456,11 +464,12 @@ impl Replica {
         self.shared.newest(Sequence(u64::MAX), is_before)
     }
 
-    /// The same; where the journal does not go on from there any more, the oldest checkpoint from
-    /// which it does. Blocks.
+    /// As [`Replica::past`], or from the oldest checkpoint that the journal continues. Blocks.
+    ///
+    /// The oldest one is used when the records after the newest were removed.
     ///
     /// # Errors
-    /// Folder or journal cannot be read.
+    /// The checkpoint folder or the journal cannot be read.
     pub fn past_or_oldest(
         &self,
         is_before: impl Fn(&Checkpoint) -> bool,
@@ -477,15 +486,15 @@ impl Replica {
     }
 }
 
-/// The thread's own.
+/// State of the live thread.
 struct Live {
     shared: Arc<Shared>,
     reader: Reader,
     port: Port,
     keeper: Option<CheckpointKeeper>,
-    /// Since when the replica has stood at the commit position.
+    /// Start of the current quiet period at the commit position.
     quiet_since: Option<Instant>,
-    /// Where the hot thread's machine was last compared.
+    /// Position of the last comparison with the hot thread's core.
     compared: Sequence,
 }
 
@@ -493,15 +502,15 @@ struct Live {
 enum End {
     /// The node stops.
     Stopped,
-    /// The journal is closed or has failed: its owner says so.
+    /// The journal is closed or has failed; its owner reports that.
     Journal(ReadError),
-    /// The machines disagree.
+    /// Replica and journal, or replica and hot thread, differ.
     Wrong(String),
 }
 
 impl End {
-    /// A journal that is closed or has failed takes no orders any more; one that cannot be read while it
-    /// is written goes on without anybody behind it.
+    /// A closed or failed journal accepts no orders. One that is written but cannot be read would
+    /// continue without a replica, so that ends admission.
     fn of(error: ReadError) -> Self {
         use journal::reader::ReadError as Frames;
         match error {
@@ -519,7 +528,7 @@ impl Live {
         let end = match runtime {
             Ok(runtime) => {
                 let following = || runtime.block_on(self.follow(stopped));
-                // A panic too ends the waits of followers and calls.
+                // A panic also ends the waits of followers and callers.
                 catch_unwind(AssertUnwindSafe(following))
                     .unwrap_or_else(|panic| End::Wrong(panic_text(&*panic)))
             }
@@ -535,7 +544,7 @@ impl Live {
                 tracing::error!(
                     reason,
                     severity = "critical",
-                    "the replica ends; no more orders are taken"
+                    "the replica ends; new orders are refused until a restart"
                 );
                 metrics::counter!("replica_failures_total").increment(1);
                 self.shared.backlog.close();
@@ -580,16 +589,16 @@ impl Live {
         }
     }
 
-    /// Lets records gather.
+    /// Pauses so that records accumulate.
     async fn pace(&self) {
         if self.shared.waiting.load(Ordering::SeqCst) == 0 {
             let hurry = self.shared.hurry.notified();
-            // Elapsed or hurried: the next batch.
+            // Timeout or notified: continue with the next batch.
             let _ = tokio::time::timeout(PACE, hurry).await;
         }
     }
 
-    /// Applies what is there, up to [`BATCH_RECORDS`], and hands it on; true when there may be more.
+    /// Applies and publishes up to [`BATCH_RECORDS`] records; true when there may be more.
     fn take(&mut self, first: Record) -> Result<bool, End> {
         self.quiet_since = None;
         self.shared.well(PART);
@@ -600,7 +609,7 @@ impl Live {
             match self.reader.try_next() {
                 Ok(Some(record)) => records.push(record),
                 Ok(None) => break,
-                // Met again by the next read, when these are handed on.
+                // The next read fails again, after these are published.
                 Err(error) if error.is_transient() => break,
                 Err(error) => {
                     failed = Some(End::of(error));
@@ -634,7 +643,7 @@ impl Live {
         failed.map_or(Ok(has_more), Err)
     }
 
-    /// Nothing has come for a while.
+    /// Called when no record arrived for a while.
     fn rest(&mut self) -> Result<(), End> {
         let position = *self.shared.position.borrow();
         let since = *self.quiet_since.get_or_insert_with(Instant::now);
@@ -645,7 +654,7 @@ impl Live {
         Ok(())
     }
 
-    /// Compares with the hot thread's machine, which has nothing to do at the moment.
+    /// Compares with the hot thread's core, which is idle now.
     fn compare(&mut self) -> Result<(), End> {
         let state = self.shared.state();
         let core = state.core();
@@ -661,14 +670,14 @@ impl Live {
             return Ok(());
         }
         match told.recv_timeout(LOOK_WAIT) {
-            // Traffic came in between: another time.
+            // Traffic came in between: try another time.
             Ok((sequence, _)) if sequence != core.sequence() => Ok(()),
             Ok((_, hash)) if hash == core.state_hash() => {
                 metrics::counter!("replica_comparisons_total").increment(1);
                 Ok(())
             }
             Ok((sequence, _)) => Err(End::Wrong(format!(
-                "at command {sequence} the hot thread has another state than the replica"
+                "at command {sequence} the state of the hot thread differs from the replica's"
             ))),
             Err(_) => Ok(()),
         }

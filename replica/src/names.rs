@@ -1,5 +1,7 @@
-//! Names of the dense indexes of a node. Entries are added and never changed, except for an
-//! instrument's trading terms, so that a follower behind the replica can use the same table.
+//! Ids of a node's dense indexes.
+//!
+//! Entries are added and never changed, except an instrument's trading terms, so that a follower
+//! that lags can use the same table.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -14,7 +16,7 @@ use types::{
 #[derive(Debug, Default)]
 pub struct Names {
     tables: RwLock<Tables>,
-    /// How often an instrument was set.
+    /// Number of changes of instruments.
     instrument_changes: watch::Sender<u64>,
 }
 
@@ -27,7 +29,7 @@ struct Tables {
     holds: Vec<HoldName>,
 }
 
-/// What never changes of a hold.
+/// The constant part of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldName {
     pub hold_id: Id128,
@@ -46,12 +48,12 @@ impl Names {
     }
 
     /// # Panics
-    /// The index is unknown: it was not taken from an effect of this node.
+    /// The index is unknown: not taken from an effect of this node.
     pub fn user(&self, user: UserIx) -> UserId {
         self.read(|tables| tables.users[user.index()])
     }
 
-    /// Decimals, steps and id never change; the rest is of some moment at or behind the one asked for.
+    /// Decimals, steps and id are constant; other fields may be newer than the caller's position.
     ///
     /// # Panics
     /// As [`Names::user`].
@@ -59,17 +61,17 @@ impl Names {
         self.read(|tables| tables.instruments[instrument.index()])
     }
 
-    /// The same for an index that may be of nobody's.
+    /// As [`Names::instrument`], for an index that may be unknown.
     pub fn known_instrument(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
         self.read(|tables| tables.instruments.get(instrument.index()).copied())
     }
 
-    /// The index of a user, if he is bound.
+    /// The index of a user, if bound.
     pub fn user_ix(&self, id: &UserId) -> Option<UserIx> {
         self.read(|tables| tables.by_user.get(id).copied())
     }
 
-    /// The instrument of an id, if it is there.
+    /// The instrument of an id, if known.
     pub fn instrument_of(&self, id: &InstrumentId) -> Option<InstrumentSpec> {
         self.read(|tables| Some(tables.instruments[tables.by_instrument.get(id)?.index()]))
     }
@@ -79,7 +81,7 @@ impl Names {
         self.read(|tables| tables.instruments.clone())
     }
 
-    /// Wakes its owner after instruments were set.
+    /// Returns a receiver that is notified after a change of an instrument.
     pub fn instrument_changes(&self) -> watch::Receiver<u64> {
         self.instrument_changes.subscribe()
     }
@@ -92,7 +94,7 @@ impl Names {
 
     pub(crate) fn add_user(&self, id: UserId) {
         self.write(|tables| {
-            let user = u32::try_from(tables.users.len()).expect("users are numbered by 32 bits");
+            let user = u32::try_from(tables.users.len()).expect("more than 2^32 users");
             tables.by_user.insert(id, UserIx(user));
             tables.users.push(id);
         });

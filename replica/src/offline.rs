@@ -1,4 +1,4 @@
-//! A checkpoint of a journal at rest, for a faster start.
+//! Writes a checkpoint of a stopped node's journal, for a faster start.
 
 use journal::Snapshots;
 use sequencer::inspect::{Folder, InspectError, Written};
@@ -8,22 +8,23 @@ use crate::catch_up::ReplicaError;
 use crate::image;
 use crate::state::State;
 
-/// Why none was written.
+/// Why no checkpoint was written.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     #[error(transparent)]
     Journal(#[from] InspectError),
     #[error(transparent)]
     State(#[from] ReplicaError),
-    #[error("the checkpoint cannot be written: {0}")]
+    #[error("cannot write the checkpoint: {0}")]
     Write(String),
 }
 
-/// Writes the state after command `until`, or at the end, down as a checkpoint; removes none. Not
-/// while a node runs in the folder: it makes its own.
+/// Writes a checkpoint of the state after command `until`, or at the end; removes none.
+///
+/// Must not run while a node uses the folder: the node writes its own.
 ///
 /// # Errors
-/// [`SnapshotError`]: no journal, a damaged one, one that ends before `until`, or a folder that cannot be written.
+/// No journal, a damaged one, one that ends before `until`, or a folder that cannot be written.
 pub fn snapshot(
     folder: &Folder,
     node: NodeId,
@@ -32,7 +33,7 @@ pub fn snapshot(
     let _own = folder.own()?;
     let limits = sequencer::limits();
     let last = until.unwrap_or(Sequence(u64::MAX));
-    // From the first record where it is there: every event is compared once more on the way.
+    // From the first record if it still exists: this compares every event once more.
     let mut state = match folder.removed_through()? {
         Sequence::ZERO => State::new(node, limits),
         _ => image::newest(&folder.snapshot_dir(), node, limits, last, |_| true)

@@ -1,6 +1,7 @@
-//! The state behind the journal: the machine that the hot thread runs, and what others need to know
-//! of orders, holds and sessions that admission does not. A pure fold: the same records give the
-//! same effects and the same numbers.
+//! State of the journal: the core that the hot thread runs, and the replica's own tables.
+//!
+//! The tables contain the data of orders, holds and sessions that admission does not need. A pure
+//! fold: the same records produce the same effects and numbers.
 
 use admission::{Admission, AdmissionConfig, OpenOrder, Report, ReportSink};
 use sequencer::core::Hear;
@@ -15,7 +16,7 @@ use types::{
 use crate::facts::{Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus};
 use crate::names::Names;
 
-/// What admission does not need of an open order.
+/// Data of an open order that admission does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub(crate) struct OrderDetails {
     pub generation: u32,
@@ -23,7 +24,7 @@ pub(crate) struct OrderDetails {
     pub terms: OrderTerms,
 }
 
-/// What admission does not need of a hold.
+/// Data of a hold that admission does not need.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
@@ -36,7 +37,7 @@ pub(crate) struct HoldDetails {
     pub used_ns: u64,
 }
 
-/// What admission does not need of a session.
+/// Data of a session that admission does not need.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
@@ -44,18 +45,18 @@ pub(crate) struct SessionDetails {
     pub changed_ns: u64,
 }
 
-/// The tables beside the machine, by the machine's own indexes.
+/// The replica's own tables, by the core's indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tables {
-    /// By slot; of the last order there.
+    /// By slot; details of the last order there.
     pub orders: Vec<Option<OrderDetails>>,
     pub holds: Vec<HoldDetails>,
     pub sessions: Vec<SessionDetails>,
-    /// Trading holds, oldest first: few among the holds, most of which served one order.
+    /// Trading holds, oldest first. Few: most holds served one order.
     pub trading: Vec<HoldIx>,
 }
 
-/// A record whose events the books now compute otherwise.
+/// A record whose events differ from those computed now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("command {0} was journalled with other events than the replica computes")]
 pub struct Differs(pub Sequence);
@@ -100,13 +101,13 @@ impl State {
         }
     }
 
-    /// Applies the next record and tells what it did.
+    /// Applies the next record; returns its effects.
     ///
     /// # Errors
-    /// [`Differs`]. The state is then of no use.
+    /// [`Differs`]. The state must then be discarded.
     ///
     /// # Panics
-    /// A record that does not follow the last one, or breaks an invariant of admission or of a book.
+    /// The record does not follow the last one, or breaks an invariant of admission or of a book.
     pub fn apply(&mut self, record: &Record) -> Result<Applied, Differs> {
         let envelope = &record.command;
         let cause = Cause::of(envelope);
@@ -115,7 +116,7 @@ impl State {
             cause,
             tables: &mut self.tables,
             names: &self.names,
-            // A command and each of its events has one effect at most.
+            // A command and each of its events has at most one effect.
             effects: Vec::with_capacity(record.events.len() + 1),
             reports: Vec::with_capacity(record.events.len()),
         };
@@ -144,7 +145,7 @@ impl State {
         &self.tables
     }
 
-    /// What indexes stand for, to be asked from anywhere.
+    /// Ids and specs of the indexes, for any thread.
     pub fn names(&self) -> &Arc<Names> {
         &self.names
     }
@@ -171,13 +172,14 @@ impl State {
         self.tables.hold(self.core.admission(), hold)
     }
 
-    /// The same by the ledger's id.
+    /// As [`State::hold`], by the ledger's id.
     pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
         self.hold(self.core.admission().hold_ix(hold_id)?)
     }
 
-    /// What became of a trade: of which command it was, and its public id. It is bust before
-    /// settlement's position passes it.
+    /// Settlement state of the trade with this public id, made by command `sequence`.
+    ///
+    /// A trade is bust before settlement's position passes it.
     pub fn trade_status(&self, sequence: Sequence, trade: Id128) -> TradeStatus {
         let admission = self.core.admission();
         if admission.is_bust(trade) {
@@ -191,7 +193,7 @@ impl State {
 
     /// Every trading hold, closed ones included, oldest first.
     pub fn trading_holds(&self) -> impl DoubleEndedIterator<Item = Hold> + '_ {
-        let hold = |ix: &HoldIx| self.hold(*ix).expect("it was funded");
+        let hold = |ix: &HoldIx| self.hold(*ix).expect("trading hold was funded");
         self.tables.trading.iter().map(hold)
     }
 
@@ -203,7 +205,7 @@ impl State {
     /// Every session, by index.
     pub fn sessions(&self) -> impl Iterator<Item = Session> + '_ {
         (0..self.tables.sessions.len()).map_while(|at| {
-            let ix = SessionIx(u32::try_from(at).expect("sessions are numbered by 32 bits"));
+            let ix = SessionIx(u32::try_from(at).expect("more than 2^32 sessions"));
             self.session(ix)
         })
     }
@@ -211,7 +213,7 @@ impl State {
 
 impl Tables {
     fn order(&self, open: &OpenOrder) -> Order {
-        let details = self.orders[open.handle.slot as usize].expect("an open order has details");
+        let details = self.orders[open.handle.slot as usize].expect("open order without details");
         debug_assert_eq!(details.generation, open.handle.generation);
         let filled = open.filled();
         Order {
@@ -280,7 +282,7 @@ impl Tables {
     }
 }
 
-/// Turns what the machine does into effects, and keeps the tables.
+/// Converts the core's changes into effects and updates the tables.
 struct Effects<'a> {
     node: NodeId,
     cause: Cause,
@@ -312,7 +314,7 @@ impl Hear for Effects<'_> {
                     if c.kind == PoolKind::Trading {
                         self.tables.trading.push(c.hold);
                     }
-                    let pool = admission.pool(c.hold).expect("just funded");
+                    let pool = admission.pool(c.hold).expect("hold was just funded");
                     self.names.add_hold(pool);
                 }
                 self.hold(admission, c.hold, |details, cause| {
@@ -331,7 +333,7 @@ impl Hear for Effects<'_> {
             }),
             Command::New(c) => self.entered(admission, c),
             Command::Settled(_) => {
-                // What the state holds, which covers the record itself where nothing is left.
+                // From the state: with nothing left to settle they include this record.
                 let known = admission.settlement();
                 self.note(Effect::Settled {
                     posted: known.posted,
@@ -418,7 +420,7 @@ impl Effects<'_> {
     }
 
     fn instrument(&mut self, admission: &Admission, ix: InstrumentIx) {
-        let spec = admission.spec(ix).expect("it is set");
+        let spec = admission.spec(ix).expect("instrument was just set");
         self.names.set_instrument(*spec);
         self.note(Effect::Instrument(*spec));
     }
@@ -429,7 +431,7 @@ impl Effects<'_> {
         }
         self.tables.sessions[session.index()].changed_ns = self.cause.time_ns;
         let session = self.tables.session(admission, session);
-        self.note(Effect::Session(session.expect("it is there")));
+        self.note(Effect::Session(session.expect("session was just stored")));
     }
 
     fn hold(
@@ -440,7 +442,7 @@ impl Effects<'_> {
     ) {
         change(&mut self.tables.holds[hold.index()], &self.cause);
         let hold = self.tables.hold(admission, hold);
-        self.note(Effect::Hold(hold.expect("it is there")));
+        self.note(Effect::Hold(hold.expect("hold is known")));
     }
 
     fn entered(&mut self, admission: &Admission, c: &types::command::New) {
@@ -469,7 +471,7 @@ impl Effects<'_> {
         admission: &Admission,
     ) {
         let (maker, maker_moved) = self.first(effects, admission);
-        let taker = effects.taker.as_ref().expect("a trade has a taker");
+        let taker = effects.taker.as_ref().expect("trade without a taker");
         let (taker, taker_moved) = self.moved(taker, admission);
         let (buy, sell) = match taker.side {
             Side::Buy => (&taker_moved, &maker_moved),
@@ -492,15 +494,15 @@ impl Effects<'_> {
         self.note(Effect::Traded(Box::new(trade)));
     }
 
-    /// The order that an event names, as the event leaves it, and what it did to its money.
+    /// The order that an event names, as it is after the event, and the movements of its money.
     fn first(&mut self, effects: &admission::Effects, admission: &Admission) -> (Order, Moved) {
         let effect = effects.order.as_ref();
-        self.moved(effect.expect("the event names an open order"), admission)
+        self.moved(effect.expect("event names no open order"), admission)
     }
 
     fn moved(&mut self, effect: &admission::Effect, admission: &Admission) -> (Order, Moved) {
         let order = self.tables.order(&effect.order);
-        let pool = admission.pool(order.pool).expect("an order has a hold");
+        let pool = admission.pool(order.pool).expect("order without a hold");
         if effect.closed {
             self.tables.holds[order.pool.index()].used_ns = self.cause.time_ns;
         }
@@ -515,7 +517,6 @@ impl Effects<'_> {
 
     fn open_order(&self, admission: &Admission, handle: Handle) -> Order {
         let open = admission.order(handle);
-        self.tables
-            .order(open.expect("events speak of open orders"))
+        self.tables.order(open.expect("event names no open order"))
     }
 }

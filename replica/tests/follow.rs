@@ -1,5 +1,6 @@
-//! Whoever follows the replica is told the same: from memory, from files, from any record on; and
-//! nobody who follows can make it wait.
+//! Every follower of the replica gets the same: from memory, from files, from any record on.
+//!
+//! No follower can make the replica wait.
 
 #[path = "../../sequencer/tests/desk/mod.rs"]
 mod desk;
@@ -49,7 +50,8 @@ fn follow(handle: &SequencerHandle, checkpoints: Option<SnapshotConfig>) -> Live
     LiveReplica::start(node(), handle.replica_parts(), checkpoints).expect("a replica")
 }
 
-/// Orders, amends, cancels and mass cancels of two sessions, with commands of settlement in between.
+/// Orders, amends, cancels and mass cancels of two sessions, with settlement commands in between.
+///
 /// Returns the last sequence.
 async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> Sequence {
     let mut rng = SmallRng::seed_from_u64(from);
@@ -108,7 +110,7 @@ async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> 
     last
 }
 
-/// Settlement has posted what there is, a trade is bust, and a block comes and goes.
+/// Journals progress of settlement, a bust trade, and a block with its lifting.
 async fn settle(desk: &Desk, user: UserIx, last: Sequence) -> Sequence {
     let cause = BlockCause::Difference;
     let commands = [
@@ -153,12 +155,12 @@ async fn read_to(follower: &mut Follower, last: Sequence) -> Vec<Applied> {
         let batch = tokio::time::timeout(HANG, follower.next()).await;
         all.extend_from_slice(&batch.expect("in time").expect("follows"));
     }
-    // A batch may hold more than what was asked for.
+    // A batch may extend past `last`.
     all.retain(|applied| applied.sequence() <= last);
     all
 }
 
-/// Every message number of every session follows the one before.
+/// Checks that every session's message numbers are gapless; returns the number of messages.
 fn check_numbers(all: &[Applied]) -> usize {
     let mut last = std::collections::HashMap::new();
     for report in all.iter().flat_map(|applied| &applied.reports) {
@@ -170,7 +172,7 @@ fn check_numbers(all: &[Applied]) -> usize {
 
 // rows: R180 R189
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_the_same() {
+async fn r180_followers_get_the_same_from_memory_from_files_and_from_any_checkpoint() {
     let dir = tempfile::tempdir().expect("folder");
     let handle = start(dir.path());
     let desk = open_desk(handle.port(), 2).await;
@@ -208,7 +210,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     assert_eq!(first.state().core().state_hash(), hash);
     drop(live);
 
-    // A replica that begins at a checkpoint, and followers that want what lies before it.
+    // A replica that starts at a checkpoint, and followers of records before it.
     let live = follow(&handle, None);
     let replica = live.replica();
     replica.wait(last).await.expect("follows");
@@ -229,7 +231,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
         assert_eq!(read_to(&mut behind, last).await, followed[at..]);
         followers.extend([follower, behind]);
     }
-    // All of them go on with what comes.
+    // All of them continue with new records.
     let next = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
     let next = next.command.sequence;
     for mut follower in followers {
@@ -245,17 +247,17 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     handle.stop();
 }
 
-/// Of those that catch up one that the market waits for has a place, however many others want one.
+/// A gating follower gets a catch-up permit, however many other followers want one.
 async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequence) {
     let is_named = |name| replica.troubles().borrow().contains_key(name);
-    // It holds its place while it does not ask for more.
+    // It keeps its permit while it does not ask for more.
     let mut first = replica.follow_behind("first", from);
     first.next().await.expect("read");
     let mut second = replica.follow_behind("second", from);
     let waiting = tokio::time::timeout(Duration::from_secs(2), second.next()).await;
     assert!(
         waiting.is_err() && is_named("second"),
-        "one place for others"
+        "the second follower gets no permit"
     );
     let gating = replica.follow_from("gating", from, |state| state.sequence());
     let begun = tokio::time::timeout(HANG, gating).await.expect("in time");
@@ -265,7 +267,7 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
         .await
         .expect("in time");
     assert!(read.is_ok() && !is_named("second"));
-    // Whoever has rested goes on where it was.
+    // A follower that released its permit continues where it was.
     drop(second);
     let after = first.position();
     let more = tokio::time::timeout(HANG, first.next())
@@ -274,7 +276,7 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
     assert_eq!(more.expect("read").first(), after.next());
 }
 
-// The hostile reader: it has a queue, and then files.
+// The hostile reader: it gets a queue, and then files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     let dir = tempfile::tempdir().expect("folder");
@@ -297,7 +299,7 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     handle.commit().wait(last).await.expect("durable");
     tokio::time::timeout(HANG, replica.wait(last))
         .await
-        .expect("does not wait")
+        .expect("the replica waited for a follower")
         .expect("runs");
     let all = read_to(&mut slow, last).await;
     assert_eq!(all.len() as u64, last.get() - begun.get());
@@ -328,24 +330,24 @@ async fn r178_a_read_is_never_older_than_the_answer_before_it() {
     handle.stop();
 }
 
-/// What is wrong with the journal that the replica reads.
+/// Defect of the journal that the replica reads.
 #[derive(Clone, Copy, PartialEq)]
 enum Wrong {
-    /// It lacks an event; all checksums are right.
+    /// An event is missing; all checksums match.
     Event,
-    /// A byte of a record.
+    /// A byte of a record is wrong.
     Byte,
 }
 
-// Two machines that disagree cannot both be right: nothing more is published, and no new order is taken.
+// Of two cores that differ at least one is wrong: publishing ends, and new orders are refused.
 #[tokio::test]
-async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admission() {
+async fn a_journal_that_differs_ends_the_replica_and_closes_admission() {
     ends_and_closes(Wrong::Event, "other events").await;
 }
 
-// The market would go on without reports, history and blocks.
+// Otherwise the market would continue without reports, history and blocks.
 #[tokio::test]
-async fn a_journal_that_cannot_be_read_ends_the_replica_and_closes_admission() {
+async fn an_unreadable_journal_ends_the_replica_and_closes_admission() {
     ends_and_closes(Wrong::Byte, "").await;
 }
 
@@ -390,7 +392,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     if wrong == Wrong::Byte {
         let segment = other.path().join("0000000001.log");
         let mut bytes = std::fs::read(&segment).expect("read");
-        // In the first record, behind the first mark.
+        // In the first record, after the first mark.
         bytes[100] ^= 1;
         std::fs::write(&segment, bytes).expect("written");
     }
@@ -415,7 +417,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     assert!(replica.troubles().borrow().contains_key(replica::PART));
     assert!(
         replica.wait(Sequence(u64::MAX)).await.is_err(),
-        "nobody waits for ever"
+        "a waiter was not woken"
     );
     let refused = desk
         .port
@@ -425,7 +427,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
         NotTaken::Refused(reject) => assert_eq!(reject.reason, RejectReason::ReplicaEnded),
         other => panic!("{other:?}"),
     }
-    // What reduces risk passes.
+    // Cancels still pass.
     let Command::New(new) = resting.command.command else {
         panic!("an order")
     };

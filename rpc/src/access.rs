@@ -1,9 +1,10 @@
-//! Who may call what: one layer for RPC and HTTP reads, on the port and in process (D32; rows R332, R333).
+//! Access layer: authentication and authorization of RPC and HTTP reads, on the port and in process
+//! (D32; rows R332, R333).
 //!
 //! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a
 //! role of their row in [`roles`], every other path is a staff read. Denied by default: a path of
-//! the contract without a row is refused, a path outside it does not exist. Refusals are spoken in
-//! the protocol of the request.
+//! the contract without a row is refused, a path outside it does not exist. Refusals use the
+//! protocol of the request.
 //!
 //! Invariant: a handler sees only those roles of its caller that admit the called method.
 
@@ -28,14 +29,14 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Authenticator {
-    /// The sandbox issuer's ready-made tokens: `sandbox.<role>` for staff and services,
+    /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services,
     /// `sandbox.<role>.<user_id>` for investor, trader and issuer; several roles as `a+b`. They
-    /// prove nothing and are meant for a machine of one's own.
+    /// prove nothing: for local use only.
     Sandbox,
 }
 
 impl Authenticator {
-    /// The caller behind a bearer credential. UNAUTHENTICATED for anything that is not one.
+    /// The caller of a bearer credential. UNAUTHENTICATED for an invalid one.
     pub fn authenticate(&self, credential: &str) -> Result<Caller, Status> {
         match self {
             Authenticator::Sandbox => sandbox_caller(credential).ok_or_else(bad_credentials),
@@ -60,7 +61,7 @@ impl Authenticator {
         self.authenticate(credential.trim())
     }
 
-    /// `Ok(None)` = open path, `Ok(Some)` = this caller may go on.
+    /// `Ok(None)` = open path, `Ok(Some)` = the caller is admitted.
     fn decide(
         &self,
         method: &Method,
@@ -69,7 +70,7 @@ impl Authenticator {
     ) -> Result<Option<Caller>, Status> {
         let rule = roles::rule(path);
         if rule == Rule::Open || *method == Method::OPTIONS {
-            // A credential on an open path is still worth knowing, a bad one is no reason to refuse.
+            // On an open path a valid credential identifies the caller; a bad one is ignored.
             let caller = self.caller_of(headers).ok();
             return Ok(caller.map(|caller| admitted(caller, Roles::NONE)));
         }
@@ -87,7 +88,7 @@ impl Authenticator {
     }
 }
 
-/// The caller with only those roles that admit the method.
+/// The caller with only the roles that admit the method.
 fn admitted(caller: Caller, allowed: Roles) -> Caller {
     Caller {
         roles: caller.roles.intersection(allowed),
@@ -129,7 +130,7 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
     }
 }
 
-/// Puts the access layer and the request observation around RPC routes, for calls in process:
+/// Wraps RPC routes in the access and observation layers, for calls in process:
 /// `slot.fill(rpc::with_auth(..))`.
 pub fn with_auth(routes: Routes, auth: &Authenticator) -> Routes {
     let bounds = observe::Bounds {
@@ -143,13 +144,13 @@ pub fn with_auth(routes: Routes, auth: &Authenticator) -> Routes {
     Routes::from(router).prepare()
 }
 
-/// The layer itself.
+/// The access layer.
 pub(crate) async fn check(
     State(auth): State<Authenticator>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    // A caller comes from the credential alone, never from what is already there.
+    // The caller comes from the credential alone: drop any that the request already has.
     request.extensions_mut().remove::<Caller>();
     let path = request.uri().path();
     match auth.decide(request.method(), path, request.headers()) {

@@ -1,8 +1,7 @@
-//! Who is calling: subject, own user id and roles, as the access layer found them.
+//! The caller of a request: subject, user id and roles, set by the access layer.
 //!
-//! Invariant: a handler that runs has a [`Caller`] in its request extensions, because both ways
-//! into it (the port and an in-process [`crate::Channel`]) pass the same layer. Rules: D32; rows
-//! R332, R333.
+//! Invariant: every handler has a [`Caller`] in its request extensions, because the port and an
+//! in-process [`crate::Channel`] use the same layer. Rules: D32; rows R332, R333.
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
@@ -10,7 +9,8 @@ use tonic::Status;
 
 use crate::{json::HttpError, status};
 
-/// One role of D32. `Auditor` reads everything and changes nothing; `Service` is another service of the platform.
+/// One role of D32. `Auditor` reads everything and changes nothing; `Service` is a platform
+/// service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -38,10 +38,10 @@ impl Role {
         Role::Service,
     ];
 
-    /// Roles that act for themselves only and therefore carry a user id.
+    /// Roles that act only for their own user id, which their credential carries.
     pub const OWN: [Role; 3] = [Role::Investor, Role::Trader, Role::Issuer];
 
-    /// Kebab-case name, as it stands in tokens and logs.
+    /// Kebab-case name, as used in tokens and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Role::Investor => "investor",
@@ -116,17 +116,17 @@ impl FromIterator<Role> for Roles {
 /// The authenticated caller of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Who the credential was issued to; for logs and audit.
+    /// Subject of the credential, for logs and audit.
     pub subject: String,
     /// The only user an investor, trader or issuer may act for. `None` for staff and services.
     pub user_id: Option<String>,
-    /// In a handler: the roles of the credential that admit the called method, and no others. A role
-    /// that may only read never widens a write.
+    /// In a handler: only the credential's roles that admit the called method. So a read-only role
+    /// never widens a write.
     pub roles: Roles,
 }
 
 impl Caller {
-    /// True when one of [`Caller::roles`] acts on any user: staff or a service.
+    /// True if one of [`Caller::roles`] acts on any user: staff or a service.
     pub fn acts_for_anyone(&self) -> bool {
         let own = Roles::of(&Role::OWN);
         self.roles.iter().any(|role| !own.contains(role))
@@ -143,7 +143,8 @@ impl Caller {
         ))
     }
 
-    /// PERMISSION_DENIED unless the caller may act for this user: his own id, or staff or a service for any (D32).
+    /// PERMISSION_DENIED unless the caller may act for this user: the own user id, or any user for
+    /// staff and services (D32).
     pub fn require_user(&self, user_id: &str) -> Result<(), Status> {
         if self.acts_for_anyone() || self.user_id.as_deref() == Some(user_id) {
             return Ok(());
@@ -155,7 +156,7 @@ impl Caller {
     }
 }
 
-/// The caller of a tonic request. UNAUTHENTICATED only if a route was mounted without the access layer.
+/// The caller of a tonic request. UNAUTHENTICATED only if a route lacks the access layer.
 pub fn caller<T>(request: &tonic::Request<T>) -> Result<&Caller, Status> {
     request
         .extensions()
@@ -167,7 +168,7 @@ fn missing_caller() -> Status {
     status::unauthenticated("CREDENTIALS_REQUIRED", "Credentials are required")
 }
 
-/// HTTP reads take `caller: Caller` as an argument.
+/// Allows `caller: Caller` as an argument of HTTP reads.
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = HttpError;
 

@@ -1,9 +1,9 @@
-//! One client transport for calls in process and over the network.
+//! Client transport for calls in process and over the network.
 //!
-//! `LedgerServiceClient::new(channel)` works with either. A local channel goes through the same
-//! access layer, the same limits and the same metrics as the port does, only without a socket. It
-//! resolves at the first call, so services may be wired in any order: a call made before the slot
-//! is filled waits up to [`FILL_WAIT_MS_MAX`], then answers UNAVAILABLE.
+//! `LedgerServiceClient::new(channel)` works with either. A local channel has the same access
+//! layer, limits and metrics as a port, without a socket. It resolves at the first call, so
+//! services can be wired in any order. A call before the slot is filled waits up to
+//! [`FILL_WAIT_MS_MAX`], then fails with UNAVAILABLE.
 
 use std::{
     future::Future,
@@ -24,13 +24,13 @@ use tower::{Service, ServiceExt};
 
 use crate::{Error, status};
 
-/// How long a call waits for a service of the same process that is not wired yet, in milliseconds.
+/// Longest wait for an in-process service that is not wired yet, in milliseconds.
 pub const FILL_WAIT_MS_MAX: u64 = 5_000;
 
-/// How long a remote connection may take to open, in milliseconds (D30).
+/// Longest connection setup to a remote address, in milliseconds (D30).
 pub const CONNECT_TIMEOUT_MS: u64 = 2_000;
 
-/// Where the routes of a service of this process will appear. Clones speak of the same slot.
+/// Slot for the routes of a service in this process. Clones share the slot.
 #[derive(Clone, Default)]
 pub struct LocalSlot(watch::Sender<Wired>);
 
@@ -52,8 +52,8 @@ impl LocalSlot {
         self.0.send_replace(Wired::Now(routes_with_auth.prepare()));
     }
 
-    /// Takes the service out again; later calls answer UNAVAILABLE at once. Breaks the cycle of
-    /// services that hold each other's channels, so that their stores close at shutdown.
+    /// Removes the service; later calls fail with UNAVAILABLE at once. Breaks the cycle of services
+    /// that hold each other's channels, so their stores close at shutdown.
     pub fn clear(&self) {
         self.0.send_replace(Wired::NoMore);
     }
@@ -73,18 +73,19 @@ enum Target {
 }
 
 impl Channel {
-    /// Calls the service that fills `slot`. The credential (without `Bearer `) is attached to requests that carry none.
+    /// Calls the service in `slot`. Requests without a credential get this one (without `Bearer `).
     ///
     /// # Panics
-    /// Our own bug: a credential that is not a header value.
+    /// Bug: a credential that is not a header value.
     pub fn local(slot: &LocalSlot, credential: &str) -> Self {
         Channel {
             target: Target::Local(slot.clone()),
-            credential: bearer(credential).expect("local credentials are plain ASCII of our own"),
+            credential: bearer(credential).expect("local credentials are ASCII constants"),
         }
     }
 
-    /// Calls `uri` (`http://host:port`) over HTTP/2. Connects at the first call and again after a failure.
+    /// Calls `uri` (`http://host:port`) over HTTP/2. Connects at the first call and reconnects
+    /// after a failure.
     ///
     /// # Errors
     /// [`Error::Address`], [`Error::Credential`].
@@ -171,7 +172,7 @@ impl Service<Request<Body>> for Channel {
     }
 }
 
-/// What a transport failure means to the caller: his own deadline, or a service that is away.
+/// Maps a transport failure to the caller's deadline or an unavailable service.
 fn failure(error: &(dyn std::error::Error + 'static), path: &str) -> Status {
     let mut source = Some(error);
     while let Some(cause) = source {

@@ -1,7 +1,7 @@
-//! The request body of an RPC, held to its bounds while it streams by: message size and, where the
-//! method takes one message, exactly one.
+//! Request body of an RPC with limits checked while it streams: message size and, for a unary
+//! method, exactly one message.
 //!
-//! Both are seen in the five-byte prefixes, so a message that is too large is refused before it is read.
+//! Both are checked on the five-byte prefixes, so a message that is too large is refused unread.
 
 use std::{
     pin::Pin,
@@ -13,8 +13,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tonic::Status;
 
-/// Request body that refuses a message larger than its bound as soon as its length is known, and
-/// anything but exactly one message where the method takes one.
+/// Refuses an oversized message once its length is known, and any count but one if unary.
 pub(crate) struct CheckedBody {
     body: Body,
     message_bytes_max: usize,
@@ -22,7 +21,7 @@ pub(crate) struct CheckedBody {
     messages: usize,
     prefix: [u8; 5],
     prefix_len: usize,
-    /// Bytes of the current message still to come.
+    /// Remaining bytes of the current message.
     message_left: usize,
 }
 
@@ -96,7 +95,7 @@ impl http_body::Body for CheckedBody {
             _ => Ok(()),
         };
         if let Err(status) = checked {
-            // Told once; what follows is not read.
+            // Reported once; the rest is not read.
             self.single = false;
             return Poll::Ready(Some(Err(Box::new(status))));
         }

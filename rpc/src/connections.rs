@@ -1,9 +1,8 @@
-//! How many connections the ports of this process take, in all, on one port and from one address.
+//! Connection limits of this process's ports: in total, per port and per address.
 //!
-//! A connection costs a file descriptor, and the journal, the stores and the clients of this
-//! process need theirs: the bounds leave a reserve of the limit in force. A connection over a bound
-//! is closed at once, so the newest loses and those that are open go on. Cost: one lock per
-//! connection.
+//! A connection costs a file descriptor, and journal, stores and clients of this process need
+//! theirs. So the limits reserve part of the descriptor limit. A connection above a limit is closed
+//! at once: the newest loses, open ones continue. Cost: one lock per connection.
 
 use std::{
     collections::HashMap,
@@ -18,22 +17,23 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors kept for files, stores and own calls: a quarter of the limit, and this at least.
-/// A running platform has 120 to 160 open.
+/// Descriptors reserved for files, stores and outgoing calls: a quarter of the limit, and at least
+/// this. A running platform has 120 to 160 open.
 const RESERVE_MIN: u64 = 256;
-/// Connections that one address may have at least, where the limit allows as many.
+/// Minimum per-address limit, if the total allows it.
 const ADDRESS_MIN: usize = 512;
-/// Most connections of a process whatever the limit: from here memory is what they cost (16 KiB to 64 KiB each).
+/// Absolute limit of a process: from here memory is the cost (16 KiB to 64 KiB per connection).
 const TOTAL_MAX: u64 = 16_384;
-/// Refusals are logged once in this time.
+/// Refusals are logged once per interval.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// Counter of connections closed at once, label `bound`.
+/// Counter of refused connections, label `bound`.
 pub const REFUSED: &str = "rpc_connections_refused_total";
 /// Gauge of open connections.
 pub const OPEN: &str = "rpc_connections";
 
-/// Raises the soft limit of open files to the hard one and returns it. To be called before the first port is opened.
+/// Raises the soft limit of open files to the hard limit and returns it. Call before the first port
+/// opens.
 ///
 /// # Errors
 /// The system refuses.
@@ -49,12 +49,12 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
     Ok(descriptor_limit())
 }
 
-/// The limit in force.
+/// The current limit of open files.
 fn descriptor_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The bound that a connection met.
+/// The limit that a connection exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     Total,
@@ -72,7 +72,7 @@ impl Bound {
     }
 }
 
-/// The connections of several ports under one budget. Clones share it.
+/// Connections of several ports under one budget. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Connections(Arc<Budget>);
 
@@ -93,23 +93,23 @@ struct Open {
 }
 
 impl Connections {
-    /// The budget that all ports of this process share, made from the limit in force at the first call.
+    /// The budget of all ports of this process, from the descriptor limit at the first call.
     pub fn process() -> Self {
         static PROCESS: LazyLock<Connections> =
             LazyLock::new(|| Connections::within(descriptor_limit()));
         PROCESS.clone()
     }
 
-    /// A budget of its own for a limit of `descriptors`.
+    /// A separate budget for a limit of `descriptors`.
     pub fn within(descriptors: u64) -> Self {
         let reserve = (descriptors / 4).max(RESERVE_MIN).min(descriptors / 2);
         let total = (descriptors - reserve).min(TOTAL_MAX) as usize;
         let share = |part: usize| part.max(ADDRESS_MIN).min(total);
-        // One port leaves room for the others, one address for other addresses.
+        // A port leaves room for other ports, an address for other addresses.
         Self::of(total, share(total / 4 * 3), share(total / 4))
     }
 
-    /// A budget with these bounds.
+    /// A budget with these limits.
     pub fn of(total_max: usize, port_max: usize, address_max: usize) -> Self {
         Connections(Arc::new(Budget {
             total_max,
@@ -144,7 +144,8 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Counts a connection until the permit is dropped. `None` over a bound: the refusal is counted and logged.
+    /// Counts a connection until the permit is dropped. `None` above a limit: the refusal is
+    /// counted and logged.
     pub(crate) fn admit(&self, from: IpAddr) -> Option<Permit> {
         let address = source_of(from);
         let budget = &self.budget;
@@ -193,7 +194,7 @@ impl Drop for Permit {
     }
 }
 
-/// What counts as one address: of IPv6 the network of 64 bits, which one machine has to itself.
+/// The unit of the per-address limit. For IPv6 the /64 network, since one machine owns all of it.
 fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -226,7 +227,7 @@ impl Refusals {
             bound = bound.name(),
             %address,
             connections = self.since_logged.swap(0, Ordering::Relaxed),
-            "connections over the bound are closed"
+            "closing connections above the limit"
         );
     }
 }
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_is_given_at_the_bound_and_refused_one_past_it() {
+    fn a_permit_is_granted_at_the_limit_and_refused_above_it() {
         let connections = Connections::of(4, 3, 2);
         let (first, second) = (connections.port(), connections.port());
         let [a, b, c] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));

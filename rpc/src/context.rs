@@ -1,9 +1,8 @@
-//! Request context (D02): ids of one request, given by the caller or made here, and passed on to
-//! every call and event it causes.
+//! Request context (D02): ids of one request, from the caller or generated, passed to every call
+//! and event it causes.
 //!
-//! Reads may leave everything out; writes need `request_id` and `idempotency_key`. The ids are also
-//! written to the log span of the request, so that one correlation id can be followed through all
-//! services (R260).
+//! Reads may omit all ids; writes need `request_id` and `idempotency_key`. The ids are recorded in
+//! the request's log span, so one correlation id can be followed through all services (R260).
 
 use proto::common::v1::RequestContext;
 use tonic::Status;
@@ -11,28 +10,28 @@ use uuid::Uuid;
 
 use crate::{observe, status};
 
-/// Longest id a caller may send, in bytes: ids end up in headers, rows and log lines.
+/// Longest accepted id, in bytes: ids are stored in headers, rows and log lines.
 pub const ID_BYTES_MAX: usize = 256;
 
-/// A validated [`RequestContext`]. No id is empty except `idempotency_key` and `user_id`, which a read may lack.
+/// A validated [`RequestContext`]. Only `idempotency_key` and `user_id` may be empty, in reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
     pub request_id: String,
     pub correlation_id: String,
-    /// Empty on reads that carry none.
+    /// Empty for reads without a key.
     pub idempotency_key: String,
-    /// User on whose behalf the caller acts; empty when the request names none.
+    /// User on whose behalf the caller acts; empty if unset.
     pub user_id: String,
     pub trace_id: String,
-    /// Time the caller gave, microseconds since the epoch; 0 when it gave none.
+    /// The caller's time, microseconds since the epoch; 0 if unset.
     pub occurred_at_us: i64,
     /// Service or client that made the request; may be empty.
     pub source: String,
 }
 
 impl Context {
-    /// A fresh context for work that starts here and not in a request (sweepers, recovery).
-    /// `source` is the service's name.
+    /// A new context for work without a request (sweepers, recovery). `source` is the service's
+    /// name.
     pub fn new(source: &str) -> Self {
         let request_id = new_id();
         Context {
@@ -46,7 +45,8 @@ impl Context {
         }
     }
 
-    /// A context for a call caused by this one: same correlation, trace and user, own request id, the key given.
+    /// A context for a call caused by this one: same correlation, trace and user, new request id,
+    /// given key.
     pub fn child(&self, source: &str, idempotency_key: &str) -> Self {
         Context {
             request_id: new_id(),
@@ -63,7 +63,7 @@ impl Context {
             idempotency_key: self.idempotency_key.clone(),
             user_id: self.user_id.clone(),
             trace_id: self.trace_id.clone(),
-            // A stored context may hold a time that no request is let in with.
+            // A stored context may have a time that no request may have.
             occurred_at: Some(proto::convert::to_timestamp_us(self.occurred_at_us))
                 .filter(|at| proto::times::SECONDS.contains(&at.seconds)),
             source: self.source.clone(),
@@ -71,7 +71,7 @@ impl Context {
     }
 }
 
-/// Context of a read: missing ids are generated, and so is one that is too long or has control characters.
+/// Context of a read: generates ids that are missing, too long or contain control characters.
 pub fn read(context: Option<RequestContext>) -> Context {
     let mut given = context.unwrap_or_default();
     for (_, value) in ids_mut(&mut given) {
@@ -100,7 +100,7 @@ pub fn read(context: Option<RequestContext>) -> Context {
     context
 }
 
-/// Context of a write: INVALID_ARGUMENT unless `request_id` and `idempotency_key` are there (D02,
+/// Context of a write: INVALID_ARGUMENT unless `request_id` and `idempotency_key` are set (D02,
 /// T12) and every id is well formed.
 pub fn write(context: Option<RequestContext>) -> Result<Context, Status> {
     let mut given = context.unwrap_or_default();

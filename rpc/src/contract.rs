@@ -1,4 +1,4 @@
-//! Descriptors of the served methods, by path: what Connect JSON, HTTP reads and the role table look up.
+//! Descriptors of the served methods by path, for Connect JSON, HTTP reads and the role table.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
 use prost_reflect::{DescriptorPool, MessageDescriptor, MethodDescriptor};
 use prost_types::method_options::IdempotencyLevel;
 
-/// One method, as the descriptors have it.
+/// One method of the descriptors.
 #[derive(Clone, Debug)]
 pub struct Method {
     pub input: MessageDescriptor,
@@ -35,7 +35,7 @@ impl Method {
     }
 }
 
-/// Descriptors of everything a port answers, and of the error details in its refusals.
+/// Descriptors of everything a port serves, and of the error details in its refusals.
 pub(crate) const PORT_SETS: [&[u8]; 5] = [
     proto::FILE_DESCRIPTOR_SET,
     tonic_types::pb::FILE_DESCRIPTOR_SET,
@@ -55,12 +55,12 @@ impl Contract {
     /// Indexes every method of an encoded `FileDescriptorSet`.
     ///
     /// # Panics
-    /// Our own bug: descriptors compiled into the binary do not decode.
+    /// Bug: descriptors compiled into the binary do not decode.
     pub fn new(descriptor_set: &[u8]) -> Self {
         Self::of_sets(&[descriptor_set], |_| true)
     }
 
-    /// What a port serves: these services of the platform, health and reflection.
+    /// The services of one port: these services of the platform, health and reflection.
     pub fn of_port(services: &[String]) -> Self {
         let is_served = |name: &str| services.iter().any(|served| served == name);
         Self::of_sets(&PORT_SETS, |name| {
@@ -103,7 +103,7 @@ impl Contract {
         self.methods.get(path)
     }
 
-    /// Every path, in no particular order.
+    /// All paths, unordered.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.methods.keys().map(String::as_str)
     }

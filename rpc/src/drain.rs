@@ -1,8 +1,8 @@
 //! HTTP/1.1 requests that are answered before their body has been read.
 //!
-//! hyper closes such a connection at once, and a client that is still sending sees a broken pipe
-//! instead of the answer. So what is left of the body is read in the background, up to named
-//! bounds; then the connection can serve its next request. HTTP/2 needs none of this.
+//! hyper closes such a connection at once, and a client that is still sending gets a broken pipe
+//! instead of the answer. So the rest of the body is read in the background, within limits; then
+//! the connection serves its next request. HTTP/2 does not need this.
 
 use std::{
     pin::Pin,
@@ -16,9 +16,9 @@ use http::Version;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 
-/// Most that is read of an unwanted body, in bytes.
+/// Maximum bytes read of an unwanted body.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Longest time that is spent on it, in milliseconds.
+/// Maximum time spent on it, in milliseconds.
 const TIME_MS_MAX: u64 = 2_000;
 
 pub(crate) async fn layer(request: Request) -> Request {

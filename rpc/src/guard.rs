@@ -1,5 +1,5 @@
-//! What every request of a port passes first: a time limit for its body, a time limit for an HTTP read, and a
-//! status instead of a panic. Refusals are in the protocol of the request.
+//! First layer of every request on a port: time limits for the body and for an HTTP read, and a
+//! status instead of a panic. Refusals use the protocol of the request.
 
 use std::{any::Any, future::Future, panic::AssertUnwindSafe, pin::Pin, task, time::Duration};
 
@@ -56,9 +56,9 @@ pub(crate) async fn layer(State(limits): State<Limits>, request: Request, next: 
     }
 }
 
-/// Runs a handler; one that panics is an internal error, counted and logged.
+/// Runs a handler. A panic becomes an internal error, is counted and logged.
 pub(crate) async fn caught<F: Future>(method: &str, handler: F) -> Result<F::Output, Status> {
-    // What a handler shares is behind locks that survive it or fail the next call too.
+    // Unwind safe: shared handler state is behind locks that survive a panic or fail the next call.
     let ended = AssertUnwindSafe(handler).catch_unwind().await;
     ended.map_err(|panic| {
         ::metrics::counter!(PANICS, "method" => observe::label(method)).increment(1);
@@ -73,14 +73,14 @@ fn reason_of(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no text")
 }
 
-/// Methods whose requests may come for as long as the call lasts.
+/// Methods whose requests may arrive during the whole call.
 fn streams_requests(path: &str) -> bool {
     let contract = Contract::platform();
     let method = contract.method(path);
     method.is_some_and(|method| method.client_streaming) || path.starts_with("/grpc.reflection.")
 }
 
-/// The request with a body that says when it has ended; `None` for one that has no body.
+/// Wraps the body to signal its end; `None` for a request without a body.
 fn watched(request: Request) -> (Request, Option<oneshot::Receiver<()>>) {
     if request.body().is_end_stream() {
         return (request, None);
@@ -95,7 +95,7 @@ fn watched(request: Request) -> (Request, Option<oneshot::Receiver<()>>) {
     (request, Some(arrival))
 }
 
-/// Returns when the limit has passed and the body is still being waited for.
+/// Returns once the limit has passed and the body is still incomplete.
 async fn body_is_late(arrival: oneshot::Receiver<()>, limit: Duration) {
     if tokio::time::timeout(limit, arrival).await.is_ok() {
         std::future::pending().await

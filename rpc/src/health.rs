@@ -1,7 +1,7 @@
-//! Health of one service: which of its parts fail, and why (D41, R261).
+//! Health of one service: its failing parts with reasons (D41, R261).
 //!
-//! A part is anything the service depends on (`store`, `chain`, `kafka`, `ledger`). No entry means
-//! it works. Readers see changes at once; writing the same state twice wakes nobody.
+//! A part is a dependency of the service (`store`, `chain`, `kafka`, `ledger`). No entry means
+//! healthy. Readers see changes at once; repeating a state notifies no reader.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// Failing parts by name, with the reason.
 pub type Failing = BTreeMap<String, String>;
 
-/// Shared handle; clones speak of the same service.
+/// Shared handle; clones refer to the same service.
 #[derive(Clone)]
 pub struct Health {
     name: Arc<str>,
@@ -29,7 +29,7 @@ impl Health {
         &self.name
     }
 
-    /// The part does not work. `reason` is shown to whoever asks `/health`: no secrets in it.
+    /// Marks a part as failing. `/health` shows `reason` without authentication: no secrets in it.
     pub fn set_failing(&self, part: &str, reason: impl Into<String>) {
         let reason = reason.into();
         self.failing.send_if_modified(|failing| {
@@ -42,18 +42,18 @@ impl Health {
         });
     }
 
-    /// The part works (again).
+    /// Marks a part as healthy.
     pub fn set_ok(&self, part: &str) {
         self.failing.send_if_modified(|failing| {
             let changed = failing.remove(part).is_some();
             if changed {
-                tracing::info!(service_name = &*self.name, part, "part works again");
+                tracing::info!(service_name = &*self.name, part, "part recovered");
             }
             changed
         });
     }
 
-    /// The part fails for this reason, or works.
+    /// Sets a part as failing with a reason, or as healthy.
     pub fn set(&self, part: &str, reason: Option<&str>) {
         match reason {
             Some(reason) => self.set_failing(part, reason),
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_fail_and_recover_one_by_one_and_repeats_wake_nobody() {
+    fn parts_fail_and_recover_one_by_one_and_repeats_notify_no_reader() {
         let health = Health::new("ledger");
         let mut seen = health.watch();
         seen.mark_unchanged();

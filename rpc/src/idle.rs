@@ -1,6 +1,7 @@
-//! When a connection has to go: it sent no request in time, or has been idle between requests for too long.
+//! Connection expiry: no first request in time, or idle for too long between requests.
 //!
-//! A request counts from its head to the end of its answer, so a stream in progress keeps its connection.
+//! A request lasts from its head to the end of its answer, so a stream in progress keeps its
+//! connection.
 
 use std::{
     pin::Pin,
@@ -15,14 +16,14 @@ use tokio::time::Instant;
 
 use crate::Limits;
 
-/// The requests of one connection. Clones speak of the same one.
+/// Requests of one connection. Clones refer to the same one.
 #[derive(Clone)]
 pub(crate) struct Activity(Arc<Mutex<Requests>>);
 
 struct Requests {
     running: usize,
     is_new: bool,
-    /// When it was opened, or the last request ended.
+    /// Time of the accept or of the last request's end.
     quiet_since: Instant,
 }
 
@@ -39,7 +40,7 @@ impl Activity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request has begun; it runs until what is returned is dropped.
+    /// Begins a request, which lasts until the returned guard is dropped.
     pub(crate) fn begin(&self) -> Running {
         let mut requests = self.lock();
         requests.running += 1;
@@ -51,7 +52,7 @@ impl Activity {
         self.lock().running == 0
     }
 
-    /// Returns when the connection has to go.
+    /// Returns once the connection has expired.
     pub(crate) async fn expired(&self, limits: &Limits) {
         loop {
             let due = {
@@ -59,7 +60,7 @@ impl Activity {
                 match (requests.running, requests.is_new) {
                     (0, true) => requests.quiet_since + limits.first_request,
                     (0, false) => requests.quiet_since + limits.idle,
-                    // It cannot be due sooner, however soon the request ends.
+                    // Earliest possible expiry, even if the request ends now.
                     _ => Instant::now() + limits.idle,
                 }
             };
@@ -67,13 +68,13 @@ impl Activity {
             if due <= now {
                 return;
             }
-            // A request meanwhile changes what it is due for.
+            // A request in the meantime changes the expiry: check again.
             tokio::time::sleep_until(due.min(now + limits.idle)).await;
         }
     }
 }
 
-/// A request that has not been answered in full.
+/// A request without a complete answer.
 pub(crate) struct Running(Activity);
 
 impl Drop for Running {

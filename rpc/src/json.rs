@@ -1,9 +1,10 @@
-//! JSON of the HTTP diagnostic reads (D43): proto3 JSON of the resource the matching RPC returns,
-//! but with bare enum names (T40: `OPEN`, not `ORDER_STATUS_OPEN`); lists are
-//! `{ "items": [..], "next_page_token": ".." }`; errors have the Connect form
+//! JSON of the HTTP diagnostic reads (D43): proto3 JSON of the matching RPC's resource.
+//!
+//! Enum names are bare (T40: `OPEN`, not `ORDER_STATUS_OPEN`). A list has the form
+//! `{ "items": [..], "next_page_token": ".." }`, an error the Connect form
 //! `{ "code", "message", "details" }` with Connect's HTTP status.
 //!
-//! Fields at their default are left out, as proto3 JSON does; integers of 64 bits are text.
+//! As in proto3 JSON, default values are omitted and 64-bit integers are text.
 
 use axum::response::{IntoResponse, Response};
 use http::{
@@ -22,7 +23,7 @@ use crate::{connect, contract::Contract, status};
 /// Body of an HTTP read.
 pub type Json = axum::Json<Value>;
 
-/// An error answer of an HTTP read: `async fn read(..) -> Result<Json, HttpError>`; `?` turns a `Status` into it.
+/// Error of an HTTP read: `async fn read(..) -> Result<Json, HttpError>`; `?` converts a `Status`.
 #[derive(Debug)]
 pub struct HttpError(pub Status);
 
@@ -38,11 +39,11 @@ impl IntoResponse for HttpError {
     }
 }
 
-/// Longest text of a framework's own refusal that is passed on, in bytes.
+/// Longest text of a framework refusal that is passed on, in bytes.
 const PLAIN_TEXT_BYTES_MAX: usize = 4_096;
 
-/// Gives refusals that axum makes itself (a query it cannot read, a verb it does not know) the same
-/// form; their HTTP status stays.
+/// Converts axum's own refusals (an unreadable query, an unknown method) to the same form; keeps
+/// their HTTP status.
 pub(crate) async fn plain_errors(response: Response) -> Response {
     let http_status = response.status();
     let is_json = response
@@ -77,7 +78,7 @@ pub(crate) async fn plain_errors(response: Response) -> Response {
 /// One resource, for instance `resource(&operation, "dfa.ledger.v1.Operation")`.
 ///
 /// # Panics
-/// Our own bug: a type name that is not in the contract, or a message of another type.
+/// Bug: a type name that is not in the contract, or a message of another type.
 pub fn resource(message: &impl Message, type_name: &str) -> Json {
     axum::Json(bare(message, &descriptor(type_name)))
 }
@@ -92,7 +93,7 @@ pub fn list<M: Message>(items: &[M], type_name: &str, next_page_token: &str) -> 
     axum::Json(json!({ "items": items, "next_page_token": next_page_token }))
 }
 
-/// The value itself, for those who compose their own body.
+/// The bare value, for callers that compose their own body.
 ///
 /// # Panics
 /// As [`resource`].
@@ -116,8 +117,8 @@ fn bare(message: &impl Message, descriptor: &MessageDescriptor) -> Value {
     value
 }
 
-/// Writes a message as JSON. Times without a JSON form are shown as the nearest that has one: a
-/// stored row never makes an answer fail.
+/// Writes a message as JSON. Clamps times without a JSON form, so a stored row never fails an
+/// answer.
 pub(crate) fn written<T, E>(
     mut message: DynamicMessage,
     write: impl Fn(&DynamicMessage) -> Result<T, E>,
@@ -154,7 +155,7 @@ fn clamp_times(message: &mut DynamicMessage) {
 }
 
 fn strip_message(descriptor: &MessageDescriptor, value: &mut Value) {
-    // Well-known types have JSON forms of their own and hold no enum of ours.
+    // Well-known types have JSON forms of their own and contain no enum of ours.
     let Value::Object(members) = value else {
         return;
     };
@@ -188,7 +189,7 @@ fn strip(kind: &Kind, value: &mut Value) {
     }
 }
 
-/// `OPEN` of `ORDER_STATUS_OPEN`: the name without the enum's own name in front of it.
+/// `OPEN` of `ORDER_STATUS_OPEN`: the name without the enum's prefix.
 pub fn bare_enum_name<'a>(descriptor: &EnumDescriptor, name: &'a str) -> &'a str {
     let mut prefix = String::new();
     for (index, letter) in descriptor.name().char_indices() {

@@ -1,13 +1,13 @@
-//! How services are served and called.
+//! Serving and calling of services.
 //!
-//! One port speaks gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]); one kind of
-//! client works in process and over the network ([`Channel`]); one layer answers "who is calling,
-//! and may he" for all of them ([`Authenticator`], [`roles`]). What a port takes is bounded
-//! ([`Limits`], [`connections`]). Errors have one vocabulary ([`status`], D23), requests one
-//! context ([`context`], D02), lists one paging ([`page`], D04).
+//! One port serves gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]). One client
+//! transport works in process and over the network ([`Channel`]). One layer authenticates and
+//! authorizes all of them ([`Authenticator`], [`roles`]). Ports are bounded ([`Limits`],
+//! [`connections`]). Errors share one vocabulary ([`status`], D23), requests one context
+//! ([`context`], D02), lists one paging ([`page`], D04).
 //!
-//! Architecture invariants: handlers are written once, against tonic; nothing here knows a business
-//! rule; the `connectrpc` crate is named only under `connect/`.
+//! Architecture invariants: handlers are written once, against tonic; no business rule is here; the
+//! `connectrpc` crate is named only under `connect/`.
 
 pub mod access;
 pub mod caller;
@@ -40,17 +40,18 @@ pub use metrics::{MetricsHandle, metrics_init};
 pub use observe::Trailers;
 pub use serve::{Limits, Service, serve};
 
-/// Largest message a service accepts, in bytes on the wire (D33).
+/// Largest accepted message, in bytes on the wire (D33).
 pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
-/// The same for calls of one service to another, whose batches are bounded by their own rules; also
-/// what a compressed message may unpack to.
+/// Message limit of calls between services, and of a decompressed message.
+///
+/// Services bound their batches themselves.
 pub const MESSAGE_BYTES_MAX_SERVICE: usize = 16 * MESSAGE_BYTES_MAX;
 
-/// Deadline of a call that names none, in milliseconds (D33).
+/// Deadline of a call without one, in milliseconds (D33).
 pub const DEADLINE_MS_DEFAULT: u64 = 10_000;
 
-/// Operational failures of this room. A refused call is never one of these: it is a `tonic::Status`.
+/// Operational failures of this room. A refused call is a `tonic::Status` instead.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("not a usable address: {uri}: {reason}")]
@@ -67,8 +68,8 @@ pub enum Error {
     Logging(String),
 }
 
-/// Applies the limits every service shares to a generated tonic server: message size (D33; the
-/// layer in front holds other callers to [`MESSAGE_BYTES_MAX`]) and gzip in both directions.
+/// Applies common limits to a generated tonic server: message size (D33; the layer in front limits
+/// other callers to [`MESSAGE_BYTES_MAX`]) and gzip in both directions.
 ///
 /// ```text
 /// let server = rpc::grpc_server!(LedgerServiceServer::from_arc(api));

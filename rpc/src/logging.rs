@@ -1,10 +1,10 @@
 //! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `trace_id`,
-//! `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One line an
-//! event, written whole.
+//! `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One line per
+//! event, written at once.
 //!
-//! The ids come from the innermost span that has them; `service_name` likewise, else it is the name
-//! given to [`init`]. Lines without a request have no ids. Fields named like a reserved one win
-//! over the span's.
+//! Ids come from the innermost span that has them. So does `service_name`, with the name passed to
+//! [`init`] as default. Lines outside a request have no ids. An event's field overrides a span's
+//! field of the same name.
 
 use std::{
     fmt,
@@ -26,14 +26,14 @@ use tracing_subscriber::{
 
 use crate::Error;
 
-/// Fields of a span that every line inside it repeats.
+/// Span fields repeated on every line inside the span.
 const INHERITED: [&str; 4] = ["service_name", "trace_id", "correlation_id", "user_id"];
 
-/// Logs to stderr or stdout as JSON. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`);
-/// the variable `PLATFORM_LOG` overrides it.
+/// Logs JSON to stderr or stdout. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`); the
+/// variable `PLATFORM_LOG` overrides it.
 ///
 /// # Errors
-/// [`Error::Logging`] when a logger is installed already or the filter is not one.
+/// [`Error::Logging`] if a logger is installed already or the filter is invalid.
 pub fn init(service_name: &str, filter: &str, to: Output) -> Result<(), Error> {
     let filter = std::env::var("PLATFORM_LOG").unwrap_or_else(|_| filter.to_owned());
     let filter = EnvFilter::try_new(filter).map_err(|error| Error::Logging(error.to_string()))?;
@@ -48,14 +48,14 @@ pub fn init(service_name: &str, filter: &str, to: Output) -> Result<(), Error> {
         .map_err(|error| Error::Logging(error.to_string()))
 }
 
-/// Where the lines go.
+/// Destination of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     Stdout,
     Stderr,
 }
 
-/// The layer itself; [`init`] installs it for a process.
+/// The logging layer; [`init`] installs it for the process.
 pub struct JsonLines<W> {
     service_name: String,
     write: W,
@@ -111,7 +111,7 @@ where
         line.insert("timestamp".into(), now().into());
         line.insert("level".into(), level(event.metadata().level()).into());
         line.insert("service_name".into(), self.service_name.clone().into());
-        // From the outermost span inwards, so that the innermost value stays.
+        // From the outermost span inwards, so the innermost value remains.
         for span in context
             .event_scope(event)
             .into_iter()
@@ -129,7 +129,7 @@ where
     }
 }
 
-/// The three levels of the specification; finer ones count as INFO.
+/// The three levels of the specification; finer ones map to INFO.
 fn level(level: &Level) -> &'static str {
     match *level {
         Level::ERROR => "ERROR",

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-/// What `/metrics` renders.
+/// Renders `/metrics`.
 #[derive(Clone)]
 pub struct MetricsHandle(PrometheusHandle);
 
@@ -19,7 +19,7 @@ impl MetricsHandle {
     }
 }
 
-/// Memory of the process that is in use; `None` where the system does not say.
+/// Resident memory of the process; `None` if the system does not report it.
 fn resident_bytes() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -1,8 +1,8 @@
-//! What happens to every RPC on its way in and out: log span and access line, deadline, message limit, metrics.
+//! Per-RPC processing: log span and access line, deadline, message limit, metrics.
 //!
-//! All three protocols and the calls in process pass here as gRPC, so each call is counted once,
-//! under the code the handler gave. The span has `service_name`, `method`, and, as soon as the
-//! handler reads its context, `correlation_id`, `user_id` and `trace_id` (R259, R260).
+//! All protocols and in-process calls arrive here as gRPC, so each call is counted once, under the
+//! handler's code. The span has `service_name`, `method`, and, once the handler reads its context,
+//! `correlation_id`, `user_id` and `trace_id` (R259, R260).
 
 use std::{
     pin::Pin,
@@ -34,10 +34,11 @@ pub const REQUESTS: &str = "rpc_requests_total";
 /// Histogram of RPC durations in seconds, label `method`.
 pub const DURATION: &str = "rpc_duration_seconds";
 
-/// Header that gives HTTP reads and contextless RPCs their correlation id.
+/// Header with the correlation id of HTTP reads and of RPCs without a context.
 pub const CORRELATION_HEADER: &str = "x-correlation-id";
 
-/// Trailing metadata of an answer, which tonic has no place for: put it into the extensions of a `tonic::Response`.
+/// Trailing metadata of an answer, which tonic does not support. Put it into the extensions of a
+/// `tonic::Response`.
 #[derive(Clone, Debug, Default)]
 pub struct Trailers(pub HeaderMap);
 
@@ -112,7 +113,8 @@ pub(crate) async fn observe(
     let handler = SCOPE
         .scope(scope, next.run(request))
         .instrument(call.span.clone());
-    // Here too, beside the port's own guard: calls in process pass here alone, and the call is counted.
+    // In addition to the port's guard: in-process calls pass only here, and the call must be
+    // counted.
     let handler = guard::caught(method, handler);
     let response = match tokio::time::timeout(first, handler).await {
         Ok(Ok(response)) => response,
@@ -167,8 +169,8 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
     }
 }
 
-/// The path as a metrics label: paths outside the contract share one, so that nobody can grow the
-/// registry from outside.
+/// The path as a metrics label. Paths outside the contract share one, so clients cannot grow the
+/// registry.
 pub(crate) fn label(path: &str) -> &'static str {
     static LABELS: OnceLock<std::collections::HashSet<&'static str>> = OnceLock::new();
     let labels = LABELS.get_or_init(|| {
@@ -185,7 +187,8 @@ fn service_of(path: &str) -> &str {
     path.split('.').nth(1).unwrap_or("rpc")
 }
 
-/// `grpc-timeout`: at most 8 digits and a unit; anything else is ignored, as the default deadline then holds.
+/// Parses `grpc-timeout`: at most 8 digits and a unit. Anything else is ignored; the default
+/// deadline applies.
 fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -204,7 +207,7 @@ fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// One running call; what it ended with is told once, at the latest when it is dropped.
+/// One running call. Its code is reported once, at the latest on drop.
 struct Call {
     method: &'static str,
     span: Span,
@@ -256,7 +259,7 @@ fn watch(mut response: Response, mut call: Call, asked: Option<Duration>) -> Res
     })
 }
 
-/// Response body that learns the code from the trailers and ends a stream at its deadline.
+/// Response body that reads the code from the trailers and ends a stream at its deadline.
 struct WatchedBody {
     body: Body,
     call: Call,
@@ -318,14 +321,14 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-/// What request bodies are held to.
+/// Limits of request bodies.
 #[derive(Clone)]
 pub(crate) struct Bounds {
     pub contract: Arc<Contract>,
     pub message_bytes_max: usize,
 }
 
-/// Name of a code as Connect spells it.
+/// Connect's spelling of a code.
 pub(crate) const fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "ok",

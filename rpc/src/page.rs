@@ -1,10 +1,10 @@
-//! Paging of lists (D04, R010): default 50, at most 1000 (larger is coerced), negative refused;
+//! Paging of lists (D04, R010). Default 50, at most 1000 (larger is coerced), negative refused;
 //! order is (created descending, id descending); the token is opaque and bound to the filters of
-//! the call that gave it.
+//! its call.
 //!
-//! A list asks its store for [`Page::rows_limit`] rows strictly after [`Page::after`] and hands
-//! them to [`Page::finish`], which cuts the surplus row and makes the token from the last row kept.
-//! No row is seen twice and none is skipped while older rows stay as they are.
+//! A list reads [`Page::rows_limit`] rows strictly after [`Page::after`] from its store and passes
+//! them to [`Page::finish`], which cuts the surplus row and creates the token from the last row
+//! kept. No row is repeated or skipped while older rows are unchanged.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use proto::common::v1::{PaginationRequest, PaginationResponse};
@@ -28,7 +28,7 @@ pub struct Key {
 /// One page to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Rows the caller gets at most, 1..=1000.
+    /// Maximum rows of the page, 1..=1000.
     pub size: u32,
     /// Fetch rows strictly after this one: `(created, id) < (after.created_us, after.id)`.
     pub after: Option<Key>,
@@ -36,8 +36,7 @@ pub struct Page {
 }
 
 /// Reads a page request. `filter_hash` is [`filter_hash`] over the filters of the call.
-/// INVALID_ARGUMENT for a negative size, a token that is not ours and a token given for other
-/// filters.
+/// INVALID_ARGUMENT for a negative size, a malformed token, or a token of other filters.
 pub fn parse(request: Option<PaginationRequest>, filter_hash: u64) -> Result<Page, Status> {
     let request = request.unwrap_or_default();
     let size = match request.page_size {
@@ -69,7 +68,7 @@ pub fn parse(request: Option<PaginationRequest>, filter_hash: u64) -> Result<Pag
 }
 
 impl Page {
-    /// How many rows to ask the store for: one more than the page, to know whether another page follows.
+    /// Rows to read from the store: one more than the page, to detect a next page.
     pub fn rows_limit(&self) -> i64 {
         i64::from(self.size) + 1
     }
@@ -83,7 +82,7 @@ impl Page {
             .map_or((i64::MAX, "\u{10FFFF}"), |key| (key.created_us, &key.id))
     }
 
-    /// Cuts the surplus row and makes the response.
+    /// Cuts the surplus row and creates the response.
     pub fn finish<T>(&self, rows: &mut Vec<T>, key: impl Fn(&T) -> Key) -> PaginationResponse {
         let size = self.size as usize;
         let more = rows.len() > size;
@@ -99,8 +98,8 @@ impl Page {
     }
 }
 
-/// Hash of the filters a token is bound to (FNV-1a, 64 bits): pass every filter value in a fixed
-/// order, empty text for an unset one.
+/// Hash of the filters that a token is bound to (FNV-1a, 64 bits). Pass every filter value in a
+/// fixed order, empty text for an unset one.
 pub fn filter_hash(filters: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for filter in filters {
@@ -127,7 +126,7 @@ fn decode(token: &str) -> Option<(u64, Key)> {
     let (created, id) = rest.split_first_chunk::<8>()?;
     (version == TOKEN_VERSION).then_some(())?;
     let id = std::str::from_utf8(id).ok()?;
-    // No row has such an id, and not every store can be asked for one.
+    // No row has such an id, and not every store accepts it in a query.
     (!id.chars().any(char::is_control)).then_some(())?;
     Some((
         u64::from_be_bytes(*hash),

@@ -1,9 +1,9 @@
-//! Who may call which method: one table, one row per method of the contract (D32, R333).
+//! Role table: one row per method of the contract (D32, R333).
 //!
-//! A test walks the descriptors and fails for a method without a row and for a row without a
-//! method. Roles that act for themselves only (investor, trader, issuer) are checked against their
-//! own user id in the handler ([`crate::Caller::require_user`]); the table says whether they may
-//! call at all. `Auditor` stands in no row that changes anything, which a test checks too.
+//! A test compares it with the descriptors and fails for a method without a row or a row without a
+//! method. For roles that act only for their own user (investor, trader, issuer) the handler also
+//! checks the user id ([`crate::Caller::require_user`]). `Auditor` is in no row that changes
+//! anything, which a test checks too.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -13,20 +13,20 @@ use Role::{
     Auditor, Compliance, Investor, Issuer, MarketSupervisor, Operator, Service, Trader, Treasury,
 };
 
-/// What a path asks of its caller.
+/// Requirement of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// No credential needed.
     Open,
-    /// One of these roles.
+    /// At least one of these roles.
     AnyOf(Roles),
-    /// In the contract, but nobody was given it.
+    /// In the contract, but without a row.
     Denied,
-    /// Looks like an RPC, is not in the contract.
+    /// RPC path outside the contract.
     Unknown,
 }
 
-/// Staff and services: who may use HTTP diagnostic reads (D43).
+/// Staff and services: they may use HTTP diagnostic reads (D43).
 pub const STAFF: &[Role] = &[
     Operator,
     Treasury,
@@ -36,7 +36,7 @@ pub const STAFF: &[Role] = &[
     Service,
 ];
 
-/// Anyone; users see their own only.
+/// All roles; users see only their own objects.
 const EVERYONE: &[Role] = &[
     Investor,
     Trader,
@@ -224,15 +224,15 @@ const TABLE: &[(&str, Rows)] = &[
     ),
 ];
 
-/// Services that answer without a credential: health checks and reflection describe the platform,
-/// they hold nothing of its users.
+/// Services without authentication: health checks and reflection describe the platform and contain
+/// no user data.
 const OPEN_SERVICES: &[&str] = &[
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
 ];
 
-/// HTTP paths that answer without a credential. `/webhook` is authenticated by the bank's signature (D29).
+/// HTTP paths without a credential. `/webhook` is authenticated by the bank's signature (D29).
 const OPEN_PATHS: &[&str] = &[
     "/",
     "/health",
@@ -303,12 +303,12 @@ mod tests {
         assert!(missing.is_empty(), "methods without a row: {missing:?}");
         assert!(stale.is_empty(), "rows without a method: {stale:?}");
         let count: usize = TABLE.iter().map(|(_, rows)| rows.len()).sum();
-        assert_eq!(count, rows.len(), "a method stands in the table twice");
+        assert_eq!(count, rows.len(), "a method is in the table twice");
     }
 
     // rows: R333
     #[test]
-    fn r333_the_auditor_reads_everything_he_may_and_changes_nothing() {
+    fn r333_the_auditor_reads_everything_and_changes_nothing() {
         for path in contract() {
             let reads = Contract::platform().method(&path).unwrap().reads_only;
             let auditor = BY_PATH[&path].contains(Auditor);

@@ -3,13 +3,15 @@
 //! ```text
 //! connection -> CORS -> guard -> access -+- /health /livez /readyz /metrics
 //!                                        +- HTTP reads of the services
-//!                                        +- /package.Service/Method -+- application/grpc*  -> gRPC-Web -> observe -> tonic
-//!                                                                    +- everything else    -> Connect  -> observe -> tonic
+//!                                        +- /package.Service/Method -+
+//!     +--------------------------------------------------------------+
+//!     +- application/grpc*  -> gRPC-Web -> observe -> tonic
+//!     +- everything else    -> Connect  -> observe -> tonic
 //! ```
 //!
-//! A port with one service has that service's HTTP reads at the root; a port with several has them
-//! under `/<service name>/`. What a port takes and how long it waits: [`Limits`]. Shutdown: no new
-//! connections, running calls get [`DRAIN_MS_MAX`], then they are cut.
+//! A port with one service has that service's HTTP reads at the root, a port with several under
+//! `/<service name>/`. Sizes and timeouts: [`Limits`]. Shutdown: no new connections; running calls
+//! have [`DRAIN_MS_MAX`], then they are cut.
 
 use futures::future::BoxFuture;
 use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
@@ -51,28 +53,28 @@ use crate::{
     observe, roles, status,
 };
 
-/// How long running calls may go on after shutdown was asked for, in milliseconds.
+/// Time for running calls to finish after shutdown, in milliseconds.
 pub const DRAIN_MS_MAX: u64 = 3_000;
 
-/// What a connection may still do after it was told to end because it was idle.
+/// Time for a last request after an idle connection was told to close.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// Failed accepts are retried after this time; one line of log per [`ACCEPT_LOG_EVERY`].
+/// Pause after a failed accept; one log line per [`ACCEPT_LOG_EVERY`].
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// What a port takes, and how long it waits for the other side.
+/// Sizes and timeouts of a port.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// From the accept to the whole head of the first request, on HTTP/1.1 and HTTP/2.
+    /// From accept to the complete head of the first request, on HTTP/1.1 and HTTP/2.
     pub first_request: Duration,
-    /// Between two requests. A request that is being answered is not idle, nor is a stream.
+    /// Between two requests. A request being answered is not idle, nor is a stream.
     pub idle: Duration,
-    /// While the other side's kernel acknowledges nothing: neither keep-alive probes nor data that
-    /// was sent, which includes a stream that is not read.
+    /// While the peer's kernel acknowledges nothing: neither keep-alive probes nor sent data, which
+    /// includes an unread stream.
     pub silence: Duration,
-    /// For the body of a request that is one message.
+    /// For the body of a request with one message.
     pub body: Duration,
-    /// For an HTTP read, its body included. RPCs have their own deadline.
+    /// For an HTTP read, including its body. RPCs have their own deadline.
     pub http: Duration,
     pub connections: Connections,
 }
@@ -91,13 +93,13 @@ impl Default for Limits {
     }
 }
 
-/// What a service room hands over to be served.
+/// The parts of a service to be served.
 pub struct Service {
     /// Second part of its package: `ledger` of `dfa.ledger.v1`.
     pub name: &'static str,
     /// RPC services, without access layer.
     pub routes: Routes,
-    /// HTTP diagnostic reads (and the bank's webhook), paths as in the specification.
+    /// HTTP diagnostic reads (and the bank's webhook), with the paths of the specification.
     pub http: Router,
     pub health: Health,
 }
@@ -126,7 +128,7 @@ pub fn serve(
     })
 }
 
-/// The same within other limits.
+/// Like [`serve`], with other limits.
 ///
 /// # Errors
 /// As [`serve`].
@@ -196,7 +198,8 @@ pub fn serve_within(
     })
 }
 
-/// The protocol layer alone: RPC routes of `contract` as gRPC, gRPC-Web and Connect. Knows nothing of callers.
+/// The protocol layer alone: RPC routes of `contract` as gRPC, gRPC-Web and Connect, without access
+/// control.
 pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize) -> Router {
     let bounds = observe::Bounds {
         contract: contract.clone(),
@@ -235,8 +238,8 @@ fn unknown_method(request: &Request) -> Response {
     connect::refusal(request.method(), request.headers(), status)
 }
 
-/// Serves plain HTTP routes, without RPC services and callers, within all of `limits`: those of
-/// connections, and the time that a request has for its body and for its answer.
+/// Serves plain HTTP routes without RPC services and callers, within all `limits`: of connections,
+/// bodies and answers.
 ///
 /// # Errors
 /// As [`listen`].
@@ -252,7 +255,7 @@ pub fn serve_http_within(
     listen_within(listener, app, limits, shutdown)
 }
 
-/// A client that takes the port for one with RPC services is refused in its own protocol.
+/// Refuses RPC requests to a plain HTTP port in their own protocol.
 async fn refuse_rpc(request: Request, next: Next) -> Response {
     match roles::is_rpc_path(request.uri().path()) {
         true => unknown_method(&request),
@@ -272,7 +275,7 @@ pub fn listen(
     Box::pin(async move { listen_within(listener, app, Limits::default(), shutdown).await })
 }
 
-/// The same within other limits; those of requests are the router's own.
+/// Like [`listen`], with other limits. Request limits are up to the router.
 ///
 /// # Errors
 /// As [`listen`].
@@ -284,7 +287,7 @@ pub fn listen_within(
 ) -> BoxFuture<'static, Result<(), Error>> {
     Box::pin(async move {
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        // Heads that do not come are the concern of `Activity`.
+        // [`Activity`] enforces the limit for missing heads.
         builder.http1().header_read_timeout(None);
         builder
             .http2()
@@ -304,7 +307,7 @@ pub fn listen_within(
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, or the peer is gone already: neither is a reason to stop serving.
+                    // Out of descriptors, or the peer has disconnected: keep serving.
                     if failure_logged.is_none_or(|at| at.elapsed() >= ACCEPT_LOG_EVERY) {
                         failure_logged = Some(Instant::now());
                         tracing::warn!(%error, "accept failed");
@@ -313,7 +316,7 @@ pub fn listen_within(
                     continue;
                 }
             };
-            // Over a bound the newest connection is closed, here and at once.
+            // Above a limit the newest connection is closed at once.
             let Some(permit) = port.admit(from.ip()) else {
                 continue;
             };
@@ -348,11 +351,11 @@ pub fn listen_within(
     })
 }
 
-/// No delay for small writes, and an end for a connection whose other side is gone without a word:
-/// no deadline of a request sees that while a stream runs.
+/// Disables Nagle's algorithm and detects vanished peers: no request deadline applies while a
+/// stream runs.
 fn set_up(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    // The system counts in whole seconds here and ends the connection by the last of these four.
+    // The system counts whole seconds here; the last of these four ends the connection.
     let probes = (silence / 4).max(Duration::from_secs(1));
     sockopt::set_tcp_keepidle(stream, probes)?;
     sockopt::set_tcp_keepintvl(stream, probes)?;
@@ -363,7 +366,8 @@ fn set_up(stream: &TcpStream, silence: Duration) -> io::Result<()> {
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves one connection until it ends, expires or is told to stop; in the last two cases what runs is finished.
+/// Serves one connection until it ends, expires or is shut down. In the last two cases running
+/// requests finish.
 fn connection(
     builder: &auto::Builder<TokioExecutor>,
     stream: TcpStream,
@@ -401,7 +405,7 @@ fn connection(
             return connection.await;
         }
         loop {
-            // A request that crossed the goodbye is still answered.
+            // A request that crossed the close notice is still answered.
             match tokio::time::timeout(GOODBYE, connection.as_mut()).await {
                 Ok(ended) => return ended,
                 Err(_) if activity.is_idle() => return Ok(()),
@@ -411,7 +415,7 @@ fn connection(
     }
 }
 
-/// A service's routes without their fallback, so that they can be merged.
+/// A service's routes without their fallback, for merging.
 fn router_of(routes: Routes) -> Router {
     routes.into_axum_router().reset_fallback()
 }
@@ -446,7 +450,7 @@ fn reflection(served: &[String]) -> Result<Router, Error> {
     Ok(router_of(Routes::new(v1).add_service(v1alpha)))
 }
 
-/// Keeps grpc.health in step with [`Health`].
+/// Copies [`Health`] to grpc.health.
 async fn report(
     reporter: HealthReporter,
     names: Vec<String>,
@@ -473,7 +477,7 @@ async fn report(
     }
 }
 
-/// `/`: what answers here, for a person with a browser or curl.
+/// `/`: a summary of the port, for a browser or curl.
 fn index(served: &[String]) -> MethodRouter {
     let index = Json(serde_json::json!({
         "server": "digital financial assets platform",

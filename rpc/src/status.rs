@@ -1,8 +1,8 @@
-//! The one vocabulary of refusals (D23): exact message text, machine-readable reason in
+//! Vocabulary of refusals (D23): exact message text, and a machine-readable reason in
 //! `google.rpc.ErrorInfo` with domain `platform`.
 //!
-//! The reason names one thing only, so that a caller never parses the text. `internal` is for our
-//! own failures: it logs the error chain and tells the caller nothing about it.
+//! A reason has one meaning, so a caller never parses the text. `internal` is for our own failures:
+//! it logs the error chain and hides it from the caller.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
@@ -16,8 +16,9 @@ fn with_reason(code: Code, reason: &str, message: impl Into<String>) -> Status {
     with_metadata(code, reason, message, HashMap::new())
 }
 
-/// An error with a reason and further facts in `ErrorInfo.metadata` (for instance the balance
-/// breakdown of `Insufficient balance`).
+/// An error with a reason and metadata in `ErrorInfo`.
+///
+/// For instance the balance breakdown of `Insufficient balance`.
 pub fn with_metadata(
     code: Code,
     reason: &str,
@@ -34,7 +35,7 @@ pub fn not_found(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::NotFound, reason, message)
 }
 
-/// 400: the request is well formed, the state refuses it.
+/// 400: the request is well formed, but the state refuses it.
 pub fn failed_precondition(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::FailedPrecondition, reason, message)
 }
@@ -44,10 +45,10 @@ pub fn invalid_argument(field: impl Into<String>, description: impl Into<String>
     invalid_arguments([(field.into(), description.into())])
 }
 
-/// 400: several bad fields at once. The message is that of the first.
+/// 400: several bad fields. The message is that of the first.
 ///
 /// # Panics
-/// Our own bug: called with no field.
+/// Bug: called with no field.
 pub fn invalid_arguments(fields: impl IntoIterator<Item = (String, String)>) -> Status {
     let mut details = ErrorDetails::new();
     let mut message = None;
@@ -80,7 +81,7 @@ pub fn unimplemented(message: impl Into<String>) -> Status {
     with_reason(Code::Unimplemented, "UNIMPLEMENTED", message)
 }
 
-/// 503 with RetryInfo: `what` is away (bank, chain, identity, Kafka, another service).
+/// 503 with RetryInfo: `what` is unavailable (bank, chain, identity, Kafka, another service).
 pub fn unavailable(what: &str, retry_ms: u64) -> Status {
     retryable(
         Code::Unavailable,
@@ -102,7 +103,7 @@ fn retryable(code: Code, reason: &str, message: impl Into<String>, retry_ms: u64
     Status::with_error_details(code, message, details)
 }
 
-/// 500. The whole error chain goes to the log, the caller reads `Internal error`.
+/// 500. The log has the whole error chain, the caller gets `Internal error`.
 pub fn internal(error: &dyn Error) -> Status {
     let mut chain = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! What the specification says of the schemas themselves, read off the descriptors that are compiled in.
+//! The specification's statements about schemas, checked on the compiled descriptors.
 
 use prost_reflect::{DescriptorPool, MessageDescriptor};
 use rpc::contract::Contract;
@@ -14,7 +14,7 @@ fn pool() -> DescriptorPool {
     Contract::platform().pool().clone()
 }
 
-/// `name: type` of the fields in the order of their numbers.
+/// `name: type` of the fields, ordered by number.
 fn fields(name: &str) -> Vec<String> {
     let mut fields: Vec<_> = message(name).fields().collect();
     fields.sort_by_key(|field| field.number());
@@ -25,7 +25,7 @@ fn fields(name: &str) -> Vec<String> {
             assert_eq!(
                 field.number() as usize,
                 index + 1,
-                "{name} leaves a number out"
+                "{name} skips a field number"
             );
             let kind = format!("{:?}", field.kind());
             let kind = match field.kind() {
@@ -38,7 +38,7 @@ fn fields(name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The message begins with these fields; further ones may follow.
+/// Asserts that the message begins with these fields; further ones may follow.
 fn begins(name: &str, wanted: &str) {
     let actual = fields(name);
     let wanted: Vec<&str> = wanted.split(", ").collect();
@@ -56,7 +56,10 @@ fn r002_every_request_has_the_context_as_field_one() {
             let first = first.unwrap_or_else(|| panic!("{} has no field 1", method.full_name()));
             assert_eq!(first.name(), "context", "{}", method.full_name());
             assert!(
-                matches!(first.kind(), prost_reflect::Kind::Message(m) if m.full_name() == "dfa.common.v1.RequestContext"),
+                matches!(
+                    first.kind(),
+                    prost_reflect::Kind::Message(m) if m.full_name() == "dfa.common.v1.RequestContext"
+                ),
                 "{}",
                 method.full_name()
             );
@@ -190,7 +193,8 @@ fn r245_payment_events_have_their_fields_in_order() {
     );
     begins(
         "dfa.payments.v1.PaymentIntentCreatedEvent",
-        "context: RequestContext, payment_id: string, user_id: string, amount: Money, method: PaymentMethod, at: Timestamp",
+        "context: RequestContext, payment_id: string, user_id: string, amount: Money, \
+         method: PaymentMethod, at: Timestamp",
     );
 }
 

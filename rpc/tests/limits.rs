@@ -1,4 +1,4 @@
-//! What a port takes and how long it waits: connections, first requests, bodies, idle time, reads, panics.
+//! Limits and timeouts of a port: connections, first requests, bodies, idle time, reads, panics.
 
 mod common;
 
@@ -68,14 +68,14 @@ async fn connections_over_the_bound_are_closed_and_open_ones_go_on() {
     for _ in 0..40 {
         silent.push(connect(&port).await);
     }
-    // The first and seven of these are within the bound.
+    // The first connection and seven of these are within the limit.
     for stream in &mut silent[7..] {
         assert_eq!(until_closed(stream).await, "");
     }
     answered(&mut first).await;
     answered(&mut silent[6]).await;
     drop(silent);
-    // As soon as they are gone there is room again.
+    // Once they are closed there is room again.
     in_time(async {
         while client(&port)
             .get_bank_balance(GetBankBalanceRequest::default())
@@ -128,7 +128,7 @@ async fn an_idle_connection_is_closed_and_a_stream_is_not_idle() {
     let mut stream = connect(&port).await;
     answered(&mut stream).await;
     assert_eq!(until_closed(&mut stream).await, "");
-    // A client of HTTP/2 is told to go and opens another connection.
+    // An HTTP/2 client is told to close and opens another connection.
     let mut bank = client(&port);
     for _ in 0..2 {
         let read = bank.get_bank_balance(GetBankBalanceRequest::default());
@@ -140,7 +140,7 @@ async fn an_idle_connection_is_closed_and_a_stream_is_not_idle() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_not_read_gives_its_connection_back() {
+async fn an_unread_stream_loses_its_connection() {
     let endless = futures::stream::repeat_with(|| Ok::<_, Infallible>(vec![0_u8; 65_536]));
     let app = Router::new().route("/endless", get(async || Body::from_stream(endless)));
     let limits = Limits {
@@ -164,7 +164,7 @@ async fn a_stream_that_is_not_read_gives_its_connection_back() {
     in_time(async {
         loop {
             let mut next = TcpStream::connect(address).await.unwrap();
-            // A connection over the bound is closed at once.
+            // A connection above the limit is closed at once.
             let _ = next.write_all(request).await;
             if matches!(next.read_u8().await, Ok(b'H')) {
                 return;
@@ -177,7 +177,7 @@ async fn a_stream_that_is_not_read_gives_its_connection_back() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_arrive_in_time_is_refused_in_the_protocol_of_the_request() {
+async fn a_late_body_is_refused_in_the_protocol_of_the_request() {
     let port = Port::within(Limits {
         body: SHORT,
         ..patient()
@@ -196,7 +196,7 @@ async fn a_body_that_does_not_arrive_in_time_is_refused_in_the_protocol_of_the_r
         );
     }
     assert_eq!(port.bank.payments(), 0);
-    // gRPC: a message that is announced and does not come.
+    // gRPC: a message is announced and does not arrive.
     let mut stream = connect(&port).await;
     let head = head(PAY, 14).replace("application/json", "application/grpc-web+proto");
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -255,7 +255,7 @@ async fn a_panic_is_an_internal_error_in_every_protocol() {
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::Internal);
-    // The connection lives.
+    // The connection remains usable.
     port.bank.panics(false);
     bank.get_bank_balance(GetBankBalanceRequest::default())
         .await
@@ -306,7 +306,7 @@ async fn d49_a_time_out_of_range_is_refused_by_its_field_in_every_protocol() {
     );
     assert_eq!(port.bank.payments(), 0);
     client(&port).pay(pay(1_700_000_000)).await.unwrap();
-    // Bytes that are no message are the caller's mistake too.
+    // Bytes that are not a message are also the caller's error.
     let garbage = port
         .post(PAY, "application/proto", vec![0x0a_u8, 0x7f])
         .await;
@@ -323,7 +323,7 @@ async fn a_stored_time_out_of_range_is_shown_clamped() {
         body["transfers"][0]["createdAt"],
         "9999-12-31T23:59:59.999999999Z"
     );
-    // A binary answer is the handler's own.
+    // A binary answer is sent as the handler returned it.
     let listed = client(&port)
         .list_transfers(ListTransfersRequest::default())
         .await

@@ -1,4 +1,4 @@
-//! One request in the log: every line of it has the correlation id the caller gave, wherever the line was written.
+//! All log lines of a request have the caller's correlation id, from any crate.
 
 mod common;
 
@@ -21,7 +21,7 @@ async fn r260_a_correlation_id_is_on_every_line_of_its_request() {
     let layer = JsonLines::new("platform", move |line: &[u8]| {
         sink.lock().unwrap().extend_from_slice(line);
     });
-    // The runtime has one thread, this one.
+    // The runtime uses only this thread.
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
 
     let slot = testkit::in_memory(Bank::default().service().routes);

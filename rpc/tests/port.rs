@@ -1,4 +1,5 @@
-//! One port, one service, every way in: gRPC, gRPC-Web, Connect, HTTP reads, and the calls in process.
+//! One port with one service in every protocol: gRPC, gRPC-Web, Connect, HTTP reads, in-process
+//! calls.
 
 mod common;
 
@@ -176,7 +177,7 @@ async fn r333_a_role_without_a_row_is_refused_in_every_protocol() {
     let unknown = "/dfa.sandbox.v1.SandboxBankService/Rob";
     let unknown = port.post(unknown, "application/json", "{}").await;
     assert_eq!(unknown.status(), StatusCode::NOT_IMPLEMENTED);
-    // The handler of an allowed method learns who called.
+    // The handler of an admitted method sees the caller.
     let context = RequestContext {
         request_id: "r1".into(),
         idempotency_key: "k1".into(),
@@ -444,7 +445,7 @@ async fn r333_calls_in_process_pass_the_same_layer() {
     let bank = Bank::default();
     let slot = LocalSlot::new();
     let channel = Channel::local(&slot, "sandbox.auditor");
-    // The call is made first; the service appears later.
+    // The call is made first; the service is wired later.
     let mut early = SandboxBankServiceClient::new(channel.clone());
     let waiting = tokio::spawn(async move {
         early
@@ -462,8 +463,8 @@ async fn r333_calls_in_process_pass_the_same_layer() {
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
-    let nobody = channel.with_credential("nobody").unwrap();
-    let refused = SandboxBankServiceClient::new(nobody)
+    let unknown = channel.with_credential("unknown").unwrap();
+    let refused = SandboxBankServiceClient::new(unknown)
         .get_bank_balance(GetBankBalanceRequest::default())
         .await
         .unwrap_err();
@@ -475,7 +476,7 @@ async fn r333_calls_in_process_pass_the_same_layer() {
 }
 
 #[tokio::test]
-async fn a_cleared_slot_answers_at_once_that_the_service_is_away() {
+async fn a_cleared_slot_is_unavailable_at_once() {
     let slot = LocalSlot::new();
     let mut client = SandboxBankServiceClient::new(Channel::local(&slot, "sandbox.auditor"));
     slot.fill(rpc::with_auth(

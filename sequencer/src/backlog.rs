@@ -1,9 +1,10 @@
-//! How far those who follow the journal are behind, and how far they may be (`design.md` 6).
+//! Lag of the journal's consumers, and the backpressure it causes (`design.md` 6).
 //!
-//! Settlement, the sessions' instruments and the checkpoints gate the market: each has a bound. Past
-//! half of it there is a warning, past three quarters new orders are throttled, past the bound they
-//! are refused, and amends that better a price or grow with them; what lets the market drain passes.
-//! The market is open again at half of the bound. Other followers hold the log and never the market.
+//! Settlement, the sessions' instruments and the checkpoints gate the market: each has a bound.
+//! Past half of it there is a warning, past three quarters new orders are throttled, past the bound
+//! they are refused, and so are amends that improve a price or add quantity. Requests that reduce
+//! risk still pass. The market reopens at half of the bound. Other consumers delay the journal's
+//! truncation, never the market.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use types::{RejectReason, Sequence};
 /// Pause between two new orders while they are throttled.
 const THROTTLE_GAP_NS: u64 = 1_000_000;
 
-/// Records and trades that may be outstanding. At the bound orders still pass.
+/// Bounds on outstanding trades and records. A lag equal to its bound still passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bounds {
@@ -23,7 +24,7 @@ pub struct Bounds {
     pub settlement: u64,
     /// Records whose instruments the sessions do not have.
     pub sessions: u64,
-    /// Records behind the newest checkpoint: what a restart replays.
+    /// Records after the newest checkpoint: what a restart replays.
     pub checkpoint: u64,
 }
 
@@ -35,7 +36,7 @@ impl Bounds {
         checkpoint: u64::MAX,
     };
 
-    /// Name and value of the smallest.
+    /// Name and value of the smallest bound.
     pub fn least(&self) -> (&'static str, u64) {
         let all = [
             ("trades", self.trades),
@@ -59,14 +60,16 @@ impl Default for Bounds {
     }
 }
 
-/// Written by the followers, read by the hot thread.
+/// Positions of the consumers: they write, the hot thread reads.
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
-    /// Last record that settlement has applied, and how many of its own it has journalled and not read.
+    /// Last record that settlement has applied, and how many of its own later records it has not
+    /// read.
     settlement: AtomicU64,
     settlement_own: AtomicU64,
-    /// Last record that the replica, from which sessions read, has applied, and that of the newest checkpoint.
+    /// Last record that the replica has applied, from which sessions read, and that of the newest
+    /// checkpoint.
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
@@ -78,7 +81,7 @@ impl Backlog {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             pending_trades: AtomicU64::new(0),
-            // No follower has attached.
+            // No consumer is attached yet.
             settlement: AtomicU64::new(u64::MAX),
             settlement_own: AtomicU64::new(0),
             sessions: AtomicU64::new(u64::MAX),
@@ -89,19 +92,19 @@ impl Backlog {
         }
     }
 
-    /// Settlement has applied every record up to here; `own_unread` later ones are its own. Whatever it
-    /// waits for afterwards, its lag grows with the journal.
+    /// Settlement has applied every record through `sequence`; `own_unread` later ones are its own.
+    /// Until the next call its lag grows with the journal.
     pub fn settlement_has(&self, sequence: Sequence, own_unread: u64) {
         self.settlement.store(sequence.get(), Ordering::Relaxed);
         self.settlement_own.store(own_unread, Ordering::Relaxed);
     }
 
-    /// Settlement has failed, or goes on again: no orders are taken in between.
+    /// Sets whether settlement has failed. While it has, new orders are refused.
     pub fn settlement_failed(&self, failed: bool) {
         self.settlement_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Records up to `sequence` that settlement has not applied; its own are no backlog.
+    /// Records up to `sequence` that settlement has not applied, without its own.
     #[inline]
     pub fn settlement_lag(&self, sequence: Sequence) -> u64 {
         if self.settlement_failed.load(Ordering::Relaxed) {
@@ -113,24 +116,24 @@ impl Backlog {
         lag.saturating_sub(self.settlement_own.load(Ordering::Relaxed))
     }
 
-    /// Sessions can read their older messages, and hear of instruments, up to here: the replica's position.
-    /// Their new messages come from the hot thread itself.
+    /// Sets the replica's position, up to which sessions read older messages and instruments. New
+    /// messages come from the hot thread itself.
     pub fn sessions_at(&self, sequence: Sequence) {
         self.sessions.store(sequence.get(), Ordering::Relaxed);
     }
 
-    /// A restart reads the journal from here on.
+    /// Sets the position of the newest checkpoint, from which a restart replays.
     pub fn checkpoint_at(&self, sequence: Sequence) {
         self.checkpoint.store(sequence.get(), Ordering::Relaxed);
     }
 
-    /// Refuses new orders until the next start, whatever followers say: the state that
-    /// reports and settlement read is not to be trusted.
+    /// Refuses new orders until the next start, whatever the lags: reports and settlement read a
+    /// state that cannot be trusted.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// What each of [`GATES`] is behind at `sequence`, and its bound.
+    /// Lag of each of [`GATES`] at `sequence`, and its bound.
     #[inline]
     fn lags(&self, sequence: Sequence) -> [(u64, u64); GATES.len()] {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
@@ -146,7 +149,7 @@ impl Backlog {
     }
 }
 
-/// Whose lag each is, as [`Backlog::lags`] gives them.
+/// The laggard of each lag, in the order of [`Backlog::lags`].
 const GATES: [Laggard; 5] = [
     Laggard::Settlement,
     Laggard::Settlement,
@@ -161,14 +164,14 @@ impl Default for Backlog {
     }
 }
 
-/// Whom the market waits for.
+/// The consumer that the market waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Laggard {
     Settlement = 0,
     Sessions = 1,
     Checkpoint = 2,
-    /// It has ended: until the next start.
+    /// It has ended: new orders are refused until the next start.
     Replica = 3,
 }
 
@@ -190,14 +193,14 @@ impl Laggard {
     }
 }
 
-/// What the market still takes.
+/// How far the intake of requests is restricted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
     #[default]
     Open,
-    /// Everything; somebody should look.
+    /// Not restricted; an operator should look.
     Warning(Laggard),
-    /// One new order a millisecond.
+    /// One new order per millisecond.
     Throttled(Laggard),
     /// No new order.
     Closed(Laggard),
@@ -209,7 +212,7 @@ impl Stage {
         (self.code() / 4) as u8
     }
 
-    /// As one number: what [`Stage::of_code`] reads.
+    /// Encoding that [`Stage::of_code`] decodes.
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::Open => 0,
@@ -232,7 +235,7 @@ impl Stage {
         }
     }
 
-    /// Why new orders are refused, now and then or always; `None` while all of them are taken.
+    /// Why new orders are refused, always or while throttled; `None` while all of them pass.
     pub fn reason(self) -> Option<RejectReason> {
         match self {
             Self::Open | Self::Warning(_) => None,
@@ -252,18 +255,18 @@ impl fmt::Display for Stage {
     }
 }
 
-/// The hot thread's memory of the stages: each follower opens the market again at half of its bound.
+/// Stages on the hot thread, with hysteresis: each gate reopens at half of its bound.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
-    /// Of each gate: 0 open to 3 closed.
+    /// Level of each gate: 0 open to 3 closed.
     levels: [u8; GATES.len()],
     stage: Stage,
-    /// While throttled: when the next new order may enter.
+    /// Earliest time of the next new order while throttled.
     next_new_ns: u64,
 }
 
 impl Intake {
-    /// Looks at the backlog behind `sequence`; true when the stage is another one.
+    /// Updates the stage from the lags at `sequence`; true when it has changed.
     #[inline]
     pub fn look(&mut self, backlog: &Backlog, sequence: Sequence) -> bool {
         let lags = backlog.lags(sequence);
@@ -281,7 +284,7 @@ impl Intake {
                 lag if lag <= bound / 2 => 0,
                 lag if lag > bound => 3,
                 lag if lag > bound - bound / 4 => 2.max(*level),
-                // On its way back it stays as it was.
+                // Hysteresis: a falling lag keeps its level.
                 _ => 1.max(*level),
             };
         }
@@ -304,12 +307,12 @@ impl Intake {
         }
     }
 
-    /// The clock was set: pauses that were begun by the old one are over.
+    /// The clock was set: drops a pause that was based on the old one.
     pub fn clock_was_set(&mut self) {
         self.next_new_ns = 0;
     }
 
-    /// A new order has entered, or an amend, which may be as much.
+    /// Starts the pause after a new order, or an amend, which may add as much.
     #[inline]
     pub fn entered(&mut self, now_ns: u64) {
         self.next_new_ns = now_ns + THROTTLE_GAP_NS;
@@ -364,11 +367,11 @@ mod tests {
     }
 
     #[test]
-    fn who_lags_most_is_named() {
+    fn the_largest_lag_is_named() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         assert!(
             !intake.look(&backlog, Sequence(9_999)),
-            "nobody follows yet"
+            "no consumer is attached"
         );
         backlog.sessions_at(Sequence(4_000));
         backlog.checkpoint_at(Sequence(3_200));
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_that_is_back_does_not_close_the_market_in_anothers_name() {
+    fn a_recovered_consumer_does_not_close_the_market_for_another_one() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.sessions_at(Sequence(0));
         let mut stage = |trades, sequence| {
@@ -400,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn settlement_that_stands_still_closes_the_market_as_the_journal_grows() {
+    fn stalled_settlement_closes_the_market_as_the_journal_grows() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.settlement_has(Sequence(100), 3);
         intake.look(&backlog, Sequence(1_103));
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_market_takes_one_new_order_a_millisecond() {
+    fn a_throttled_market_takes_one_new_order_per_millisecond() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.pending_trades.store(90, Ordering::Relaxed);
         intake.look(&backlog, Sequence(5));

@@ -1,6 +1,4 @@
-//! A node without a hot thread: whoever owns it turns it, on his own thread. The same path, turn by turn: what
-//! a command costs without anything beside it, or a simulation that decides when what happens. Not for a
-//! market: nothing happens while nobody turns.
+//! Single-threaded driver: the caller polls the pipeline. For benchmarks and simulation only.
 
 use std::sync::Arc;
 
@@ -11,17 +9,18 @@ use crate::hot::Hot;
 use crate::port::Port;
 use crate::recover::StartError;
 
-/// A node that its owner turns.
+/// A node without a hot thread.
 pub struct ByHand {
-    /// Before the journal it writes to.
+    /// Dropped before the journal it writes to.
     hot: Option<Hot>,
     port: Port,
-    /// The journal, if there is one.
+    /// Owns the journal, if there is one.
     kept: Option<SequencerHandle>,
 }
 
 impl ByHand {
-    /// Recovers from the journal in `config.dir`, as [`SequencerHandle::start`] does; the journal's thread runs.
+    /// Recovers from `config.dir` as [`SequencerHandle::start`] does and starts the journal's
+    /// thread.
     ///
     /// # Errors
     /// [`StartError`].
@@ -30,7 +29,7 @@ impl ByHand {
         Ok(Self::new(hot, kept.port(), Some(kept)))
     }
 
-    /// Empty books and no journal; `config` names folders that are not touched.
+    /// Empty books and no journal; the folders in `config` are not touched.
     pub fn volatile(config: Config, backlog: Arc<Backlog>) -> Self {
         let (hot, port, _) = handle::prepare_volatile(config, backlog);
         Self::new(hot, port, None)
@@ -54,8 +53,8 @@ impl ByHand {
         self.kept.as_ref().map(SequencerHandle::commit)
     }
 
-    /// One turn: takes what was asked, matches, answers, hands over to the journal. True when there was anything to do.
-    // Found by this name in a profile.
+    /// One iteration of the hot loop: requests, matching, answers, journal. True when it did work.
+    // Not inlined, so that profiles show it.
     #[inline(never)]
     pub fn turn(&mut self) -> bool {
         self.hot.as_mut().is_some_and(Hot::step)

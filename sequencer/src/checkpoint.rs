@@ -1,10 +1,12 @@
-//! Checkpoints of those who read the journal: a reader's own state at one of its records, so that a start reads
-//! on from there instead of from the first record. The bytes are the reader's; file format and folder are those
-//! of snapshots ([`journal::snapshot`]).
+//! Checkpoints of the journal's readers: a reader's state at one record.
 //!
-//! Invariants: a checkpoint says nothing that the journal up to its record did not say, so that one from it and
-//! the records behind it is the state from the first record; it is written by a thread of its own, never by the
-//! hot thread; one that does not check or restore is passed over for the one before it.
+//! A restart resumes at a checkpoint instead of at the first record. The bytes are the reader's;
+//! file format and folder are those of snapshots ([`journal::snapshot`]).
+//!
+//! Invariants: a checkpoint follows from the journal up to its record alone, so a checkpoint plus
+//! the later records equals a replay from the first record. It is written by a thread of its own,
+//! never by the hot thread. One that is damaged or does not restore is skipped for the one before
+//! it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,19 +23,20 @@ use types::Sequence;
 use crate::priority;
 use crate::retention::Durable;
 
-/// Pause after a checkpoint that could not be written.
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// When a checkpoint is made and what is kept.
 #[derive(Clone, Debug)]
 pub struct SnapshotConfig {
-    /// Commands from one checkpoint to the next: what a restart replays at most.
+    /// Commands between two checkpoints: the most that a restart replays.
     pub every_commands: u64,
-    /// Time from one checkpoint to the next, if there was any command.
+    /// Time between two checkpoints, if there was any command.
     pub every: Duration,
-    /// Good checkpoints kept, 2 at least.
+    /// Valid checkpoints kept, at least 2.
     pub kept: usize,
-    /// Who may have to go on from where it stands: the newest checkpoint at or before that is kept.
+    /// Consumers that may resume from their own positions: for each, the newest checkpoint at or
+    /// before its position is kept.
     pub followers: Vec<Durable>,
 }
 
@@ -48,20 +51,21 @@ impl Default for SnapshotConfig {
     }
 }
 
-/// The states of one reader that this process has gone on from or has written: a start can use them. What else
-/// lies in a folder may be of another version, or ahead of a database that was put back from a copy.
+/// Checkpoints of one reader that a restart can use: those this process has restored or written.
+/// Other files in the folder may be of another version, or ahead of a database that was restored
+/// from a backup.
 #[derive(Clone, Debug, Default)]
 pub struct Proven(Arc<Files>);
 
 #[derive(Debug, Default)]
 struct Files {
     proven: Mutex<BTreeSet<u64>>,
-    /// Held while files are removed, or counted on while segments are.
+    /// Serializes the removal of checkpoints with that of segments.
     removal: Mutex<()>,
 }
 
 impl Proven {
-    /// A start can go on from the state at `sequence`.
+    /// Marks the checkpoint at `sequence` as usable for a restart.
     pub fn note(&self, sequence: Sequence) {
         self.lock().insert(sequence.get());
     }
@@ -70,12 +74,12 @@ impl Proven {
         self.lock().contains(&sequence)
     }
 
-    /// These were removed.
+    /// Unmarks checkpoints that were removed.
     pub(crate) fn forget(&self, sequences: &[u64]) {
         self.lock().retain(|sequence| !sequences.contains(sequence));
     }
 
-    /// What the reader has on disk stays as long as this is held.
+    /// The reader's checkpoints are not removed while the guard is held.
     pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
         self.0
             .removal
@@ -88,19 +92,20 @@ impl Proven {
     }
 }
 
-/// Why a reader cannot go on from its checkpoints.
+/// Why a reader cannot resume from its checkpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error("checkpoints: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "a state behind the journal stands at {known}, the journal ends at {journal}: durable records are missing; restore the journal from a copy"
+        "a state derived from the journal is at {known}, but the journal ends at {journal}: \
+         durable records are missing; restore the journal from a backup"
     )]
     Ahead { known: Sequence, journal: Sequence },
 }
 
 impl CheckpointError {
-    /// No file descriptor: the same call may be made again.
+    /// Out of file descriptors: the call may be retried.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Io(error) if journal::is_out_of_descriptors(error))
     }
@@ -119,8 +124,8 @@ impl Checkpoints {
         }
     }
 
-    /// The newest one at or before `until` that checks and that `restore` takes. `restore` passes a
-    /// checkpoint over with `None`; with a reason, which is logged as a warning.
+    /// The newest valid checkpoint at or before `until` that `restore` accepts. `restore` skips one
+    /// with `None`, or with a reason, which is logged as a warning.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -141,7 +146,7 @@ impl Checkpoints {
         Ok(None)
     }
 
-    /// The oldest one at or behind `from` that checks and that `restore` takes.
+    /// The oldest valid checkpoint at or after `from` that `restore` accepts.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -162,30 +167,34 @@ impl Checkpoints {
         Ok(None)
     }
 
-    /// Where the newest one that checks stands; [`Sequence::ZERO`] without.
+    /// Sequence of the newest valid checkpoint; [`Sequence::ZERO`] if there is none.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn end(&self) -> io::Result<Sequence> {
-        // Not by `is_good`, which takes one that no descriptor was left for as damaged.
+        // Not `is_good`: without a free file descriptor it takes a whole file for damaged.
         let newest = self.snapshots.newest(u64::MAX)?;
         Ok(newest.map_or(Sequence::ZERO, |found| Sequence(found.sequence)))
     }
 }
 
-/// The state of a file; `None`, with a warning, when `restore` does not take it.
+/// The restored state of a file; `None`, with a warning, when `restore` refuses it.
 fn restored<T>(
     found: Snapshot,
     restore: &mut impl FnMut(Sequence, &AlignedVec) -> Result<T, String>,
 ) -> Option<T> {
-    // Archives are read where they lie, at the alignment they were made for.
+    // rkyv reads an archive in place and needs its alignment.
     let mut payload = AlignedVec::with_capacity(found.payload.len());
     payload.extend_from_slice(&found.payload);
     let state = restore(Sequence(found.sequence), &payload);
     state
         .inspect_err(|reason| {
             let sequence = found.sequence;
-            tracing::warn!(reason, sequence, "a saved state was passed over");
+            tracing::warn!(
+                reason,
+                sequence,
+                "checkpoint skipped: it cannot be restored"
+            );
         })
         .ok()
 }
@@ -195,17 +204,18 @@ pub struct CheckpointKeeper {
     reader: &'static str,
     config: SnapshotConfig,
     snapshots: Snapshots,
-    /// Where the last one stands, and when it was begun.
+    /// Sequence of the last checkpoint, and when its write began.
     saved: Sequence,
     saved_at: Instant,
-    /// When the last one failed, if it did.
+    /// When the last write failed, if it did.
     failed_at: Option<Instant>,
     proven: Proven,
     writing: Option<JoinHandle<Option<Sequence>>>,
 }
 
 impl CheckpointKeeper {
-    /// For the reader of that name, whose state was last written at `saved`. What is written is noted in `proven`.
+    /// For the reader of that name, whose last checkpoint is at `saved`. Notes what it writes in
+    /// `proven`.
     pub fn new(
         reader: &'static str,
         dir: &Path,
@@ -225,13 +235,13 @@ impl CheckpointKeeper {
         }
     }
 
-    /// Where the newest one stands that is known to be written.
+    /// Sequence of the newest checkpoint that is known to be written.
     pub fn saved(&self) -> Sequence {
         self.saved
     }
 
-    /// Whether the state at `position` should be written now; not while one is being written. One that failed
-    /// is tried again after ten seconds, or sooner where one is due more often.
+    /// True when the state at `position` should be written now; false while a write runs. A failed
+    /// write is retried after ten seconds, or sooner where checkpoints are due more often.
     pub fn is_due(&mut self, position: Sequence) -> bool {
         if self.writing.as_ref().is_some_and(|w| !w.is_finished()) {
             return false;
@@ -245,10 +255,11 @@ impl CheckpointKeeper {
             || (new > 0 && self.saved_at.elapsed() >= self.config.every)
     }
 
-    /// Writes the state at `position`. A failure is logged, and retried when the next one is due.
-    /// `removed_through` returns the last record that has left the journal, and is called when the
-    /// checkpoint is durable. Of older checkpoints stay the newest good ones, as many as the settings
-    /// say, and, the further back the fewer, some from where the journal begins.
+    /// Writes the state at `position` on a new thread. A failure is logged, and retried when the
+    /// next checkpoint is due. `removed_through` returns the last record that was removed from the
+    /// journal; it is called when the checkpoint is durable. Of older checkpoints the newest valid
+    /// ones stay, as many as configured, and some back to where the journal begins, fewer the older
+    /// they are.
     pub fn write(
         &mut self,
         position: Sequence,
@@ -275,17 +286,17 @@ impl CheckpointKeeper {
         match started {
             Ok(writing) => self.writing = Some(writing),
             Err(error) => {
-                tracing::error!(%error, reader, "no checkpoint was written; tried again later");
+                tracing::error!(%error, reader, "checkpoint not written: no thread; retried later");
                 self.failed_at = Some(Instant::now());
             }
         }
     }
 
-    /// Waits for the one that is being written.
+    /// Waits for a write that is running.
     fn finish(&mut self) {
         if let Some(writing) = self.writing.take() {
             let written = writing.join().unwrap_or_else(|_| {
-                tracing::error!(reader = self.reader, "a checkpoint ended with a panic");
+                tracing::error!(reader = self.reader, "the checkpoint thread panicked");
                 None
             });
             self.failed_at = written.is_none().then(Instant::now);
@@ -300,7 +311,7 @@ impl Drop for CheckpointKeeper {
     }
 }
 
-/// Gives the position once it is durable.
+/// Returns the position once the checkpoint is durable.
 fn write(
     reader: &'static str,
     snapshots: &Snapshots,
@@ -318,11 +329,7 @@ fn write(
     let bytes = match written {
         Ok(bytes) => bytes,
         Err(error) => {
-            tracing::error!(
-                error,
-                reader,
-                "no checkpoint was written; tried again later"
-            );
+            tracing::error!(error, reader, "checkpoint not written; retried later");
             metrics::counter!("checkpoint_failures_total", "reader" => reader).increment(1);
             return None;
         }
@@ -335,7 +342,7 @@ fn write(
         sequence = position.get(),
         bytes,
         seconds = began.elapsed().as_secs_f64(),
-        "a checkpoint is written"
+        "checkpoint written"
     );
     Some(position)
 }
@@ -354,7 +361,7 @@ fn thin(
     let first = first.map(Sequence::get);
     match first.and_then(|first| snapshots.thin(position.get(), first, needed, is_of_use)) {
         Ok(removed) => proven.forget(&removed),
-        // The new one is there: what cannot be removed now is removed another time.
-        Err(error) => tracing::warn!(%error, reader, "older checkpoints stay"),
+        // The new one is durable: removal is retried after the next one.
+        Err(error) => tracing::warn!(%error, reader, "older checkpoints could not be removed"),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use service_kit::clock;
 use types::{NodeId, Sequence};
 
-/// Nanoseconds since 1970, and whether they can be trusted. Passed in, so that a test or a simulator can hold it.
+/// Nanoseconds since 1970, and whether they can be trusted. Injected, so that tests control it.
 pub type Clock = Arc<dyn clock::Time>;
 
 /// Which thread polls the engines (`design.md` 5).
@@ -17,12 +17,12 @@ pub enum Layout {
     Fused,
     /// One thread polls all engines.
     Shared,
-    /// One thread for each engine, as long as there are [`Config::engine_threads_max`]; each on its own core
-    /// where [`Config::core`] says so.
+    /// One thread per engine, up to [`Config::engine_threads_max`]; each on its own core where
+    /// [`Config::core`] is set.
     Pinned,
 }
 
-/// From so many cores on engines have threads of their own.
+/// Number of cores from which engines have threads of their own.
 const PINNED_CORES: usize = 4;
 
 impl Layout {
@@ -36,7 +36,7 @@ impl Layout {
     }
 }
 
-/// See the fields.
+/// Settings of one node.
 #[derive(Clone)]
 pub struct Config {
     pub node: NodeId,
@@ -44,40 +44,40 @@ pub struct Config {
     pub dir: PathBuf,
     /// Folder of its snapshots.
     pub snapshot_dir: PathBuf,
-    /// Last record that others, databases, are known to have read. The node does not start, and
-    /// leaves the journal as it is, when that ends before it.
+    /// Last record that databases are known to have read. If the journal ends before it, the node
+    /// does not start and leaves the journal as it is.
     pub reach: Sequence,
-    /// Requests waiting for the hot thread; one more is `BUSY`.
+    /// Requests that may wait for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
-    /// Commands, and reports, in the rings of an engine; a power of two.
+    /// Slots of an engine's command ring and of its report ring; a power of two.
     pub ring_capacity: usize,
     pub layout: Layout,
-    /// Core to pin the hot thread to; engine threads take the cores behind it. `None`: the scheduler chooses.
+    /// Core to pin the hot thread to; engine threads take the cores after it. `None`: not pinned.
     pub core: Option<usize>,
     /// Most threads of layout `pinned`; with more engines, they share them in turn.
     pub engine_threads_max: usize,
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
-    /// With a pinned hot thread: microseconds from the beginning of a journal's write that carried much to that
-    /// of the next. Below three cores the journal takes its time from a front that spins, and few large writes
-    /// take less of it than many small ones; 0 leaves it to the disk.
+    /// With a pinned hot thread: minimum microseconds from the start of a large journal write to
+    /// the start of the next. Below three cores the journal competes with a front that spins, and
+    /// few large writes take less of its time than many small ones. 0: no delay.
     pub gather_us: u64,
     /// Time between the end of a session and the cancel of its orders.
     pub grace_ms: u64,
-    /// Sync the journal; off only where losing it does not matter.
+    /// Syncs the journal. Off only where data loss is acceptable.
     pub sync: bool,
     pub segment_bytes: u64,
-    /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way
-    /// still cause comes on top, and so does the batch that is being written.
+    /// Soft limit in bytes on what waits for the journal's disk; past it requests are `BUSY`.
+    /// In-flight commands and the batch being written may exceed it.
     pub pending_bytes_max: usize,
-    /// Bytes at the journal's end that stay in memory for its readers.
+    /// Bytes at the journal's end that are kept in memory for its readers.
     pub recent_bytes: usize,
-    /// Unless given: the clock that all services of the process share.
+    /// Default: the clock that all services of the process share.
     pub clock: Clock,
 }
 
 impl Config {
-    /// Most threads that poll engines beside the hot thread.
+    /// Most engine threads beside the hot thread.
     pub(crate) fn engine_threads(&self) -> usize {
         match self.layout {
             Layout::Fused => 0,
@@ -97,9 +97,10 @@ impl Config {
             ring_capacity: 1_024,
             layout: Layout::for_cores(cores),
             core: None,
-            // One for the hot thread, one for everybody else.
+            // One core for the hot thread, one for all other threads.
             engine_threads_max: cores.saturating_sub(2).max(1),
-            // With cores to spare the hot thread waits for traffic awake; on a small machine they belong to everybody.
+            // With spare cores an idle hot thread spins; on a small machine other threads need its
+            // core.
             spin_us: if cores < PINNED_CORES { 50 } else { 2_000 },
             gather_us: if cores < 3 { 1_000 } else { 0 },
             grace_ms: 10_000,

@@ -1,9 +1,11 @@
-//! Admission and books as one machine: sequenced commands in, events out. No clock, no disk, no thread: the
-//! same commands give the same state and the same events wherever they run (R180).
+//! Admission and books as one state machine: sequenced commands in, events out.
 //!
-//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its
-//! engines, and feeds back what they report; the fold does not depend on how the reports of different
-//! instruments interleave, so both ways end in the same state.
+//! No clock, no disk, no thread: the same commands produce the same state and the same events
+//! wherever they run (R180).
+//!
+//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the
+//! books to its engines and applies what they report. The fold does not depend on how the reports
+//! of different instruments interleave, so both paths end in the same state.
 
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
@@ -15,7 +17,7 @@ use types::{
 /// The state of an engine node.
 pub struct Core {
     admission: Admission,
-    /// By instrument index. `None` while an engine has it; whoever is given a `&Core` sees them all.
+    /// By instrument index. `None` while an engine has it; all are here whenever a `&Core` is lent.
     books: Vec<Option<Box<Book>>>,
     outbox: Outbox,
     sequence: Sequence,
@@ -23,15 +25,15 @@ pub struct Core {
     trades: u64,
 }
 
-/// Hears what a command and its events do to admission, each right after it was done, and the
-/// numbered messages that follow from it.
+/// Observer of a command and its events, called right after each is applied to admission, and of
+/// the numbered messages that follow from it.
 pub trait Hear: ReportSink {
     fn command(&mut self, envelope: &Envelope, admission: &Admission);
 
     fn event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
 }
 
-/// No reports and no events are wanted: nothing is copied.
+/// No observer: nothing is copied.
 enum NoSink {}
 
 impl ReportSink for NoSink {
@@ -44,7 +46,7 @@ impl Hear for NoSink {
     fn event(&mut self, _: &EventEnvelope, _: &Effects, _: &Admission) {}
 }
 
-/// What the books said during one command.
+/// Events and quotes of the books during one command.
 #[derive(Default)]
 struct Outbox {
     events: Vec<EventEnvelope>,
@@ -61,8 +63,8 @@ impl EventSink for Outbox {
     }
 }
 
-/// Room for every order that admission lets in, on any one book: none grows while it trades. What is not
-/// touched costs address space alone.
+/// Capacity of each book for every order that admission allows: none reallocates while it trades.
+/// Untouched memory costs address space alone.
 pub(crate) fn book_config(orders_max: u32) -> BookConfig {
     BookConfig {
         orders: orders_max,
@@ -82,7 +84,7 @@ impl Core {
         }
     }
 
-    /// A machine made of its parts, all at one sequence; best prices come from the books.
+    /// A core made of its parts, all at one sequence; best prices come from the books.
     pub(crate) fn from_parts(admission: Admission, books: Vec<Book>, trades: u64) -> Self {
         let mut core = Self {
             sequence: admission.sequence(),
@@ -99,18 +101,18 @@ impl Core {
         core
     }
 
-    /// Why new orders are refused at the moment, if they are; a cache of admission's checks, no part
-    /// of the state.
+    /// Sets why new orders are refused at the moment, if they are; an input of admission's checks,
+    /// not part of the state.
     pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
         self.admission.refuse_orders(reason);
     }
 
-    /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.
+    /// Applies a sequenced command and returns its events, by instrument, then in order.
     pub fn apply(&mut self, envelope: &Envelope) -> &[EventEnvelope] {
         self.run(envelope, None::<&mut NoSink>)
     }
 
-    /// The same, and tells what it did.
+    /// As [`Core::apply`], with an observer.
     pub fn apply_heard(&mut self, envelope: &Envelope, heard: &mut impl Hear) -> &[EventEnvelope] {
         self.run(envelope, Some(heard))
     }
@@ -178,8 +180,8 @@ impl Core {
         }
     }
 
-    /// Takes a command into sequence, time and admission. The first word about an instrument gives its new
-    /// book, which must see the command.
+    /// Applies a command to sequence, time and admission. The first command of an instrument
+    /// returns its new book, which must apply the command too.
     pub(crate) fn begin(&mut self, envelope: &Envelope) -> Option<Box<Book>> {
         assert_eq!(
             envelope.sequence,
@@ -209,7 +211,7 @@ impl Core {
         self.admission.report_command(cause, command, to);
     }
 
-    /// Numbers the message that ends a command, behind those of its events.
+    /// Numbers the message that ends a command, after those of its events.
     #[inline]
     pub(crate) fn end(
         &mut self,
@@ -221,7 +223,7 @@ impl Core {
         self.admission.report_end(cause, command, events, to);
     }
 
-    /// Feeds back an event that an engine has reported.
+    /// Applies to admission an event that an engine has reported.
     #[inline]
     pub(crate) fn event(&mut self, event: &EventEnvelope, cause: &Cause, to: &mut impl ReportSink) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
@@ -232,7 +234,7 @@ impl Core {
         self.admission.set_quote(instrument, quote);
     }
 
-    /// The places of the books: the hot thread takes them out for its engines and puts them back for a look.
+    /// Slots of the books: the hot thread takes them for its engines and puts them back to inspect.
     pub(crate) fn places(&mut self) -> &mut Vec<Option<Box<Book>>> {
         &mut self.books
     }
@@ -269,7 +271,7 @@ impl Core {
         self.trades
     }
 
-    /// One number for everything that the journal determines.
+    /// Hash of everything that the journal determines.
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHash::new();
         hash.word(self.sequence.get());

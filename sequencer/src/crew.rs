@@ -1,5 +1,7 @@
-//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each as
-//! long as there are cores (`pinned`).
+//! Engine threads: the threads that poll the engines.
+//!
+//! The hot thread polls them itself (`fused`), one thread polls all (`shared`), or each has its own
+//! as long as there are cores (`pinned`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,21 +12,21 @@ use crate::config::Config;
 use crate::lane::Engine;
 use crate::park::Parker;
 
-/// Longest sleep of an engine thread without work.
+/// Longest sleep of an idle engine thread.
 const PARK: Duration = Duration::from_millis(500);
 
 /// The engines and the threads that poll them.
 pub(crate) struct Crew {
-    /// Polled by the hot thread.
+    /// Engines that the hot thread polls.
     own: Vec<Engine>,
     threads: Vec<Hand>,
     threads_max: usize,
-    /// Engines that threads have.
+    /// Number of engines assigned to threads.
     given: usize,
     /// Core of the first engine thread, if threads are pinned.
     core_first: Option<usize>,
     spin: Duration,
-    /// A thread ended with a panic: its books are gone.
+    /// An engine thread panicked: its books are lost.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -37,7 +39,7 @@ struct Hand {
 #[derive(Default)]
 struct Shared {
     parker: Parker,
-    /// Engines on their way to the thread.
+    /// Engines that the thread has yet to take.
     arriving: Mutex<Vec<Engine>>,
     has_arriving: AtomicBool,
     is_stopping: AtomicBool,
@@ -56,7 +58,7 @@ impl Crew {
         }
     }
 
-    /// Takes an engine on. Lane `n` is the `n`th engine added.
+    /// Adds an engine. Lane `n` belongs to the `n`th engine added.
     pub fn add(&mut self, engine: Engine) {
         if self.threads_max == 0 {
             self.own.push(engine);
@@ -83,14 +85,14 @@ impl Crew {
                 let _guard = Guard(is_broken);
                 run(&seen, core, spin);
             })
-            .expect("the operating system gives a thread to an instrument");
+            .expect("an engine thread can be spawned");
         Hand {
             shared,
             thread: Some(thread),
         }
     }
 
-    /// Polls the engine of lane `lane` if it is the hot thread's own; true when it had work.
+    /// Polls the engine of lane `lane` if it is the hot thread's own; true when it did work.
     pub fn step(&mut self, lane: usize) -> bool {
         self.own.get_mut(lane).is_some_and(Engine::step)
     }
@@ -102,7 +104,7 @@ impl Crew {
         }
     }
 
-    /// Makes sure that the engine of lane `lane` is awake.
+    /// Wakes the thread that polls the engine of lane `lane`.
     pub fn ring(&self, lane: usize) {
         if self.threads_max > 0 {
             self.threads[lane % self.threads_max].shared.parker.unpark();
@@ -121,7 +123,7 @@ impl Drop for Crew {
             hand.shared.parker.unpark();
         }
         for hand in &mut self.threads {
-            // A panic has been reported by the thread's guard.
+            // The thread's guard has logged a panic.
             if let Some(thread) = hand.thread.take() {
                 drop(thread.join());
             }
@@ -140,7 +142,7 @@ struct Guard(Arc<AtomicBool>);
 impl Drop for Guard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("an engine thread ended with a panic; no more orders are taken");
+            tracing::error!("an engine thread panicked; no requests are taken until a restart");
             self.0.store(true, Ordering::Release);
         }
     }
@@ -176,9 +178,9 @@ fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
     }
 }
 
-/// Pins the calling thread; says so when it cannot.
+/// Pins the calling thread to a core; logs a warning when that fails.
 pub(crate) fn pin(core: usize) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
-        tracing::warn!(core, "the thread could not be pinned");
+        tracing::warn!(core, "the thread could not be pinned to its core");
     }
 }

@@ -1,6 +1,7 @@
-//! The archives of what a market is made of, word by word: the same bytes that rkyv writes (a test compares
-//! them), without its writer. An archive is a fixed number of little-endian 8-byte words; fields lie as in C,
-//! an enumeration has its number in the first byte and its fields behind that at their alignment.
+//! Codec for the frequent commands and events: the bytes that rkyv writes (a test compares them).
+//!
+//! An archive is a fixed number of little-endian 8-byte words. Fields are laid out as in C; an enum
+//! has its number in the first byte and its fields after that at their alignment.
 
 use types::{Command, Event, EventEnvelope, Handle, Id128, Lots, Ticks};
 
@@ -11,7 +12,7 @@ pub(crate) const COMMAND_WORDS: usize = 16;
 /// Words of the archive of an event's body.
 pub(crate) const EVENT_WORDS: usize = 11;
 
-/// Takes the words of an archive in order. Those that do not come at the end are zero.
+/// Receives the words of an archive in order. Trailing words that are not put are zero.
 pub(crate) trait Put {
     fn put(&mut self, word: u64);
 }
@@ -32,7 +33,7 @@ fn price(price: Ticks) -> u64 {
     price.0.cast_unsigned()
 }
 
-/// Bytes side by side from the lowest on.
+/// Bytes packed into a word, lowest first.
 #[inline(always)]
 fn bytes<const N: usize>(bytes: [u8; N]) -> u64 {
     let mut word = [0; 8];
@@ -40,7 +41,7 @@ fn bytes<const N: usize>(bytes: [u8; N]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The key at the end, if there is one.
+/// Writes the key at the end, if there is one.
 #[inline(always)]
 fn key(key: Id128, to: &mut impl Put) {
     if !key.is_none() {
@@ -50,14 +51,14 @@ fn key(key: Id128, to: &mut impl Put) {
     }
 }
 
-/// Whether there is a value, and the value.
+/// Writes whether there is a value, then the value or 0.
 #[inline(always)]
 fn option(value: Option<u64>, to: &mut impl Put) {
     to.put(u64::from(value.is_some()));
     to.put(value.unwrap_or(0));
 }
 
-/// Lays a new order, a cancel or an amend flat; false, and nothing put, for what comes rarely.
+/// Encodes a new order, a cancel or an amend; false, and nothing put, for other commands.
 #[inline(always)]
 pub(crate) fn command(command: &Command, to: &mut impl Put) -> bool {
     match command {
@@ -111,7 +112,7 @@ pub(crate) fn command(command: &Command, to: &mut impl Put) -> bool {
     true
 }
 
-/// Lays an event's body flat; false, and nothing put, for what comes rarely.
+/// Encodes the body of a frequent event; false, and nothing put, for other events.
 #[inline(always)]
 pub(crate) fn event(envelope: &EventEnvelope, to: &mut impl Put) -> bool {
     let mut begin = |kind: u64| {

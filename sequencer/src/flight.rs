@@ -1,20 +1,22 @@
-//! Commands under way: sequenced, given to their engines, not yet complete. They leave in sequence, each with
-//! all its events, so that the journal's units stand in order whatever order the engines answer in.
+//! In-flight commands: sequenced, sent to their engines, not yet complete.
 //!
-//! A ring of places that are filled and read where they lie: nothing of a flight is moved. Whenever none is
-//! under way the first place is the next one, so that a path without a backlog stays in the cache.
+//! They leave in sequence, each with all its events, so that the journal's units are in order
+//! whatever order the engines answer in.
+//!
+//! A ring of slots that are filled and read in place. Whenever no command is in flight the first
+//! slot is the next one, so that a path without a backlog stays in the cache.
 
 use types::{Envelope, EventEnvelope, Sequence, UserIx};
 
 use crate::port::Reply;
 
-/// Room of a list of events: most commands cause fewer.
+/// Capacity of a list of events: most commands cause fewer.
 const EVENTS_ROOM: usize = 16;
-/// Room of the lists for commands that cause more, and how many such lists are kept.
+/// Capacity of the lists for commands that cause more, and how many such lists are kept.
 const MANY_EVENTS_ROOM: usize = 1_024;
 const MANY_KEPT: usize = 64;
 
-/// Who is told of a command.
+/// Where the outcome of a command goes.
 pub(crate) enum Owed {
     Reply(Reply),
     /// A front with rings of its own.
@@ -29,13 +31,13 @@ pub(crate) struct Flight {
     pub events: Vec<EventEnvelope>,
     /// Engines that have not finished.
     waiting: usize,
-    /// Asked more than one engine: the events come in any order of instruments.
+    /// More than one engine has the command: their events arrive in any order.
     is_mixed: bool,
     pub owed: Owed,
 }
 
 impl Flight {
-    /// The events, to be kept elsewhere. A list with more room than most stays.
+    /// Takes the events out. A list with more than the usual capacity is copied and stays.
     pub fn take_events(&mut self) -> Vec<EventEnvelope> {
         if self.events.capacity() > EVENTS_ROOM {
             return self.events.drain(..).collect();
@@ -47,19 +49,19 @@ impl Flight {
 pub(crate) struct Flights {
     places: Box<[Flight]>,
     lists: Lists,
-    /// Place of the first.
+    /// Slot of the first command.
     head: usize,
     count: usize,
 }
 
 impl Flights {
-    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used. One command
-    /// at a time may cause `events_max` events without memory being asked for.
+    /// Room for `count` commands in flight, a power of two. `nothing` fills unused slots. One
+    /// command at a time may cause `events_max` events without an allocation.
     pub fn new(count: usize, nothing: Envelope, events_max: usize) -> Self {
         assert!(count.is_power_of_two());
         let place = |_| Flight {
             command: nothing,
-            // All of them at once: how many are under way must not decide whether memory is asked for.
+            // All of them now: the number in flight must not decide whether memory is allocated.
             events: Vec::with_capacity(EVENTS_ROOM),
             waiting: 0,
             is_mixed: false,
@@ -85,7 +87,7 @@ impl Flights {
         self.count == 0
     }
 
-    /// The first command under way; behind all that ever were when none is.
+    /// Sequence of the first command in flight; `u64::MAX` when there is none.
     pub fn first(&self) -> Sequence {
         if self.count == 0 {
             return Sequence(u64::MAX);
@@ -93,21 +95,21 @@ impl Flights {
         self.places[self.head].command.sequence
     }
 
-    /// The last command under way.
+    /// The last command in flight.
     pub fn last(&self) -> Option<&Envelope> {
         let behind = self.count.checked_sub(1)?;
         Some(&self.places[self.place(behind)].command)
     }
 
-    /// Where the next command is made, before it is under way. Panics without room.
+    /// Where the next command is built, before it is in flight. Panics without room.
     #[inline]
     pub fn vacant(&mut self) -> &mut Envelope {
-        assert!(self.count < self.places.len(), "room was looked at before");
+        assert!(self.count < self.places.len(), "the caller checks for room");
         let place = self.place(self.count);
         &mut self.places[place].command
     }
 
-    /// The command that was made in [`Flights::vacant`] is on its way to `engines` engines.
+    /// The command that was built in [`Flights::vacant`] is in flight at `engines` engines.
     #[inline]
     pub fn start(&mut self, engines: usize, owed: Owed) {
         let place = self.place(self.count);
@@ -128,7 +130,7 @@ impl Flights {
         events.push(*event);
     }
 
-    /// Who has asked for a command under way.
+    /// The member that issued a command in flight.
     #[cold]
     pub fn member(&self, sequence: Sequence) -> UserIx {
         self.places[self.place_of(sequence)]
@@ -150,14 +152,14 @@ impl Flights {
         }
     }
 
-    /// The next command in sequence, when it is complete; [`Flights::leave`] is owed for it.
+    /// The next command in sequence, if it is complete. The caller owes [`Flights::leave`] for it.
     #[inline]
     pub fn complete(&mut self) -> Option<&mut Flight> {
         let flight = &mut self.places[self.head];
         (self.count > 0 && flight.waiting == 0).then_some(flight)
     }
 
-    /// The first command is dealt with; its place is free.
+    /// Removes the first command and frees its slot.
     #[inline]
     pub fn leave(&mut self) {
         let events = &mut self.places[self.head].events;
@@ -173,8 +175,8 @@ impl Flights {
     fn place_of(&self, sequence: Sequence) -> usize {
         let first = self.places[self.head].command.sequence.get();
         let behind =
-            usize::try_from(sequence.get() - first).expect("commands under way fit memory");
-        assert!(behind < self.count, "only commands under way are reported");
+            usize::try_from(sequence.get() - first).expect("commands in flight fit memory");
+        assert!(behind < self.count, "only commands in flight are reported");
         self.place(behind)
     }
 
@@ -184,14 +186,14 @@ impl Flights {
     }
 }
 
-/// Lists of events with more room, made at the start, so that a sweep or a mass cancel asks for no memory: some
-/// for a thousand events, one for whatever one command can cause. What is not touched costs address space
-/// alone.
+/// Preallocated longer lists of events, so that a sweep or a mass cancel allocates nothing: some
+/// for a thousand events, one for the most that one command can cause. Untouched memory costs
+/// address space alone.
 struct Lists {
-    /// Those whose places have a longer one meanwhile.
+    /// Short lists of slots that have a longer one for now.
     short: Vec<Vec<EventEnvelope>>,
     many: Vec<Vec<EventEnvelope>>,
-    /// Room for `events_max`; `None` while a command has it.
+    /// Capacity `events_max`; `None` while a command uses it.
     longest: Option<Vec<EventEnvelope>>,
     events_max: usize,
 }
@@ -217,14 +219,14 @@ impl Lists {
         } else {
             self.longest.take_if(|longest| longest.capacity() > room)
         };
-        // Made anew only when more such commands are under way at once than lists are kept.
+        // Allocates only when more such commands are in flight than lists are kept.
         let mut longer =
             longer.unwrap_or_else(|| Vec::with_capacity(MANY_EVENTS_ROOM.max(2 * room)));
         longer.append(events);
         self.keep(std::mem::replace(events, longer));
     }
 
-    /// Puts an empty list aside, and a short one in its place.
+    /// Puts a short list in place of a long one that is empty, and keeps the long one.
     #[cold]
     #[inline(never)]
     fn narrow(&mut self, events: &mut Vec<EventEnvelope>) {
@@ -286,11 +288,11 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_as_long_as_they_must_be_and_come_back() {
+    fn event_lists_grow_as_needed_and_are_reused() {
         let mut flights = Flights::new(4, nothing(), 5_000);
         for round in 0..300u64 {
             let first = 1 + round * 4;
-            // Two at once that outgrow all but the longest list, of which there is one.
+            // Two outgrow all but the longest list at once, of which there is one.
             let sizes = [3_000, 5, 700, 4_000];
             for (at, events) in (0..).zip(sizes) {
                 play(&mut flights, first + at, events);

@@ -25,7 +25,7 @@ use crate::recover::{self, StartError};
 use crate::retention::{Retention, RetentionService};
 use crate::stats::Stats;
 
-/// The commit position: what is at or before it survives power loss.
+/// Commit position: records at or before it survive power loss.
 #[derive(Clone)]
 pub struct Commit(journal::Commit);
 
@@ -37,12 +37,12 @@ impl Commit {
     /// Waits until `sequence` is durable.
     ///
     /// # Errors
-    /// The journal failed before; the command may or may not be found after a restart.
+    /// The journal failed first; the command may or may not be found after a restart.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), JournalFailed> {
         self.0.wait(sequence.get()).await
     }
 
-    /// Wakes a front whenever the position has moved, and when the journal fails.
+    /// Wakes a front whenever the position moves, and when the journal fails.
     pub fn wake(&self, front: Arc<Parker>) {
         self.0.listen(Box::new(move || front.unpark()));
     }
@@ -51,27 +51,27 @@ impl Commit {
         self.0.failure()
     }
 
-    /// Why nothing becomes durable at the moment, if so; the journal goes on by itself.
+    /// Why nothing becomes durable at the moment, if so; the journal resumes by itself.
     pub fn stalled(&self) -> Option<Arc<str>> {
         self.0.stalled()
     }
 }
 
-/// What a replica of a node is made from.
+/// Parts that a replica of a node is built from.
 pub struct ReplicaParts {
     /// Any reader of the journal.
     pub reader: Reader,
     /// Folder of the node's checkpoints.
     pub dir: PathBuf,
     pub limits: AdmissionConfig,
-    /// Takes down which checkpoints a start can go on from.
+    /// Checkpoints that a restart can use.
     pub proven: Proven,
     pub port: Port,
     pub stats: Arc<Stats>,
     pub backlog: Arc<Backlog>,
 }
 
-/// A running hot thread. Dropping it lets the thread finish the requests that wait, and joins it.
+/// A running hot thread. Drop lets the thread finish the waiting requests, and joins it.
 struct HotThread {
     port: Port,
     thread: Option<JoinHandle<()>>,
@@ -96,13 +96,13 @@ impl Drop for HotThread {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the hot thread ended with a panic");
+            tracing::error!("the hot thread panicked");
         }
     }
 }
 
-/// Owns the hot thread and the journal. Fields are dropped in their order: the hot thread appends to
-/// the journal until it has ended.
+/// Owns the hot thread and the journal. Fields drop in order: the hot thread appends to the journal
+/// until it ends.
 pub struct SequencerHandle {
     hot: Option<HotThread>,
     retention: Option<RetentionService>,
@@ -128,7 +128,7 @@ impl SequencerHandle {
         handle.run(hot)
     }
 
-    /// The same on a disk of the caller's choice.
+    /// As [`SequencerHandle::start`], on storage of the caller's choice.
     pub fn start_on(
         config: Config,
         backlog: Arc<Backlog>,
@@ -161,7 +161,7 @@ impl SequencerHandle {
         self.recovered
     }
 
-    /// What a replica of this node is made from.
+    /// Parts that a replica of this node is built from.
     pub fn replica_parts(&self) -> ReplicaParts {
         ReplicaParts {
             reader: self.reader(Sequence::ZERO),
@@ -174,13 +174,13 @@ impl SequencerHandle {
         }
     }
 
-    /// Removes from now on what nobody needs of the journal's beginning, on a thread of its own, until the node
-    /// stops. Nothing goes as long as no snapshots are made.
+    /// Removes unneeded segments from the journal's beginning, on a thread of its own, until the
+    /// node stops. Removes nothing while no snapshots are made.
     ///
     /// # Errors
     /// [`StartError::Thread`].
     pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
-        // One service at a time: the one before ends first.
+        // One service at a time: the previous one ends first.
         self.retention = None;
         let (front, proven) = (self.journal.front(), self.proven.clone());
         let started = RetentionService::start(front, &self.snapshot_dir, proven, retention);
@@ -198,13 +198,14 @@ impl SequencerHandle {
         self.journal.stats()
     }
 
-    /// Stops taking requests, finishes those that wait, writes the journal out, ends the threads. Blocks.
+    /// Stops taking requests, finishes the waiting ones, flushes the journal, ends the threads.
+    /// Blocks.
     pub fn stop(self) {
         drop(self);
     }
 }
 
-/// Recovers from the journal in `config.dir`; the hot thread is the caller's to start.
+/// Recovers from the journal in `config.dir`; the caller starts the hot thread.
 pub(crate) fn prepare(
     config: Config,
     backlog: Arc<Backlog>,
@@ -231,10 +232,10 @@ fn prepare_on(
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
     let proven = Proven::default();
-    // A node without a snapshot begins at 0, where no file stands.
+    // A node without a snapshot starts at 0, which needs no file.
     proven.note(core.sequence());
-    // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open
-    // as soon as it runs. Snapshots count that did not restore too: what they say was durable.
+    // Before the journal is cut or appended to: a running hot thread closes the sessions that were
+    // open. Snapshots that did not restore count too: their state was durable.
     let newest = Checkpoints::new(&snapshot_dir).end();
     let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
@@ -275,15 +276,15 @@ fn prepare_on(
     Ok((hot, handle))
 }
 
-/// A node that keeps nothing: the same path without a journal. For measurements and simulations; what it
-/// accepts is gone when it stops.
+/// A node without a journal, on the same path. For benchmarks and simulation only: what it accepts
+/// is lost when it stops.
 pub struct Volatile {
     hot: HotThread,
     stats: Arc<Stats>,
 }
 
 impl Volatile {
-    /// Starts with empty books; `config` names folders that are not touched.
+    /// Starts with empty books; the folders in `config` are not touched.
     ///
     /// # Errors
     /// [`StartError::Thread`].
@@ -303,7 +304,7 @@ impl Volatile {
     }
 }
 
-/// Empty books and no journal; the hot thread is the caller's to start.
+/// Empty books and no journal; the caller starts the hot thread.
 pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
     let core = Core::new(crate::limits::limits());
     let gate = Arc::new(Gate::new(&config));

@@ -1,10 +1,9 @@
-//! The hot thread: takes requests, asks admission, sequences, gives commands to the engines' rings, takes their
-//! reports back, journals, answers.
+//! The hot thread: admission, sequencing, engine rings, journal, answers.
 //!
-//! One turn of the loop carries up to [`TURN_REQUESTS`] requests and ends with one hand-over to the journal. In
-//! layout `fused` it polls the engines itself, in the others they run beside it; the rings and everything here
-//! are the same. It waits for nothing but its own engines, and that only to let somebody look at the books or to
-//! hand over a list of orders that is longer than a ring.
+//! One iteration of its loop carries up to [`TURN_REQUESTS`] requests and ends with one flush to
+//! the journal. In layout `fused` it polls the engines itself, in the others they run beside it;
+//! the rings and everything here are the same. It waits for nothing but its own engines, and only
+//! for an inspection of the books or to send a list of orders that is longer than a ring.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,21 +40,22 @@ mod time;
 mod waits;
 mod walks;
 
-/// Requests between two hand-overs to the journal.
+/// Requests between two flushes to the journal.
 const TURN_REQUESTS: usize = 256;
-/// Events of a command beside those of the orders it meets.
+/// Events of a command other than those of the orders it meets.
 const FEW_EVENTS: usize = 1_024;
-/// Commands under way at once; with more, requests wait in the queue.
+/// Commands in flight at once; with more, requests wait in the queue.
 const FLIGHTS_MAX: usize = 8_192;
-/// Looks for requests between two turns of an idle thread that spins.
+/// Checks for requests between two iterations of an idle thread that spins.
 const LOOKS: usize = 16;
-/// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a
-/// scheduler's slice, so that an engine whose core was taken away for a moment costs no order. Once, until that
-/// engine reports again: those behind are `BUSY` at once, and other engines' requests wait for none of them.
+/// How long a full ring is retried, with reports drained meanwhile, before the request is `BUSY`:
+/// longer than a scheduler's slice, so that an engine that loses its core for a moment costs no
+/// order. Once, until that engine reports again: later requests are `BUSY` at once, and other
+/// engines' requests wait for none of them.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
-/// Longest sleep while a front is behind with its reports: it wakes nobody when it has read some.
+/// Longest sleep while a front is behind: a front that reads reports does not wake this thread.
 const PARK_BEHIND: Duration = Duration::from_millis(1);
-/// A session that no front has.
+/// Route of a session that no front has.
 const NO_PORT: u16 = u16::MAX;
 
 pub(crate) struct Hot {
@@ -67,39 +67,39 @@ pub(crate) struct Hot {
     intake: Intake,
     timers: Timers,
     lanes: Vec<Lane>,
-    /// Lanes with commands under way.
+    /// Lanes with commands in flight.
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
-    /// The last amend that gives its order another client order id, and its user: until it is complete it is
-    /// not known which ids the user's orders have.
+    /// The last amend that changes a client order id, and its user: until it completes, the ids of
+    /// the user's orders are not known.
     renaming: (Sequence, UserIx),
-    /// The first command under way when a change of a trading hold was last given up; see
+    /// The first command in flight when a change of a trading hold was last given up; see
     /// [`Hot::await_landed`].
     given_up: Sequence,
-    /// The last command that ends what has expired: until it is complete the books' dates are old.
+    /// The last expiry command: until it completes, the expiry dates of the books are stale.
     expiring: Sequence,
     crew: Crew,
     flights: Flights,
-    /// The last of the flights is not in admission's state yet: it goes there behind its report, or before
-    /// admission is asked again.
+    /// The last command in flight is not in admission's state yet: it is applied when it completes,
+    /// or before admission is asked again.
     is_last_owed: bool,
-    /// The clock is suspect, or was and the journal does not say yet that it is back: no new orders.
+    /// The clock is suspect, or was and its return is not journalled yet: no new orders.
     is_clock_suspect: bool,
-    /// What the command that is being admitted ends, if that is a list: by instrument and slot.
+    /// Orders that the command being admitted ends, if it ends a list: by instrument and slot.
     listed: Vec<Listed>,
-    /// Calls that wait for the last slice of what they asked for.
+    /// Calls that wait for the last slice of their command.
     sweeping: Vec<Sweeping>,
-    /// Whose orders the last slice ended.
+    /// Owner of the orders that the last slice ended.
     swept: UserIx,
     walks: Walks,
     meters: Meters,
-    /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
+    /// Orders reduced since the journal stalled. Once each: lot by lot they would fill the buffer
     /// that cancels need.
     reduced: HashSet<Handle>,
-    /// Fronts.
+    /// Rings of the fronts.
     rings: Vec<RingEnd>,
-    /// By session: whose messages go into which ring.
+    /// By session: the ring that its messages go to.
     routes: Vec<u16>,
     /// A front that shares this thread.
     polled: Option<Box<dyn Polled>>,
@@ -116,7 +116,7 @@ impl Hot {
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
-        // Of a self-trade that shrinks both, each maker has two.
+        // A self-trade that reduces both orders causes two events per maker.
         let orders_max = core.admission().orders_max() as usize;
         let events_max = 2 * orders_max + FEW_EVENTS;
         Self {
@@ -151,21 +151,22 @@ impl Hot {
         }
     }
 
-    /// Opens the books that recovery found, and ends the sessions of before. First of all, and once.
+    /// Opens the books that recovery found and ends the sessions of the last run. Called first,
+    /// once.
     pub fn begin(&mut self) {
         for at in 0..self.core.places().len() {
             let book = self.core.places()[at]
                 .take()
-                .expect("recovery gives every book");
+                .expect("recovery restores every book");
             self.open_lane(book);
         }
         self.find_next_expiry();
         self.disconnect_all();
     }
 
-    /// Runs until the gate closes and everything in it is done.
+    /// Runs until the gate stops and every request in it is done.
     pub fn run(mut self) {
-        // However this thread ends, who waits for it hears of it.
+        // Waiting callers get an answer however this thread ends.
         let _closing = Closing(self.gate.clone());
         self.stats.begin();
         if let Some(core) = self.config.core {
@@ -194,7 +195,7 @@ impl Hot {
         }
     }
 
-    /// A round of the front that shares the thread; true when it had anything to do.
+    /// Polls the front that shares the thread; true when it did work.
     fn poll_front(&mut self) -> bool {
         let Some(polled) = &mut self.polled else {
             return false;
@@ -202,7 +203,7 @@ impl Hot {
         // A bug in a front must not stop the market: its sessions count as disconnected.
         let round = catch_unwind(AssertUnwindSafe(|| polled.round()));
         let Ok(did_work) = round else {
-            tracing::error!("the front ended with a panic; its sessions are disconnected");
+            tracing::error!("the front panicked; its sessions are disconnected");
             self.polled = None;
             self.disconnect_all();
             return true;
@@ -213,7 +214,7 @@ impl Hot {
         did_work
     }
 
-    /// Looks for requests alone, for a moment: what a whole turn would look at besides has no hurry.
+    /// Checks for requests alone for a moment: the rest of an iteration is not urgent.
     fn watch(&self) {
         if self.polled.is_some() {
             return;
@@ -226,12 +227,12 @@ impl Hot {
         }
     }
 
-    /// One turn, a round of the front that shares the thread, and the hand-over to the journal; true when there
-    /// was something to do.
+    /// One iteration: requests, the front that shares the thread, the flush to the journal. True
+    /// when it did work.
     pub fn step(&mut self) -> bool {
         let did_work = self.turn() | self.poll_front();
         self.begin_last();
-        // Behind the front: a journal that wakes up may take this core before *accepted* is out.
+        // After the front: a journal that wakes up may take this core before *accepted* is sent.
         self.keep.flush();
         self.watch_journal();
         if did_work {
@@ -241,7 +242,7 @@ impl Hot {
         did_work
     }
 
-    /// Does what waits and hands over what is left, for an owner who turns by hand.
+    /// Finishes the waiting requests and flushes the journal, for a node without a hot thread.
     pub fn end(mut self) {
         let _closing = Closing(self.gate.clone());
         while self.step() || !self.flights.is_empty() {}
@@ -249,8 +250,9 @@ impl Hot {
         self.publish();
     }
 
-    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk. Of
-    /// amends that is one reduction per order, which is returned, to be counted once it is taken.
+    /// Checks that the journal can take the request. While it has no next segment, its buffer is
+    /// reserved for requests that reduce risk. Of amends that is one reduction per order; the order
+    /// is returned, to be noted once the request is admitted.
     fn journal(&mut self, source: Source) -> Result<Option<Handle>, NotTaken> {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
@@ -258,7 +260,8 @@ impl Hot {
         if self.keep.is_full() || self.flights.room() == 0 {
             return Err(NotTaken::Busy);
         }
-        // A front that does not read is its own trouble as long as the node has room for its reports.
+        // A front that does not read stops orders only when the node runs out of room for its
+        // reports.
         let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
         if is_order && self.rings.iter().any(RingEnd::is_overrun) {
             return Err(NotTaken::Busy);
@@ -287,7 +290,7 @@ impl Hot {
         }
     }
 
-    /// Ports turn requests away by themselves once the journal has failed.
+    /// Publishes a failure of the journal: ports then refuse requests themselves.
     fn watch_journal(&self) {
         if self.keep.is_failed() {
             self.gate.is_failed.store(true, Ordering::Release);
@@ -307,7 +310,7 @@ impl Hot {
         self.look_at_backlog();
         self.drop_closed_rings();
         let mut sleep = match self.next_ns() {
-            // After a failure nothing more is done in the name of time.
+            // After a journal failure no timer command is issued.
             Some(at_ns) if !self.keep.is_failed() => {
                 Duration::from_nanos(at_ns.saturating_sub(self.config.clock.now_ns())).min(PARK)
             }
@@ -330,7 +333,7 @@ impl Hot {
         });
     }
 
-    /// Forgets the fronts that are gone, from the end: rings are named by their place.
+    /// Removes closed fronts from the end of the list: rings are named by their index.
     fn drop_closed_rings(&mut self) {
         if !self.flights.is_empty() {
             return;
@@ -346,14 +349,14 @@ impl Hot {
         }
     }
 
-    /// One round; true when there was something to do.
+    /// Serves the timers, the rings and the queue once; true when it did work.
     fn turn(&mut self) -> bool {
         let mut did_work = self.pump() | self.look_at_clock() | self.on_time();
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
         }
         for _ in 0..TURN_REQUESTS {
-            // Looked at first: to take from an empty queue costs a fence.
+            // Checked first: popping from an empty queue costs a fence.
             if self.flights.room() == 0 || self.gate.queue.is_empty() {
                 break;
             }
@@ -379,13 +382,13 @@ impl Hot {
         did_work | self.sweep_on()
     }
 
-    /// Takes what one front has asked; true when there was anything. What came out of its ring together has one time.
+    /// Serves the requests of one front, all with one time; true when there were any.
     fn serve_ring(&mut self, port: usize) -> bool {
         if !self.rings[port].fill() {
             return false;
         }
         let now_ns = self.config.clock.now_ns();
-        // Once for all of them: it reads what other threads write.
+        // Once for all of them: it reads atomics that other threads write.
         self.look_at_backlog();
         let mut did_work = false;
         while self.flights.room() > 0
@@ -421,23 +424,24 @@ impl Hot {
         }
     }
 
-    /// Who is answered may read at once: what he reads then is not older than the answer (R178).
+    /// Publishes the sequence before an answer: a read after the answer is not older than it
+    /// (R178).
     fn tell_sequence(&self) {
         let sequence = self.core.sequence().get();
         self.stats.sequence.store(sequence, Ordering::Release);
     }
 
-    /// A request in the platform's own name.
+    /// Submits a request of the platform itself.
     fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
         self.admit(Source::Given(request), self.config.clock.now_ns())?;
         self.launch(Owed::Reply(Reply::None));
         Ok(())
     }
 
-    /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but
-    /// what engines report meanwhile. Journalled time never goes back, also when the clock does.
+    /// Turns a request into the next command, in its in-flight slot, or returns why not. Changes no
+    /// state, but drains reports. Journalled time never decreases, even when the clock does.
     fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), NotTaken> {
-        // First: what it reserves and amends decides about the next request.
+        // First: reservations and amends of the last command affect this request.
         self.begin_last();
         let asked = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
@@ -488,7 +492,7 @@ impl Hot {
                 }
                 return Ok(());
             }
-            // Asked again after the wait: what the engines report meanwhile may change the answer.
+            // Asked again after the wait: reports drained meanwhile may change the answer.
             let since = *waiting_since.get_or_insert_with(Instant::now);
             while !self.has_room(route) {
                 if !self.pump() {
@@ -513,7 +517,7 @@ impl Hot {
         }
     }
 
-    /// A request that was read before a later login has taken its session is not carried out.
+    /// Refuses a request that was read before a later login took its session.
     fn check_epoch(&self, source: Source, epoch: Sequence) -> Result<(), NotTaken> {
         if epoch == Sequence::ZERO {
             return Ok(());
@@ -543,7 +547,7 @@ impl Hot {
         }
     }
 
-    /// True while an engine without room was waited for in vain.
+    /// True while a wait for an engine without room has timed out.
     fn is_given_up(&self, route: Route) -> bool {
         let is_given_up = |lane: &Lane| lane.is_given_up && !lane.has_room();
         match route {
@@ -572,7 +576,7 @@ impl Hot {
         }
     }
 
-    /// Carries out the command that was admitted: admission at once, the books through their rings.
+    /// Executes the admitted command: admission at once, the books through their rings.
     fn launch(&mut self, owed: Owed) {
         let place = self.flights.vacant();
         match place.command {
@@ -599,7 +603,7 @@ impl Hot {
         }
     }
 
-    /// The same for what is no order.
+    /// As [`Hot::launch`], for commands that are not orders.
     fn launch_other(&mut self, owed: Owed) {
         let envelope = self.flights.vacant();
         if let Some(book) = self.core.begin(envelope) {
@@ -628,16 +632,16 @@ impl Hot {
         self.watch_clock(&envelope.command);
     }
 
-    /// The command that was admitted is on its way to so many engines.
+    /// Marks the admitted command as in flight at `engines` engines.
     fn start(&mut self, engines: usize, owed: Owed) {
         self.flights.start(engines, owed);
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
     }
 
-    /// Gives the last command under way, which cannot land before all its engines have it, to an engine.
+    /// Sends the last command in flight, which cannot complete before all its engines have it.
     fn send_last(&mut self, at: usize) {
-        // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
+        // There is room; an engine that has answered but not moved on may still hold the slot.
         self.push_when_free(at, Lane::push);
         self.crew.ring(at);
         if self.lanes[at].is_first() {
@@ -656,8 +660,8 @@ impl Hot {
     }
 }
 
-/// User of a mass cancel that may leave some of the owner's orders. One that takes all of them is bounded by
-/// them.
+/// User of a mass cancel that may leave some of the owner's orders. One that ends all of them is
+/// bounded by their number.
 fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
     let Request::MassCancel(r) = request else {
         return None;
@@ -668,18 +672,18 @@ fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
     (!takes_all && !r.user.is_none()).then_some(r.user)
 }
 
-/// Where a request lies.
+/// Where a request is stored.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Given(&'a Request),
-    /// In what a front's ring gave.
+    /// In the inbox of a front's ring.
     Ring {
         port: usize,
         at: usize,
     },
 }
 
-/// Stands where no command has been.
+/// Placeholder for slots that hold no command.
 pub(crate) fn nothing() -> Envelope {
     Envelope {
         sequence: Sequence::ZERO,
@@ -691,13 +695,13 @@ pub(crate) fn nothing() -> Envelope {
     }
 }
 
-/// Closes the gate when the hot thread ends, by its will or by a panic.
+/// Closes the gate when the hot thread ends, normally or by a panic.
 struct Closing(Arc<Gate>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("the hot thread ended with a panic; no more orders are taken");
+            tracing::error!("the hot thread panicked; no requests are taken until a restart");
         }
         self.0.close();
     }

@@ -1,5 +1,6 @@
-//! The state of a node as a snapshot. The replica makes it, and keeps what is its own beside the machine; a
-//! start of the hot thread needs the machine alone.
+//! The state of a node as a snapshot.
+//!
+//! The replica makes it and adds its own tables; a start of the hot thread needs the core alone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,17 +19,17 @@ use crate::core::{Core, book_config};
 /// Everything that the journal up to one sequence determines.
 #[derive(Clone, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct CoreImage {
-    /// Of the format: another one is passed over and the journal replayed.
+    /// Version of the format: a snapshot of another one is skipped and the journal replayed.
     version: u32,
     trades: u64,
     state_hash: u64,
     admission: AdmissionImage,
     books: Vec<BookImage>,
-    /// The replica's own tables, in a form that it alone reads.
+    /// The replica's own tables, in a format that it alone reads.
     beside: Vec<u8>,
 }
 
-/// Whoever changes the image raises it: a data folder has checkpoints of one version alone.
+/// Raise it with every change of the image: a data folder has checkpoints of one version alone.
 const VERSION: u32 = FORMAT;
 
 /// Why a snapshot cannot be used.
@@ -42,12 +43,12 @@ pub enum ImageError {
     Version(u32),
     #[error("the snapshot's state hash is {found:#x} after restoring, {expected:#x} was written")]
     Hash { expected: u64, found: u64 },
-    #[error("the snapshot holds a state that no node can be in: {0}")]
+    #[error("the snapshot contains an invalid state: {0}")]
     Invariant(String),
 }
 
 impl Core {
-    /// Nothing stands beside it yet.
+    /// Image of the core, without the replica's tables.
     pub fn image(&self) -> CoreImage {
         CoreImage {
             beside: Vec::new(),
@@ -59,26 +60,27 @@ impl Core {
         }
     }
 
-    /// The machine of an image, with the same state hash.
+    /// The core of an image, with the same state hash.
     ///
     /// # Errors
-    /// [`ImageError::Hash`] when it is not, [`ImageError::Invariant`] when admission or a book cannot have made it.
+    /// [`ImageError::Hash`] when the hash differs, [`ImageError::Invariant`] when the image breaks
+    /// an invariant of admission or of a book.
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
-        // Both rooms assert their invariants. Here a broken one is the file's fault, and there is a log to
-        // replay instead.
+        // Admission and books assert their invariants. Here a broken one is the file's fault, and
+        // the journal can be replayed instead.
         let restored = catch_unwind(AssertUnwindSafe(|| Self::restored(image, config)));
         restored.unwrap_or_else(|panic| Err(ImageError::Invariant(panic_text(&*panic))))
     }
 
     fn restored(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
-        // Before a book makes room for them: a damaged slot may ask for more memory than there is.
+        // Before books allocate: a damaged slot may ask for more memory than there is.
         let slots = image.admission.slots.len();
         let mut orders = image.books.iter().flat_map(|book| &book.orders);
         if orders.any(|order| order.handle.slot as usize >= slots) {
             let reason = "an order rests in a slot that admission does not have";
             return Err(ImageError::Invariant(reason.to_owned()));
         }
-        // Best prices are kept by instrument: the same.
+        // Likewise: best prices are kept by instrument.
         let numbers = image.books.iter().map(|book| book.spec.ix.index());
         if !numbers.eq(0..image.admission.instruments.len()) {
             let reason = "there is not one book for each instrument";
@@ -104,7 +106,7 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 impl CoreImage {
-    /// Of a snapshot's payload.
+    /// Decodes a snapshot's payload.
     ///
     /// # Errors
     /// [`ImageError::Format`], [`ImageError::Version`].
@@ -117,12 +119,12 @@ impl CoreImage {
     }
 
     /// # Errors
-    /// There is no memory for it.
+    /// Out of memory.
     pub fn encode(&self) -> Result<AlignedVec, RkyvError> {
         rkyv::to_bytes::<RkyvError>(self)
     }
 
-    /// With the replica's own tables.
+    /// Adds the replica's own tables.
     #[must_use]
     pub fn with_beside(self, beside: Vec<u8>) -> Self {
         Self { beside, ..self }
@@ -133,15 +135,15 @@ impl CoreImage {
         self.admission.sessions.get(session.index())
     }
 
-    /// What the replica keeps of its own.
+    /// The replica's own tables.
     pub fn beside(&self) -> &[u8] {
         &self.beside
     }
 }
 
-/// The newest state that was written down and restores, at or before `until`; `None` when there is none. One
-/// that does not is passed over with a warning: a snapshot saves time, the journal holds the truth as far as it
-/// goes back.
+/// The newest snapshot at or before `until` that restores; `None` when there is none. One that does
+/// not restore is skipped with a warning: a snapshot saves time, the journal is the source of truth
+/// as far as it goes back.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -169,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_with_a_book_of_no_instrument_is_refused() {
+    fn an_image_with_a_book_of_an_unknown_instrument_is_refused() {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
             id: InstrumentId::new("BOND").expect("an id"),
@@ -193,7 +195,7 @@ mod tests {
         });
         let mut image = core.image();
         assert!(Core::restore(&image, crate::limits()).is_ok());
-        // Best prices would ask for a place for each of 2^32 instruments.
+        // Best prices would allocate a slot for each of 2^32 instruments.
         image.books[0].spec.ix = InstrumentIx(u32::MAX - 1);
         let refused = Core::restore(&image, crate::limits()).err();
         assert!(

@@ -1,8 +1,7 @@
-//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON.
-//! Everything here only reads.
+//! Offline inspection of a journal: the output of `platform journal`, as values and as JSON.
 //!
-//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy;
-//! [`Folder::follow`] is for such a one.
+//! Read-only. The end of a journal that a running node writes may look damaged: try again, or
+//! inspect a copy. [`Folder::follow`] is for a running node.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -39,7 +38,7 @@ pub struct Folder {
     dir: PathBuf,
 }
 
-/// What is in the folder.
+/// Contents of the folder.
 #[derive(Debug, Serialize)]
 pub struct Listing {
     pub segments: Vec<SegmentLine>,
@@ -54,9 +53,9 @@ pub struct SegmentLine {
     /// Size of the file, and the part of it that is written.
     pub bytes: u64,
     pub used_bytes: u64,
-    /// Writes.
+    /// Number of writes.
     pub batches: u64,
-    /// `null` while nothing is in it.
+    /// `null` while the segment is empty.
     pub first: Option<u64>,
     pub last: Option<u64>,
 }
@@ -65,34 +64,35 @@ pub struct SegmentLine {
 #[derive(Debug, Serialize)]
 pub struct SnapshotLine {
     pub sequence: u64,
-    /// Whole by its checksum.
+    /// Its checksum matches.
     pub is_whole: bool,
 }
 
-/// What [`Folder::verify`] has walked.
+/// Result of [`Folder::verify`].
 #[derive(Debug, Default, Serialize)]
 pub struct Verified {
     pub segments: usize,
     pub commands: u64,
     pub events: u64,
-    /// First and last command that are there.
+    /// First and last command present.
     pub first: u64,
     pub last: u64,
-    /// Events of commands behind it were computed again and compared; `null`: the journal's beginning was
-    /// removed and no snapshot stands for it, so that the chain alone was checked.
+    /// Events of commands after it were computed again and compared. `null`: the journal's
+    /// beginning was removed and no snapshot replaces it, so that only the checksum chain was
+    /// checked.
     pub compared_after: Option<u64>,
     pub trades: u64,
     /// Hexadecimal.
     pub state_hash: String,
-    /// Snapshots that restore; those on the way gave the state that the journal gives.
+    /// Snapshots that restore; those within the journal equal the state that it produces.
     pub snapshots: Vec<u64>,
-    /// Snapshots that do not check or restore: a start passes them over.
+    /// Snapshots that are damaged or do not restore: a start skips them.
     pub bad_snapshots: Vec<u64>,
-    /// File and offset of a torn tail, which the next start cuts.
+    /// File and offset of a torn tail, which the next start truncates.
     pub torn_tail: Option<(String, u64)>,
 }
 
-/// The machine at one sequence.
+/// The state at one sequence.
 #[derive(Debug, Serialize)]
 pub struct State {
     pub sequence: u64,
@@ -115,7 +115,7 @@ pub struct BookState {
     pub asks: Vec<Level>,
 }
 
-/// One price.
+/// One price level.
 #[derive(Debug, Serialize)]
 pub struct Level {
     pub price: String,
@@ -147,7 +147,7 @@ impl Folder {
         Snapshots::new(&self.snapshot_dir())
     }
 
-    /// Segments and snapshots by what they say of themselves; nothing in between is checked.
+    /// Lists segments and snapshots by their own metadata; records are not checked.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -168,11 +168,11 @@ impl Folder {
         })
     }
 
-    /// Walks everything: checksums, chain, gapless commands; computes every event again and compares it with
-    /// the one in the journal, and the state with that of every snapshot on the way.
+    /// Checks everything: checksums, chain, gapless commands. Computes every event again and
+    /// compares it with the journalled one, and the state with that of every snapshot on the way.
     ///
     /// # Errors
-    /// What does not check, with its place.
+    /// The first check that fails, with its place.
     pub fn verify(&self) -> Result<Verified, InspectError> {
         let storage = self.storage()?;
         let limits = crate::limits::limits();
@@ -209,7 +209,7 @@ impl Folder {
                 && *hash != replay.core.state_hash()
             {
                 return Err(format!(
-                    "the snapshot at {sequence} holds another state than the journal gives there"
+                    "the snapshot at {sequence} differs from the state that the journal produces"
                 ));
             }
             Ok(())
@@ -233,7 +233,7 @@ impl Folder {
         Ok(verified)
     }
 
-    /// The first command that is there.
+    /// The first command present.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -241,10 +241,10 @@ impl Folder {
         Ok(journal::removed_through(&self.storage()?)? + 1)
     }
 
-    /// Passes every record in `range` to `visit`, in order; returns the last sequence there is.
+    /// Passes every record in `range` to `visit`, in order; returns the journal's last sequence.
     ///
     /// # Errors
-    /// The journal is damaged, the range begins before what is kept, or `visit` says no.
+    /// The journal is damaged, the range begins before what is kept, or `visit` fails.
     pub fn dump(
         &self,
         range: RangeInclusive<u64>,
@@ -262,12 +262,13 @@ impl Folder {
         Ok(Sequence(end))
     }
 
-    /// The same beside a running node, which goes on writing: gives what is durable as it comes, up to the end
-    /// of `range`. At the end of what there is `wait` is asked, which takes its time, and says no to end. The
-    /// last write of a node is durable for certain, and given, when the next one is there.
+    /// As [`Folder::dump`] for a running node: passes records on as they become durable, up to the
+    /// end of `range`. At the journal's current end it calls `wait`, which sleeps, and returns
+    /// false to stop. A node's last write is known to be durable, and passed on, only when the next
+    /// one follows.
     ///
     /// # Errors
-    /// The journal is damaged, the range begins before what is kept, or `visit` says no.
+    /// The journal is damaged, the range begins before what is kept, or `visit` fails.
     pub fn follow(
         &self,
         range: RangeInclusive<u64>,
@@ -303,7 +304,7 @@ impl Folder {
         }
     }
 
-    /// Books and state hash after command `until`, or at the end; computed again and compared on the way.
+    /// Books and state hash after command `until`, or at the end, with every event compared.
     ///
     /// # Errors
     /// As [`replay`]; [`InspectError::Beyond`].
@@ -318,20 +319,20 @@ impl Folder {
         })
     }
 
-    /// Makes the folder the caller's for as long as what is given lives, and all of it durable: what is to be
-    /// made of the log must not outlive it.
+    /// Locks the folder while the returned file lives, and syncs every segment: a state derived
+    /// from the journal must not outlive it.
     ///
     /// # Errors
     /// There is no journal, or a node runs in the folder.
     pub fn own(&self) -> Result<std::fs::File, InspectError> {
-        // Asked first: the lock would make the folder.
+        // Checked first: the lock would create the folder.
         drop(self.storage()?);
         let lock = recover::lock(&self.dir)?;
         sync_segments(&self.dir).map_err(JournalError::Io)?;
         Ok(lock)
     }
 
-    /// Last record that was removed from its beginning.
+    /// Last record that was removed from the journal's beginning.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -339,7 +340,7 @@ impl Folder {
         Ok(Sequence(journal::removed_through(&self.storage()?)?))
     }
 
-    /// Where its snapshots lie.
+    /// Folder of its snapshots.
     pub fn snapshot_dir(&self) -> PathBuf {
         self.dir.join("snapshots")
     }
@@ -416,7 +417,7 @@ impl BookState {
     }
 }
 
-/// Makes every segment in `dir` durable.
+/// Syncs every segment in `dir`.
 fn sync_segments(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();

@@ -1,4 +1,4 @@
-//! What the hot thread leaves behind: a journal, or nothing.
+//! Sink for complete records: the journal, or none.
 
 use journal::Appender;
 use types::{Envelope, EventEnvelope};
@@ -8,12 +8,12 @@ use crate::record;
 /// Where complete records go.
 pub(crate) enum Keep {
     Journal(Appender),
-    /// A node that is gone when it stops: measurements, simulations.
+    /// No journal: for benchmarks and simulation only.
     Nothing,
 }
 
 impl Keep {
-    /// Adds a command and its events to what [`Keep::flush`] hands over; how many bytes they take.
+    /// Buffers a command and its events for [`Keep::flush`]; returns their size in bytes.
     pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) -> usize {
         let Self::Journal(appender) = self else {
             return 0;
@@ -23,8 +23,8 @@ impl Keep {
         appender.local_bytes() - before
     }
 
-    /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again
-    /// in the next turn. Never waits.
+    /// Hands the buffer to the journal's writer. Never waits: false while the writer is busy, and
+    /// the next iteration retries.
     pub fn flush(&mut self) -> bool {
         match self {
             Self::Journal(appender) => appender.try_flush(),
@@ -32,29 +32,29 @@ impl Keep {
         }
     }
 
-    /// Nothing waits here for its hand-over.
+    /// True when the buffer is empty.
     pub fn is_handed_over(&self) -> bool {
         !matches!(self, Self::Journal(appender) if appender.has_local())
     }
 
-    /// Hands over what is left, at the end.
+    /// Hands the rest to the journal's writer, at the end.
     pub fn finish(&mut self) {
         if let Self::Journal(appender) = self {
             appender.flush();
         }
     }
 
-    /// The disk is behind by more than the bound.
+    /// More bytes wait for the disk than the bound allows.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Journal(appender) if appender.is_full())
     }
 
-    /// The disk has no room at the moment: what is appended waits in memory.
+    /// The disk has no room at the moment: records wait in memory.
     pub fn is_stalled(&self) -> bool {
         matches!(self, Self::Journal(appender) if appender.is_stalled())
     }
 
-    /// Nothing more can be kept.
+    /// The journal has failed: no record can be written any more.
     pub fn is_failed(&self) -> bool {
         matches!(self, Self::Journal(appender) if appender.is_failed())
     }

@@ -1,10 +1,11 @@
-//! The rings around one engine: commands in, reports out. Who polls the engine decides the layout
-//! ([`crate::crew`]); the code is the same.
+//! The rings of one engine: commands in, reports out.
 //!
-//! An engine never waits and never refuses: what does not fit the ring of reports waits in a spill of its own,
-//! and while there is a spill the engine takes no further command. So one taker may meet any number of makers
-//! behind rings of any size, and neither side can lock the other up. The spill is bounded by the reports of
-//! [`BATCH`] commands, of which none closes more orders than are open.
+//! The layout decides which thread polls the engine ([`crate::crew`]); the code is the same.
+//!
+//! An engine never waits and never refuses: reports that do not fit their ring go to a spill, and
+//! while there is a spill the engine takes no further command. So one taker may meet any number of
+//! makers with rings of any size, and the two sides cannot deadlock. The spill is bounded by the
+//! reports of [`BATCH`] commands, of which none closes more orders than are open.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,25 +18,26 @@ use engine::{Book, EventSink};
 use types::command::Listed;
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
-/// Commands an engine takes before it lets others have a turn.
+/// Commands that an engine takes before other engines get a turn.
 const BATCH: usize = 64;
-/// Reports put aside without memory being asked for: a sweep of 65,000 makers. What is not touched costs
+/// Capacity of the spill without an allocation: a sweep of 65,000 makers. Untouched memory costs
 /// address space alone.
 const SPILL_ROOM: usize = 1 << 16;
 
-/// What goes to an engine.
+/// Task for an engine.
 #[derive(Clone, Copy)]
 enum Order {
     Nothing,
     Apply(Envelope),
-    /// A command that ends so many orders, which follow.
+    /// A command that ends that many orders, which follow.
     Sweep(Envelope, usize),
     Listed(Listed),
-    /// Put the book into the loan and wait until it is back.
+    /// Lend the book to the hot thread and wait until it is back.
     Lend,
 }
 
-/// An order in the ring, in cache lines of its own: what the engine reads of most commands is in the first of them.
+/// A task in the ring, in cache lines of its own. The first line has the fields that the engine
+/// reads of most commands.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Slot(Order);
@@ -49,7 +51,7 @@ impl Slot {
     }
 }
 
-/// Stands where a batch is not full.
+/// Fills the rest of a batch that is not full.
 static NOTHING: Slot = Slot(Order::Nothing);
 
 /// What an engine reports.
@@ -58,14 +60,15 @@ pub(crate) enum Report {
     Nothing,
     Event(EventEnvelope),
     Quote(InstrumentIx, Quote),
-    /// Everything about that command has been said.
+    /// The command is complete: no further report is about it.
     Done {
         sequence: Sequence,
-        /// `u64::MAX` when no order in the book has a date: one word, which is read back at once.
+        /// `u64::MAX` when no order in the book has a date: one word, since it is read back at
+        /// once.
         next_expiry_ns: u64,
-        /// Of the ring, that the command and its list have taken.
+        /// Slots of the ring that the command and its list have taken.
         slots: u32,
-        /// Levels and orders looked at for an order that could not be filled ([`Book::take_looks`]).
+        /// Levels and orders inspected for an order that cannot be filled ([`Book::take_looks`]).
         looks: u32,
     },
 }
@@ -79,7 +82,7 @@ type Out = (
     EventPoller<Report, SingleProducerBarrier>,
 );
 
-/// A book on its way between the engine that owns it and the hot thread that looks at it.
+/// A book that its engine lends to the hot thread.
 #[derive(Default)]
 enum Loan {
     #[default]
@@ -99,13 +102,14 @@ pub(crate) struct Lane {
     orders: SingleProducer<Slot, SingleConsumerBarrier>,
     reports: EventPoller<Report, SingleProducerBarrier>,
     loan: SharedLoan,
-    /// Commands pushed whose `Done` has not come back, and the slots that they and their lists have taken.
+    /// Commands pushed whose `Done` has not come back, and the slots that they and their lists
+    /// take.
     in_flight: usize,
     slots_taken: usize,
     capacity: usize,
-    /// Its engine was waited for in vain, and has reported nothing since: nobody waits for it again.
+    /// A wait for its engine timed out, and it has reported nothing since: no further wait.
     pub is_given_up: bool,
-    /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` without.
+    /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` if there is none.
     pub next_expiry_ns: u64,
 }
 
@@ -127,7 +131,7 @@ struct Sweep {
     listed: Vec<Listed>,
 }
 
-/// Makes the rings around a book. `capacity` is a power of two.
+/// Connects a book to a pair of rings. `capacity` is a power of two.
 pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
     let (orders_poller, builder) =
         build_single_producer(capacity, || NOTHING, BusySpin).new_event_poller();
@@ -162,26 +166,26 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
 }
 
 impl Lane {
-    /// False when the commands under way and their lists take as many slots as the ring has.
+    /// False when the commands in flight and their lists take all slots of the ring.
     pub fn has_room(&self) -> bool {
         self.slots_taken < self.capacity
     }
 
-    /// True when nothing is under way.
+    /// True when nothing is in flight.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// True when the command pushed last is the only one under way.
+    /// True when the last command pushed is the only one in flight.
     pub fn is_first(&self) -> bool {
         self.in_flight == 1
     }
 
-    /// Puts a command into the ring; false when its slot is not free yet.
+    /// Pushes a command; false when its slot is not free yet.
     #[must_use]
     #[inline]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
-        // By its parts: as a whole it is just too long for the compiler to copy without a call.
+        // By its fields: as a whole it is just too long for the compiler to copy without a call.
         let publish = |slot: &mut Slot| {
             slot.0 = Order::Apply(Envelope {
                 sequence: envelope.sequence,
@@ -196,7 +200,7 @@ impl Lane {
         is_pushed
     }
 
-    /// Puts a command that ends `count` orders into the ring; [`Lane::push_listed`] is owed for each of
+    /// Pushes a command that ends `count` orders; the caller owes [`Lane::push_listed`] for each of
     /// them. False when its slot is not free yet.
     #[must_use]
     pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
@@ -209,14 +213,14 @@ impl Lane {
         is_pushed
     }
 
-    /// The next order of the command that was pushed last; false when its slot is not free yet.
+    /// Pushes the next order of the last command pushed; false when its slot is not free yet.
     #[must_use]
     pub fn push_listed(&mut self, order: Listed) -> bool {
         let publish = |slot: &mut Slot| slot.0 = Order::Listed(order);
         self.orders.try_publish(publish).is_ok()
     }
 
-    /// Takes the reports that are there; true when there were any.
+    /// Drains the reports; true when there were any.
     pub fn drain(&mut self, mut each: impl FnMut(&Report)) -> bool {
         match self.reports.poll() {
             Ok(mut reports) => {
@@ -240,14 +244,14 @@ impl Lane {
         }
     }
 
-    /// Asks for the book; nothing is under way then. False when the slot is not free yet.
+    /// Asks for the book, while nothing is in flight. False when the slot is not free yet.
     #[must_use]
     pub fn ask_for_book(&mut self) -> bool {
         assert_eq!(self.in_flight, 0, "a book is lent between two commands");
         self.orders.try_publish(|slot| slot.0 = Order::Lend).is_ok()
     }
 
-    /// The book, once the engine has put it down.
+    /// The book, once the engine has lent it.
     pub fn borrow_book(&mut self) -> Option<Box<Book>> {
         let mut loan = loan(&self.loan);
         match std::mem::take(&mut *loan) {
@@ -265,7 +269,7 @@ impl Lane {
 }
 
 impl Engine {
-    /// Takes some commands through the book; true when there was anything to do.
+    /// Applies up to [`BATCH`] commands to the book; true when it did work.
     pub fn step(&mut self) -> bool {
         let has_flushed = self.flush();
         if !self.spill.is_empty() {
@@ -280,7 +284,7 @@ impl Engine {
                 let (reports, spill) = (&mut self.reports, &mut self.spill);
                 let sweep = &mut self.sweep;
                 let mut each = |book: &mut Book, slot: &Slot| {
-                    assert!(!is_lending, "nothing is sent behind a loan");
+                    assert!(!is_lending, "nothing is sent after a loan request");
                     match &slot.0 {
                         Order::Apply(envelope) => apply(book, envelope, None, reports, spill),
                         Order::Sweep(envelope, count) => {
@@ -299,12 +303,12 @@ impl Engine {
                 };
                 let mut orders = &mut orders;
                 if orders.len() == 1 {
-                    // Nothing to look ahead to.
+                    // No lookahead for a single command.
                     if let Some(slot) = orders.next() {
                         each(book, slot);
                     }
                 } else {
-                    // References into the ring, so that the book can look at what comes before its turn.
+                    // References into the ring, so that the book can look ahead.
                     let mut batch = [&NOTHING; BATCH];
                     let mut count = 0;
                     for (place, slot) in batch.iter_mut().zip(orders) {
@@ -352,14 +356,14 @@ impl Engine {
             did_work = true;
         }
         if did_work && self.spill.is_empty() {
-            // Begin where the memory is that was used already.
+            // Resets the head, so that memory already touched is used again.
             self.spill.clear();
         }
         did_work
     }
 }
 
-/// One command through the book, and the word that it is complete.
+/// Applies one command to the book and reports that it is complete.
 #[inline]
 fn apply(
     book: &mut Book,
@@ -384,14 +388,14 @@ fn apply(
     });
 }
 
-/// Where a book's events go.
+/// Sink for a book's events.
 struct Outlet<'a> {
     reports: &'a mut SingleProducer<Report, SingleConsumerBarrier>,
     spill: &'a mut VecDeque<Report>,
 }
 
 impl Outlet<'_> {
-    /// Made where it is kept: in the ring, or in the spill while the ring is full.
+    /// Constructs the report in place: in the ring, or in the spill while the ring is full.
     #[inline(always)]
     fn put(&mut self, report: impl Fn() -> Report) {
         let is_put =
@@ -424,7 +428,7 @@ mod tests {
     };
 
     #[test]
-    fn a_lane_that_was_given_up_is_one_again_when_its_engine_reports() {
+    fn a_lane_that_was_given_up_is_used_again_when_its_engine_reports() {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
             id: InstrumentId::new("TEST-1").expect("an id"),
@@ -460,7 +464,7 @@ mod tests {
         }
         assert!(!lane.has_room());
         lane.is_given_up = true;
-        assert!(!lane.drain(|_| {}), "the engine has not come");
+        assert!(!lane.drain(|_| {}), "the engine has not run");
         assert!(lane.is_given_up && !lane.has_room());
         assert!(engine.step() && lane.drain(|_| {}));
         assert!(!lane.is_given_up && lane.has_room());

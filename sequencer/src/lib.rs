@@ -1,27 +1,27 @@
-//! The trading path in one place: sequence and time for every command, the ring in front of each engine, the
-//! hot thread that drives admission, rings and engines in turn, and recovery from the journal.
+//! The trading path: sequencing, the hot thread, the engines' rings, recovery from the journal.
 //!
-//! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the
-//!   hot thread share.
-//! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a
-//!   queue, or over rings for a front that polls.
-//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between
-//!   their rings. `timers`: what time owes.
-//! - [`by_hand`]: the same without a thread, turned by its owner.
-//! - `keep`: what is kept of it: the journal, or nothing. `flat`, `pack`: how a record is laid into it.
-//! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread
-//!   (`shared`) or one each (`pinned`).
-//! - [`stats`]: counters to be read from outside.
-//! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
+//! - [`core`]: admission and books as one pure state machine over sequenced commands, shared by
+//!   recovery, replay and the hot thread.
+//! - [`port`], [`ring_port`]: non-blocking submission of requests: from any thread over a queue, or
+//!   over rings for a front that polls.
+//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`:
+//!   in-flight commands. `timers`: timers of sessions.
+//! - [`by_hand`]: single-threaded driver that the caller polls.
+//! - `keep`: sink for complete records: the journal, or none. `flat`, `pack`: their encoding.
+//! - `lane`, `crew`: the rings of each engine, and the threads that poll it: the hot thread
+//!   (`fused`), one thread (`shared`) or one each (`pinned`).
+//! - [`stats`]: counters for metrics.
+//! - [`reader`]: complete records up to the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.
-//! - [`checkpoint`]: when states of the node are written down, and which a start can use.
-//! - [`retention`]: removes the journal's beginning when nobody needs it.
-//! - [`inspect`]: a journal at rest, for people.
+//! - [`checkpoint`]: when states of the node are written, and which of them a restart can use.
+//! - [`retention`]: removes the journal's beginning when it is not needed any more.
+//! - [`inspect`]: offline inspection of a journal.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
-//! Architecture invariants: what a round of the hot thread has answered is in the journal's buffer at the end
-//! of that round; an answer given here is *accepted*, only the commit position makes it *durable*; the hot
-//! thread never waits for a disk or a lock, nor for a full ring longer than 10 ms.
+//! Architecture invariants: what an iteration of the hot thread has answered is in the journal's
+//! buffer at its end; an answer from here is *accepted*, only the commit position makes it
+//! *durable*; the hot thread never waits for a disk or a lock, nor for a full ring longer than 10
+//! ms.
 
 pub mod backlog;
 pub mod by_hand;

@@ -1,9 +1,11 @@
-//! Archives without their zeros. A command or an event is a fixed number of 8-byte words, most of them small: a
-//! journal payload is a nibble a word, how many low bytes of it follow, then those bytes, little-endian. A
-//! third of the archive's size.
+//! Zero-byte suppression for journal records.
+//!
+//! A command or an event is a fixed number of 8-byte words, most of them small. A payload has a
+//! nibble per word, the number of its low bytes that follow, then those bytes, little-endian. That
+//! is a third of the archive's size.
 //!
 //! ```text
-//! | lengths of the words, 4 bits each, the first in the low half | low bytes of the first word | of the second | ...
+//! | word lengths, 4 bits each, the first in the low half | low bytes of word 1 | of word 2 | ...
 //! ```
 
 use rkyv::util::Align;
@@ -16,19 +18,19 @@ pub(crate) const PACKED_BYTES_MAX: usize = WORDS_MAX * 8 + tag_bytes(WORDS_MAX *
 // All lengths fit one word.
 const _: () = assert!(WORDS_MAX * 4 <= 64);
 
-/// Bytes of the lengths in front.
+/// Size of the word lengths, in bytes.
 const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs an archive of `COUNT` words, one after the other, where they stay. Words that are not put at the end
+/// Packs an archive of `COUNT` words in place, one after the other. Trailing words that are not put
 /// are zero: no length, no bytes.
 pub(crate) struct Packer<'a, const COUNT: usize> {
-    /// At least [`PACKED_BYTES_MAX`].
+    /// At least [`PACKED_BYTES_MAX`] long.
     out: &'a mut [u8],
     at: usize,
     tags: u64,
-    /// Four bits a word that was put.
+    /// Four bits per word put.
     shift: u32,
 }
 
@@ -45,7 +47,7 @@ impl<'a, const COUNT: usize> Packer<'a, COUNT> {
         }
     }
 
-    /// Writes the lengths and gives the payload's length.
+    /// Writes the word lengths and returns the payload's size.
     #[inline(always)]
     pub fn finish(self) -> usize {
         self.out[..Self::FRONT].copy_from_slice(&self.tags.to_le_bytes()[..Self::FRONT]);
@@ -56,7 +58,7 @@ impl<'a, const COUNT: usize> Packer<'a, COUNT> {
 impl<const COUNT: usize> Put for Packer<'_, COUNT> {
     #[inline(always)]
     fn put(&mut self, word: u64) {
-        // 0 for a word that is 0.
+        // 0 for a zero word.
         let length = (71 - word.leading_zeros()) / 8;
         self.tags |= u64::from(length) << self.shift;
         self.shift += 4;
@@ -65,7 +67,7 @@ impl<const COUNT: usize> Put for Packer<'_, COUNT> {
     }
 }
 
-/// The archive of `N` bytes in a payload; `None` when there is none.
+/// Unpacks an archive of `N` bytes; `None` when the payload is malformed.
 pub(crate) fn unpack<const N: usize>(payload: &[u8]) -> Option<Align<[u8; N]>> {
     let mut archive = Align([0; N]);
     let mut at = const { tag_bytes(N) };
@@ -94,7 +96,7 @@ mod tests {
     const SMALL_BYTES: usize = journal::SMALL_BYTES;
 
     #[test]
-    fn what_is_packed_comes_back() {
+    fn packing_round_trips() {
         let mut state = 1u64;
         for round in 0..20_000u32 {
             let mut archive = [0; 104];
@@ -117,7 +119,7 @@ mod tests {
             let packed = &out[..length];
             assert!(packed.len() <= 104 + 7);
             assert_eq!(unpack::<104>(packed).map(|found| found.0), Some(archive));
-            // Neither more nor less than what was packed.
+            // A payload that is longer or shorter is refused.
             let mut longer = packed.to_vec();
             longer.push(0);
             assert!(unpack::<104>(&longer).is_none());
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_payloads_are_refused() {
         assert!(unpack::<104>(&[]).is_none());
         assert!(unpack::<104>(&[0xff; 100]).is_none());
         assert!(unpack::<104>(&[0; 7]).is_some_and(|archive| archive.0 == [0; 104]));

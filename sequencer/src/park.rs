@@ -1,9 +1,9 @@
 //! Parking without lost wake-ups, for a thread that also waits for file descriptors.
 //!
-//! A thread says that it is about to park, looks once more, and sleeps in `poll(2)`; who brings work
-//! stores it and then looks whether the thread sleeps. Each side needs a barrier in between. The
-//! thread that parks, which is seldom, issues membarrier(2) for all threads of the process, so that
-//! bringing work costs a compiler fence and one load.
+//! The consumer announces that it parks, checks for work once more, and sleeps in `poll(2)`; the
+//! producer stores work and then checks whether the consumer sleeps. Each side needs a barrier in
+//! between. The consumer, which parks rarely, issues membarrier(2) for all threads of the process,
+//! so that the producer needs only a compiler fence and one load.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
@@ -13,14 +13,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// The system can make the other threads of the process pass a barrier.
+/// True when membarrier(2) can issue a barrier on the other threads of the process.
 static HAS_BARRIER: LazyLock<bool> =
     LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
 
-/// Longest sleep of a thread that a wake-up may miss.
+/// Longest sleep of a thread that may miss a wake-up.
 const UNSURE_MAX: Duration = Duration::from_millis(1);
 
-/// Where one thread sleeps. Others wake it with [`Parker::unpark`].
+/// Parking place of one thread. Others wake it with [`Parker::unpark`].
 pub struct Parker {
     is_parked: AtomicBool,
     has_barrier: bool,
@@ -41,11 +41,12 @@ impl Default for Parker {
 }
 
 impl Parker {
-    /// Sleeps for at most `timeout`, or until a descriptor of `fds` is readable, unless `has_work`
-    /// says otherwise once the sleep is announced. One thread at a time.
+    /// Sleeps for at most `timeout`, or until a descriptor of `fds` is readable. Returns at once
+    /// when `has_work` is true after the sleep is announced. One thread at a time.
     pub fn park(&self, timeout: Duration, fds: &[BorrowedFd<'_>], has_work: impl FnOnce() -> bool) {
         self.is_parked.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `unpark`: either the work is seen here, or its bringer sees us parked.
+        // Pairs with the fence in `unpark`: this thread sees the work, or the producer sees it
+        // parked.
         fence(Ordering::SeqCst);
         let is_sure = self.event.is_some()
             && (!self.has_barrier || membarrier(MembarrierCommand::PrivateExpedited).is_ok());
@@ -60,7 +61,7 @@ impl Parker {
     }
 
     fn sleep(&self, timeout: Duration, fds: &[BorrowedFd<'_>]) {
-        // The event's descriptor stands in where one is missing: polled twice, it does no harm.
+        // The event's descriptor replaces a missing one: polled twice, it does no harm.
         let event = self.event.as_ref().map(AsFd::as_fd);
         let mut all = event.into_iter().chain(fds.iter().copied());
         let Some(first) = all.next() else {
@@ -74,7 +75,7 @@ impl Parker {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // Interrupted or not: the caller looks again.
+        // Interrupted or not: the caller checks again.
         let _ = poll(&mut list, Some(&timeout));
         if let Some(event) = &self.event {
             let mut count = [0; 8];
@@ -82,7 +83,7 @@ impl Parker {
         }
     }
 
-    /// Wakes the thread if it sleeps. Call it after the store that brings the work.
+    /// Wakes the thread if it sleeps. Call it after the store of the work.
     #[inline]
     pub fn unpark(&self) {
         if self.has_barrier {

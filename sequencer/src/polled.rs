@@ -1,33 +1,34 @@
-//! Work that is polled in rounds: a front. It shares the hot thread (layout `fused`) or has a thread
-//! of its own; the rounds are the same.
+//! A front that is polled in rounds.
+//!
+//! It shares the hot thread (layout `fused`) or has a thread of its own; the rounds are the same.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::park::Parker;
 
-/// Longest sleep of a thread with nothing to do.
+/// Longest sleep of an idle thread.
 pub(crate) const PARK: Duration = Duration::from_millis(500);
 
-/// Something that a thread polls.
+/// Work that a thread polls in rounds.
 pub trait Polled: Send {
-    /// One round, which never blocks; true when there was anything to do.
+    /// One round, which never blocks; true when it did work.
     fn round(&mut self) -> bool;
 
-    /// True when a round would do something that no descriptor and no moment announces.
+    /// True when a round has work that neither the descriptor nor a deadline announces.
     fn has_work(&self) -> bool;
 
-    /// Earliest moment at which a round has something to do by itself.
+    /// Earliest time at which a round has work by itself.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Readable when a round has something to do.
+    /// Readable when a round has work.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// No further round is needed.
     fn is_over(&self) -> bool;
 }
 
-/// How long a thread may sleep until the next moment of `polled`.
+/// How long a thread may sleep until the next deadline of `polled`.
 pub(crate) fn sleep_for(polled: &dyn Polled) -> Duration {
     let next = polled.next_deadline();
     next.map_or(PARK, |at| {

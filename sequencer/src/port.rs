@@ -1,5 +1,7 @@
-//! The way into the hot thread: a bounded queue, a wake-up that costs nothing while the thread is awake, and an
-//! answer for every request.
+//! Submission of requests to the hot thread.
+//!
+//! A bounded queue, a wake-up that costs nothing while the thread is awake, and an answer for every
+//! request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,14 +22,14 @@ use crate::ring_port::{self, RingEnd, RingPort};
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
-    /// The queue is full or the journal's disk is behind: try again.
+    /// The queue is full or the journal's disk lags: retry.
     #[error("BUSY")]
     Busy,
     #[error("the platform is stopping")]
     Stopping,
     #[error("the journal has failed")]
     JournalFailed,
-    /// Refused without a trace: a repeat, something already so, or a request of nobody's session.
+    /// Refused without a journal record: a repeat, no change, or a request of an unknown session.
     #[error("{0}")]
     Refused(Reject),
 }
@@ -39,7 +41,7 @@ pub type Outcome = Result<Record, NotTaken>;
 pub enum Reply {
     None,
     Oneshot(oneshot::Sender<Outcome>),
-    /// Many answers into one channel, told apart by a tag.
+    /// Many answers into one channel, distinguished by a tag.
     Channel {
         tx: mpsc::UnboundedSender<(u64, Outcome)>,
         tag: u64,
@@ -48,7 +50,7 @@ pub enum Reply {
 
 impl Reply {
     pub(crate) fn send(self, outcome: Outcome) {
-        // Nobody waits any more: the request stands all the same.
+        // The receiver may be gone: the request takes effect all the same.
         match self {
             Self::None => {}
             Self::Oneshot(tx) => drop(tx.send(outcome)),
@@ -57,7 +59,7 @@ impl Reply {
     }
 }
 
-/// Somebody's look at the state.
+/// A closure that reads the state between two commands.
 pub type Look = Box<dyn FnOnce(&Core) + Send>;
 
 pub(crate) enum Job {
@@ -69,20 +71,20 @@ pub(crate) enum Job {
     Host(Box<dyn Polled>),
 }
 
-/// What ports and the hot thread share.
+/// State shared by ports and the hot thread.
 pub(crate) struct Gate {
     pub queue: ArrayQueue<Job>,
     pub parker: Arc<Parker>,
     pub layout: Layout,
-    /// Nothing new is taken; what waits is done.
+    /// Nothing new is taken; waiting requests are finished.
     pub is_stopping: AtomicBool,
     pub is_failed: AtomicBool,
     /// Code of the [`Stage`].
     pub stage: AtomicU64,
     pub clock: Clock,
-    /// Time of the last command, as the hot thread last said.
+    /// Time of the last command, as last published by the hot thread.
     pub time_ns: AtomicU64,
-    /// The hot thread is gone.
+    /// The hot thread has ended.
     is_closed: AtomicBool,
 }
 
@@ -101,13 +103,13 @@ impl Gate {
         }
     }
 
-    /// Tells the hot thread to finish what waits and to end.
+    /// Asks the hot thread to finish the waiting requests and to end.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         self.parker.unpark();
     }
 
-    /// Is anything taken at all?
+    /// Refuses requests while the node stops and after a journal failure.
     pub fn check(&self) -> Result<(), NotTaken> {
         if self.is_stopping.load(Ordering::Acquire) {
             return Err(NotTaken::Stopping);
@@ -118,7 +120,7 @@ impl Gate {
         Ok(())
     }
 
-    /// The hot thread's last word: what still waits, or slips in, is answered that nobody is here.
+    /// Called at the hot thread's end: requests that wait, or slip in, are answered `Stopping`.
     pub fn close(&self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         self.is_closed.store(true, Ordering::SeqCst);
@@ -127,7 +129,7 @@ impl Gate {
 
     fn turn_away(&self) {
         while let Some(job) = self.queue.pop() {
-            // A look is answered by being dropped.
+            // Dropping an inspection answers it.
             if let Job::Request(_, reply) = job {
                 reply.send(Err(NotTaken::Stopping));
             }
@@ -135,40 +137,40 @@ impl Gate {
     }
 }
 
-/// Hands requests to the hot thread. Cheap to clone; requests given by one thread keep their order.
+/// Submits requests to the hot thread. Cheap to clone; requests of one thread keep their order.
 #[derive(Clone)]
 pub struct Port {
     pub(crate) gate: Arc<Gate>,
 }
 
 impl Port {
-    /// Hands over a request; never blocks.
+    /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]; `reply`
-    /// is then not used.
+    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`],
+    /// [`NotTaken::JournalFailed`]; `reply` is not used.
     pub fn submit(&self, request: Request, reply: Reply) -> Result<(), NotTaken> {
         self.push(Job::Request(request, reply))
     }
 
-    /// Hands over a request and waits until it is sequenced and matched.
+    /// Submits a request and waits until it is sequenced and matched.
     pub async fn call(&self, request: Request) -> Outcome {
         let (tx, rx) = oneshot::channel();
         self.submit(request, Reply::Oneshot(tx))?;
         rx.await.unwrap_or(Err(NotTaken::Stopping))
     }
 
-    /// Journals a command of settlement's (`Settled`, `Bust`, a block, its end, a mass cancel) and
-    /// returns its sequence; `None` for one whose effect is journalled already.
+    /// Journals a settlement command (`Settled`, `Bust`, a block, its end, a mass cancel) and
+    /// returns its sequence; `None` when its effect is journalled already.
     ///
     /// # Errors
     /// [`NotTaken`].
     ///
     /// # Panics
-    /// The command is not one of settlement's.
+    /// The command is not a settlement command.
     pub async fn settlement(&self, command: Command) -> Result<Option<Sequence>, NotTaken> {
         let request = Request::of_settlement(&command);
-        match self.call(request.expect("a command of settlement's")).await {
+        match self.call(request.expect("a settlement command")).await {
             Ok(record) => Ok(Some(record.command.sequence)),
             Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
                 Ok(None)
@@ -190,17 +192,17 @@ impl Port {
         rx.await.map_err(|_| NotTaken::Stopping)
     }
 
-    /// The same for whoever has a way of its own to hear of it.
+    /// As [`Port::inspect`], for a closure that reports its result itself.
     pub fn look(&self, read: Look) -> Result<(), NotTaken> {
         self.push(Job::Inspect(read))
     }
 
-    /// False once the node has stopped, its hot thread has ended or its journal has failed: no more requests are taken.
+    /// False once the node has stopped, its hot thread has ended or its journal has failed.
     pub fn is_open(&self) -> bool {
         self.gate.check().is_ok()
     }
 
-    /// What the market still takes, by the lag of those who follow it.
+    /// How far the lag of the journal's consumers restricts the intake.
     pub fn stage(&self) -> Stage {
         Stage::of_code(self.gate.stage.load(Ordering::Relaxed))
     }
@@ -210,15 +212,15 @@ impl Port {
         &self.gate.clock
     }
 
-    /// The time that the next command will have: the clock's, or that of the last command where the clock is
-    /// before it.
+    /// Time that the next command will have: the clock's, or the last command's where that is
+    /// later.
     pub fn time_ns(&self) -> u64 {
         let last_ns = self.gate.time_ns.load(Ordering::Relaxed);
         self.gate.clock.now_ns().max(last_ns)
     }
 
-    /// Rings of `capacity` (a power of two) requests and reports for a front that polls them. `front`
-    /// is where its thread sleeps.
+    /// Creates rings of `capacity` (a power of two) requests and reports for a front that polls
+    /// them. `front` is the parker of its thread.
     ///
     /// # Errors
     /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
@@ -228,17 +230,17 @@ impl Port {
         Ok(port)
     }
 
-    /// Which threads poll what.
+    /// Which thread polls the engines.
     pub fn layout(&self) -> Layout {
         self.gate.layout
     }
 
-    /// Where the hot thread sleeps: the parker of a front that shares it.
+    /// The hot thread's parker, also for a front that shares the thread.
     pub fn parker(&self) -> Arc<Parker> {
         self.gate.parker.clone()
     }
 
-    /// Lets the hot thread poll a front between its own rounds, until it is over (layout `fused`).
+    /// Makes the hot thread poll a front between its iterations, until it is over (layout `fused`).
     ///
     /// # Errors
     /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
@@ -253,7 +255,7 @@ impl Port {
         }
         self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
         self.gate.parker.unpark();
-        // The hot thread may have emptied the queue for the last time before this job came in.
+        // The hot thread may have drained the queue for the last time before this push.
         if self.gate.is_closed.load(Ordering::SeqCst) {
             self.gate.turn_away();
         }

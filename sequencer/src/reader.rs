@@ -1,10 +1,10 @@
-//! Complete records from behind the commit position.
+//! Complete records up to the commit position.
 
 use types::Sequence;
 
 use crate::record::{Record, RecordBuilder};
 
-/// Why a reader cannot go on.
+/// Why a reader cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error(transparent)]
@@ -14,7 +14,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The journal begins later than where reading was to begin.
+    /// The journal begins after the record to be read.
     pub fn is_removed(&self) -> bool {
         use journal::reader::ReadError as Frames;
         matches!(
@@ -23,7 +23,7 @@ impl ReadError {
         )
     }
 
-    /// There is no file descriptor at the moment: the same call may be made again, nothing was lost.
+    /// Out of file descriptors: the call may be retried, nothing is lost.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Journal(error) if error.is_transient())
     }
@@ -36,7 +36,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The records of any log.
+    /// Reads the records of any log.
     pub fn new(frames: journal::Reader) -> Self {
         Self {
             frames,
@@ -54,7 +54,8 @@ impl Reader {
         Sequence(self.frames.durable())
     }
 
-    /// Last record that was removed from the journal's beginning, [`Sequence::ZERO`] while it is whole.
+    /// Last record that was removed from the journal's beginning, [`Sequence::ZERO`] while it is
+    /// whole.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -62,7 +63,7 @@ impl Reader {
         Ok(Sequence(self.frames.removed_through()?))
     }
 
-    /// Makes sure that the record where it begins was not removed.
+    /// Checks that the record where it begins was not removed.
     ///
     /// # Errors
     /// It was, or the journal cannot be read.

@@ -1,4 +1,4 @@
-//! A command with all its events, as the journal keeps it: the unit of everything that happens behind the hot thread.
+//! A command with all its events, as journalled: the unit that consumers of the journal read.
 
 use journal::{Appender, Frame, FrameKind, SMALL_BYTES};
 use rkyv::rancor::{Error as RkyvError, Strategy};
@@ -18,19 +18,19 @@ pub struct Record {
     pub events: Vec<EventEnvelope>,
 }
 
-/// Puts records together from the frames of a log, in memory that it uses again.
+/// Assembles records from the frames of a log and reuses their memory.
 #[derive(Default)]
 pub(crate) struct RecordBuilder {
     record: Option<Record>,
-    /// The last event of the record has not come yet.
+    /// The last event of the record is missing.
     is_partial: bool,
 }
 
 impl RecordBuilder {
-    /// Adds the next frame; returns the record that it ends. The caller may take its events.
+    /// Adds a frame; returns the record that it completes. The caller may take its events.
     ///
     /// # Errors
-    /// A text: the frame is unreadable or does not follow the one before.
+    /// The frame is unreadable or does not follow the one before.
     pub fn add(&mut self, frame: &Frame) -> Result<Option<&mut Record>, String> {
         match (&mut self.record, frame.kind) {
             (Some(record), FrameKind::Event) if self.is_partial => {
@@ -58,7 +58,7 @@ impl RecordBuilder {
 }
 
 impl Record {
-    /// What the builder has put together, as the caller's own.
+    /// The assembled record, moved out.
     pub(crate) fn take(&mut self) -> Self {
         Self {
             command: self.command,
@@ -67,7 +67,7 @@ impl Record {
     }
 }
 
-/// An event as a payload: what its frame's header does not say.
+/// Payload of an event: what its frame's header does not contain.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 struct EventBody {
     number: u64,
@@ -80,12 +80,12 @@ const COMMAND_BYTES: usize = size_of::<ArchivedCommand>();
 const EVENT_BYTES: usize = size_of::<ArchivedEventBody>();
 
 const _: () = assert!(COMMAND_BYTES == COMMAND_WORDS * 8 && EVENT_BYTES == EVENT_WORDS * 8);
-/// In front of a command's archive: how long it had waited since the front read it, in nanoseconds.
+/// Bytes before a command's archive: its wait since the front read it, in nanoseconds.
 const WAITED_BYTES: usize = 4;
 
 const _: () = assert!(WAITED_BYTES + PACKED_BYTES_MAX <= SMALL_BYTES);
 
-/// Appends a command and its events as one unit, each frame written once, where it is checked and copied from.
+/// Appends a command and its events as one unit, each frame encoded once, in the journal's buffer.
 pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelope]) {
     let sequence = command.sequence.get();
     appender.append_small(
@@ -137,7 +137,7 @@ impl From<&EventEnvelope> for EventBody {
     }
 }
 
-/// The first `COUNT` words of the archive of anything, as rkyv writes it.
+/// The first `COUNT` words of a value's archive, as rkyv writes it.
 #[cold]
 #[inline(never)]
 fn archive<T, const COUNT: usize>(value: &T, to: &mut impl Put)
@@ -156,14 +156,14 @@ where
 /// Reads the command of a command frame.
 ///
 /// # Errors
-/// A text: the payload is no command of this version.
+/// The payload is not a command of this version.
 pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
     let (waited, archive) = frame
         .payload
         .split_first_chunk::<WAITED_BYTES>()
-        .ok_or("no readable command: it is too short")?;
+        .ok_or("unreadable command: its payload is too short")?;
     let command = decode::<Command, COMMAND_BYTES>(archive)
-        .map_err(|error| format!("no readable command: {error}"))?;
+        .map_err(|error| format!("unreadable command: {error}"))?;
     let waited = u64::from(u32::from_le_bytes(*waited));
     Ok(Envelope {
         sequence: Sequence(frame.sequence),
@@ -176,10 +176,10 @@ pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
 /// Reads the event of an event frame.
 ///
 /// # Errors
-/// A text: the payload is no event of this version.
+/// The payload is not an event of this version.
 pub fn decode_event(frame: &Frame) -> Result<EventEnvelope, String> {
     let body = decode::<EventBody, EVENT_BYTES>(&frame.payload)
-        .map_err(|error| format!("no readable event: {error}"))?;
+        .map_err(|error| format!("unreadable event: {error}"))?;
     Ok(EventEnvelope {
         sequence: Sequence(frame.sequence),
         time_ns: frame.time_ns,
@@ -196,7 +196,7 @@ where
     T::Archived: for<'a> rkyv::bytecheck::CheckBytes<rkyv::api::high::HighValidator<'a, RkyvError>>
         + rkyv::Deserialize<T, rkyv::api::high::HighDeserializer<RkyvError>>,
 {
-    let archive = unpack::<BYTES>(payload).ok_or("its lengths do not add up")?;
+    let archive = unpack::<BYTES>(payload).ok_or("word lengths and payload size differ")?;
     rkyv::from_bytes::<T, RkyvError>(&*archive).map_err(|error| error.to_string())
 }
 
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    /// Words in a row, behind them zeros.
+    /// Words in a row, followed by zeros.
     #[derive(Default, Debug, PartialEq)]
     struct Row {
         words: [u64; WORDS_MAX],
@@ -370,12 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_laid_flat_is_the_archive() {
+    fn the_codec_writes_the_archive_of_rkyv() {
         let mut random = Random(1);
         for _ in 0..2_000 {
             for command in random.command() {
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(flat::command(&command, &mut laid), "common");
+                assert!(flat::command(&command, &mut laid), "encoded");
                 archive::<_, COMMAND_WORDS>(&command, &mut archived);
                 assert_eq!(laid.words, archived.words, "{command:?}");
             }
@@ -389,7 +389,7 @@ mod tests {
                     event,
                 };
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(flat::event(&envelope, &mut laid), "common");
+                assert!(flat::event(&envelope, &mut laid), "encoded");
                 archive::<_, EVENT_WORDS>(&EventBody::from(&envelope), &mut archived);
                 assert_eq!(laid.words, archived.words, "{event:?}");
             }

@@ -1,4 +1,4 @@
-//! From the journal to the books: every command is applied again, every event compared with the one in the journal.
+//! Recovery: applies every journalled command again and compares every event with the journal's.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub enum StartError {
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error(
-        "the newest snapshot stands at {snapshot}, the journal ends at {journal}: durable records are missing; restore the journal from a copy"
+        "the newest snapshot is at {snapshot}, but the journal ends at {journal}: durable records \
+         are missing; restore the journal from a backup"
     )]
     SnapshotAhead {
         snapshot: Sequence,
@@ -37,7 +38,7 @@ pub enum StartError {
 pub(crate) struct Replay {
     pub core: Core,
     records: RecordBuilder,
-    /// Where the core stood at the beginning: what is in it is not applied again.
+    /// Sequence of the core at the start: records up to it are skipped.
     from: Sequence,
     until: Option<Sequence>,
 }
@@ -53,7 +54,7 @@ impl Replay {
     }
 
     /// # Errors
-    /// A text: the journal does not continue, or says something else than the books now do.
+    /// The journal has a gap, or its events differ from those computed now.
     pub fn frame(&mut self, frame: &Frame) -> Result<(), String> {
         let is_past = self.until.is_some_and(|until| frame.sequence > until.get());
         if is_past || frame.sequence <= self.from.get() {
@@ -85,7 +86,8 @@ impl Replay {
     }
 }
 
-/// Opens the journal, which once was durable up to `reach`, and brings the core, fresh or of a snapshot, to its end.
+/// Opens the journal, which was durable up to `reach`, and brings the core, empty or of a snapshot,
+/// to its end.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     config: journal::Config,
@@ -114,13 +116,15 @@ pub(crate) fn open(
     Ok((journal, replay.core))
 }
 
-/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and
-/// compared with every event in it. Where the first records were removed it begins at the newest snapshot in
-/// `snapshots` below `dir` that is not past `until`. Only reads; the end of a journal in use may be taken for
-/// damage.
+/// The state after command `until` (or at the end) of the journal in `dir`.
+///
+/// It is computed from the first record and compared with every event. Where the first records were
+/// removed it starts at the newest snapshot in `dir/snapshots` that is not past `until`. Read-only;
+/// the end of a journal in use may look damaged.
 ///
 /// # Errors
-/// [`StartError`]: the journal is damaged, says something else than the books now do, or begins behind every snapshot.
+/// [`StartError`]: the journal is damaged, its events differ from those computed now, or it begins
+/// after every snapshot.
 pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     let storage = FileStorage::read_only(dir).map_err(JournalError::Io)?;
     let limits = crate::limits::limits();
@@ -142,7 +146,7 @@ pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     Ok(replay.core)
 }
 
-/// Makes sure that one process alone writes in `dir`, for as long as the file given lives.
+/// Locks `dir` for this process while the returned file lives.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     journal::make_folder(dir).map_err(JournalError::Io)?;
     let file = std::fs::File::create(dir.join("lock")).map_err(JournalError::Io)?;

@@ -1,12 +1,11 @@
-//! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away
-//! whole segments that nobody needs.
+//! Truncation of the journal while the node runs: removes whole segments that are not needed.
 //!
-//! A segment goes when all of these are after it: the bytes of the log to be kept; the position that
-//! each follower of the replica has in a store of its own ([`Durable`]); the newest two good
-//! checkpoints of the node, and one at or before what is kept and what a follower still needs. Of the
-//! newest two a checkpoint counts while its file is whole and if this process has gone on from it or
-//! has written it ([`Proven`]): one of another version is nothing that a start can use. With fewer
-//! than two everything is kept.
+//! Runs on a thread of low priority. A segment is removed when all of these are after it: the bytes
+//! of the log to be kept; the position that each consumer of the replica has in its own store
+//! ([`Durable`]); the newest two usable checkpoints of the node, and one at or before what is kept
+//! and what a consumer still needs. Of the newest two, a checkpoint is usable while its file is
+//! whole and if this process has restored or written it ([`Proven`]): a restart cannot use one of
+//! another version. With fewer than two everything is kept.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,22 +19,22 @@ use types::Sequence;
 use crate::checkpoint::Proven;
 use crate::priority;
 
-/// States that stand behind a segment that goes: the newest, and one in case it is damaged.
+/// Checkpoints after a removed segment: the newest, and a spare in case it is damaged.
 const STATES: usize = 2;
 
 /// What is kept of the journal.
 #[derive(Clone, Debug)]
 pub struct Retention {
-    /// Bytes kept at least.
+    /// Minimum number of bytes kept.
     pub bytes: u64,
-    /// How far each store has come that follows the replica.
+    /// Durable positions of the replica's consumers.
     pub followers: Vec<Durable>,
-    /// Time between two looks.
+    /// Time between two checks.
     pub every: Duration,
 }
 
 impl Retention {
-    /// At least `bytes` kept, and what these followers need.
+    /// Keeps at least `bytes`, and what these consumers need.
     pub fn new(bytes: u64, followers: Vec<Durable>) -> Self {
         Self {
             bytes,
@@ -45,8 +44,8 @@ impl Retention {
     }
 }
 
-/// Last record that a follower of the replica has in a store of its own, and will not ask for again; zero until
-/// it has said so.
+/// Last record that a consumer of the replica has in its own store and will not ask for again; zero
+/// until it has reported one.
 #[derive(Clone, Debug)]
 pub struct Durable {
     name: &'static str,
@@ -61,7 +60,7 @@ impl Durable {
         }
     }
 
-    /// Everything up to here is durable elsewhere.
+    /// Everything up to `sequence` is durable in the consumer's store.
     pub fn set(&self, sequence: Sequence) {
         self.through.store(sequence.get(), Ordering::Release);
     }
@@ -81,7 +80,7 @@ impl RetentionService {
     /// `dir`, `proven`: the node's checkpoints.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The thread cannot be spawned.
     pub fn start(
         front: Front,
         dir: &Path,
@@ -119,7 +118,7 @@ impl Drop for RetentionService {
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             if thread.join().is_err() {
-                tracing::error!("the retention's thread ended with a panic");
+                tracing::error!("the retention thread panicked");
             }
         }
     }
@@ -130,7 +129,7 @@ struct Keeper {
     retention: Retention,
     checkpoints: Snapshots,
     proven: Proven,
-    /// Everything is kept for want of checkpoints: logged once.
+    /// Everything is kept for lack of checkpoints: logged once.
     is_waiting: bool,
 }
 
@@ -142,23 +141,23 @@ impl Keeper {
                 let through = self.front.removed_through().unwrap_or_default();
                 metrics::counter!("journal_segments_removed_total").increment(segments as u64);
                 metrics::gauge!("journal_removed_through").set(through as f64);
-                tracing::info!(segments, through, "the journal's beginning was removed");
+                tracing::info!(segments, through, "journal truncated");
             }
             Err(error) => {
                 metrics::counter!("journal_retention_failures_total").increment(1);
-                tracing::error!(%error, "the journal's beginning stays; tried again later");
+                tracing::error!(%error, "journal not truncated; retried later");
             }
         }
     }
 
-    /// Gives the number of segments removed.
+    /// Returns the number of segments removed.
     fn remove(&mut self) -> Result<usize, JournalError> {
         let gone = self.front.removed_through()?;
         let limit = self.front.beyond(self.retention.bytes)?;
-        // What is counted on stays until the segments are gone.
+        // The checkpoints counted on stay until the segments are gone.
         let proven = self.proven.clone();
         let _held = proven.hold();
-        // By names first: whole files are worth reading only for a segment that would go.
+        // By names first: whole files are worth reading only for a segment that would be removed.
         let floor = self.floor(limit, |_, _| true)?;
         if self.front.boundary(floor)? <= gone {
             return Ok(0);
@@ -171,7 +170,7 @@ impl Keeper {
         Ok(removed)
     }
 
-    /// Last record that nobody needs, at or before `limit`; 0 when somebody needs all.
+    /// Last record that is not needed, at or before `limit`; 0 when all are needed.
     fn floor(
         &mut self,
         limit: u64,
@@ -190,13 +189,13 @@ impl Keeper {
         let mut usable = newest_first.filter(|at| self.proven.has(**at) && is_whole(at));
         let Some(needed) = usable.nth(STATES - 1) else {
             if !self.is_waiting {
-                tracing::info!("nothing of the journal is removed before there are checkpoints");
+                tracing::info!("journal not truncated: it needs two usable checkpoints");
             }
             self.is_waiting = true;
             return Ok(0);
         };
         let floor = floor.min(*needed);
-        // Followers and resends begin at a checkpoint at or before what they need.
+        // Consumers and resends begin at a checkpoint at or before what they need.
         sequences.retain(|at| *at <= floor);
         Ok(sequences.into_iter().rfind(is_whole).unwrap_or(0))
     }

@@ -1,11 +1,11 @@
-//! The way into the hot thread for a front that polls: a ring of requests in, a ring of reports out, one hand
-//! at each end.
+//! Submission for a front that polls: a ring of requests in, a ring of reports out.
 //!
-//! Once the rings are made nothing here allocates, locks or enters the kernel, but for the bell of a hot thread
-//! that sleeps. The hot thread never waits for a front: reports that do not fit wait in a spill, and while
-//! there is one no further request is taken from that front, so the spill is bounded by the reports of the
-//! requests under way. When the hot thread ends it leaves the spill, and an answer for each request that it has
-//! not taken, as its last words: a list that the front reads behind the ring.
+//! One thread at each end. Once the rings are made nothing here allocates, locks or enters the
+//! kernel, except to wake a hot thread that sleeps. The hot thread never waits for a front: reports
+//! that do not fit go to a spill, and while there is one no further request is taken from that
+//! front, so the spill is bounded by the reports of the requests in flight. When the hot thread
+//! ends it leaves the spill, and an answer for each request that it has not taken, in a list that
+//! the front reads after the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,10 +24,10 @@ use crate::port::{Gate, NotTaken};
 
 /// Requests taken out of a ring at once.
 const INBOX: usize = 64;
-/// Reports put aside without a further allocation. What is not touched costs address space alone.
+/// Capacity of the spill without an allocation. Untouched memory costs address space alone.
 const SPILL_ROOM: usize = 65_536;
 
-/// Place and times of the command behind a report.
+/// Sequence and times of the command that a report is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub sequence: Sequence,
@@ -37,23 +37,23 @@ pub struct Stamp {
     pub received_ns: u64,
 }
 
-/// A session that is open from its command on, at this front.
+/// A session that its command has opened at this front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// The front's own name for the request.
+    /// The front's tag of the request.
     pub tag: u64,
-    /// The login's epoch: requests that name an earlier one are refused.
+    /// The login's epoch: requests with an earlier one are refused.
     pub epoch: Sequence,
     pub session: SessionIx,
     pub user: UserIx,
     pub stp_group: StpGroup,
     /// The member group of the user.
     pub group: MemberGroup,
-    /// The last request seen before.
+    /// Client sequence of the last request seen before.
     pub client_seq: u64,
-    /// Number of the last message before: later ones come as reports.
+    /// Number of the last message before; later ones come as reports.
     pub last_number: u64,
-    /// When its dead man's switch fires, journalled nanoseconds; 0 = it is off.
+    /// When its dead man's switch fires, in journalled nanoseconds; 0 = it is off.
     pub cancel_all_at_ns: u64,
 }
 
@@ -61,18 +61,18 @@ pub struct Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ratio {
     pub messages: u64,
-    /// As many as the day's trades allow.
+    /// Messages that the day's trades allow.
     pub allowed: u64,
 }
 
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// A numbered message of one of the front's sessions: *accepted*, not yet durable. The one with a
+    /// A numbered message of a session of the front: *accepted*, not yet durable. The one with a
     /// client sequence answers the session's request.
     Numbered(Stamp, admission::Report),
     Opened(Opened),
-    /// The front's request has become this command, and no other report says so.
+    /// The front's request has become this command; no other report answers it.
     Taken {
         tag: u64,
         stamp: Stamp,
@@ -87,29 +87,29 @@ pub enum Report {
     },
     /// The session's user has sent most of the order messages that the day's trades allow.
     OrderToTrade(SessionIx, Ratio),
-    /// Another front has the session from this login on.
+    /// Another front owns the session from this login on.
     TakenOver {
         session: SessionIx,
         epoch: Sequence,
     },
 }
 
-/// A report in the ring: whole cache lines.
+/// A report in the ring, in whole cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(Report);
 
-/// What a front says of a request beside the request itself.
+/// Metadata that a front submits with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Comes back with the answer that names no session.
+    /// Returned with an answer that names no session.
     pub tag: u64,
-    /// Epoch of the login it came over; zero = any.
+    /// Epoch of the login that it came over; zero = any.
     pub epoch: Sequence,
     /// When the front read it, nanoseconds since 1970; zero = now.
     pub received_ns: u64,
-    /// Past the session's rate: only what reduces risk is taken, a cancel of an own open order or a
-    /// mass cancel of all orders of the session or the user.
+    /// Above the session's rate: only a request that reduces risk passes, a cancel of an own open
+    /// order or a mass cancel of all orders of the session or the user.
     pub is_over_rate: bool,
 }
 
@@ -124,7 +124,7 @@ struct Place {
 const _: () = assert!(size_of::<Line>() == 128);
 const _: () = assert!(size_of::<Place>() <= 192);
 
-/// Reports that a hot thread which has ended leaves for a front. Locked once by each: at the end.
+/// Final reports of a hot thread that has ended. Each side locks them once, at the end.
 type LastWords = Arc<Mutex<Vec<Report>>>;
 
 /// A front's end of the rings.
@@ -133,7 +133,7 @@ pub struct RingPort {
     reports: EventPoller<Line, SingleProducerBarrier>,
     gate: Arc<Gate>,
     last_words: LastWords,
-    /// Told to the other end when this one is dropped.
+    /// Set when this end is dropped.
     is_gone: Arc<AtomicBool>,
 }
 
@@ -142,24 +142,24 @@ pub(crate) struct RingEnd {
     requests: EventPoller<Place, SingleProducerBarrier>,
     reports: SingleProducer<Line, SingleConsumerBarrier>,
     spill: VecDeque<Report>,
-    /// Requests taken out of the ring together: one look at the other core's cache for all that wait.
+    /// Requests taken out of the ring together: one access to the other core's cache for all.
     inbox: Box<[Place; INBOX]>,
-    /// How many they are.
+    /// Number of requests in `inbox`.
     inbox_count: usize,
-    /// The first of them that is not served.
+    /// Index of the first one that is not served.
     inbox_at: usize,
     last_words: LastWords,
-    /// Where the front sleeps.
+    /// Parker of the front.
     front: Arc<Parker>,
     /// The front is gone: its reports are dropped.
     is_gone: Arc<AtomicBool>,
-    /// It is gone and everything it asked is taken.
+    /// The front is gone and all its requests are taken.
     is_closed: bool,
 }
 
-/// Makes the rings. `capacity`, a power of two, is the number of requests, and of reports, that they hold.
+/// Makes the rings, each with room for `capacity` (a power of two) requests or reports.
 pub(crate) fn connect(gate: Arc<Gate>, front: Arc<Parker>, capacity: usize) -> (RingPort, RingEnd) {
-    // What a slot holds before its first use is never read.
+    // No slot is read before its first use.
     let unused = SessionRequest {
         key: Id128::NONE,
         user: UserIx::NONE,
@@ -207,11 +207,11 @@ pub(crate) fn connect(gate: Arc<Gate>, front: Arc<Parker>, capacity: usize) -> (
 }
 
 impl RingPort {
-    /// Hands over a request; never blocks.
+    /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]: nothing
-    /// will be reported for it.
+    /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`],
+    /// [`NotTaken::JournalFailed`]: nothing is reported for it.
     pub fn submit(&mut self, asked: Asked, request: &Request) -> Result<(), NotTaken> {
         self.gate.check()?;
         self.requests
@@ -224,16 +224,17 @@ impl RingPort {
         Ok(())
     }
 
-    /// True when [`RingPort::poll`] would give a report.
+    /// True when [`RingPort::poll`] would pass a report.
     pub fn has_report(&self) -> bool {
         self.reports.has_available()
     }
 
-    /// Gives the reports that are there, in order; true when there were any.
+    /// Passes the waiting reports to `each`, in order; true when there were any.
     ///
     /// # Errors
-    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it said has been read, whatever the size
-    /// of the ring. A request without an answer by then slipped in behind its end and is not in the journal.
+    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it reported has been read,
+    /// whatever the size of the ring. A request without an answer by then came after its end and is
+    /// not in the journal.
     pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, NotTaken> {
         match self.reports.poll() {
             Ok(mut reports) => {
@@ -267,8 +268,8 @@ impl Drop for RingPort {
 }
 
 impl RingEnd {
-    /// Takes requests out of the ring, unless some are out already or reports wait for room; false when there
-    /// is none to serve.
+    /// Takes requests out of the ring, unless some are out already or reports wait for room; false
+    /// when there is none to serve.
     #[inline]
     pub fn fill(&mut self) -> bool {
         if !self.flush() {
@@ -281,7 +282,7 @@ impl RingEnd {
             Ok(mut asked) => {
                 (self.inbox_at, self.inbox_count) = (0, 0);
                 for (place, asked) in self.inbox.iter_mut().zip(&mut asked) {
-                    // By its parts: without the padding, and short enough to be copied without a call.
+                    // By fields: without the padding, and short enough to be copied without a call.
                     (place.asked, place.request) = (asked.asked, asked.request);
                     self.inbox_count += 1;
                 }
@@ -295,8 +296,8 @@ impl RingEnd {
         }
     }
 
-    /// Place of the next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for
-    /// room. It is read where it is.
+    /// Index of the next request that [`RingEnd::fill`] has taken out, unless reports wait for
+    /// room. It is read in place.
     #[inline]
     pub fn next(&mut self) -> Option<usize> {
         if self.is_behind() {
@@ -310,35 +311,35 @@ impl RingEnd {
         Some(at)
     }
 
-    /// The request that [`RingEnd::next`] named.
+    /// The request at an index of [`RingEnd::next`].
     #[inline]
     pub fn request(&self, at: usize) -> &Request {
         &self.inbox[at].request
     }
 
-    /// What the front said of it.
+    /// The metadata of that request.
     #[inline]
     pub fn asked(&self, at: usize) -> &Asked {
         &self.inbox[at].asked
     }
 
-    /// The request that [`RingEnd::next`] named is not taken.
+    /// Reports that the request at an index of [`RingEnd::next`] is not taken.
     pub fn refuse(&mut self, at: usize, reason: NotTaken) {
         let report = not_taken(&self.inbox[at], reason);
         self.put(|| report);
     }
 
-    /// More reports wait than a front that runs leaves behind.
+    /// More reports wait than a running front leaves unread.
     pub fn is_overrun(&self) -> bool {
         self.spill.len() > SPILL_ROOM / 2
     }
 
-    /// Wakes the front where it has a thread of its own that sleeps.
+    /// Wakes the front if it has a thread of its own that sleeps.
     pub fn wake(&self) {
         self.front.unpark();
     }
 
-    /// True when a request waits that [`RingEnd::next`] would give.
+    /// True when a request waits that [`RingEnd::next`] would return.
     pub fn has_request(&self) -> bool {
         self.spill.is_empty() && (self.inbox_at < self.inbox_count || self.requests.has_available())
     }
@@ -352,7 +353,7 @@ impl RingEnd {
         self.is_closed
     }
 
-    /// Puts a report into the ring, where it is made, or aside while that is full.
+    /// Constructs a report in the ring, or in the spill while the ring is full.
     #[inline(always)]
     pub fn put(&mut self, report: impl Fn() -> Report) {
         let is_put = self.spill.is_empty()
@@ -374,7 +375,7 @@ impl RingEnd {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Moves what was put aside into the ring; true when nothing waits any more.
+    /// Moves the spill into the ring; true when nothing waits any more.
     fn flush(&mut self) -> bool {
         while let Some(report) = self.spill.front().copied() {
             if self
@@ -383,7 +384,7 @@ impl RingEnd {
                 .is_err()
             {
                 if self.is_gone() {
-                    // Reports to nobody.
+                    // The front is gone.
                     self.spill.clear();
                     return true;
                 }
@@ -391,7 +392,7 @@ impl RingEnd {
             }
             self.spill.pop_front();
             if self.spill.is_empty() {
-                // Begin where the memory is that was used already.
+                // Resets the head, so that memory already touched is used again.
                 self.spill.clear();
             }
         }
@@ -410,7 +411,7 @@ impl Drop for RingEnd {
         if let Ok(mut places) = self.requests.poll() {
             refused.extend((&mut places).map(refuse));
         }
-        // Before the ring of reports ends, which tells the front to look here.
+        // Before the ring of reports closes, which makes the front read this list.
         words(&self.last_words).extend(self.spill.drain(..).chain(refused));
         self.front.unpark();
     }

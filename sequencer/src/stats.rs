@@ -1,8 +1,8 @@
-//! What the hot thread counts. It writes plain numbers once a turn; whoever exports metrics reads them from outside.
+//! Counters of the hot thread, published once per iteration and read by metrics exporters.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// Counters since the start, relaxed: each is right, together they may be a turn apart.
+/// Counters since the start, relaxed: each is right, together they may be an iteration apart.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Last node sequence.
@@ -14,24 +14,24 @@ pub struct Stats {
     pub not_taken: AtomicU64,
     /// Of these, refused `BUSY` (rings or journal behind).
     pub busy: AtomicU64,
-    /// Most commands that were under way between rings at once.
+    /// Most commands in flight at once.
     pub in_flight_max: AtomicU64,
-    /// How often the hot thread went to sleep.
+    /// How often the hot thread has parked.
     pub parks: AtomicU64,
     /// The hot thread's id, 0 before it runs.
     thread: AtomicI32,
 }
 
 impl Stats {
-    /// Called on the hot thread, before it works.
+    /// Called on the hot thread, before its first iteration.
     pub(crate) fn begin(&self) {
         let thread = rustix::thread::gettid();
         let id = thread.as_raw_nonzero().get();
         self.thread.store(id, Ordering::Relaxed);
     }
 
-    /// Page faults of the hot thread since it began: none are expected while it trades. `None` while it does
-    /// not run. Reads a file: not for the hot thread.
+    /// Page faults of the hot thread since its start: none are expected while it trades. `None`
+    /// while it does not run. Reads a file: not for the hot thread.
     pub fn page_faults(&self) -> Option<u64> {
         let thread = self.thread.load(Ordering::Relaxed);
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
@@ -39,8 +39,8 @@ impl Stats {
     }
 }
 
-/// Minor and major faults in a `stat` line: fields 10 and 12 of `proc_pid_stat(5)`. The name before them may
-/// contain any byte.
+/// Minor and major faults in a `stat` line: fields 10 and 12 of `proc_pid_stat(5)`. The name before
+/// them may contain any byte.
 fn page_faults_of(stat: &str) -> Option<u64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let mut fields = behind_name.split_ascii_whitespace().skip(7).step_by(2);
@@ -49,7 +49,7 @@ fn page_faults_of(stat: &str) -> Option<u64> {
     Some(minor + major)
 }
 
-/// The hot thread's own copy.
+/// The hot thread's own copy of the counters.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub commands: u64,
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_faults_are_read_behind_any_name() {
+    fn page_faults_are_read_after_any_name() {
         let stat = "4711 (a) b (c) R 1 2 3 4 5 4194304 120 0 7 0 10 20";
         assert_eq!(page_faults_of(stat), Some(127));
         assert_eq!(page_faults_of("4711 (hot) R 1"), None);

@@ -1,21 +1,22 @@
-//! Timer commands: cancel-on-disconnect after its grace, and the dead man's switches of sessions. What a
-//! timer does is a journalled command like any other.
+//! Timers of sessions: cancel-on-disconnect after the grace period, and dead man's switches.
+//!
+//! A timer submits a journalled command like any other.
 
 use std::collections::BTreeSet;
 
 use types::SessionIx;
 
-/// What happens to a session when its time has come.
+/// Kind of a session's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The grace of a session that has lost its connection is over.
+    /// Grace period of a session that has lost its connection.
     Grace,
-    /// The session has not asked for more time.
+    /// Dead man's switch that the session has not renewed.
     CancelAllAfter,
 }
 
-/// At most one of each kind per session: setting, clearing and firing one costs the logarithm of their
-/// number, looking for the next one nothing.
+/// At most one timer of each kind per session. Setting, clearing and firing one costs the logarithm
+/// of their number, looking for the next one nothing.
 #[derive(Default)]
 pub(crate) struct Timers {
     due: BTreeSet<(u64, SessionIx, Timer)>,
@@ -24,7 +25,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Sets the timer or moves it.
+    /// Sets or moves the timer.
     pub fn set(&mut self, session: SessionIx, timer: Timer, at_ns: u64) {
         self.clear(session, timer);
         if self.at_ns.len() <= session.index() {
@@ -41,7 +42,7 @@ impl Timers {
         }
     }
 
-    /// The clock was set by `by_ns`: what is owed is as far away as before.
+    /// The clock was set by `by_ns`: moves every timer, so that it is as far away as before.
     pub fn shift(&mut self, by_ns: i64) {
         let due = std::mem::take(&mut self.due);
         for (at_ns, session, timer) in due {
@@ -53,7 +54,7 @@ impl Timers {
         self.due.first().map(|(at_ns, _, _)| *at_ns)
     }
 
-    /// A timer whose time has come. It stays due until it is cleared: a busy moment must not lose it.
+    /// A timer that is due. It stays due until it is cleared: a `BUSY` must not lose it.
     pub fn due(&self, now_ns: u64) -> Option<(SessionIx, Timer)> {
         let (at_ns, session, timer) = *self.due.first()?;
         (at_ns <= now_ns).then_some((session, timer))

@@ -1,5 +1,6 @@
-//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every
-//! layout, without a journal and with one.
+//! The path from ring to ring allocates nothing, in every layout, with and without a journal.
+//!
+//! Allocations are counted over every thread of the process.
 
 mod desk;
 
@@ -21,19 +22,19 @@ use types::{CancelReason, Id128, InstrumentIx, SessionIx, Side, StpMode, Ticks, 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Half of it holds a batch, which is a block of 4 KiB at least, for each of the requests: the next segment is
-/// not begun.
+/// Each request's batch takes a block of at least 4 KiB, in all less than half of it, so that the
+/// next segment is not started.
 const SEGMENT_BYTES: u64 = 256 << 20;
-/// Orders open at once, about.
+/// Approximate number of orders open at once.
 const OPEN: u64 = 1_000;
 
-/// Lots of an order that sweeps every price of its side: a few hundred makers, more events than most commands have.
+/// Lots of an order that sweeps a whole side: a few hundred makers, more events than most commands.
 const SWEEP: u64 = 100_000;
 
-/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of
-/// those a thousand requests before. One in a thousand sweeps.
+/// Of twenty requests seven are new orders, four cross, one amends and eight cancel what is still
+/// open of those a thousand requests earlier. One in a thousand sweeps.
 fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
-    // Whom the request is about: a new order's number, or the number of an older one.
+    // The request's order: the number of a new one, or of an older one.
     let number_of = match number % 20 {
         2..=9 => number.saturating_sub(OPEN + 9).max(1),
         10 => number.saturating_sub(OPEN + 14).max(1),
@@ -63,7 +64,7 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
         });
     }
     if number % 5_000 == 2_500 {
-        // More events than the lists for sweeps hold.
+        // More events than the lists for sweeps can hold.
         return Request::MassCancel(MassCancelRequest {
             scope: MassScope::User(desk.users[user]),
             instrument: InstrumentIx::NONE,
@@ -113,7 +114,7 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
     }
 }
 
-/// Sends requests by number and reads every report; gives the events.
+/// Sends requests by number, reads every report and returns the number of events.
 fn play(
     front: &mut RingPort,
     desk: &Desk,
@@ -124,7 +125,7 @@ fn play(
     let mut next = range.start;
     let since = Instant::now();
     while answered < range.end {
-        assert!(since.elapsed() < 4 * HANG, "nobody answers");
+        assert!(since.elapsed() < 4 * HANG, "no answer");
         if next < range.end && next - answered < 200 {
             match front.submit(Asked::default(), &request(desk, sessions, next)) {
                 Ok(()) => next += 1,
@@ -161,7 +162,7 @@ fn open(front: &mut RingPort, desk: &Desk, user: usize) -> SessionIx {
     front.submit(Asked::default(), &request).expect("room");
     let (mut opened, since) = (None, Instant::now());
     while opened.is_none() {
-        assert!(since.elapsed() < HANG, "nobody answers");
+        assert!(since.elapsed() < HANG, "no answer");
         let read = front.poll(|report| match report {
             Report::Opened(found) => opened = Some(found.session),
             other => panic!("{other:?}"),
@@ -171,7 +172,7 @@ fn open(front: &mut RingPort, desk: &Desk, user: usize) -> SessionIx {
     opened.expect("just opened")
 }
 
-/// A node that keeps nothing, or one with a journal on real files.
+/// A node without a journal, or one with a journal on real files.
 enum Node {
     Volatile(Volatile),
     Kept(SequencerHandle),
@@ -209,7 +210,8 @@ fn main() {
             config.spin_us = 1_000;
             config.dir = dir.path().to_path_buf();
             config.snapshot_dir = dir.path().join("snapshots");
-            // So large that the next one is not begun meanwhile: a thread of its own makes it, and allocates for that.
+            // Large enough that the next segment is not started: a thread that allocates would make
+            // it.
             config.segment_bytes = SEGMENT_BYTES;
             config.sync = false;
             let node = Node::start(config, has_journal);
@@ -217,7 +219,8 @@ fn main() {
             let mut front = node.port().rings(1_024, Arc::default()).expect("rings");
             let sessions = [0, 1].map(|user| open(&mut front, &desk, user));
             play(&mut front, &desk, sessions, 1..10_000);
-            // The test's own threads are at rest: what is counted is the path, the journal's writer included.
+            // The test's own threads are idle: what is counted is the path, with the journal's
+            // writer.
             std::thread::sleep(Duration::from_millis(20));
             let region = Region::new(ALLOCATOR);
             let events = play(&mut front, &desk, sessions, 10_000..30_000);

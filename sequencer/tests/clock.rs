@@ -1,4 +1,4 @@
-//! A clock that steps: what the market takes meanwhile, and how it is open again (`design.md` 8).
+//! Clock steps: what the market accepts meanwhile, and how it reopens (`design.md` 8).
 
 mod desk;
 
@@ -31,7 +31,7 @@ async fn refused(port: &Port, request: Request) -> RejectReason {
     }
 }
 
-/// Waits until the journal says so of the clock.
+/// Waits until the journalled clock is suspect, or is not.
 async fn until_suspect(port: &Port, expected: bool) {
     let waiting = async {
         let is = |core: &sequencer::Core| core.admission().clock().is_suspect();
@@ -97,7 +97,7 @@ fn day_order(desk: &Desk) -> NewRequest {
     }
 }
 
-// H8: one glitch of a day ended every good-till-date order, and was journalled for good.
+// H8: one false day ended every good-till-date order and was journalled for good.
 #[tokio::test]
 async fn a_forward_step_keeps_new_orders_out_and_ends_no_order_until_it_is_confirmed() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
@@ -118,10 +118,10 @@ async fn a_forward_step_keeps_new_orders_out_and_ends_no_order_until_it_is_confi
     let reduced = done(&desk.port, amend(&desk, kept, 4)).await;
     assert_eq!(reduced.command.time_ns, START_NS, "time did not step");
     done(&desk.port, cancel(&desk, kept)).await;
-    // Not when its time has come by the clock that is trusted either: nothing trades meanwhile.
+    // Not even when the trusted clock reaches its date: nothing trades meanwhile.
     time.advance_ms(3 * 3_600_000);
     for _ in 0..3 {
-        assert!(is_open(&desk.port, dated).await, "a turn later");
+        assert!(is_open(&desk.port, dated).await, "an iteration later");
     }
 
     let confirmed = done(&desk.port, confirm(DAY_NS, 7)).await;
@@ -145,7 +145,7 @@ async fn a_forward_step_keeps_new_orders_out_and_ends_no_order_until_it_is_confi
 }
 
 #[tokio::test]
-async fn a_clock_that_is_back_opens_the_market_by_itself() {
+async fn a_recovered_clock_reopens_the_market() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -168,7 +168,7 @@ async fn a_clock_that_is_back_opens_the_market_by_itself() {
 }
 
 #[tokio::test]
-async fn a_step_of_a_minute_is_followed_without_a_word() {
+async fn a_step_of_a_minute_is_followed_without_a_confirmation() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -209,7 +209,7 @@ async fn at_a_start_a_clock_before_the_journal_is_confirmed_once() {
     assert_eq!(last.time_ns, START_NS, "journalled time stands still");
     assert_eq!(desk.port.time_ns(), START_NS);
 
-    // What the clock still measures is not held up by that: a dead man's switch, and the grace of a session.
+    // The rest of the clock runs on meanwhile: a dead man's switch, and the grace of a session.
     let guarded = desk.session(10, 0).await;
     let mut watched = order;
     (watched.session, watched.client_seq) = (guarded, 1);

@@ -1,5 +1,6 @@
-//! Nobody hangs, nothing that time owes is forgotten: full disks, races with the stop, bugs in a reader's
-//! closure, restarts within a grace.
+//! Faults: full disks, races with the stop, panics in inspections, restarts within a grace period.
+//!
+//! Every request is answered and no timer is lost.
 
 mod desk;
 
@@ -30,7 +31,7 @@ async fn cancelled(handle: &SequencerHandle, after: Sequence, reason: CancelReas
     tokio::time::timeout(HANG, found).await.expect("cancelled");
 }
 
-// A crash within the grace of a session must not leave its orders in the book for ever.
+// A crash within a session's grace period must not leave its orders in the book for ever.
 #[tokio::test]
 async fn the_grace_of_a_session_runs_on_after_a_restart() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
@@ -58,7 +59,7 @@ async fn the_grace_of_a_session_runs_on_after_a_restart() {
 
     storage.crash(1);
     let handle = start(config(&time), &storage);
-    // Its grace begins when the node is back, which it is once it answers.
+    // Its grace period starts when the node is back, which it is once it answers.
     let back = handle.port().inspect(|core| core.sequence()).await;
     assert_eq!(back, Ok(closed.command.sequence));
     time.advance_ms(60_000);
@@ -70,8 +71,8 @@ async fn the_grace_of_a_session_runs_on_after_a_restart() {
     .await;
 }
 
-/// The dead man's switch of a session (F12): neither the end of the connection nor a crash stops it, it
-/// counts journalled time, and it fires once.
+/// A session's dead man's switch (F12): neither a disconnect nor a crash stops it, it counts
+/// journalled time, and it fires once.
 #[tokio::test]
 async fn a_dead_mans_switch_survives_disconnect_and_crash_and_fires_once() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
@@ -89,7 +90,7 @@ async fn a_dead_mans_switch_survives_disconnect_and_crash_and_fires_once() {
             timeout_s,
         })
     };
-    // A later call takes the place of an earlier one.
+    // A later call replaces an earlier one.
     done(&desk.port, switch(2, 5)).await;
     done(&desk.port, switch(3, 300)).await;
     time.advance_ms(100_000);
@@ -107,7 +108,7 @@ async fn a_dead_mans_switch_survives_disconnect_and_crash_and_fires_once() {
     assert_eq!(back, Ok(closed), "200 s are left");
     time.advance_ms(200_000);
     cancelled(&handle, closed, CancelReason::CancelAllAfter).await;
-    // Off from then on: an order that comes later stays.
+    // It is off from then on: a later order stays.
     let desk = desk::Desk {
         port: handle.port(),
         ..desk
@@ -145,7 +146,7 @@ async fn a_resumed_session_keeps_its_orders() {
     time.advance_ms(9_000);
     assert_eq!(desk.session(7, 0).await, session);
     time.advance_ms(60_000);
-    // Whatever time owed has been done once a later request is answered.
+    // Once a later request is answered every due timer has fired.
     done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_999, 5))).await;
     let resting = desk
         .port
@@ -166,8 +167,8 @@ async fn an_order_with_a_date_ends_in_a_quiet_market() {
     cancelled(&handle, placed.command.sequence, CancelReason::Expired).await;
 }
 
-// The books' next dates come with the report of the command that ends the ones before: none of them may get
-// lost on the way.
+// The books' next dates come with the report of the command that ends the earlier ones: none may
+// get lost.
 #[tokio::test]
 async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trades() {
     for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
@@ -190,7 +191,7 @@ async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trad
         for second in 1..=dates {
             time.advance_ms(1_000);
             for _ in 0..second % 7 {
-                // A ring of four may be full: that is no matter here.
+                // A full ring of four does not matter here.
                 let _ = desk.port.submit(Request::New(other), Reply::None);
             }
             let placed = desk.port.call(Request::New(other)).await;
@@ -207,7 +208,7 @@ async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trad
     }
 }
 
-// Every request handed over before, while or after the node stops gets an answer.
+// Every request submitted before, while or after the node stops gets an answer.
 #[test]
 fn a_request_that_races_with_the_stop_is_answered() {
     for round in 0..200 {
@@ -268,7 +269,7 @@ fn a_request_that_races_with_the_stop_is_answered() {
 }
 
 #[tokio::test]
-async fn a_bug_in_a_closure_that_looks_does_not_stop_the_market() {
+async fn a_panic_in_an_inspection_does_not_stop_the_market() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -286,9 +287,9 @@ async fn a_bug_in_a_closure_that_looks_does_not_stop_the_market() {
     .await;
 }
 
-// The disk is behind when the grace ends: the cancel that is owed waits, it is not dropped.
+// The disk is behind when the grace period ends: the due cancel waits and is not dropped.
 #[tokio::test]
-async fn what_time_owes_waits_for_a_slow_disk() {
+async fn due_timers_wait_for_a_slow_disk() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let mut config = config(&time);
     config.pending_bytes_max = 4 << 10;
@@ -323,7 +324,7 @@ async fn what_time_owes_waits_for_a_slow_disk() {
     };
     busy(1).await;
     time.advance_ms(60_000);
-    // The hot thread has looked at its timers before it refuses these.
+    // The hot thread has checked its timers before it refuses these.
     busy(2_000).await;
     busy(2_000).await;
     storage.stall(false);
@@ -331,7 +332,7 @@ async fn what_time_owes_waits_for_a_slow_disk() {
 }
 
 #[tokio::test]
-async fn a_request_more_than_the_queue_holds_is_busy() {
+async fn a_request_past_the_queue_capacity_is_busy() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let mut config = config(&time);
     config.queue_capacity = 4;
@@ -342,7 +343,7 @@ async fn a_request_more_than_the_queue_holds_is_busy() {
     let port = desk.port.clone();
     let looking = tokio::spawn(async move {
         let look = port.inspect(move |_| {
-            at_work_tx.send(()).expect("somebody waits");
+            at_work_tx.send(()).expect("the receiver waits");
             hold_rx.recv().expect("released");
         });
         look.await
@@ -398,7 +399,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     let handle = start(config, &storage);
     let (desk, commit) = (open_desk(handle.port(), 1).await, handle.commit());
     shortage(&storage, true);
-    // The segment that is there is filled; what does not fit waits in memory.
+    // Fills the current segment; the rest waits in memory.
     let filled = async {
         for number in 1.. {
             let mut order = desk.order(0, Side::Buy, 9_000, 5);
@@ -419,7 +420,8 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
         desk.port.call(Request::New(order)).await,
         Err(NotTaken::Busy)
     );
-    // What reduces risk still passes, as far as the buffer allows: an order can be made smaller once, and be cancelled.
+    // Requests that reduce risk still pass as far as the buffer allows: an order can be reduced
+    // once and cancelled.
     let amend = |price, quantity| {
         Request::Amend(AmendRequest {
             order: OrderRef::Client(2),
@@ -463,7 +465,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     let durable = commit.wait(cancelled.command.sequence);
     tokio::time::timeout(HANG, durable)
         .await
-        .expect("goes on")
+        .expect("resumes")
         .expect("durable");
     assert_eq!(commit.stalled(), None);
     let order = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 5))).await;
@@ -504,7 +506,7 @@ async fn a_failed_journal_refuses_and_the_idle_thread_still_answers() {
             .expect("answered"),
         Err(NotTaken::JournalFailed)
     );
-    // What is in memory can still be looked at; nothing was done in the name of time.
+    // The state in memory can still be inspected; no timer command was issued.
     let sequence = desk.port.inspect(|core| core.sequence()).await;
     assert_eq!(sequence, Ok(lost.command.sequence));
 }

@@ -1,5 +1,6 @@
-//! Fronts with rings of their own: every answer, in order, whatever the size of the rings and the pace
-//! of the reader; every message of a session under the number that the journal gives it.
+//! Fronts with rings of their own: every answer, in order, at any ring size and reader's pace.
+//!
+//! Every message of a session has the number that the journal implies.
 
 mod desk;
 
@@ -26,7 +27,7 @@ use types::{
     RejectReason, Sequence, SessionIx, Side, TimeInForce, UserIx,
 };
 
-/// What a front was told, in order.
+/// Reports that a front received, in order.
 #[derive(Default)]
 struct Told {
     numbered: Vec<(Stamp, Message)>,
@@ -65,7 +66,7 @@ impl Told {
     fn wait(&mut self, front: &mut RingPort, is_there: impl Fn(&Self) -> bool) {
         let since = Instant::now();
         while !is_there(self) {
-            assert!(since.elapsed() < HANG, "nobody answers");
+            assert!(since.elapsed() < HANG, "no answer");
             if !self.read(front) {
                 std::thread::yield_now();
             }
@@ -140,7 +141,7 @@ fn mass_cancel(scope: MassScope, user: UserIx, session: SessionIx, client_seq: u
     })
 }
 
-/// The numbered messages that the journal's records make, as every reader of it makes them.
+/// The numbered messages that any reader of the journal makes from its records.
 async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Message)> {
     handle.commit().wait(through).await.expect("durable");
     let node = NodeId::new(1).expect("a node");
@@ -160,9 +161,9 @@ async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Mes
     all
 }
 
-/// What funding and settlement ask beside the sessions' orders.
+/// Requests of funding and settlement between the sessions' orders.
 fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, told: &Told) -> Option<Request> {
-    // That of the money of either user.
+    // The money hold of one of the users.
     let hold = HoldIx(u32::from(number % 40 > 20) * (1 + desk.instruments.len() as u32));
     let party = |session| TradeParty {
         session,
@@ -234,7 +235,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             if number % 11 == 0 {
                 order.time_in_force = TimeInForce::Ioc;
             }
-            // Some are more than there is: refused, journalled, told.
+            // Some exceed the funds: refused, journalled and reported.
             if number % 13 == 0 {
                 order.quantity = Lots(1_000_000_000_000);
             }
@@ -254,7 +255,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
                 _ => of_session(order, session, seq),
             };
             ask(&mut front, &mut told, tagged(number), request);
-            // With orders under way on both engines.
+            // While orders are in flight on both engines.
             if let Some(request) = moneys_own(&desk, sessions, number, &told) {
                 desk.port.submit(request, Reply::None).expect("room");
             }
@@ -292,8 +293,8 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
     }
 }
 
-/// Sends an order with client order id `first`, 199 amends of which each gives it the next id, and what finds
-/// the first id free and the last one taken. Returns what was told.
+/// Sends an order with client order id `first`, 199 amends that each set the next id, and two
+/// requests that need the first id free and the last one in use. Returns the reports.
 fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Told {
     let mut told = Told::default();
     let session = open(front, &mut told, desk, 0, key).session;
@@ -334,10 +335,10 @@ fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Told {
     told
 }
 
-/// Client order ids may be chained without waiting for an answer (D37): what follows a new id in the ring finds
-/// it in place, and the one before free, wherever the books run.
+/// Client order ids may be chained without waiting for an answer (D37): requests after a new id in
+/// the ring find it in use, and the one before free, whichever thread runs the books.
 #[tokio::test]
-async fn requests_behind_a_new_client_order_id_find_it() {
+async fn requests_after_a_new_client_order_id_find_it() {
     for layout in [Layout::Fused, Layout::Pinned] {
         let storage = Arc::new(MemoryStorage::default());
         let mut config = config(&Time::new());
@@ -345,7 +346,7 @@ async fn requests_behind_a_new_client_order_id_find_it() {
         let handle = start(config, &storage);
         let desk = open_desk(handle.port(), 1).await;
         let mut front = rings(&desk, 1_024);
-        // An engine whose core is taken away for longer than it is waited for makes requests BUSY.
+        // Requests are BUSY when an engine loses its core for longer than the wait.
         let told = (1..=20)
             .map(|attempt| chain(&mut front, &desk, u128::from(attempt), attempt * 1_000))
             .find(|told| told.not_taken.is_empty())
@@ -365,7 +366,7 @@ async fn requests_behind_a_new_client_order_id_find_it() {
 }
 
 #[tokio::test]
-async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
+async fn a_front_gets_the_reports_of_its_sessions_orders() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -413,7 +414,7 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
     };
     let amended = say(Request::Amend(amend), 1)[0];
     assert_eq!(open_lots(&amended), Lots(3));
-    // Another one's order meets it: the maker's session is told although it asked for nothing.
+    // Another front's order meets it: the maker's session gets a report without a request.
     done(
         &desk.port,
         Request::New(desk.order(1, Side::Sell, 10_000, 1)),
@@ -439,7 +440,7 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
         }
     );
     assert_eq!(cancelled[1].client_seq, 4);
-    // An order that trades in part and leaves nothing.
+    // An order that trades in part and leaves no rest.
     done(
         &desk.port,
         Request::New(desk.order(1, Side::Sell, 9_000, 2)),
@@ -491,7 +492,7 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     ask(&mut new, &mut of_new, with(second.epoch), order);
     of_new.wait(&mut new, |told| !told.numbered.is_empty());
     assert_eq!(of_new.numbered[0].1.client_seq, 1);
-    // The end of the old connection does not close what the new one has.
+    // The end of the old connection does not close the session of the new one.
     let close = |epoch| Request::CloseSession {
         session: first.session,
         epoch: Some(epoch),
@@ -504,8 +505,8 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     assert_eq!(of_new.taken[0].0, 6);
 }
 
-/// The answer to a dead man's switch states its own deadline, live as in a replay, also when later ones are
-/// folded before it lands.
+/// The answer to a dead man's switch states its own deadline, live as in a replay, even when later
+/// ones are folded before it completes.
 #[tokio::test]
 async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
     let storage = Arc::new(MemoryStorage::default());
@@ -550,8 +551,8 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
     assert!(checked > 0);
 }
 
-/// A mass cancel that leaves orders walks them all the same: a user's walks in vain are bounded, one that takes
-/// everything always passes, and other users are not affected.
+/// A mass cancel that leaves orders walks them nevertheless: a user's walks in vain are bounded. A
+/// mass cancel of all orders always passes, and other users are not affected.
 // rows: R345
 #[tokio::test]
 async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
@@ -590,7 +591,7 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
             })
         }
     };
-    // A session without orders walks none, whatever else its user has.
+    // A session without orders walks none, whatever other orders its user has.
     let of_session = |session, seq| {
         Request::MassCancel(MassCancelRequest {
             scope: MassScope::Session(session),
@@ -621,8 +622,8 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
     told.wait(&mut front, |told| told.numbered.iter().any(is_complete));
 }
 
-/// A fill-or-kill order that an own order keeps from being filled has every order before that one looked at:
-/// such looks are bounded by member, and other orders pass (H3).
+/// A fill-or-kill order that an own order keeps from being filled inspects every order before that
+/// one: such inspections are bounded per member, and other orders pass (H3).
 // rows: R172
 #[tokio::test]
 async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
@@ -654,7 +655,7 @@ async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
     assert_eq!(
         taken.count(),
         501,
-        "a million looks, and those that pass the bound"
+        "a million inspections, and those that pass the bound"
     );
     let (reason, known) = (RejectReason::Throttle, Known::Most(2_000));
     let waits = NotTaken::Refused(Reject { reason, known });
@@ -663,7 +664,7 @@ async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
 }
 
-/// `design.md` 7: bytes of journal per user and minute, and order messages for each trade of a day.
+/// `design.md` 7: journal bytes per user and minute, and order messages per trade and day.
 // rows: R341
 #[tokio::test]
 async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_cancel() {
@@ -734,10 +735,10 @@ async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_canc
         cancel(&desk, 0, session, seq, acked.handle)
     });
     assert_eq!(refused(again).0, RejectReason::JournalQuota, "it is gone");
-    // What was seen is never said to be unseen: the client would send it as a new one.
+    // A request that was seen is never reported as unseen: the client would send it as a new one.
     let repeated = say(0, &|session, _| first(&desk, session, acked.client_seq));
     assert_eq!(refused(repeated).0, RejectReason::AlreadySeen);
-    // The other member has a share of his own, and a ratio: 100,000 messages without a trade.
+    // The other member has its own quota, and a ratio: 100,000 messages without a trade.
     let acked = say(1, &|session, seq| second(&desk, session, seq)).0;
     let acked = acked.expect("taken");
     let nothing = Handle {
@@ -811,7 +812,7 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
 }
 
 #[tokio::test]
-async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
+async fn a_front_that_reads_nothing_delays_only_itself() {
     let storage = Arc::new(MemoryStorage::default());
     let mut config = config(&Time::new());
     config.spin_us = 20;
@@ -824,7 +825,7 @@ async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
     let mut front = rings(&desk, 8);
     let mut told = Told::default();
     let session = open(&mut front, &mut told, &desk, 1, 7).session;
-    // Far more reports than its ring holds, and more requests after it.
+    // Many more reports than its ring holds, and further requests.
     let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
     front.submit(tagged(0), &sweep).expect("room");
     let mut more = 0;
@@ -841,7 +842,7 @@ async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
     told.wait(&mut front, |told| told.numbered.len() == all);
     assert!(told.not_taken.is_empty());
 
-    // It leaves with a question open: answered into the void.
+    // It goes away with a request in flight: the answer is dropped.
     let last = of_session(desk.order(1, Side::Buy, 200, 200), session, 2 + more);
     front.submit(tagged(0), &last).expect("room");
     drop(front);
@@ -850,7 +851,7 @@ async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
         traded = desk.port.inspect(|core| core.trades()).await.expect("runs");
     }
     done(&desk.port, Request::New(desk.order(0, Side::Sell, 200, 1))).await;
-    // Nobody waits for its reports any more: the node sleeps as ever.
+    // A front that is gone does not keep the node awake.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let parks = || {
         let stats = handle.stats();
@@ -880,11 +881,11 @@ async fn a_front_learns_that_the_node_has_ended() {
     assert!(matches!(rings, Err(NotTaken::Stopping)));
 }
 
-/// Reads until the node says that it has ended.
+/// Reads until the node reports that it has ended.
 fn read_out(front: &mut RingPort, told: &mut Told) {
     let since = Instant::now();
     loop {
-        assert!(since.elapsed() < HANG, "nobody says that it is over");
+        assert!(since.elapsed() < HANG, "the end is not reported");
         match front.poll(|report| told.note(report)) {
             Ok(true) => {}
             Ok(false) => std::thread::yield_now(),
@@ -894,7 +895,7 @@ fn read_out(front: &mut RingPort, told: &mut Told) {
 }
 
 #[tokio::test]
-async fn a_front_that_is_behind_when_the_node_stops_is_told_everything_all_the_same() {
+async fn a_front_that_lags_when_the_node_stops_gets_every_report() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -907,7 +908,7 @@ async fn a_front_that_is_behind_when_the_node_stops_is_told_everything_all_the_s
     let session = open(&mut front, &mut told, &desk, 1, 7).session;
     let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
     front.submit(tagged(0), &sweep).expect("room");
-    // The hot thread is behind with its reports once the sweep is done; what comes now stays in the ring.
+    // After the sweep reports wait for room; later requests stay in the ring.
     while desk.port.inspect(|core| core.trades()).await != Ok(makers) {}
     let mut asked = 1;
     let small = |seq| of_session(desk.order(1, Side::Buy, 50, 1), session, seq);
@@ -931,10 +932,11 @@ async fn a_front_that_is_behind_when_the_node_stops_is_told_everything_all_the_s
     assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));
     let again = start(config(&Time::new()), &storage);
     let last = told.numbered.last().expect("the sweep").0.sequence;
-    assert_eq!(again.recovered(), last, "what is journalled was told");
+    assert_eq!(again.recovered(), last, "what is journalled was reported");
 }
 
-// As for a port: what a front has asked before, while or after the node stops is answered, or is nowhere.
+// As for a port: a front's request before, while or after the stop is answered, or is not in the
+// journal.
 #[test]
 fn a_front_that_races_with_the_stop_knows_what_was_taken() {
     for round in 0..60u64 {
@@ -957,7 +959,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
                 let order = desk.order(usize::from(asked % 2 == 0), Side::Sell, 100, 1);
                 match front.submit(tagged(asked), &Request::New(order)) {
                     Ok(()) => asked += 1,
-                    // Some fronts read now and then, some not before the end.
+                    // Some fronts read at times, some only at the end.
                     Err(NotTaken::Busy) if round % 3 > 0 && !told.taken.is_empty() => {}
                     Err(NotTaken::Busy) => drop(front.poll(|report| told.note(report))),
                     Err(no) => {
@@ -988,7 +990,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
         assert_eq!(
             again.recovered(),
             last,
-            "round {round}: journalled and told"
+            "round {round}: journalled and reported"
         );
     }
 }

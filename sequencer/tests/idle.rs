@@ -13,7 +13,7 @@ use replica::LiveReplica;
 use sequencer::{Backlog, Layout, SequencerHandle, SnapshotConfig};
 use types::{NodeId, Side};
 
-/// Time on a core, nanoseconds, of each thread of the node by name and id.
+/// CPU time in nanoseconds of each thread of the node, by name and id.
 fn cpu_ns() -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/task").expect("tasks") {
@@ -53,7 +53,7 @@ async fn an_idle_node_burns_no_core() {
             .submit(sequencer::Asked::default(), &order)
             .expect("room");
         done(&desk.port, order).await;
-        // Past every spin; the replica has compared itself with the quiet node.
+        // All threads have stopped spinning; the replica has compared itself with the quiet node.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         let before = cpu_ns();
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -71,7 +71,7 @@ async fn an_idle_node_burns_no_core() {
                 "{layout:?}: {thread} used {used_ns} ns of a second"
             );
         }
-        // Asleep, and there at once all the same.
+        // Parked, but at work at once.
         done(&desk.port, order).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What `platform journal` shows of a folder, and what it finds wrong with one.
+//! Output of `platform journal` for a folder, and the damage that it finds.
 
 mod desk;
 
@@ -20,7 +20,7 @@ fn config(dir: &Path) -> Config {
     config
 }
 
-/// A market of two instruments with trades; gives its last sequence and state hash.
+/// A market of two instruments with trades; returns its last sequence and state hash.
 async fn market(dir: &Path) -> (Sequence, u64) {
     let handle = SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts");
     let desk = open_desk(handle.port(), 2).await;
@@ -135,7 +135,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     let verified = folder.verify().expect("whole");
     assert_eq!(verified.snapshots, [half.get()]);
     assert_eq!(verified.state_hash, hex(hash));
-    // What is written by hand removes nothing, in whatever order.
+    // Snapshots on request remove nothing, in whatever order.
     let old = [last, Sequence(last.get() - 5), Sequence(20), Sequence(30)];
     for until in old {
         replica::snapshot(&folder, node(), Some(until)).expect("written");
@@ -158,7 +158,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
+async fn damage_in_a_folder_is_reported_with_its_place() {
     let dir = tempfile::tempdir().expect("folder");
     let missing = dir.path().join("missing");
     let folder = Folder::new(&missing);
@@ -177,7 +177,7 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     let folder = Folder::new(dir.path());
     let path = dir.path().join("0000000001.log");
     let whole = std::fs::read(&path).expect("read");
-    // The first record, behind the first mark.
+    // The first record, after the first mark.
     let mut damaged = whole.clone();
     damaged[100] ^= 1;
     std::fs::write(&path, &damaged).expect("written");
@@ -188,7 +188,7 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     );
     std::fs::write(&path, &whole).expect("written");
 
-    // A torn tail, and a snapshot that is none.
+    // A torn tail, and a damaged snapshot.
     let listing = folder.list().expect("listed");
     let used = listing.segments.iter().rfind(|line| line.last.is_some());
     let used = used.expect("written");
@@ -206,7 +206,7 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     assert!(name.ends_with(&format!("{:010}.log", used.number)));
     assert_eq!(verified.bad_snapshots, [5]);
 
-    // The journal's beginning was put away: what is left is shown from where it begins.
+    // The journal's beginning is removed: the rest is shown from where it begins.
     let line = &listing.segments[0];
     std::fs::remove_file(&line.file).expect("removed");
     let first = folder.first().expect("read");

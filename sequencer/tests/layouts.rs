@@ -1,4 +1,4 @@
-//! One code path, three layouts: the same requests give the same journal and the same state, whoever polls the engines.
+//! One code path, three layouts: the same requests produce the same journal and the same state.
 
 mod desk;
 
@@ -55,7 +55,7 @@ fn request(desk: &Desk, random: &mut Random) -> Request {
             key_hash: Id128::NONE,
         }),
         1..=4 => Request::Cancel(CancelRequest {
-            // Some name open orders, some closed ones, some nobody.
+            // Some name open orders, some closed ones, some unknown ones.
             order: OrderRef::Handle(Handle {
                 slot: u32::try_from(random.below(60)).expect("small"),
                 generation: 1,
@@ -87,17 +87,17 @@ fn request(desk: &Desk, random: &mut Random) -> Request {
     }
 }
 
-/// Plays seeded requests one after another; gives what was answered and the state hash.
+/// Sends seeded requests one after another; returns the records and the state hash.
 async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(with(layout, 16), &storage);
     let desk = open_desk(handle.port(), 3).await;
     let mut random = Random(seed);
     let mut records = Vec::new();
-    // Fewer orders than slots in play: which slot is taken a second time depends on how the engines' reports
-    // interleave, and is no part of the state.
+    // Fewer orders than slots: which slot is reused depends on how the engines' reports interleave,
+    // and is not part of the state.
     for _ in 0..600 {
-        // Refusals leave no trace and must be the same ones: keep only what was taken.
+        // Refusals leave no record and must be the same ones: only accepted requests are kept.
         if let Ok(record) = desk.port.call(request(&desk, &mut random)).await {
             records.push(record);
         }
@@ -129,8 +129,8 @@ async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
     }
 }
 
-// Requests pour in without waiting: engines and admission run apart, and the journal must still replay to the
-// state that was live. rows: R174 R180
+// Requests are sent without waiting: engines and admission drift apart, and the journal must still
+// replay to the live state. rows: R174 R180
 #[tokio::test]
 async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
     for layout in LAYOUTS {
@@ -173,7 +173,7 @@ async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
         assert!(traded > 200, "{layout:?}: the flow trades");
         handle.commit().wait(last).await.expect("durable");
         drop(handle);
-        // Power loss, then another layout takes over.
+        // Power loss, then a start with another layout.
         storage.crash(5);
         let again = start(with(Layout::Fused, 1_024), &storage);
         assert_eq!(again.recovered(), last, "{layout:?}");
@@ -186,7 +186,7 @@ async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
     }
 }
 
-/// The last command that the first book has seen.
+/// The last command that the first book has applied.
 async fn last_applied(desk: &Desk) -> Sequence {
     let ix = desk.instruments[0];
     let last = move |core: &Core| core.book(ix).map(|book| book.image().sequence);
@@ -194,7 +194,7 @@ async fn last_applied(desk: &Desk) -> Sequence {
     last.expect("looked").expect("it has a book")
 }
 
-/// Has user 0 rest so many sell orders of one lot.
+/// Makes user 0 rest `orders` sell orders of one lot.
 async fn rest(desk: &Desk, layout: Layout, orders: u64) {
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let mut resting = 0;
@@ -210,7 +210,7 @@ async fn rest(desk: &Desk, layout: Layout, orders: u64) {
                 .expect("the queue holds them");
         }
         for _ in 0..count {
-            // With an engine behind some are BUSY, and come again.
+            // While an engine lags some are BUSY and are sent again.
             let answer = tokio::time::timeout(HANG, rx.recv()).await;
             let (_, outcome) = answer.expect("answered").expect("open");
             match outcome {
@@ -221,7 +221,7 @@ async fn rest(desk: &Desk, layout: Layout, orders: u64) {
     }
 }
 
-// `design.md` 3: a ring of 1,024 and far more makers than it holds; neither side waits for the other.
+// `design.md` 3: a ring of 1,024 and many more makers than it holds; no side waits for the other.
 #[tokio::test]
 async fn one_taker_against_many_makers_never_locks_up() {
     let makers = 100_000;
@@ -242,13 +242,13 @@ async fn one_taker_against_many_makers_never_locks_up() {
         )
         .await;
         assert_eq!(trades(&sweep) as u64, resting, "{layout:?}");
-        // The unit is larger than a segment, and durable all the same.
+        // The unit is larger than a segment, and durable nevertheless.
         handle
             .commit()
             .wait(sweep.command.sequence)
             .await
             .expect("durable");
-        // And back: what one user has leaves by one command, though it is more than a ring holds.
+        // The reverse: one command ends all orders of a user, more than a ring holds.
         rest(&desk, layout, 3_000).await;
         let cancels = |scope, user| {
             Request::MassCancel(MassCancelRequest {
@@ -267,7 +267,7 @@ async fn one_taker_against_many_makers_never_locks_up() {
             record.events.iter().filter(is_end).count()
         };
         let [ann, bob] = desk.users;
-        // The other user's costs the book nothing, however often he asks.
+        // The other user's cancels cost the book nothing, however often they come.
         let before = last_applied(&desk).await;
         for _ in 0..100 {
             let record = done(&desk.port, cancels(MassScope::User(bob), bob)).await;
@@ -278,7 +278,7 @@ async fn one_taker_against_many_makers_never_locks_up() {
         assert_eq!(ended(&own), 3_000, "{layout:?}");
         let in_slot_order =
             |pair: &[EventEnvelope]| pair[0].event.closed() < pair[1].event.closed();
-        // Oldest first, 256 at a time, and those by slot.
+        // Oldest first, 256 per slice, and by slot within a slice.
         let mut slices = own.events.chunks(256);
         let is_sorted = |slice: &[EventEnvelope]| slice.windows(2).all(in_slot_order);
         assert!(slices.all(is_sorted), "{layout:?}");

@@ -1,4 +1,4 @@
-//! The trading path through its port: orders in, records out, power lost, books back.
+//! The trading path through its port: orders in, records out, power loss, recovery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -186,7 +186,7 @@ async fn r174_r180_the_books_survive_power_loss_and_replay_gives_the_same_state(
 }
 
 #[tokio::test]
-async fn a_refusal_after_login_is_journalled_and_a_repeat_acts_no_more() {
+async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(&storage);
     let desk = open_desk(handle.port()).await;
@@ -225,7 +225,7 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_acts_no_more() {
         other => panic!("{other:?}"),
     }
 
-    // The session ends; its order is cancelled when the grace is over.
+    // The session ends; its order is cancelled after the grace period.
     done(
         &desk.port,
         Request::CloseSession {

@@ -1,4 +1,4 @@
-//! On real files: a node that was killed, its snapshots, its replay, and a second process that wants the same folder.
+//! Restarts on real files: a killed node, snapshots, replay, a second process on the folder.
 
 mod desk;
 
@@ -25,7 +25,7 @@ fn start(dir: &Path) -> Result<SequencerHandle, StartError> {
     SequencerHandle::start(files(dir), Arc::new(Backlog::default()))
 }
 
-/// Orders `first..last` of a flow that trades.
+/// Orders `range` of a flow that trades.
 async fn trade(desk: &Desk, range: std::ops::Range<i64>) -> Vec<Record> {
     let mut records = Vec::new();
     for at in range {
@@ -36,7 +36,7 @@ async fn trade(desk: &Desk, range: std::ops::Range<i64>) -> Vec<Record> {
     records
 }
 
-/// A replica at the commit position, which has written a checkpoint there.
+/// A replica at the commit position that has written a checkpoint there.
 async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> (Sequence, u64) {
     let often = SnapshotConfig {
         every_commands: 1,
@@ -90,7 +90,7 @@ async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() 
     let again = start(dir.path()).expect("starts");
     assert_eq!(again.recovered(), last);
     assert_eq!(hash(&again).await, live, "from the snapshot");
-    // It goes on trading at the same prices, and another replica begins at the checkpoint.
+    // It keeps trading at the same prices, and another replica starts at the checkpoint.
     let more = trade(
         &Desk {
             port: again.port(),
@@ -105,7 +105,7 @@ async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() 
     let followed = checkpoint(&again, dir.path()).await;
     again.stop();
 
-    // And from the first record on, without it.
+    // And from the first record, without the snapshot.
     let replayed = replay(dir.path(), None).expect("replays");
     assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
     assert_eq!(followed, (last, live));
@@ -128,7 +128,7 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
     handle.commit().wait(last).await.expect("durable");
     checkpoint(&handle, dir.path()).await;
     handle.stop();
-    // Its last record is damaged: for the journal alone a torn tail, which it would cut.
+    // Its last record is damaged: to the journal alone a torn tail, which it would truncate.
     let first = dir.path().join("0000000001.log");
     let whole = std::fs::read(&first).expect("read");
     let end = whole.iter().rposition(|byte| *byte != 0).expect("written");
@@ -147,7 +147,7 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
         damaged,
         "nothing was cut"
     );
-    std::fs::write(&first, &whole).expect("mended");
+    std::fs::write(&first, &whole).expect("repaired");
     start(dir.path()).expect("starts again").stop();
 
     for entry in std::fs::read_dir(dir.path()).expect("listed") {

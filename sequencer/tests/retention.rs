@@ -1,5 +1,6 @@
-//! The journal's beginning is removed while the node runs: only what nobody needs, and what is left is the same
-//! node and the same journal for people.
+//! Truncation of the journal while the node runs: only records that are not needed are removed.
+//!
+//! The rest restores the same node and is shown by `platform journal`.
 
 mod desk;
 
@@ -38,7 +39,7 @@ fn start(dir: &Path) -> SequencerHandle {
     SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
-/// Next to nothing is kept beside what a follower needs.
+/// Keeps next to nothing beside what a consumer needs.
 fn retention(follower: &Durable) -> Retention {
     let mut retention = Retention::new(64 << 10, vec![follower.clone()]);
     retention.every = Duration::from_millis(5);
@@ -52,7 +53,7 @@ async fn trade(handle: &SequencerHandle, desk: &desk::Desk, orders: u64) -> Sequ
         let price = 10_000 + (at * 7 % 23) as i64;
         let order = desk.order(usize::from(at % 2 == 0), side, price, 5);
         last = done(&desk.port, Request::New(order)).await.command.sequence;
-        // A write each, and so a block.
+        // One write each, and so one block.
         handle.commit().wait(last).await.expect("durable");
     }
     last
@@ -77,7 +78,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Writes the node's state down, as its replica does.
+/// Writes the node's state as its replica does.
 async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> Sequence {
     let look = |core: &sequencer::Core| (core.sequence(), core.image().encode());
     let (at, image) = handle.port().inspect(look).await.expect("looked");
@@ -91,7 +92,7 @@ fn snapshots(dir: &Path) -> Snapshots {
     Snapshots::new(&dir.join("journal/snapshots"))
 }
 
-/// A whole file that counts as a state which a start can use.
+/// A whole file that counts as a state usable by a restart.
 fn state(at: u64, dir: &Path, proven: &Proven) {
     snapshots(dir).write(at, b"state").expect("written");
     proven.note(Sequence(at));
@@ -108,7 +109,7 @@ async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_
     handle.keep_log(retention(&follower)).expect("a service");
     trade(&handle, &desk, 300).await;
     follower.set(Sequence(u64::MAX));
-    // No checkpoint, one, a damaged one besides, one that nobody here could use: nothing goes.
+    // No checkpoint, one, a damaged one besides, one unusable to this process: nothing is removed.
     let nothing_goes = |what: &str| {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(first(dir), 1, "{what}");
@@ -121,12 +122,12 @@ async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_
     handle.replica_parts().proven.note(Sequence(150));
     nothing_goes("a damaged one");
     snapshots(dir).write(170, b"state").expect("written");
-    nothing_goes("one of another life");
+    nothing_goes("one of another process");
     for at in [150, 170] {
         let file = dir.join(format!("journal/snapshots/{at:020}.snap"));
         std::fs::remove_file(file).expect("removed");
     }
-    // The follower begins at a checkpoint at or before what it needs: there is none.
+    // The consumer resumes from a checkpoint at or before its position: there is none.
     follower.set(Sequence(200));
     trade(&handle, &desk, 200).await;
     let older = checkpoint(&handle, dir).await;
@@ -202,9 +203,9 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert!(error.contains(&format!("begins with {first}")), "{error}");
 }
 
-// What is kept can be told again from the checkpoint before it.
+// The bytes kept can be resent from the checkpoint before them.
 #[tokio::test]
-async fn the_past_is_kept_from_a_checkpoint_on() {
+async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let mut handle = start(dir);
@@ -232,13 +233,13 @@ async fn the_past_is_kept_from_a_checkpoint_on() {
     handle.stop();
 }
 
-/// Of a journal from which nothing was removed.
+/// The truncation position of a journal that is whole.
 fn whole() -> std::io::Result<Sequence> {
     Ok(Sequence::ZERO)
 }
 
-// The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be
-// seen before.
+// A running hot thread ends the sessions that were open, with records of its own: missing records
+// must be noticed before.
 #[tokio::test]
 async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
     let dir = tempfile::tempdir().expect("folder");
@@ -258,7 +259,7 @@ async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_adde
         }
         other => panic!("{other}"),
     }
-    // What is there stays as it is, the torn batch that may still be mended too.
+    // The files stay as they are, including the torn batch, which may still be repaired.
     let files = std::fs::read_dir(&ahead.dir).expect("listed");
     let mut files = files.map(|file| file.expect("listed").path());
     let segment = files.find(|path| path.extension().is_some_and(|end| end == "log"));
@@ -277,16 +278,16 @@ async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_adde
     assert!(matches!(error, StartError::Checkpoint(_)), "{error}");
     assert!(std::fs::read(&segment).expect("read") == torn);
     std::fs::write(&segment, &whole).expect("written");
-    // Nothing was added: with nobody ahead it goes on where it stood.
+    // Nothing was added: without a database ahead the node resumes where it was.
     let again = SequencerHandle::start(config(dir), Arc::default()).expect("starts");
     assert_eq!(again.recovered(), last);
     again.stop();
 }
 
-// A disk that refuses is not asked again at once, since a state of many megabytes would be made ten times a
-// second, but it is asked again.
+// A failing disk is retried, but not at once: encoding a state of many megabytes ten times a second
+// would be too much.
 #[test]
-fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
+fn a_failed_checkpoint_is_retried_after_a_pause() {
     let dir = tempfile::tempdir().expect("folder");
     let file = dir.path().join("no folder");
     std::fs::write(&file, b"").expect("written");
@@ -309,11 +310,11 @@ fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
         assert!(!rare.is_due(Sequence(6)));
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Whoever writes often does not wait as long.
+    // Frequent checkpoints wait less.
     config.every = Duration::from_millis(20);
     let mut often = keeper(config);
     fail(&mut often);
-    wait_until("tried again", || often.is_due(Sequence(6)));
+    wait_until("retried", || often.is_due(Sequence(6)));
     std::fs::remove_file(&file).expect("removed");
     often.write(Sequence(6), whole, || {
         rkyv::to_bytes::<rkyv::rancor::Error>(&6)
@@ -322,11 +323,11 @@ fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
     assert_eq!(Snapshots::new(&file).good().expect("read"), [6]);
 }
 
-// Checkpoints of one who tells the past: few, and before any record one that is not much further back.
+// Few checkpoints for resends; at any record the next older one is at most about twice as far back.
 #[test]
-fn older_checkpoints_stand_at_growing_distances() {
+fn older_checkpoints_are_kept_at_growing_distances() {
     let dir = tempfile::tempdir().expect("folder");
-    // Two followers begin at checkpoints that the series alone would not keep.
+    // Two consumers resume from checkpoints that the series alone would not keep.
     let followers = [Durable::new("slow"), Durable::new("slower")];
     followers[0].set(Sequence(181));
     followers[1].set(Sequence(97));
@@ -357,12 +358,12 @@ fn older_checkpoints_stand_at_growing_distances() {
             "{all:?}"
         );
     }
-    // What the journal does not continue goes.
+    // Checkpoints before the journal's beginning are removed.
     let kept = Snapshots::new(dir.path());
     kept.write(301, b"state").expect("written");
     kept.thin(301, 250, &[], |_| true).expect("thinned");
     assert!(found().iter().all(|at| *at >= 250), "{:?}", found());
-    // One that does not restore is passed over.
+    // One that does not restore is skipped.
     let checkpoints = Checkpoints::new(dir.path());
     let mut tried = Vec::new();
     let newest = checkpoints.newest(Sequence(300), |sequence, _| {

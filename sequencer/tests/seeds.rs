@@ -1,5 +1,7 @@
-//! The committed seeds of the fuzz target `commands`: a payload of each kind of command and event, which this
-//! version of the format reads. `WRITE_SEEDS=1` makes them again. `fuzz/tests` runs the target over them.
+//! The committed seeds of the fuzz target `commands`: a payload of each kind of command and event.
+//!
+//! This version of the format reads them. `WRITE_SEEDS=1` writes them again. `fuzz/tests` runs the
+//! target over them.
 
 mod desk;
 
@@ -33,7 +35,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/commands")
 }
 
-/// A payload of each kind of command and event that a small market makes.
+/// Writes a payload of each kind of command and event that a small market makes.
 async fn write_seeds() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
@@ -237,7 +239,7 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
     time.advance_ms(1);
 }
 
-/// The hot thread itself says that the clock is suspect.
+/// The hot thread itself reports that the clock is suspect.
 async fn confirm_clock(desk: &Desk, time: &Time) {
     time.set_wrong_by(86_400_000_000_000);
     let is_suspect = |core: &sequencer::Core| core.admission().clock().is_suspect();
@@ -253,7 +255,7 @@ async fn confirm_clock(desk: &Desk, time: &Time) {
 async fn rest_of_the_events(desk: &Desk) {
     let ask = desk.order(1, Side::Sell, 10_000, 2);
     done(&desk.port, Request::New(ask)).await;
-    // Takes it and rests with what is left; then two of one owner, of which the resting one shrinks.
+    // Takes it and rests the remainder; then a self-trade in which the resting order is reduced.
     let bid = desk.order(0, Side::Buy, 10_000, 5);
     done(&desk.port, Request::New(bid)).await;
     let own = NewRequest {
@@ -288,7 +290,7 @@ async fn rest_of_the_events(desk: &Desk) {
     done(&desk.port, Request::Amend(amend)).await;
 }
 
-/// A cancel that meets an order which has just gone: a race, so written by hand.
+/// A cancel of an order that has just gone: a race, so the record is built directly.
 fn late_cancel() -> Arc<MemoryStorage> {
     let storage = Arc::new(MemoryStorage::default());
     let config = journal::Config::default();
@@ -344,7 +346,7 @@ async fn r174_a_payload_of_each_kind_is_read_by_this_version_of_the_format() {
     for seed in &seeds {
         let bytes = std::fs::read(seed).expect("read");
         let name = seed.file_name().unwrap_or_default().to_string_lossy();
-        // Beside those of each kind there may be what a fuzzer has found.
+        // There may be inputs that a fuzzer has found, too.
         if let Some((kind, _)) = name.split_once('-') {
             let frame = Frame {
                 kind: FrameKind::Command,

@@ -1,4 +1,4 @@
-//! A mass cancel of many orders goes on in slices: others get in between, and no crash leaves it half done.
+//! Mass cancels of many orders run in slices: other requests run in between, also across a crash.
 
 mod desk;
 
@@ -30,11 +30,11 @@ fn by_hand(dir: &Path) -> ByHand {
     ByHand::start(files(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
-/// Turns until nothing is left to do; how many turns it took.
+/// Polls until nothing is left to do; returns the number of iterations with work.
 async fn turn(node: &mut ByHand) -> usize {
     let mut turns = 0;
     for _ in 0..4 {
-        // Who asks and who is answered runs on this thread too.
+        // The callers run on this thread too.
         tokio::task::yield_now().await;
         while node.turn() {
             turns += 1;
@@ -70,7 +70,7 @@ async fn market(node: &mut ByHand, orders: usize) -> Desk {
     desk
 }
 
-/// On both sides of both instruments in turn.
+/// Alternates between both sides of both instruments.
 fn rests(desk: &Desk, user: usize, at: usize) -> NewRequest {
     let (side, price) = match at % 2 {
         0 => (Side::Buy, 1_000),
@@ -128,18 +128,14 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     let [cancel, others, own] =
         [cancel, others, own].map(|answer| answer.expect("no panic").expect("taken"));
 
-    assert_eq!(
-        ended(&cancel),
-        1_000,
-        "the caller hears of all slices together"
-    );
+    assert_eq!(ended(&cancel), 1_000, "the caller gets all slices together");
     let Command::CancelSlice(last) = &cancel.command.command else {
         panic!("{cancel:?}");
     };
     assert_eq!(
         others.command.sequence,
         last.of.next(),
-        "right behind the first"
+        "right after the first"
     );
     assert_eq!(
         cancel.command.sequence.get(),
@@ -147,14 +143,14 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     );
     assert!(
         turns >= 1_000usize.div_ceil(SLICE),
-        "one slice a turn: {turns}"
+        "one slice per iteration: {turns}"
     );
-    // An order behind the mass cancel is none of its.
+    // An order after the mass cancel stays.
     let left = open_orders(&mut node).await;
     assert_eq!(left.len(), 3);
     let is_left = |order: &Record| left.iter().any(|(_, at)| *at == order.command.sequence);
     assert!(is_left(&own) && is_left(&others));
-    // A repeat of the call is known by its key.
+    // A repeat of the call is recognised by its key.
     let again = turned(&mut node, mass_cancel(desk.users[0], None, 7)).await;
     let NotTaken::Refused(reject) = again.expect_err("seen") else {
         panic!("refused for what it is");
@@ -203,7 +199,7 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
     let desk = market(&mut node, ORDERS).await;
     let _answer = asked(&node.port(), mass_cancel(desk.users[0], None, 7));
     tokio::task::yield_now().await;
-    // The command and a slice or two behind it; then the machine is gone.
+    // The command and a slice or two after it; then the machine crashes.
     let commit = node.commit().expect("a journal");
     let first = Sequence(ORDERS as u64 + 1 + desk_commands(&desk) + 1);
     while commit.position() < first {
@@ -218,7 +214,7 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
     let left = at_crash.admission().orders().count();
     assert!(
         (2..=ORDERS).contains(&left),
-        "it was under way: {left} are left"
+        "it was in progress: {left} are left"
     );
 
     let mut again = by_hand(crashed.path());

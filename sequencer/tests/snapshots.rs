@@ -1,5 +1,4 @@
-//! Snapshots of a running node: made on the way, passed over when they are bad, enough to start from when the
-//! log behind them is gone.
+//! Snapshots of a running node: bad ones are skipped, good ones replace removed records.
 
 mod desk;
 
@@ -40,7 +39,7 @@ fn follow(handle: &SequencerHandle, config: SnapshotConfig) -> LiveReplica {
     LiveReplica::start(node, handle.replica_parts(), Some(config)).expect("a replica")
 }
 
-/// Orders and cancels that a seed decides; gives the last sequence.
+/// Sends seeded orders and cancels; returns the last sequence.
 async fn trade(desk: &Desk, seed: u64, count: u64) -> Sequence {
     let mut state = seed;
     let mut below = |bound: u64| {
@@ -83,7 +82,7 @@ async fn hash(handle: &SequencerHandle) -> u64 {
     looked.expect("looked")
 }
 
-/// Waits for a snapshot at or behind `sequence`.
+/// Waits for a snapshot at or after `sequence`.
 fn wait_for_snapshot(dir: &Path, sequence: Sequence) -> Vec<u64> {
     let snapshots = Snapshots::new(&dir.join("snapshots"));
     let since = Instant::now();
@@ -113,14 +112,14 @@ async fn r174_r180_from_the_last_snapshot_or_from_nothing_every_layout_comes_to_
         drop(replica);
         handle.stop();
 
-        // From the newest snapshot, in another layout than it was written in.
+        // From the newest snapshot, in another layout than the one that wrote it.
         for other in [Layout::Pinned, Layout::Fused, Layout::Shared] {
             let again = start(dir.path(), other);
             assert_eq!(again.recovered(), last, "{layout:?} {other:?}");
             assert_eq!(hash(&again).await, live, "{layout:?} {other:?}");
             again.stop();
         }
-        // From nothing.
+        // From the first record.
         let replayed = replay(dir.path(), None).expect("replays");
         assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
         std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
@@ -130,7 +129,7 @@ async fn r174_r180_from_the_last_snapshot_or_from_nothing_every_layout_comes_to_
 }
 
 #[tokio::test]
-async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
+async fn a_bad_snapshot_is_skipped_for_the_one_before_it() {
     let dir = tempfile::tempdir().expect("folder");
     let handle = start(dir.path(), Layout::Fused);
     let desk = open_desk(handle.port(), 1).await;
@@ -152,7 +151,7 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
     let found = Snapshots::new(&folder).sequences().expect("listed");
     let found = found[found.len() - 3..].to_vec();
 
-    // The newest is damaged on disk; the next one is whole but nothing that restores.
+    // The newest is damaged on disk; the next one is whole but does not restore.
     let newest = folder.join(format!("{:020}.snap", found[2]));
     let mut bytes = std::fs::read(&newest).expect("read");
     let middle = bytes.len() / 2;
@@ -174,7 +173,7 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
     );
     again.stop();
 
-    // Whole, and of this version, but a state that no node can be in.
+    // Whole, and of this version, but an invalid state.
     let good = Snapshots::new(&folder).newest(found[0]).expect("read");
     let good = good.expect("the oldest is good");
     assert_eq!(good.sequence, found[0]);
@@ -183,19 +182,19 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
         let mut payload = good.payload.clone();
         payload[at] ^= 0x21;
         keep_all.write(found[0], &payload).expect("written");
-        // A state all the same, or none: never a panic.
+        // A state or none, but never a panic.
         let restored = sequencer::image::load(
             &folder,
             Sequence(found[0]),
             admission::AdmissionConfig::default(),
         );
-        // Passed over for an older one, where the thinning series has one.
+        // Skipped for an older one, where the thinning series has one.
         let restored = restored.expect("read");
         broken += usize::from(restored.is_none_or(|core| core.sequence() != Sequence(found[0])));
     }
     assert!(broken > 0, "some of it is noticed");
 
-    // With all of them bad the log alone is enough.
+    // With all of them bad the journal alone is enough.
     for at in keep_all.sequences().expect("listed") {
         keep_all.write(at, &[1; 64]).expect("nonsense");
     }
@@ -237,7 +236,7 @@ async fn a_journal_whose_beginning_is_gone_starts_from_its_snapshots() {
     assert!(removed > 0);
     let again = begin(&config);
     assert_eq!((again.recovered(), hash(&again).await), (last, live));
-    // It goes on.
+    // It keeps running.
     let desk = Desk {
         port: again.port(),
         ..desk
@@ -246,7 +245,7 @@ async fn a_journal_whose_beginning_is_gone_starts_from_its_snapshots() {
     again.stop();
     let replayed = replay(dir.path(), Some(last)).expect("from a snapshot");
     assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
-    // Without a snapshot the rest is not enough, and that is said.
+    // Without a snapshot the rest is not enough, and the error states it.
     std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
     let error = replay(dir.path(), None).err().expect("records are missing");
     assert!(error.to_string().contains("removed"), "{error}");
@@ -264,11 +263,11 @@ async fn a_quiet_node_gets_its_snapshot_by_time() {
     let replica = follow(&handle, service);
     let last = trade(&desk, 5, 40).await;
     let found = wait_for_snapshot(dir.path(), last);
-    // And no further one as long as nothing happens.
+    // And no further one while nothing happens.
     std::thread::sleep(Duration::from_millis(400));
     let folder = dir.path().join("snapshots");
     assert_eq!(Snapshots::new(&folder).sequences().expect("listed"), found);
-    // A second replica takes the place of the first.
+    // A second replica replaces the first.
     drop(replica);
     let replica = follow(&handle, every(10));
     let last = trade(&desk, 6, 40).await;

@@ -31,7 +31,7 @@ pub struct Instrument {
     pub lot_size: Option<Decimal>,
     pub band_low: Option<Decimal>,
     pub band_high: Option<Decimal>,
-    /// A money claim (CFA-RUB), which is not traded.
+    /// A money claim (CFA-RUB), not traded.
     pub is_money: bool,
 }
 
@@ -39,23 +39,23 @@ pub struct Instrument {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub operation_id: String,
-    /// `None` for a type that this release does not know.
+    /// `None` for a type unknown to this release.
     pub operation_type: Option<OperationType>,
     pub status: Option<OperationStatus>,
     pub user_id: String,
     pub instrument_id: String,
-    /// `None` for an amount that cannot be read.
+    /// `None` for an unreadable amount.
     pub amount: Option<Decimal>,
     pub external_ref: String,
     pub from_user_id: String,
     pub to_user_id: String,
     pub trade_id: String,
     pub tx_hash: String,
-    /// 0 while its transaction is in no block.
+    /// 0 until its transaction is in a block.
     pub block_number: u64,
 }
 
-/// Which operations to list; an empty filter is all.
+/// Filter of an operation list; empty selects all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OperationFilter<'a> {
     pub operation_type: Option<OperationType>,
@@ -64,19 +64,19 @@ pub struct OperationFilter<'a> {
     pub without_trades: bool,
 }
 
-/// What an address has of an instrument on chain.
+/// An address's holding of an instrument on chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Empty for an address of no user.
+    /// Empty for an address without a user.
     pub user_id: String,
     pub address: String,
     pub balance: Decimal,
 }
 
-/// A transfer of tokens in the log of the chain.
+/// A token transfer in the chain's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainTransfer {
-    /// Empty for a token that is no instrument.
+    /// Empty for a token that is not an instrument.
     pub instrument_id: String,
     /// Empty: issued.
     pub from_address: String,
@@ -85,7 +85,7 @@ pub struct ChainTransfer {
     pub quantity: Decimal,
 }
 
-/// Part of the log of the chain.
+/// A range of the chain's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainTransfers {
     pub transfers: Vec<ChainTransfer>,
@@ -94,7 +94,7 @@ pub struct ChainTransfers {
     pub last_block: u64,
 }
 
-/// A trade as it goes to the chain.
+/// A trade in a chain batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trade {
     pub trade_id: Id128,
@@ -122,12 +122,12 @@ pub enum TradeBatchStatus {
     Failed,
 }
 
-/// What became of a batch.
+/// Outcome of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TradeBatchState {
     pub status: TradeBatchStatus,
     pub tx_hash: String,
-    /// Trades that the contract left out.
+    /// Trades that the contract skipped.
     pub failed: Vec<Id128>,
 }
 
@@ -137,7 +137,7 @@ client! {
 }
 
 impl CfaClient {
-    /// Every instrument of the registry.
+    /// All instruments of the registry.
     pub async fn instruments(&self, context: &Context) -> Answer<Vec<Instrument>> {
         all_pages(|pagination| {
             let request = pb::ListInstrumentsRequest {
@@ -168,7 +168,7 @@ impl CfaClient {
         instrument.map(|one| self.instrument_of(one)).transpose()
     }
 
-    /// Total supply of an instrument on chain, and the block it was read at (D22).
+    /// Total on-chain supply of an instrument, and the block of the reading (D22).
     pub async fn supply(&self, context: &Context, instrument_id: &str) -> Answer<(Decimal, u64)> {
         let request = pb::GetSupplyRequest {
             context: self.peer.context(context),
@@ -180,7 +180,7 @@ impl CfaClient {
         Ok((total, answer.block_number))
     }
 
-    /// Who has how much of an instrument on chain.
+    /// On-chain holders of an instrument.
     pub async fn holders(&self, context: &Context, instrument_id: &str) -> Answer<Vec<Holder>> {
         all_pages(|pagination| {
             let request = pb::ListHoldersRequest {
@@ -205,7 +205,7 @@ impl CfaClient {
         .await
     }
 
-    /// Transfers of tokens from a block on, as many as one answer holds.
+    /// Token transfers from a block on, up to one answer's limit.
     pub async fn chain_transfers(
         &self,
         context: &Context,
@@ -235,7 +235,7 @@ impl CfaClient {
         })
     }
 
-    /// Every operation that passes the filter, newest first.
+    /// All operations that match the filter, newest first.
     pub async fn operations(
         &self,
         context: &Context,
@@ -260,14 +260,14 @@ impl CfaClient {
         .await
     }
 
-    /// Submits a batch to the chain. Once per batch id, which is also the key.
+    /// Submits a batch to the chain. Idempotent by batch id.
     pub async fn settle_trades(&self, context: &Context, batch: &TradeBatch) -> Answer<()> {
         let key = format!("{}:{}", self.peer.source, batch.batch_id);
         let request = batch.to_request(self.peer.keyed(context, &key));
         self.peer.send(request, call!(settle_trades)).await
     }
 
-    /// State of a batch; waits up to `wait_ms` for its end.
+    /// State of a batch; waits up to `wait_ms` for its outcome.
     pub async fn trade_batch(
         &self,
         context: &Context,
@@ -292,16 +292,14 @@ impl CfaClient {
                 }
             },
             tx_hash: batch.onchain_tx_hash,
-            failed: failed.ok_or_else(|| self.peer.unreadable("a trade id that is no UUID"))?,
+            failed: failed.ok_or_else(|| self.peer.unreadable("trade id is not a UUID"))?,
         })
     }
 
     fn instrument_of(&self, instrument: pb::Instrument) -> Result<Instrument, CallError> {
         let number = |value: &Option<common::Decimal>| {
-            optional_decimal(value.as_ref()).map_err(|error| {
-                self.peer
-                    .unreadable(format!("an unreadable number: {error}"))
-            })
+            optional_decimal(value.as_ref())
+                .map_err(|error| self.peer.unreadable(format!("unreadable number: {error}")))
         };
         Ok(Instrument {
             decimals: instrument.decimals,
@@ -343,12 +341,12 @@ fn operation_of(operation: pb::CfaOperation) -> Operation {
 }
 
 impl TradeBatch {
-    /// For a store: [`TradeBatch::from_bytes`] returns the same batch.
+    /// Stored form; [`TradeBatch::from_bytes`] restores the same batch.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.to_request(None).encode_to_vec()
     }
 
-    /// `None` for bytes that are no batch.
+    /// `None` for bytes that are not a batch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let request = pb::SettleTradesRequest::decode(bytes).ok()?;
         Some(Self {

@@ -13,7 +13,7 @@ client! {
 }
 
 impl ChainClient {
-    /// Whether a transaction has succeeded; `None` until it is in a block with its confirmations.
+    /// Whether a transaction succeeded; `None` until it is in a block and confirmed.
     pub async fn has_succeeded(&self, context: &Context, tx_hash: &str) -> Answer<Option<bool>> {
         let request = pb::GetTransactionReceiptRequest {
             context: self.peer.context(context),

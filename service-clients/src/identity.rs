@@ -14,11 +14,11 @@ use crate::convert::number_or_zero;
 use crate::policy::{call, client};
 use crate::{Answer, LimitType, OperationType};
 
-/// Texts of a refusal that names no reason.
+/// Default texts of a refusal without a reason.
 const LIMIT_EXCEEDED: &str = "Limit exceeded";
 const SANCTIONS_HIT: &str = "Sanctions list hit";
 
-/// What a profile says that services need.
+/// The profile fields that services use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// KYC level is STANDARD or higher (D08: an ordered level).
@@ -27,7 +27,7 @@ pub struct Profile {
     pub bank_account: String,
 }
 
-/// A user's limit of one day, in kopecks.
+/// A user's daily limit, in kopecks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DayLimit {
     pub limit: Minor,
@@ -49,7 +49,7 @@ impl IdentityClient {
         let answer = self.peer.call(request, call!(get_user_profile)).await?;
         let profile = answer
             .profile
-            .ok_or_else(|| self.peer.unreadable("without the profile"))?;
+            .ok_or_else(|| self.peer.unreadable("profile is missing"))?;
         Ok(Profile {
             is_standard: profile.kyc_status >= i32::from(KycStatus::Standard),
             is_blocked: profile.status() == UserStatus::Blocked,
@@ -57,8 +57,8 @@ impl IdentityClient {
         })
     }
 
-    /// `Some`: refused, with the reason. The amount is one of roubles; `notional` is the value of an
-    /// order whose amount is its quantity (T23).
+    /// `Some`: refused, with the reason. The amount is in roubles; `notional` is the order value if
+    /// the amount is a quantity (T23).
     pub async fn check_limits(
         &self,
         context: &Context,
@@ -84,7 +84,7 @@ impl IdentityClient {
         Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
     }
 
-    /// The user's limit of today; zero where identity names none.
+    /// The user's limit of today; zero if identity has none.
     pub async fn day_limit(
         &self,
         context: &Context,
@@ -108,7 +108,7 @@ impl IdentityClient {
                 .ok()
                 .and_then(|value| value.rescale_rounded(2, Rounding::Down).ok())
                 .and_then(|value| value.to_minor(2).ok())
-                .ok_or_else(|| self.peer.unreadable("a limit that is no amount"))
+                .ok_or_else(|| self.peer.unreadable("limit is not an amount"))
         };
         let (limit, used) = (kopecks(named.daily_limit)?, kopecks(named.used_today)?);
         Ok(DayLimit {
@@ -117,7 +117,7 @@ impl IdentityClient {
         })
     }
 
-    /// `Some`: a hit, with the reason.
+    /// `Some`: listed, with the reason.
     pub async fn check_sanctions(
         &self,
         context: &Context,
@@ -134,7 +134,7 @@ impl IdentityClient {
     }
 }
 
-/// The text, or the default for an empty one.
+/// The text, or the default if it is empty.
 fn or(text: String, default: &str) -> String {
     if text.is_empty() {
         default.to_owned()

@@ -14,7 +14,7 @@ use crate::convert::{number, number_or_zero, to_amount};
 use crate::policy::{all_pages, call, client, found};
 use crate::{Answer, CallError, OperationStatus, OperationType};
 
-/// Figures of a sub-account.
+/// Amounts of a sub-account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
     pub balance: Decimal,
@@ -23,16 +23,16 @@ pub struct Balance {
     pub available: Decimal,
 }
 
-/// A hold as the ledger has it.
+/// A ledger hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub hold_id: Id128,
     pub parent: Option<Id128>,
     pub subaccount_id: String,
     pub instrument_id: String,
-    /// What it was ever given: original amount and what was added.
+    /// Original amount plus all additions.
     pub amount: Decimal,
-    /// What of it was made available again.
+    /// Amount made available again.
     pub released: Decimal,
     pub remaining: Decimal,
     pub status: HoldStatus,
@@ -51,7 +51,7 @@ impl Hold {
     }
 }
 
-/// A sub-account as the ledger has it.
+/// A ledger sub-account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubAccount {
     pub subaccount_id: String,
@@ -60,13 +60,13 @@ pub struct SubAccount {
     pub held: Decimal,
 }
 
-/// What an active hold keeps back, and where it ends.
+/// Remaining amount of an active hold, and its destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     pub subaccount_id: String,
     pub instrument_id: String,
     pub remaining: Decimal,
-    /// Empty: none is fixed.
+    /// Empty: no fixed destination.
     pub destination: String,
 }
 
@@ -74,40 +74,40 @@ pub struct Reserved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrialBalance {
     pub instrument_id: String,
-    /// Of all balances: zero.
+    /// Sum of all balances: zero.
     pub total: Decimal,
-    /// -balance of the reserve.
+    /// Negated balance of the reserve.
     pub circulating: Decimal,
     pub active_holds: Decimal,
     pub unsettled: Decimal,
 }
 
-/// A hold to make.
+/// A hold to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewHold<'a> {
     pub hold_id: Id128,
     pub subaccount_id: &'a str,
     pub amount: Amount,
     pub reason: &'a str,
-    /// Service that alone may release or consume it.
+    /// Only this service may release or consume it.
     pub owner: &'a str,
-    /// Where its money goes when it is consumed.
+    /// Destination of the money when the hold is consumed.
     pub destination: Option<&'a str>,
 }
 
-/// One movement of an operation.
+/// One posting of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Posting {
     pub debit: String,
     pub credit: String,
     pub amount: Amount,
-    /// The hold that the debit is taken from.
+    /// The hold that the debit is paid from.
     pub hold: Option<Id128>,
-    /// The credit waits for finality.
+    /// The credit is unsettled until finality.
     pub unsettled: bool,
 }
 
-/// An operation to make, final when the chain is.
+/// An operation to create; finalized with the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub operation_id: String,
@@ -118,53 +118,53 @@ pub struct Operation {
     pub postings: Vec<Posting>,
 }
 
-/// How a hold changes.
+/// Kind of a hold change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldChange {
-    /// Made out of its parent's money.
+    /// Created from its parent's money.
     SplitFrom {
         parent: Id128,
     },
-    /// Grows out of its parent, or out of available money without one.
+    /// Grows from its parent, or from available money if it has none.
     Grow,
     ReturnToParent,
-    /// Its money becomes available again.
+    /// Makes money of the hold available again.
     Shrink,
 }
 
-/// A change of a hold and its place among the operations of the same batch.
+/// A hold change and its position among the operations of its batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldStep {
-    /// Executed before the operation of this index.
+    /// Executed before the operation with this index.
     pub before_operation: u32,
     pub hold: Id128,
     pub change: HoldChange,
-    /// `None`: all that is left.
+    /// `None`: all that remains.
     pub amount: Option<Amount>,
     /// Empty for [`HoldChange::Grow`].
     pub reason: String,
 }
 
-/// One transaction of the ledger: all of it or nothing.
+/// One ledger transaction: all or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     pub operations: Vec<Operation>,
     pub hold_steps: Vec<HoldStep>,
-    /// Decimals of instruments that the ledger may not know yet.
+    /// Decimals of instruments that may be new to the ledger.
     pub scales: Vec<(String, u8)>,
-    /// Whose records the batch covers, `first` to `through`: the ledger keeps the position. Empty for
-    /// none.
+    /// Source of the records `first` to `through` that the batch covers; the ledger stores the
+    /// position. Empty for none.
     pub source: String,
     pub first: u64,
     pub through: u64,
 }
 
-/// A batch as it is sent, key included: stored before the first attempt, the same at every one.
+/// A batch as sent, key included: stored before the first attempt, identical in every attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SealedBatch(pb::CreateOperationsRequest);
 
 impl SealedBatch {
-    /// The key also names the request, so that equal batches are equal bytes.
+    /// The key also identifies the request, so equal batches are equal bytes.
     pub fn new(batch: Batch, source: &str, key: &str) -> Self {
         let context = common::RequestContext {
             request_id: key.to_owned(),
@@ -180,7 +180,7 @@ impl SealedBatch {
         self.0.encode_to_vec()
     }
 
-    /// `None` for bytes that are no sealed batch.
+    /// `None` for bytes that are not a sealed batch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         pb::CreateOperationsRequest::decode(bytes).ok().map(Self)
     }
@@ -192,7 +192,7 @@ client! {
 }
 
 impl LedgerClient {
-    /// Zero everywhere for a sub-account that does not exist yet.
+    /// Zeros for a sub-account that does not exist yet.
     pub async fn balance(&self, context: &Context, subaccount_id: &str) -> Answer<Balance> {
         let request = pb::GetBalanceRequest {
             context: self.peer.context(context),
@@ -211,9 +211,9 @@ impl LedgerClient {
         })
     }
 
-    /// Makes the hold, or finds it made: its id makes a repeat harmless.
+    /// Creates the hold or returns the existing one: idempotent by hold id.
     pub async fn create_hold(&self, context: &Context, new: NewHold<'_>) -> Answer<Hold> {
-        // A fresh key, because the ledger keeps a refusal by its key.
+        // A fresh key, because the ledger stores a refusal by key.
         let key = format!("{}:{}", new.hold_id, Uuid::now_v7());
         let hold = pb::Hold {
             hold_id: new.hold_id.to_string(),
@@ -232,7 +232,7 @@ impl LedgerClient {
         self.read_hold(answer.hold)
     }
 
-    /// Consumes the whole hold; the ledger makes the operation in the same transaction (T10).
+    /// Consumes the whole hold; the ledger posts the operation in the same transaction (T10).
     pub async fn consume_hold(
         &self,
         context: &Context,
@@ -250,7 +250,7 @@ impl LedgerClient {
         self.peer.send(request, call!(consume_hold)).await
     }
 
-    /// Releases what is left of a hold. Done already when its money is available again.
+    /// Releases the rest of a hold. Succeeds if its money is available already.
     pub async fn release_hold(
         &self,
         context: &Context,
@@ -278,7 +278,7 @@ impl LedgerClient {
         Err(error)
     }
 
-    /// `None` for an id that the ledger does not know.
+    /// `None` for an unknown id.
     pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {
         let request = pb::GetHoldRequest {
             context: self.peer.context(context),
@@ -290,8 +290,8 @@ impl LedgerClient {
         }
     }
 
-    /// Every active hold of an owner, or of any for an empty one; with a parent only its children.
-    /// One whose id is no UUID is not of the platform's making and is left out.
+    /// All active holds of an owner, or of all owners if empty; with a parent only its children.
+    /// Skips holds with a non-UUID id: they are not the platform's.
     pub async fn active_holds(
         &self,
         context: &Context,
@@ -319,7 +319,7 @@ impl LedgerClient {
         .await
     }
 
-    /// Every sub-account of an instrument, or of all for an empty one.
+    /// All sub-accounts of an instrument, or of all if empty.
     pub async fn sub_accounts(
         &self,
         context: &Context,
@@ -348,7 +348,7 @@ impl LedgerClient {
         .await
     }
 
-    /// What every active hold keeps back, whoever made it.
+    /// The remaining amounts of all active holds, of any owner.
     pub async fn reserved(&self, context: &Context) -> Answer<Vec<Reserved>> {
         all_pages(|pagination| {
             let request = pb::ListHoldsRequest {
@@ -393,7 +393,7 @@ impl LedgerClient {
         lines.collect()
     }
 
-    /// Makes the operations and changes the holds of a batch, once per key.
+    /// Posts the operations and hold changes of a batch, once per key.
     pub async fn create_operations(
         &self,
         context: &Context,
@@ -404,7 +404,7 @@ impl LedgerClient {
         self.peer.send(request, call!(create_operations)).await
     }
 
-    /// Sends a sealed batch; true when the ledger had it already.
+    /// Posts a sealed batch; returns true if the ledger had it already.
     pub async fn post(&self, sealed: &SealedBatch) -> Answer<bool> {
         let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
         Ok(answer.await?.replayed)
@@ -450,7 +450,6 @@ impl LedgerClient {
         self.peer.send(request, call!(finalize_operations)).await
     }
 
-    /// Reverses an operation, once per key.
     pub async fn reverse(
         &self,
         context: &Context,
@@ -478,10 +477,10 @@ impl LedgerClient {
         let answer = self.peer.call(request, call!(get_operation)).await?;
         let status = answer.operation.map_or(0, |operation| operation.status);
         OperationStatus::from_code(status)
-            .ok_or_else(|| self.peer.unreadable("an operation without a status"))
+            .ok_or_else(|| self.peer.unreadable("operation has no status"))
     }
 
-    /// Whether the user has an operation of this type, key and external reference.
+    /// Whether the user has an operation with this type, key and external reference.
     pub async fn has_operation(
         &self,
         context: &Context,
@@ -504,7 +503,7 @@ impl LedgerClient {
             .any(|operation| operation.external_ref.as_deref() == Some(external_ref)))
     }
 
-    /// Last sequence of a source that the ledger has; 0 when none.
+    /// A source's position in the ledger; 0 if none.
     pub async fn source_position(&self, context: &Context, source: &str) -> Answer<u64> {
         let request = pb::GetSourcePositionRequest {
             context: self.peer.context(context),
@@ -519,16 +518,16 @@ impl LedgerClient {
     }
 
     fn read_hold(&self, hold: Option<pb::Hold>) -> Result<Hold, CallError> {
-        let hold = hold.ok_or_else(|| self.peer.unreadable("without the hold"))?;
+        let hold = hold.ok_or_else(|| self.peer.unreadable("hold is missing"))?;
         let id = hold.hold_id.clone();
-        read_hold(hold).map_err(|what| self.peer.unreadable(format!("hold {id} with {what}")))
+        read_hold(hold).map_err(|what| self.peer.unreadable(format!("hold {id}: {what}")))
     }
 }
 
 fn read_hold(hold: pb::Hold) -> Result<Hold, String> {
-    let status = HoldStatus::from_code(hold.status).ok_or("no status")?;
-    let hold_id = Id128::parse(&hold.hold_id).ok_or("an id that is no UUID")?;
-    let amount = hold.amount.ok_or("no amount")?;
+    let status = HoldStatus::from_code(hold.status).ok_or("status is missing")?;
+    let hold_id = Id128::parse(&hold.hold_id).ok_or("id is not a UUID")?;
+    let amount = hold.amount.ok_or("amount is missing")?;
     let remaining = hold.remaining_amount.and_then(|left| left.amount);
     Ok(Hold {
         hold_id,
@@ -691,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_read_whole_or_refused_with_what_is_missing() {
+    fn a_hold_with_a_missing_field_is_refused() {
         let whole = pb::Hold {
             hold_id: HOLD.to_string(),
             subaccount_id: "ann:CFA-RUB".to_owned(),

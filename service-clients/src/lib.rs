@@ -1,9 +1,9 @@
-//! Room `service-clients`: typed clients of our own services, with one policy for all of them.
+//! Room `service-clients`: typed clients of our own services, with one call policy.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `policy` | deadline, retry, and what a failed call becomes ([`CallError`]) |
-//! | `convert` | numbers and amounts out of messages |
+//! | `policy` | deadlines, retries, and the error of a failed call ([`CallError`]) |
+//! | `convert` | numbers and amounts from messages |
 //! | `ledger`, `cfa`, `identity`, `payments`, `market`, `chain` | one client per service |
 //!
 //! Architecture invariants: no service is a dependency; no generated message is public; a write is
@@ -31,7 +31,7 @@ pub use types::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentSt
 mod tests {
     use proto::{common::v1 as common, ledger::v1 as ledger};
 
-    /// Each number of the contract has the same name in `types`, and none else has one.
+    /// Every number of the contract has the same name in `types`, and `types` has no others.
     #[test]
     fn types_and_states_are_those_of_the_contract() {
         macro_rules! same {

@@ -10,11 +10,11 @@ use crate::Answer;
 use crate::convert::kopecks;
 use crate::policy::{call, client};
 
-/// What trading has of a user's CFA-RUB, in kopecks.
+/// A user's CFA-RUB in trading, in kopecks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TradingHold {
     pub hold_id: Id128,
-    /// Free to be taken back.
+    /// Not drawn by orders: may be withdrawn.
     pub undrawn: Minor,
     /// Reserved by open orders.
     pub drawn: Minor,
@@ -39,7 +39,7 @@ impl MarketClient {
             pagination: None,
         };
         let listed = self.peer.call(request, call!(list_trading_holds)).await?;
-        // Newest first, one open at a time.
+        // Newest first; at most one is open.
         let mut holds = listed.trading_holds.into_iter();
         let Some(open) = holds.find(|hold| hold.status() == pb::TradingHoldStatus::Open) else {
             return Ok(None);
@@ -47,14 +47,14 @@ impl MarketClient {
         let amount = |value| kopecks(value).map_err(|what| self.peer.unreadable(what));
         let hold_id = Id128::parse(&open.hold_id);
         Ok(Some(TradingHold {
-            hold_id: hold_id.ok_or_else(|| self.peer.unreadable("a hold id that is no UUID"))?,
+            hold_id: hold_id.ok_or_else(|| self.peer.unreadable("hold id is not a UUID"))?,
             undrawn: amount(open.undrawn.as_ref())?,
             drawn: amount(open.drawn.as_ref())?,
         }))
     }
 
-    /// Sets what no order has drawn, once per key. The ledger may make the money available a moment
-    /// later.
+    /// Sets the undrawn amount, once per key. The ledger may make the money available shortly
+    /// after.
     pub async fn set_undrawn(
         &self,
         context: &Context,

@@ -30,7 +30,7 @@ client! {
 }
 
 impl PaymentsClient {
-    /// Whether payments has the deposit of this user in this amount with this status.
+    /// Whether payments has a deposit of this user with this amount and status.
     pub async fn has_deposit(
         &self,
         context: &Context,
@@ -53,8 +53,8 @@ impl PaymentsClient {
         }))
     }
 
-    /// Records a payout, once per id. False: the id belongs to another user's payout or to one of
-    /// another amount. The account may have changed since the payout was recorded.
+    /// Records a payout, once per id. False: the id belongs to a payout of another user or amount.
+    /// The user's bank account may have changed since the first call.
     pub async fn initiate_payout(
         &self,
         context: &Context,
@@ -78,7 +78,7 @@ impl PaymentsClient {
         }))
     }
 
-    /// Lets the money of a payout leave.
+    /// Releases a payout to the bank.
     pub async fn release_payout(&self, context: &Context, payout_id: &str) -> Answer<()> {
         let request = pb::ReleasePayoutRequest {
             context: self.peer.keyed(context, &format!("{payout_id}:release")),
@@ -87,7 +87,7 @@ impl PaymentsClient {
         self.peer.send(request, call!(release_payout)).await
     }
 
-    /// Ends a payout whose money has not left.
+    /// Cancels an unreleased payout.
     pub async fn cancel_payout(
         &self,
         context: &Context,
@@ -102,9 +102,9 @@ impl PaymentsClient {
         self.peer.send(request, call!(cancel_payout)).await
     }
 
-    /// Reconciles bank and supply of today, anew at each call.
+    /// Reconciles today's bank balance and supply; each call is a new reconciliation.
     pub async fn reconcile(&self, context: &Context) -> Answer<Reconciliation> {
-        // A repeat under one key would return the report of an earlier call.
+        // A fixed key would return an earlier call's report.
         let key = format!("{}:{}", self.peer.source, Uuid::now_v7());
         let request = pb::ReconcileRequest {
             context: self.peer.keyed(context, &key),
@@ -112,7 +112,7 @@ impl PaymentsClient {
         };
         let answer = self.peer.call(request, call!(reconcile)).await?;
         let report = answer.report;
-        let report = report.ok_or_else(|| self.peer.unreadable("without the report"))?;
+        let report = report.ok_or_else(|| self.peer.unreadable("report is missing"))?;
         let rubles = |money: Option<common::Money>| {
             let amount = money.and_then(|money| money.amount);
             number_or_zero(amount.as_ref()).map_err(|what| self.peer.unreadable(what))

@@ -1,13 +1,13 @@
-//! One policy for all calls between services (D30).
+//! The policy of all calls between services (D30).
 //!
-//! | answer | becomes | repeated |
+//! | result of a call | becomes | repeated |
 //! |---|---|---|
-//! | none in time, no connection, or a code that time may cure | [`CallError::Unavailable`] | yes |
+//! | timeout, no connection, or a transient code | [`CallError::Unavailable`] | yes |
 //! | any other code | [`CallError::Refused`], the status as received | no |
-//! | a message that cannot be read | [`CallError::Unreadable`] | no |
+//! | an unreadable message | [`CallError::Unreadable`] | no |
 //!
-//! Every attempt of a call sends the same message. A write has an idempotency key in it, so it is
-//! repeated only under that key. Pauses double from [`Policy::pause`].
+//! Every attempt sends the same message. A write contains an idempotency key, so it is repeated
+//! only under that key. Pauses double from [`Policy::pause`].
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use rpc::Context;
 use service_kit::backoff::doubled;
 use tonic::{Code, Request, Response, Status};
 
-/// Rows per page of a list that is read to its end.
+/// Rows per page of a list read to its end.
 const PAGE_SIZE: i32 = 1_000;
-/// When the caller of this service may ask again, if a peer is unavailable.
+/// Retry delay that our caller receives if a peer is unavailable.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// What a call returns.
+/// Result of a call.
 pub type Answer<T> = Result<T, CallError>;
 
 /// Limits of a call.
@@ -46,7 +46,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// For a caller that repeats its steps itself.
+    /// For callers that retry by themselves.
     pub fn once() -> Self {
         Self {
             tries: 1,
@@ -55,7 +55,7 @@ impl Policy {
     }
 }
 
-/// Why a call brought no answer.
+/// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CallError {
     /// Every attempt failed. The same call may succeed later.
@@ -64,10 +64,10 @@ pub enum CallError {
         service: &'static str,
         reason: String,
     },
-    /// The service has understood and refuses.
+    /// The service has processed the request and refuses it.
     #[error("{}", .0.message())]
     Refused(Status),
-    #[error("{service} answered {what}")]
+    #[error("{service} sent an unreadable answer: {what}")]
     Unreadable { service: &'static str, what: String },
 }
 
@@ -88,7 +88,7 @@ impl CallError {
         }
     }
 
-    /// For logs and health: the reason and what the service said.
+    /// For logs and health: the reason and the service's text.
     pub fn describe(&self) -> String {
         match self {
             Self::Unavailable { service, reason } => format!("{service} is unavailable: {reason}"),
@@ -99,8 +99,8 @@ impl CallError {
 }
 
 impl From<CallError> for Status {
-    /// A refusal passes through. One of this service's own credential is a fault of the
-    /// installation.
+    /// Passes a refusal through. A refusal of this service's own credential is an installation
+    /// fault.
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unavailable { service, .. } => {
@@ -120,7 +120,7 @@ fn describe(status: &Status) -> String {
     format!("{reason}: {}", status.message())
 }
 
-/// Time may cure it: the service, its store or the way to it is away or too busy.
+/// Transient: the service, its store or the network is down or overloaded.
 fn is_unavailable(code: Code) -> bool {
     matches!(
         code,
@@ -134,7 +134,7 @@ fn is_unavailable(code: Code) -> bool {
     )
 }
 
-/// Context of a call that a stored operation or an event causes.
+/// Context of a call caused by a stored operation or an event.
 pub fn caused_by(correlation_id: &str) -> Context {
     let mut context = Context::new("");
     if !correlation_id.is_empty() {
@@ -143,7 +143,7 @@ pub fn caused_by(correlation_id: &str) -> Context {
     context
 }
 
-/// `None` where the service does not know the thing.
+/// `None` if the service does not know the object.
 pub(crate) fn found<T>(answer: Answer<T>) -> Answer<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -152,7 +152,7 @@ pub(crate) fn found<T>(answer: Answer<T>) -> Answer<Option<T>> {
     }
 }
 
-/// Reads a list to its end.
+/// Reads all pages of a list.
 pub(crate) async fn all_pages<T, F>(
     mut read: impl FnMut(Option<PaginationRequest>) -> F,
 ) -> Answer<Vec<T>>
@@ -175,13 +175,13 @@ where
     }
 }
 
-/// What all clients have in common.
+/// State common to all clients.
 #[derive(Clone)]
 pub(crate) struct Peer<C> {
     pub client: C,
-    /// The service called, as errors name it.
+    /// Name of the called service, in errors.
     pub service: &'static str,
-    /// The calling service, as contexts name it.
+    /// Name of the calling service, in contexts.
     pub source: &'static str,
     pub policy: Policy,
 }
@@ -199,13 +199,16 @@ impl<C: Clone> Peer<C> {
         }
     }
 
-    /// Context of a write, which has an effect once per key.
+    /// Context of a write, which takes effect once per key.
     pub fn keyed(&self, context: &Context, key: &str) -> Option<RequestContext> {
-        assert!(!key.is_empty(), "a write without a key may not be repeated");
+        assert!(
+            !key.is_empty(),
+            "a write needs an idempotency key to be repeatable"
+        );
         Some(context.child(self.source, key).to_proto())
     }
 
-    /// A call whose answer says nothing but that it is done.
+    /// A call with an empty answer.
     pub async fn send<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<()>
     where
         M: Clone,
@@ -214,7 +217,7 @@ impl<C: Clone> Peer<C> {
         self.call(message, call).await.map(drop)
     }
 
-    /// Sends the same message until there is an answer, at most [`Policy::tries`] times.
+    /// Sends the same message until it is answered, at most [`Policy::tries`] times.
     pub async fn call<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<T>
     where
         M: Clone,
@@ -236,7 +239,12 @@ impl<C: Clone> Peer<C> {
             }
             if attempt >= self.policy.tries {
                 let (service, reason) = (self.service, describe(&status));
-                tracing::warn!(service, reason, attempt, "service does not answer");
+                tracing::warn!(
+                    service,
+                    reason,
+                    attempt,
+                    "service call failed after all attempts"
+                );
                 return Err(CallError::Unavailable { service, reason });
             }
             let pause = doubled(self.policy.pause, attempt - 1, Duration::MAX);
@@ -254,8 +262,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// The type of a client with its constructor: `client!(LedgerClient, LedgerServiceClient, "Ledger
-/// service")`.
+/// Defines a client type: `client!(LedgerClient, LedgerServiceClient, "Ledger service")`.
 macro_rules! client {
     ($(#[$meta:meta])* $name:ident, $grpc:ident, $service:literal) => {
         $(#[$meta])*
@@ -265,7 +272,7 @@ macro_rules! client {
         }
 
         impl $name {
-            /// The service as errors name it.
+            /// Name of the service, in errors.
             pub const SERVICE: &'static str = $service;
 
             /// Calls over `channel`; `source` is the calling service's name in every context.
@@ -278,7 +285,7 @@ macro_rules! client {
                 Self { peer }
             }
 
-            /// The same client under another policy.
+            /// The same client with another policy.
             #[must_use]
             pub fn with_policy(mut self, policy: $crate::Policy) -> Self {
                 self.peer.policy = policy;

@@ -1,5 +1,4 @@
-//! The policy of calls against a payments gateway that is away, late, refusing or unavailable for a
-//! while.
+//! The call policy against a payments gateway that is down, late, refusing or unavailable.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ fn world(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<Peers>
     (client, double)
 }
 
-/// Contexts of the attempts.
+/// Contexts of all attempts.
 fn seen(double: &Peers) -> Vec<RequestContext> {
     let seen = double.with(|state| state.payments_contexts.clone());
     assert!(seen.iter().all(|context| context.source == "cfa"));
@@ -101,20 +100,20 @@ async fn a_refusal_passes_through_at_once_with_its_text() {
         assert_eq!(Status::from(refused).code(), code);
         assert_eq!(seen(&double).len(), 1);
     }
-    // A credential of our own that is refused is no answer to the caller of this service.
+    // A refusal of our own credential is not passed to our caller.
     let (client, _) = world([Fault::Code(Code::PermissionDenied)]);
     let refused = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert_eq!(Status::from(refused).code(), Code::Internal);
-    // What the service does not know is an answer of a read.
+    // "Not found" is a valid answer of a read.
     let (client, _) = world([Fault::Code(Code::NotFound)]);
     assert_eq!(client.payout(&Context::new(""), "p-1").await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_service_that_stays_unavailable_is_named() {
+async fn an_unavailable_service_is_named_in_the_error() {
     let (client, double) = world([Fault::Code(Code::Unavailable); 4]);
     let away = client.payout(&Context::new(""), "p-1").await.unwrap_err();
-    assert_eq!(seen(&double).len(), 3, "as many attempts as the policy has");
+    assert_eq!(seen(&double).len(), 3, "all attempts of the policy");
     assert_eq!(away.to_string(), "Payments service is unavailable");
     assert!(matches!(&away, CallError::Unavailable { reason, .. } if reason.contains("no")));
     let status = Status::from(away);

@@ -1,4 +1,4 @@
-//! Pauses between attempts: doubling up to a limit.
+//! Exponential backoff with a limit, and jitter.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
     first.saturating_mul(1 << times.min(31)).min(max)
 }
 
-/// As [`doubled`]: milliseconds in, microseconds out.
+/// Like [`doubled`], but milliseconds in, microseconds out.
 pub fn doubled_us(first_ms: u64, times: u32, max_ms: u64) -> i64 {
     let (first, max) = (
         Duration::from_millis(first_ms),
@@ -18,7 +18,7 @@ pub fn doubled_us(first_ms: u64, times: u32, max_ms: u64) -> i64 {
     i64::try_from(doubled(first, times, max).as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A random part of the pause, at most a quarter of it: added or taken off, it keeps callers apart.
+/// A random part of the pause, at most a quarter. Callers add or subtract it to spread retries.
 pub fn jitter(pause: Duration) -> Duration {
     Duration::from_micros(rand::rng().random_range(0..=pause.as_micros() as u64 / 4))
 }

@@ -1,18 +1,18 @@
-//! Places where a test may kill the process, exactly between two steps:
-//! `PLATFORM_CRASH_AT=settlement.posted` aborts there as a power cut would,
-//! `settlement.posted:3` at the third time.
+//! Places where a test can kill the process between two steps.
+//! `PLATFORM_CRASH_AT=settlement.posted` aborts there like a power cut, `settlement.posted:3` at
+//! the third time.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Place and time.
+/// Place and hit count.
 static WANTED: LazyLock<Option<(String, u64)>> = LazyLock::new(|| {
     let text = std::env::var("PLATFORM_CRASH_AT").ok()?;
     Some(parse(&text))
 });
 static REACHED: AtomicU64 = AtomicU64::new(0);
 
-/// Aborts the process when the environment asks for it here. Costs one comparison.
+/// Aborts the process if the environment asks for it here. Costs one comparison.
 pub fn reach(place: &str) {
     if let Some((name, times)) = &*WANTED
         && name == place

@@ -1,4 +1,4 @@
-//! One at a time per key: the changes of one user's money, the steps of one operation.
+//! Mutual exclusion per key: changes of one user's money, steps of one operation.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
-/// Keys past which those that nothing holds or waits for are dropped.
+/// Number of keys above which unused ones are dropped.
 const IDLE_KEYS_MAX: usize = 1_024;
 
 /// Locks by key.
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_is_held_once_at_a_time_and_idle_keys_go() {
+    async fn a_key_has_one_holder_and_idle_keys_are_dropped() {
         let locks = KeyedMutex::<usize>::default();
         let held = locks.lock(0_usize).await;
         for key in 1..=2 * IDLE_KEYS_MAX {

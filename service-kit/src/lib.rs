@@ -1,15 +1,15 @@
-//! Room `service-kit`: what the shell of every service needs and no contract names.
+//! Room `service-kit`: infrastructure of every service that no contract names.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `backoff` | pauses between attempts |
-//! | `clock` | the clock that all services of a process share, or one set by hand |
-//! | `discipline` | the rule by which the machine's clock becomes that one |
-//! | `failpoint` | places where a test may kill the process |
-//! | `keyed_mutex` | one at a time per key |
+//! | `clock` | the clock shared by all services of a process, or a manual one |
+//! | `discipline` | the state machine that derives it from the machine's clocks |
+//! | `failpoint` | places where tests kill the process |
+//! | `keyed_mutex` | mutual exclusion per key |
 //!
-//! Architecture invariants: no money, no contract, no store; cores are given time and never read
-//! this clock.
+//! Architecture invariants: no money, no contract, no store; cores receive time as input and never
+//! read this clock.
 
 pub mod backoff;
 pub mod clock;

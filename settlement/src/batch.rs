@@ -1,10 +1,11 @@
 //! The settler: journal records in, sealed batches out. Pure: `(record, now) -> batches`.
 //!
-//! A batch covers whole records, `first..=through`, and follows the one before without a gap. Records that mean
-//! nothing for the ledger make no batch before there are [`Limits::idle_records`]; the next one covers them
-//! too. One record that is too large for a batch (a taker against thousands of makers, a mass cancel) is cut
-//! into parts, each covered by itself, posted under a source of its own; only the last part moves the position.
-//! Orders that are to be carved while no new record arrives are carved by a batch of the carve source.
+//! A batch covers whole records, `first..=through`, and starts where the previous one ended.
+//! Records without ledger effect produce a batch only every [`Limits::idle_records`]; otherwise the
+//! next batch covers them. A record that exceeds a batch (a taker against thousands of makers, a
+//! mass cancel) is cut into parts. Each part is covered by itself and posted under its own source;
+//! only the last part moves the position. Orders whose holds are split while no new record arrives
+//! go into a batch of the carve source.
 
 use std::collections::HashMap;
 
@@ -15,25 +16,25 @@ use crate::carve::{Carved, Carver};
 use crate::copies::{Change, Copies, money_effects};
 use crate::plan::Plan;
 
-/// Rows that one effect adds, generously: splits for two orders, three operations, returns.
+/// Upper bound of rows per effect: splits for two orders, three operations, returns.
 const CHANGE_WEIGHT_MAX: usize = 10;
 
-/// Trades that one chain transaction takes (SettleTrades).
+/// Maximum trades of one chain transaction (SettleTrades).
 pub const CHAIN_TRADES_MAX: usize = 500;
 
-/// Bounds of a batch.
+/// Limits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Trades after which a batch is sealed.
+    /// Trades that seal a batch.
     pub trades: usize,
-    /// Hold steps and operations of a batch; bounded by the size of a message.
+    /// Hold steps and operations per batch; bounded by the message size.
     pub weight: usize,
-    /// How long a trade waits for company while nothing more is in the journal, in nanoseconds.
+    /// Longest wait of a trade for more trades at the journal's tail, in nanoseconds.
     pub linger_ns: u64,
-    /// How long anything else waits, and how long an order is open before it is carved, in nanoseconds.
+    /// Longest wait of other effects, and order age at which holds are split, in nanoseconds.
     pub wait_ns: u64,
-    /// Records without effect on the ledger after which an empty batch moves its position: a start
-    /// goes on from there, and the journal is kept from there.
+    /// Records without ledger effect after which an empty batch moves the ledger's position. A
+    /// restart begins there, and the journal is retained from there.
     pub idle_records: u64,
 }
 
@@ -49,16 +50,16 @@ impl Default for Limits {
     }
 }
 
-/// A sealed batch: frozen, named, one ledger transaction.
+/// A sealed batch: immutable, with an id, one ledger transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Name on chain, `<node>:<first>-<last>`, with a suffix for parts and carve batches.
+    /// Id on chain: `<node>:<first>-<last>`, with a suffix for parts and carve batches.
     pub id: String,
-    /// Where the ledger keeps its position.
+    /// Ledger source whose position the batch moves.
     pub source: String,
     pub first: u64,
     pub through: u64,
-    /// Journal records up to here are settled once this and all batches before it are posted.
+    /// Records up to here are settled once this and all earlier batches are posted.
     pub covers: Sequence,
     pub plan: Plan,
 }
@@ -71,21 +72,20 @@ pub struct Settler {
     copies: Copies,
     carver: Carver,
     plan: Plan,
-    /// Parts of the record at the copies' position that are already full.
+    /// Full parts of the record at the copies' position.
     parts: Vec<Plan>,
-    /// Last sequence that a sealed batch covers.
     sealed: Sequence,
-    /// Last record that nothing waits of; never goes back.
+    /// Last record with nothing left to seal; monotonic.
     covered: Sequence,
-    /// Last number of the carve source.
+    /// Last batch number of the carve source.
     carve_number: u64,
-    /// When the first effect of the open batch came in.
+    /// Arrival time of the open batch's first effect.
     opened_ns: Option<u64>,
     changes: Vec<Change>,
 }
 
 impl Settler {
-    /// Takes over copies at what the ledger has, and the holds carved there.
+    /// Starts from copies at the ledger's position and from the order holds found there.
     pub fn new(
         node: NodeId,
         limits: Limits,
@@ -122,7 +122,7 @@ impl Settler {
         &self.carver
     }
 
-    /// Last sequence whose effects are all in sealed batches.
+    /// Last sequence with all effects in sealed batches.
     pub fn covered(&self) -> Sequence {
         self.covered
     }
@@ -132,7 +132,7 @@ impl Settler {
         self.sealed
     }
 
-    /// Whether the ledger's position is too far back, with nothing to write.
+    /// Whether an empty batch is due to move the ledger's position.
     fn is_idle_for_long(&self) -> bool {
         let idle = self.copies.position().get() - self.sealed.get();
         self.is_empty() && idle >= self.limits.idle_records
@@ -143,7 +143,6 @@ impl Settler {
         self.weight() == 0 && self.parts.is_empty()
     }
 
-    /// Trades waiting to be sealed.
     pub fn open_trades(&self) -> usize {
         self.plan.trades.len() + self.parts.iter().map(|p| p.trades.len()).sum::<usize>()
     }
@@ -152,7 +151,7 @@ impl Settler {
         self.plan.weight() + self.carver.kept()
     }
 
-    /// Whether a record still belongs into the open batch; if not, seal first.
+    /// Whether a record fits into the open batch. If not, seal first.
     pub fn has_room(&self, applied: &Applied) -> bool {
         let effects = money_effects(applied);
         self.is_empty()
@@ -160,7 +159,7 @@ impl Settler {
                 && self.open_trades() + effects <= CHAIN_TRADES_MAX)
     }
 
-    /// Applies a record and plans what it means.
+    /// Applies a record and adds its effects to the plan.
     pub fn apply(&mut self, applied: &Applied, now_ns: u64) {
         assert!(
             self.parts.is_empty(),
@@ -188,17 +187,17 @@ impl Settler {
         }
     }
 
-    /// Whether the open batch is to be sealed now, see [`Settler::due_in_ns`].
+    /// Whether to seal the open batch now, see [`Settler::due_in_ns`].
     pub fn is_due(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> bool {
         self.due_in_ns(now_ns, carve_ns, is_eager) == Some(0)
     }
 
-    /// Nanoseconds until the open batch is to be sealed; `None` while nothing waits.
+    /// Nanoseconds until the open batch must be sealed; `None` if there is nothing to seal.
     ///
-    /// `carve_ns` is the clock by which orders age: the wall clock at the journal's tail, journal time behind
-    /// it, and `None` when orders that wait to be carved are no reason to seal. Without the difference each
-    /// order applied late would be old at once and a batch of its own. `is_eager`: nothing more is in the
-    /// journal, trades wait for the linger time only.
+    /// `carve_ns` is the clock for order ages: wall clock at the journal's tail, journal time
+    /// during catch-up. `None`: unsplit orders do not make a batch due. With wall time during
+    /// catch-up each order would be old on arrival and seal its own batch. `is_eager`: the journal
+    /// has no more records, so trades wait for the linger time only.
     pub fn due_in_ns(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> Option<u64> {
         let trades = self.open_trades();
         if trades >= self.limits.trades
@@ -224,8 +223,10 @@ impl Settler {
         open.into_iter().chain(young).min()
     }
 
-    /// Seals what is there and carves what is old by the clock `carve_ns`, as far as there is room: the rest
-    /// stays due and goes into the next batch. Empty when there is nothing for the ledger.
+    /// Seals the open batch and splits the holds of orders that are old by `carve_ns`.
+    ///
+    /// Orders for which there is no room stay due for the next batch. Empty if there is nothing for
+    /// the ledger.
     pub fn seal(&mut self, carve_ns: u64) -> Vec<Batch> {
         let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
         let position = self.copies.position();

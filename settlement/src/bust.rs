@@ -1,5 +1,5 @@
-//! Bytes of a `Bust` command for the store: what the sessions of a trade are told if the chain refuses
-//! it. Kept with the batch, because orders that have ended are in no table by then.
+//! Stored form of a `Bust` command: the data that both sessions receive for a refused trade. Kept
+//! with the batch because ended orders are in no table.
 //!
 //! Little-endian, [`LEN`] bytes: trade id, trade number, instrument, then session, order and client
 //! order id of the buyer and of the seller.
@@ -7,7 +7,7 @@
 use types::command::{Bust, TradeParty};
 use types::{Handle, Id128, InstrumentIx, SessionIx};
 
-/// Bytes of one command.
+/// Bytes per command.
 pub const LEN: usize = 16 + 8 + 4 + 2 * PARTY_LEN;
 const PARTY_LEN: usize = 4 + 8 + 8;
 
@@ -23,7 +23,7 @@ pub fn append(bust: &Bust, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`append`] has written; `None` for other bytes.
+/// Decodes the output of [`append`]; `None` for other bytes.
 pub fn read_all(bytes: &[u8]) -> Option<Vec<Bust>> {
     let (commands, rest) = bytes.as_chunks::<LEN>();
     rest.is_empty()
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn bust_commands_round_trip() {
         let bust = |n: u64| Bust {
             trade: Id128::from_u128(u128::MAX / u128::from(n)),
             trade_number: n,

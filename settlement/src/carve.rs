@@ -1,13 +1,13 @@
-//! Orders' own holds: when they are split out of a trading hold, what is paid out of them, what goes back
-//! (`design.md` 4, T03, T05, T20).
+//! Holds of orders: splitting out of a trading hold, payment, return (`design.md` 4, T03, T05,
+//! T20).
 //!
-//! An order is carved when it has a fill or has been open for a while; before that its money lies in the
-//! trading hold and nothing of it is in the ledger. Returns are kept back and merged until something else is
-//! split out of the same trading hold or the batch ends; so each prefix of a plan is covered, and a hundred
-//! price improvements of an order are one row.
+//! An order's holds are split at its first fill or after it was open for a while. Until then its
+//! reserve stays in the trading hold and the ledger has no row for it. Returns are deferred and
+//! merged until the next split out of the same trading hold or the end of the batch. So every
+//! prefix of a plan is covered, and a hundred price improvements of an order are one row.
 //!
-//! Invariant behind each change, per pool: trading hold = free + reserves of orders not carved - returns kept
-//! back; child = its order's reserve + its return kept back.
+//! Invariant before each change, per pool: trading hold = undrawn + reserves of unsplit orders -
+//! deferred returns; child = its order's reserve + its deferred return.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,15 +18,15 @@ use types::{Handle, HoldIx, HoldPart, Id128, Minor, Sequence, order_hold};
 use crate::copies::{Change, Copies, Moved, Traded};
 use crate::plan::{Ending, Movement, PaidFrom, Plan, TradeLeg};
 
-/// A hold of an order, as the ledger has it once the plan is posted and returns are given back.
+/// A hold of an order in the ledger, after the plan and its returns are posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Child {
-    /// It was split off once. One that was used up stays and can be grown again while its order lives.
+    /// It was split. A used-up hold remains and can grow again while its order is open.
     pub exists: bool,
     pub remaining: Minor,
 }
 
-/// The two holds of a carved order.
+/// The two holds of a split order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carved {
     pub main: Child,
@@ -42,7 +42,7 @@ impl Carved {
     }
 }
 
-/// Money that a child gives back at the next chance.
+/// A return that is deferred to the next split or the end of the batch.
 #[derive(Clone, Copy, Debug)]
 struct Return {
     hold: Id128,
@@ -51,25 +51,25 @@ struct Return {
     ending: Ending,
 }
 
-/// Splits, pays and returns.
+/// Plans the splits, payments and returns of order holds.
 #[derive(Clone, Debug, Default)]
 pub struct Carver {
     carved: HashMap<Handle, Carved>,
-    /// Orders not carved yet, in order of entry; those that have gone or were carved are skipped.
+    /// Orders with unsplit holds, by entry time. Ended and split ones are skipped on read.
     young: VecDeque<(u64, Handle)>,
-    /// Per pool, in the order in which they came up.
+    /// Deferred returns per pool, in order of origin.
     returns: HashMap<HoldIx, Vec<Return>>,
     kept: usize,
-    /// By hold.
+    /// By hold index.
     ledger: Vec<InLedger>,
 }
 
-/// What the ledger has left of a trading hold once the plan so far is posted.
+/// Remaining amounts of a trading hold in the ledger after the plan so far is posted.
 #[derive(Clone, Copy, Debug, Default)]
 struct InLedger {
-    /// Negative while a return that was defunded is kept back.
+    /// Negative while a defunded return is deferred.
     own: Minor,
-    /// In the holds of its orders.
+    /// Sum of its order holds.
     children: Minor,
 }
 
@@ -81,12 +81,12 @@ impl InLedger {
 }
 
 impl Carver {
-    /// Returns kept back, over all pools.
+    /// Deferred returns over all pools.
     pub fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Takes over what the ledger has: the carved orders and, for the rest, the orders in order of entry.
+    /// Starts from the ledger's state: split orders as found, all others pending by entry time.
     pub fn adopt(carved: HashMap<Handle, Carved>, copies: &Copies) -> Self {
         let mut ledger: Vec<InLedger> = copies
             .holds()
@@ -116,12 +116,12 @@ impl Carver {
         }
     }
 
-    /// The holds of a carved order.
+    /// The holds of a split order.
     pub fn of(&self, handle: Handle) -> Option<&Carved> {
         self.carved.get(&handle)
     }
 
-    /// When the oldest order that is not carved entered.
+    /// Entry time of the oldest unsplit order.
     pub fn oldest_ns(&mut self, copies: &Copies) -> Option<u64> {
         while let Some(&(entered_ns, handle)) = self.young.front() {
             let is_open = copies.order(handle).is_some();
@@ -133,7 +133,7 @@ impl Carver {
         None
     }
 
-    /// Adds what a change means to the plan.
+    /// Adds the ledger effects of a change to the plan.
     pub fn apply(&mut self, copies: &Copies, change: &Change, plan: &mut Plan) {
         match change {
             Change::Funded { pool, by } => self.funded(*pool, *by),
@@ -156,8 +156,9 @@ impl Carver {
         }
     }
 
-    /// Carves orders that entered at or before `horizon_ns`, oldest first, until the plan has `weight` rows,
-    /// and gives back what is kept back.
+    /// Splits holds of orders entered at or before `horizon_ns`, then plans all deferred returns.
+    ///
+    /// Splits oldest first, until the plan has `weight` rows.
     pub fn finish(&mut self, copies: &Copies, horizon_ns: u64, weight: usize, plan: &mut Plan) {
         while plan.weight() + self.kept < weight
             && self.oldest_ns(copies).is_some_and(|at| at <= horizon_ns)
@@ -165,10 +166,8 @@ impl Carver {
             let (_, handle) = self
                 .young
                 .pop_front()
-                .expect("an oldest order stands in front");
-            let order = *copies
-                .order(handle)
-                .expect("only open orders stand in front");
+                .expect("oldest_ns returned the first entry");
+            let order = *copies.order(handle).expect("oldest_ns skips ended orders");
             self.carve(copies, &order, order.reserved, plan);
         }
         let mut pools: Vec<_> = self.returns.keys().copied().collect();
@@ -178,14 +177,14 @@ impl Carver {
         }
     }
 
-    /// Asserts that the ledger has of a hold, with its children, what the journal says: before a
-    /// batch is written, with nothing kept back.
+    /// Asserts that a hold and its children add up to the journal's amount. Called before a batch
+    /// is written, with no deferred returns.
     pub fn check(&self, copies: &Copies, pool: HoldIx) {
         let InLedger { own, children } = self.ledger[pool.index()];
         let held = copies.held(pool);
         assert!(
             own + children == held && !own.is_negative() && !children.is_negative(),
-            "hold {pool}: {own} and {children} in its children, {held} by the journal"
+            "hold {pool}: ledger has {own} + {children} in children, journal has {held}"
         );
     }
 
@@ -196,7 +195,7 @@ impl Carver {
         self.ledger[pool.index()].own += by;
     }
 
-    /// Adds a movement to the plan and does the same here.
+    /// Adds a movement to the plan and to the ledger amounts here.
     fn push(&mut self, pool: HoldIx, movement: Movement, plan: &mut Plan) {
         let ledger = &mut self.ledger[pool.index()];
         match &movement {
@@ -252,8 +251,8 @@ impl Carver {
         self.moved(copies, &traded.sell, plan);
     }
 
-    /// Brings the children of a carved order to what it reserves now. An order that is not carved has nothing
-    /// in the ledger to move.
+    /// Adjusts the children of a split order to its current reserve. An unsplit order has nothing
+    /// in the ledger.
     fn moved(&mut self, copies: &Copies, moved: &Moved, plan: &mut Plan) {
         let handle = moved.order.handle;
         let Some(mut carved) = self.carved.get(&handle).copied() else {
@@ -270,7 +269,7 @@ impl Carver {
             child.remaining -= spent;
             assert!(
                 !child.remaining.is_negative(),
-                "order {} pays more than its hold",
+                "order {} spends more than its hold",
                 moved.order.id
             );
             if after < child.remaining {
@@ -315,7 +314,7 @@ impl Carver {
         }
     }
 
-    /// Grows a child to `after`: first by its own return kept back, then out of the trading hold.
+    /// Grows a child to `after`: first from its own deferred return, then from the trading hold.
     fn grow(
         &mut self,
         copies: &Copies,
@@ -354,7 +353,7 @@ impl Carver {
         child.remaining = after;
     }
 
-    /// Splits both holds of an order out of its trading hold, as large as what it reserves.
+    /// Splits both holds of an order out of its trading hold, to the amounts it reserves.
     fn carve(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
         self.give_back(copies, order.pool, plan);
         let mut carved = Carved::default();
@@ -397,7 +396,7 @@ fn split(copies: &Copies, order: &Order, part: HoldPart, amount: Minor) -> Movem
     }
 }
 
-/// A hold that the ledger keeps for the market.
+/// A ledger hold that the market owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerHold {
     pub hold: Id128,
@@ -405,27 +404,27 @@ pub struct LedgerHold {
     pub remaining: Minor,
 }
 
-/// A difference between the journal and the ledger, with both sides.
+/// A difference between journal and ledger, with both amounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Break {
     pub name: BreakName,
     pub at: Sequence,
     pub pool: HoldIx,
     pub user: types::UserIx,
-    /// The hold that differs.
+    /// The differing hold.
     pub hold: Id128,
     pub expected: Minor,
     pub found: Minor,
 }
 
-/// What kind of difference.
+/// Kind of difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BreakName {
-    /// Trading hold and children have less than free + reserves.
+    /// Trading hold and children have less than undrawn + reserves.
     HoldShort,
-    /// Trading hold and children have more: funding under way, or money that the journal does not know.
+    /// Trading hold and children have more: funding in progress, or money unknown to the journal.
     HoldSurplus,
-    /// A child has not what its order reserves.
+    /// A child's amount differs from its order's reserve.
     OrderHoldDiffers,
 }
 
@@ -458,7 +457,7 @@ pub fn compare(copies: &Copies, ix: HoldIx, found: Minor) -> Option<Break> {
     })
 }
 
-/// Compares one hold of an order with what it must have.
+/// Compares one hold of an order with its expected amount.
 pub fn compare_part(
     copies: &Copies,
     order: &Order,
@@ -477,7 +476,7 @@ pub fn compare_part(
     })
 }
 
-/// Finds the carved orders among the active holds of the ledger.
+/// Finds the split orders among the ledger's active holds.
 pub fn carved_in_ledger(
     copies: &Copies,
     holds: &HashMap<Id128, LedgerHold>,
@@ -485,7 +484,7 @@ pub fn carved_in_ledger(
     let mut carved = HashMap::new();
     let mut breaks = Vec::new();
     for order in copies.orders() {
-        // The main hold lives as long as its order, so it alone says whether the order is carved.
+        // The main hold lives as long as its order, so it alone shows whether the order is split.
         if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
         }
@@ -494,7 +493,7 @@ pub fn carved_in_ledger(
             let hold = order_hold(order.id, part);
             let found = holds.get(&hold).map_or(Minor::ZERO, |h| h.remaining);
             breaks.extend(compare_part(copies, order, hold, expected, found));
-            // A fee hold with nothing left is no longer active: fees were charged, so it was there.
+            // A used-up fee hold is no longer active. Charged fees prove that it existed.
             let used_up = part == HoldPart::Fee && !order.done.fee_minor.is_zero();
             *taken.part_mut(part) = Child {
                 exists: used_up || !expected.is_zero(),
@@ -506,7 +505,7 @@ pub fn carved_in_ledger(
     (carved, breaks)
 }
 
-/// The order of a trade as its session knows it.
+/// The order of a trade, by its session's identifiers.
 fn party(order: &Order) -> TradeParty {
     TradeParty {
         session: order.session,

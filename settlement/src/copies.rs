@@ -1,13 +1,13 @@
-//! Copies of the last effects at settlement's own position: open orders by slot, and per hold what
-//! the ledger must still have of it.
+//! Order and hold state at settlement's own position, built from the replica's effects: open orders
+//! by slot, and the amount that the ledger must still have per hold.
 //!
-//! Admission computes reserves, returns and fees; effects carry the results here. Invariants,
-//! asserted per effect: an order's reserve before is its reserve after plus spent plus returned; a
-//! hold's balance before is its balance after plus spent. Names of users, instruments and holds
-//! come from the live replica, which is never before this position.
+//! Admission computes reserves, returns and fees; effects carry the results. Asserted per effect:
+//! an order's reserve before = its reserve after + spent + returned; a hold's balance before = its
+//! balance after + spent. Names of users, instruments and holds come from the live replica, which
+//! is never before this position.
 //!
-//! Cost: an order is copied once per effect. Memory: one order per slot in use, 16 bytes per hold
-//! that was ever funded.
+//! Cost: one order copy per effect. Memory: one order per slot in use, 16 bytes per hold ever
+//! funded.
 
 use std::sync::Arc;
 
@@ -19,35 +19,34 @@ use types::{
 
 use crate::plan::{Amount, Ending};
 
-/// Money behind a trading hold.
+/// Balance of a trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldBalance {
     /// The ledger hold.
     pub hold_id: Id128,
     pub user: UserIx,
     pub asset: AssetIx,
-    /// What the ledger must still have in the hold and its children: undrawn, and the reserves of
-    /// its open orders.
+    /// Amount that the ledger must have in the hold and its children: undrawn plus the reserves of
+    /// open orders.
     pub held: Minor,
-    /// Its one order has ended: settlement releases what is left, and later funding moves nothing.
+    /// Its single order has ended: settlement releases the rest, and later funding moves nothing.
     pub is_emptied: bool,
 }
 
-/// What an effect did to an order's money.
+/// An effect's change of an order's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// The order after the effect.
     pub order: Order,
-    /// What it reserved just before.
+    /// Reserve before the effect.
     pub before: Reserve,
-    /// What left the reserve for the trade.
+    /// Part of the reserve that the trade spent.
     pub spent: Reserve,
-    /// Set when the order has ended.
+    /// Set if the order has ended.
     pub ended: Option<Ending>,
 }
 
 impl Moved {
-    /// Why what is not needed any more goes back.
+    /// Reason for the return of the unneeded reserve.
     pub fn ending(&self) -> Ending {
         self.ended.unwrap_or(Ending::Less)
     }
@@ -68,10 +67,10 @@ pub struct Traded {
     pub sell: Moved,
 }
 
-/// What a record meant for money, in order.
+/// Money changes of a record, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A hold was funded; negative: defunded or closed.
+    /// A hold was funded. Negative: defunded or closed.
     Funded {
         pool: HoldIx,
         by: Minor,
@@ -79,7 +78,7 @@ pub enum Change {
     Entered(Order),
     Moved(Moved),
     Traded(Traded),
-    /// The one order of a hold of size one has ended: what is left of it becomes available.
+    /// The order of a size-one hold has ended: the rest becomes available.
     Emptied {
         pool: HoldIx,
         order: Id128,
@@ -87,16 +86,16 @@ pub enum Change {
     },
 }
 
-/// What is copied of a hold.
+/// Copied fields of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     minor: Minor,
-    /// Made for one order.
+    /// Created for one order.
     is_single: bool,
     is_emptied: bool,
 }
 
-/// The copies.
+/// Order and hold state at [`Copies::position`].
 #[derive(Clone, Debug)]
 pub struct Copies {
     position: Sequence,
@@ -109,11 +108,11 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// What a replica's state says. `names`: those of the live replica, which go on growing.
+    /// Copies a replica's state. `names`: the live replica's, which keep growing.
     pub fn of(state: &State, names: Arc<Names>) -> Self {
         let mut orders = Vec::new();
         for order in state.orders() {
-            // In slot order, so that a slot is neither there nor passed.
+            // Ascending by slot: the push below lands on the order's own slot.
             orders.resize(order.handle.slot as usize, None);
             orders.push(Some(order));
         }
@@ -146,7 +145,7 @@ impl Copies {
         self.trades
     }
 
-    /// Every hold that was ever funded.
+    /// Every hold ever funded.
     pub fn holds(&self) -> impl Iterator<Item = (HoldIx, HoldBalance)> + '_ {
         let all = (0u32..).map(HoldIx).take(self.holds.len());
         all.map(|ix| (ix, self.hold(ix)))
@@ -163,7 +162,7 @@ impl Copies {
         }
     }
 
-    /// What the ledger must still have in a hold and its children.
+    /// Amount that the ledger must have in a hold and its children.
     pub fn held(&self, ix: HoldIx) -> Minor {
         self.holds[ix.index()].minor
     }
@@ -193,15 +192,14 @@ impl Copies {
         money.chain(instruments.map(|spec| (spec.id, spec.decimals)))
     }
 
-    /// An amount of a hold's asset.
     pub fn amount(&self, asset: AssetIx, minor: Minor) -> Amount {
         amount(&self.names, asset, minor)
     }
 
-    /// Applies one record. `out` gets what it meant for money.
+    /// Applies one record and appends its money changes to `out`.
     ///
     /// # Panics
-    /// The record does not follow the last one, or its effects do not add up with the copies.
+    /// The record is not the next one, or its effects do not match the copies.
     pub fn apply(&mut self, applied: &Applied, out: &mut Vec<Change>) {
         let sequence = applied.sequence();
         assert_eq!(sequence, self.position.next(), "records come without gap");
@@ -299,7 +297,7 @@ impl Copies {
             buy.spent.main == trade.value_minor
                 && buy.spent.fee == trade.fee_minor
                 && sell.spent.total() == trade.units_minor,
-            "trade {} is paid in full by both orders",
+            "trade {} is not paid in full by both orders",
             trade.id
         );
         self.trades += 1;
@@ -319,7 +317,7 @@ impl Copies {
         self.emptied(&sell, sell_orders, out);
     }
 
-    /// Sets an order and its hold to what the effect says of them.
+    /// Sets an order and its hold to the state in the effect.
     fn moved(&mut self, order: &Order, moved: &replica::Moved, ended: Option<Ending>) -> Moved {
         let (spent, after) = (moved.spent, order.reserved);
         let before = Reserve {
@@ -331,7 +329,7 @@ impl Copies {
         let known = known
             .expect("effects of an order follow its entry")
             .reserved;
-        // Never less: an amend draws its growth with the command, which has no effect of its own.
+        // May be more: an amend draws its growth with the command, which has no effect of its own.
         assert!(
             known.main <= before.main && known.fee <= before.fee,
             "reserve of order {}: {known:?} before, {before:?} in the effect",
@@ -354,7 +352,7 @@ impl Copies {
         }
     }
 
-    /// A hold of size one goes with its order: settlement releases what is left of it.
+    /// A size-one hold ends with its order: settlement releases the rest.
     fn emptied(&mut self, moved: &Moved, hold_orders: u32, out: &mut Vec<Change>) {
         let held = &mut self.holds[moved.order.pool.index()];
         if held.is_single && moved.ended.is_some() && hold_orders == 0 {
@@ -369,7 +367,7 @@ impl Copies {
     }
 }
 
-/// An amount of an asset, with the instrument's name and decimals.
+/// An amount of an asset, with instrument id and decimals.
 pub fn amount(names: &Names, asset: AssetIx, minor: Minor) -> Amount {
     match asset.instrument() {
         None => Amount::rubles(minor),
@@ -377,7 +375,7 @@ pub fn amount(names: &Names, asset: AssetIx, minor: Minor) -> Amount {
     }
 }
 
-/// Effects of a record that move money: each is one change of a plan at most.
+/// Number of a record's effects that move money. Each is at most one change of a plan.
 pub fn money_effects(applied: &Applied) -> usize {
     let moves = |effect: &Effect| match effect {
         Effect::Refused(..)

@@ -1,4 +1,4 @@
-//! Places where a test may kill the process, in the order of a batch's life.
+//! Places where a test can kill the process, in the order of a batch's steps.
 
 pub use service_kit::failpoint::reach;
 

@@ -1,23 +1,23 @@
-//! Room `settlement`: follows the replica and drives each trade's delivery against payment through ledger and chain.
+//! Room `settlement`: drives each trade's delivery versus payment through ledger and chain.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `copies` | the replica's last effects at settlement's own position: open orders, balances of holds |
-//! | `carve` | orders' own holds: split, paid from, given back; the invariant |
-//! | `plan` | what one ledger transaction does |
+//! | `copies` | orders and hold balances at settlement's position, from the replica's effects |
+//! | `carve` | order holds: split, spent, returned; the hold invariant |
+//! | `plan` | contents of one ledger transaction |
 //! | `batch` | the settler: records in, sealed batches out |
-//! | `saga` | the life of a sealed batch, step by step |
-//! | `bust` | what sessions are told of a bust trade, as bytes |
-//! | `repo` | the store: which step of which batch is done |
+//! | `saga` | state machine of a sealed batch |
+//! | `bust` | stored form of `Bust` commands |
+//! | `repo` | the store: completed steps per batch |
 //! | `request` | plans as requests to ledger and chain |
-//! | `progress` | how far settlement is, for those who wait or must not run ahead |
-//! | `run` | the workers: follows, posts, brings to the chain, finalizes, journals how far it is |
-//! | `failpoint` | where tests kill the process |
+//! | `progress` | settlement's positions, for the sequencer, the journal and waiting callers |
+//! | `run` | the workers: post to the ledger, submit to the chain, finalize, journal progress |
+//! | `failpoint` | places where tests kill the process |
 //!
-//! Architecture invariants: `copies` to `saga` read no clock, no file, no network, and compute no
-//! reserve and no fee: effects carry them; no chain step is taken before the trade's ledger
-//! transaction is committed; the position in the journal is kept by the ledger, in the transaction
-//! of the money, and settlement has no checkpoint of its own.
+//! Architecture invariants: `copies` to `saga` read no clock, file or network, and compute no
+//! reserve and no fee: effects carry them. No chain step precedes the commit of the trade's ledger
+//! transaction. The ledger keeps the journal position, in the transaction that moves the money;
+//! settlement has no checkpoint of its own.
 
 pub mod batch;
 mod bust;

@@ -1,17 +1,16 @@
-//! What a batch asks of the ledger and of the chain, in the room's own words; `request` makes the requests of it.
+//! Ledger and chain contents of a batch, in this room's types; `request` converts them to requests.
 //!
-//! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each
-//! prefix of that order is covered, because money is returned to a trading hold before anything else is split
-//! out of it.
+//! A plan is one database transaction: hold steps and operations in journal order. Every prefix of
+//! that order is covered, because returns to a trading hold precede the next split out of it.
 
 pub use types::Amount;
 use types::command::Bust;
 use types::{HoldIx, HoldPart, Id128, InstrumentId, OperationType, Sequence, UserId};
 
-/// Why money goes back to a trading hold.
+/// Reason of a return to the trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The order lives on and needs less: price improvement, fee surplus, amend.
+    /// The open order needs less: price improvement, fee surplus, amend.
     Less,
     Filled,
     Cancelled(types::CancelReason),
@@ -29,10 +28,10 @@ impl Ending {
     }
 }
 
-/// One movement of reserved money.
+/// One change of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
-    /// Carves an order's hold out of its trading hold.
+    /// Splits an order's hold out of its trading hold.
     Split {
         parent: Id128,
         hold: Id128,
@@ -42,14 +41,14 @@ pub enum Movement {
     },
     /// Grows an order's hold out of its parent.
     Grow { hold: Id128, amount: Amount },
-    /// Gives part of an order's hold back to its parent.
+    /// Returns part of an order's hold to its parent.
     Return {
         hold: Id128,
         amount: Amount,
         order: Id128,
         ending: Ending,
     },
-    /// Ends a hold of size one: what is left becomes available.
+    /// Ends a size-one hold: the rest becomes available.
     Release {
         hold: Id128,
         order: Id128,
@@ -57,15 +56,15 @@ pub enum Movement {
     },
 }
 
-/// A movement and its place among the operations.
+/// A movement and its position among the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Executed before the operation of this index.
+    /// Executed before the operation with this index.
     pub before_operation: u32,
     pub movement: Movement,
 }
 
-/// Which of a trade's operations (T01, T05).
+/// Kind of a trade's operation (T01, T05).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     TradeBuy,
@@ -76,7 +75,6 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Self; 3] = [Self::TradeBuy, Self::TradeSell, Self::Fee];
 
-    /// Id of the operation of this kind.
     pub fn operation_id(self, trade: Id128) -> Id128 {
         let kind = match self {
             Self::TradeBuy => OperationType::TradeBuy,
@@ -86,7 +84,6 @@ impl Kind {
         types::child_uuid(trade, kind.as_str())
     }
 
-    /// Idempotency key of the operation of this kind.
     pub fn key(self, trade: Id128) -> String {
         match self {
             Self::TradeBuy => trade.to_string(),
@@ -96,16 +93,16 @@ impl Kind {
     }
 }
 
-/// The two holds that a trade is paid out of, and the buyer's fee hold.
+/// The holds that a trade is paid from: both main holds and the buyer's fee hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaidFrom {
     pub buyer_main: Id128,
-    /// None when no fee is charged.
+    /// `None` if no fee is charged.
     pub buyer_fee: Option<Id128>,
     pub seller_main: Id128,
 }
 
-/// One trade as it is settled: its operations follow from these fields alone.
+/// One trade to settle. Its operations are a function of these fields alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TradeLeg {
     pub trade: Id128,
@@ -123,12 +120,12 @@ pub struct TradeLeg {
     /// CFA-RUB charged to the buyer on top.
     pub fee: Amount,
     pub paid_from: PaidFrom,
-    /// What the journal is told if the chain refuses the trade.
+    /// The command to journal if the chain refuses the trade.
     pub bust: Bust,
 }
 
 impl TradeLeg {
-    /// Ids of the operations that this trade has in the ledger.
+    /// Ids of the trade's ledger operations.
     pub fn operations(&self) -> impl Iterator<Item = Id128> + '_ {
         Kind::ALL
             .into_iter()
@@ -142,7 +139,7 @@ impl TradeLeg {
     }
 }
 
-/// One operation of a plan: kind and place of its trade.
+/// One operation of a plan: its kind and its trade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub kind: Kind,
@@ -150,13 +147,13 @@ pub struct Operation {
     pub trade: u32,
 }
 
-/// Everything one ledger transaction does.
+/// Contents of one ledger transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
     pub operations: Vec<Operation>,
     pub trades: Vec<TradeLeg>,
-    /// Trading holds the plan touches, each once per step.
+    /// Trading holds that the plan touches; may repeat.
     pub pools: Vec<HoldIx>,
 }
 
@@ -170,7 +167,7 @@ impl Plan {
         self.steps.len() + self.operations.len()
     }
 
-    /// Adds a movement behind the operations so far.
+    /// Adds a movement after the operations so far.
     pub fn push(&mut self, pool: HoldIx, movement: Movement) {
         let before_operation = u32::try_from(self.operations.len()).expect("a batch is bounded");
         self.pools.push(pool);

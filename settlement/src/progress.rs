@@ -1,8 +1,9 @@
-//! How far settlement is: published to the sequencer (backlog), to the journal (`Settled`, `Bust`) and to
-//! callers that wait for the end.
+//! Settlement progress, published to the sequencer, the journal and waiting callers.
 //!
-//! `folded >= settled >= finalized`: read from the journal, in the ledger, final on chain and in the ledger.
-//! Each means "everything up to here".
+//! The sequencer gets the backlog, the journal `Settled` and `Bust`.
+//!
+//! `folded >= settled >= finalized`: read from the journal; in the ledger; final on chain and in
+//! the ledger. Each position includes everything before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use tokio::sync::watch;
 use types::command::Bust;
 use types::{Id128, Sequence};
 
-/// Longest lag that is told apart, in microseconds.
+/// Largest lag that the histogram resolves, in microseconds.
 const LAG_US_MAX: u64 = 3_600_000_000;
 
 /// Positions in the journal.
@@ -23,20 +24,20 @@ pub struct Progress {
     pub folded: Sequence,
     pub settled: Sequence,
     pub finalized: Sequence,
-    /// Last record read that settlement has not journalled itself.
+    /// Last record read that settlement did not journal itself.
     #[serde(skip)]
     pub others: Sequence,
-    /// Bust trades of all time.
+    /// Number of bust trades, since the first start.
     #[serde(skip)]
     pub busts: u64,
-    /// Trades that are final, wherever in the journal they stand.
+    /// Number of final trades, at any journal position.
     #[serde(skip)]
     pub trades_final: u64,
 }
 
 impl Progress {
-    /// What a `Settled` would be about: positions among the records of others. Settlement's own
-    /// records move neither, or each `Settled` would ask for the next one.
+    /// Payload of a `Settled`: positions that settlement's own records do not move. Otherwise each
+    /// `Settled` would cause the next one.
     pub fn reportable(&self) -> (Sequence, Sequence, u64) {
         (
             self.settled.min(self.others),
@@ -54,7 +55,7 @@ pub struct Lag {
     pub max: u64,
 }
 
-/// What settlement says of itself.
+/// Statistics of settlement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     pub progress: Progress,
@@ -63,21 +64,21 @@ pub struct Stats {
     pub trades_failed: u64,
     pub batches_pending: u64,
     pub settlement_lag_ms: Lag,
-    /// What somebody has to look at, because waiting does not mend it; empty while all is well.
+    /// Failures that need an operator; empty if there are none.
     pub halted: String,
 }
 
-/// What the market has to do about a user whose money differs between journal and ledger (`design.md` 4).
+/// Required market action for a user with a difference between journal and ledger (`design.md` 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspension {
-    /// No more orders of his; open ones are cancelled.
+    /// Block the user and cancel the open orders.
     Differs,
-    /// Journal and ledger agree again: he may go on.
+    /// Journal and ledger agree again: unblock the user.
     Agrees,
 }
 
 struct Flight {
-    /// Everything up to here is final once all earlier flights are.
+    /// Records up to here are final once all earlier batches are.
     floor: Sequence,
     trades: u64,
 }
@@ -94,9 +95,9 @@ struct Inner {
     open_trades: u64,
     trades_folded: u64,
     bust: BTreeSet<Id128>,
-    /// Bust trades that [`Tracker::report`] has not returned.
+    /// Bust trades not yet returned by [`Tracker::report`].
     unreported: Vec<Bust>,
-    /// Own records journalled since the start and not read back yet.
+    /// Own records journalled since the start and not yet read back.
     own_unread: i64,
     /// Last record applied; zero before the first start of the workers.
     applied: Sequence,
@@ -113,7 +114,7 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// `bust`: trades of before the start.
+    /// `bust`: trades from earlier runs.
     pub fn new(backlog: Arc<Backlog>, bust: Vec<Bust>) -> Self {
         let progress = Progress {
             busts: bust.len() as u64,
@@ -139,17 +140,19 @@ impl Tracker {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no code panics while it counts")
+        self.inner
+            .lock()
+            .expect("no code panics while it holds the lock")
     }
 
-    /// A batch is on its way.
+    /// Registers a batch as in flight.
     pub fn take_off(&self, number: i64, floor: Sequence, trades: u32) {
         let flight = Flight::new(floor, trades);
         self.inner().flights.insert(number, flight);
         self.publish(|_| {});
     }
 
-    /// A batch is final. `lags_us` of the trades that were settled.
+    /// Removes a final batch. `lags_us`: one per settled trade.
     pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Bust]) {
         {
             let mut inner = self.inner();
@@ -168,7 +171,7 @@ impl Tracker {
         self.inner().flights.len()
     }
 
-    /// What the poster has read and posted. `others`: last record read that is not settlement's own.
+    /// Records the poster's positions. `others`: last record read that is not settlement's own.
     pub fn moved(
         &self,
         folded: Sequence,
@@ -184,24 +187,24 @@ impl Tracker {
         }
         self.applied(folded);
         self.publish(|progress| {
-            // Workers that are begun again come from further back.
+            // Restarted workers begin at an earlier position.
             progress.folded = progress.folded.max(folded);
             progress.others = progress.others.max(others);
             progress.settled = progress.settled.max(settled);
         });
     }
 
-    /// A record of settlement's own has a sequence.
+    /// A record of settlement's own has been assigned a sequence.
     pub fn own_journalled(&self) {
         self.tell_backlog(|inner| inner.own_unread += 1);
     }
 
-    /// A record of settlement's own was read that was journalled since the start.
+    /// A record that settlement journalled since the start was read back.
     pub fn own_read(&self) {
         self.inner().own_unread -= 1;
     }
 
-    /// Every record up to here is applied.
+    /// All records up to `sequence` are applied.
     pub fn applied(&self, sequence: Sequence) {
         self.tell_backlog(|inner| inner.applied = sequence);
     }
@@ -213,14 +216,14 @@ impl Tracker {
         self.backlog.settlement_has(inner.applied, own);
     }
 
-    /// A worker has failed: no orders are to be taken.
+    /// A worker has failed: the market stops accepting orders.
     pub fn suspend(&self) {
         let mut inner = self.inner();
         inner.has_failed = true;
         self.backlog.settlement_failed(true);
     }
 
-    /// The workers run again; false when one of them has failed meanwhile.
+    /// The workers run again. Returns false if one of them has failed meanwhile.
     pub fn resume(&self) -> bool {
         let inner = self.inner();
         if !inner.has_failed {
@@ -229,8 +232,8 @@ impl Tracker {
         !inner.has_failed
     }
 
-    /// Before the ledger's position is known: records up to here are no backlog, unless an earlier run of the
-    /// workers knows better.
+    /// Records up to `sequence` are no backlog, until the ledger's position is known. No effect if
+    /// an earlier run of the workers has applied records.
     pub fn starts_at(&self, sequence: Sequence) {
         self.tell_backlog(|inner| {
             if inner.applied == Sequence::ZERO {
@@ -239,8 +242,8 @@ impl Tracker {
         });
     }
 
-    /// The workers begin with these bust trades, and these batches under way: number, floor and trades of
-    /// each. All at once, or what is final would be told while some of them are not known.
+    /// Sets the bust trades and the batches in flight (number, floor, trades) of a new run. One
+    /// call, so no position is published from a partial set.
     pub fn begin(&self, bust: Vec<Bust>, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
         let mut inner = self.inner();
         inner.has_failed = false;
@@ -250,7 +253,7 @@ impl Tracker {
             .collect();
         inner.open_trades = 0;
         inner.own_unread = 0;
-        // Some of them are journalled; which are is looked up.
+        // Some are journalled already; `report_progress` looks that up in the replica.
         inner.unreported = bust;
     }
 
@@ -261,7 +264,7 @@ impl Tracker {
         self.backlog
             .pending_trades
             .store(pending, Ordering::Relaxed);
-        // Under the lock, so that positions never go back.
+        // Under the lock, so positions never decrease.
         self.progress.send_if_modified(|progress| {
             let before = *progress;
             change(progress);
@@ -275,7 +278,7 @@ impl Tracker {
         metrics::gauge!("settlement_trades_pending").set(pending as f64);
     }
 
-    /// `halted`: what somebody has to look at.
+    /// `halted`: failures that need an operator.
     pub fn stats(&self, halted: String) -> Stats {
         let inner = self.inner();
         let pending = inner.pending();
@@ -300,8 +303,9 @@ impl Tracker {
         }
     }
 
-    /// For the journal, of one moment: positions, and the bust trades since the last report, among
-    /// them all up to the final position. At first those of before the start.
+    /// One consistent snapshot for the journal: positions, and bust trades since the last report.
+    /// It includes every bust trade up to the final position. The first report includes those of
+    /// earlier runs.
     pub fn report(&self) -> (Progress, Vec<Bust>) {
         let mut inner = self.inner();
         let bust = std::mem::take(&mut inner.unreported);

@@ -1,5 +1,5 @@
-//! Settlement's own store: where each batch is. The money's truth is the ledger; this says what was sealed and
-//! which steps are done, so that after a crash the same step is done again.
+//! Settlement's store: the state of each batch, so a restart repeats the interrupted step. The
+//! ledger, not this store, is authoritative for money.
 
 use std::collections::BTreeMap;
 
@@ -37,17 +37,17 @@ pub struct Stored {
     pub covers: u64,
     pub saga: Saga,
     pub trades: u32,
-    /// The ledger request, byte for byte, until it is posted.
+    /// The encoded ledger request, until it is posted.
     pub request: Vec<u8>,
-    /// The trades as they go to the chain, until the batch is final.
+    /// The encoded chain request, until the batch is final.
     pub legs: Vec<u8>,
-    /// Times of execution, nanoseconds, one per trade.
+    /// Execution times, nanoseconds, one per trade.
     pub executed_ns: Vec<u64>,
-    /// What the journal is told of a trade that is bust, one per trade.
+    /// `Bust` commands, one per trade.
     pub busts: Vec<Bust>,
 }
 
-/// A difference as it is stored and shown.
+/// A difference between journal and ledger, as stored and listed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BreakRow {
     pub name: String,
@@ -59,7 +59,7 @@ pub struct BreakRow {
     pub found_at_us: i64,
 }
 
-/// The schema, applied after that of outbox and inbox.
+/// The schema, applied after outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
     "0004_bust_commands"
@@ -81,8 +81,8 @@ impl Repo {
         self.db.close().await;
     }
 
-    /// Keeps sealed batches, all or none, and gives them their numbers. A repeat whose first try was kept after
-    /// all finds them.
+    /// Stores sealed batches in one transaction and sets their numbers. A repeat finds the rows of
+    /// a first attempt that did commit.
     pub async fn insert(&self, rows: &mut [Stored], now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         for row in rows.iter_mut() {
@@ -96,8 +96,10 @@ impl Repo {
                 .iter()
                 .for_each(|bust| bust::append(bust, &mut busts));
             let number = sqlx::query(
-                "INSERT INTO batches (batch_id, source, first_sequence, through_sequence, covers, state, saga, trades, request, legs, executed,
-                 busts, sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)
+                "INSERT INTO batches (
+                     batch_id, source, first_sequence, through_sequence, covers, state, saga, trades,
+                     request, legs, executed, busts, sealed_at_us, changed_at_us
+                 ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)
                  ON CONFLICT (batch_id) DO UPDATE SET changed_at_us = excluded.changed_at_us
                  WHERE batches.request = excluded.request AND batches.saga = excluded.saga
                  RETURNING number",
@@ -123,7 +125,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Keeps how far a batch is. What is no longer needed to repeat a step goes; trades given up are noted.
+    /// Stores a batch's state, drops data that no later step needs, and adds bust trades.
     pub async fn advance(
         &self,
         row: &Stored,
@@ -174,8 +176,8 @@ impl Repo {
             .collect()
     }
 
-    /// Trades that the chain refused and whose operations are reversed: those of batches under way
-    /// come when they are final.
+    /// Trades that the chain refused and whose operations are reversed. Those of open batches are
+    /// added when the batch is final.
     pub async fn bust_trades(&self) -> Result<Vec<Bust>, StoreError> {
         let rows = sqlx::query(
             "SELECT trade_id, command FROM bust_trades WHERE batch_id NOT IN \
@@ -194,11 +196,12 @@ impl Repo {
         rows.iter().map(command).collect()
     }
 
-    /// Keeps a difference: one open row per hold.
+    /// Stores a difference: one open row per hold.
     pub async fn add_break(&self, found: &BreakRow) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         let known = sqlx::query(
-            "UPDATE breaks SET sequence = $2, expected = $3, found = $4 WHERE hold_id = $1 AND cleared_at_us IS NULL",
+            "UPDATE breaks SET sequence = $2, expected = $3, found = $4 \
+             WHERE hold_id = $1 AND cleared_at_us IS NULL",
         )
         .bind(&found.hold_id)
         .bind(found.sequence.cast_signed())
@@ -209,7 +212,9 @@ impl Repo {
         .rows_affected();
         if known == 0 {
             sqlx::query(
-                "INSERT INTO breaks (name, hold_id, user_id, sequence, expected, found, found_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                "INSERT INTO breaks \
+                 (name, hold_id, user_id, sequence, expected, found, found_at_us) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7)",
             )
             .bind(&found.name)
             .bind(&found.hold_id)
@@ -225,7 +230,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Differences that are still there.
+    /// Uncleared differences.
     pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
         let rows = sqlx::query(
             "SELECT * FROM breaks WHERE cleared_at_us IS NULL ORDER BY found_at_us, hold_id",
@@ -247,14 +252,14 @@ impl Repo {
             .collect()
     }
 
-    /// The difference of a hold has gone.
+    /// Clears the difference of a hold.
     pub async fn clear_break(&self, hold_id: &str, now_us: i64) -> Result<(), StoreError> {
         const CLEAR: &str =
             "UPDATE breaks SET cleared_at_us = $2 WHERE hold_id = $1 AND cleared_at_us IS NULL";
         self.stamp(CLEAR, hold_id, now_us).await
     }
 
-    /// Users that the market has to stop, or, where nothing differs any more, to let go on.
+    /// Users to block, or to unblock if they have no difference any more.
     pub async fn suspensions(&self) -> Result<BTreeMap<String, Suspension>, StoreError> {
         let rows = sqlx::query(
             "SELECT user_id, MAX(cleared_at_us IS NULL) FROM breaks WHERE lifted_at_us IS NULL GROUP BY user_id",
@@ -273,14 +278,14 @@ impl Repo {
             .collect()
     }
 
-    /// The market lets a user go on whose differences have gone.
+    /// Records that the market has unblocked a user.
     pub async fn lifted(&self, user_id: &str, now_us: i64) -> Result<(), StoreError> {
         const LIFT: &str = "UPDATE breaks SET lifted_at_us = $2 \
              WHERE user_id = $1 AND cleared_at_us IS NOT NULL AND lifted_at_us IS NULL";
         self.stamp(LIFT, user_id, now_us).await
     }
 
-    /// Writes the time into the rows of an id.
+    /// Runs `sql` with a row key and a time.
     async fn stamp(&self, sql: &'static str, id: &str, now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         sqlx::query(sql)
@@ -317,7 +322,7 @@ fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {
             .chunks_exact(8)
             .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("chunks of eight")))
             .collect(),
-        // Too few of them is seen when the batch is taken over.
+        // A missing one is detected when the batch is loaded.
         busts: busts.unwrap_or_default(),
     })
 }

@@ -8,10 +8,10 @@ use types::{Amount, CFA_RUB, HoldPart, Id128, InstrumentId, UserId, derived, sub
 use crate::batch::Batch;
 use crate::plan::{Kind, Movement, Plan, Step, TradeLeg};
 
-/// This service's name in the calls it makes.
+/// This service's name in its calls.
 pub const SOURCE: &str = "settlement";
 
-/// The one ledger request of a batch.
+/// The ledger request of a batch.
 pub fn ledger_batch(batch: &Batch) -> SealedBatch {
     let plan = &batch.plan;
     let operations = plan.operations.iter();
@@ -104,7 +104,7 @@ fn account(user: UserId, instrument: &str) -> String {
     subaccount::of_user(user.as_str(), instrument)
 }
 
-/// Out of a hold of the order.
+/// Posting out of an order's hold.
 fn spent(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> Posting {
     Posting {
         debit,
@@ -115,7 +115,7 @@ fn spent(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> 
     }
 }
 
-/// Not to be spent before the chain has it.
+/// Posting that stays unsettled until the chain is final.
 fn received(amount: Amount, debit: String, credit: String) -> Posting {
     Posting {
         debit,
@@ -169,7 +169,7 @@ fn hold_step(step: &Step) -> HoldStep {
     }
 }
 
-/// The trades of a batch as they go to the chain.
+/// The chain request of a batch.
 pub fn trade_batch(batch: &Batch) -> TradeBatch {
     let trades = batch.plan.trades.iter();
     TradeBatch {
@@ -189,7 +189,7 @@ pub fn trade_batch(batch: &Batch) -> TradeBatch {
     }
 }
 
-/// The request of another attempt for some of the trades.
+/// The chain request of an attempt, for some of the trades.
 pub fn attempt(first: &TradeBatch, attempt: u8, trades: &[u32]) -> TradeBatch {
     let trades = trades.iter();
     TradeBatch {
@@ -198,7 +198,7 @@ pub fn attempt(first: &TradeBatch, attempt: u8, trades: &[u32]) -> TradeBatch {
     }
 }
 
-/// Ids of the operations that a trade has in the ledger.
+/// Ids of a trade's ledger operations.
 pub fn operation_ids(trade: &Trade) -> Vec<String> {
     let kinds = Kind::ALL.into_iter();
     kinds

@@ -1,40 +1,40 @@
-//! The life of a sealed batch: `sealed -> posted -> submitted -> included -> final`, a table of what to do next
-//! and what an answer changes.
+//! State machine of a sealed batch: `sealed -> posted -> submitted -> included -> final`, as a
+//! table of next steps and transitions.
 //!
-//! Every step may be repeated: the ledger answers a posted batch with the stored result, the chain accepts a
-//! batch id once, an operation is finalized once, a reversal is made once. So the shell does the step, keeps
-//! the state, and after a crash simply does the step again. No chain step is asked for before the ledger has
-//! the batch (`design.md` 4). A trade that the contract leaves out is sent once more in a batch of its own;
-//! left out again it is bust: its operations are reversed (T21).
+//! Every step is idempotent: the ledger answers a posted batch with the stored result, the chain
+//! accepts a batch id once, an operation is finalized once and reversed once. So the shell executes
+//! the step, stores the state, and repeats the step after a crash. No chain step precedes the
+//! ledger posting (`design.md` 4). A trade that the contract skips is sent once more in a batch of
+//! its own; if it is skipped again it is bust and its operations are reversed (T21).
 
 types::code_enum! {
-    /// How far a batch is.
+    /// State of a batch.
     #[derive(PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
     State: i32 {
-        /// Membership frozen, not yet known to be in the ledger.
+        /// Contents fixed, not known to be in the ledger.
         Sealed = 1 "SEALED",
-        /// The ledger has it.
+        /// In the ledger.
         Posted = 2 "POSTED",
-        /// The chain service has taken it.
+        /// Accepted by the chain service.
         Submitted = 3 "SUBMITTED",
-        /// Final on chain, not yet in the ledger.
+        /// Final on chain, not finalized in the ledger.
         Included = 4 "INCLUDED",
         Final = 5 "FINAL",
     }
 }
 
-/// What to do next.
+/// Next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Post the stored request to the ledger.
     Post,
-    /// Send these trades to the chain under the batch id of this attempt.
+    /// Submit these trades to the chain under the batch id of this attempt.
     Submit {
         attempt: u8,
         trades: Vec<u32>,
     },
-    /// Ask how the batch of this attempt does.
+    /// Wait for the outcome of this attempt's batch.
     Await {
         attempt: u8,
     },
@@ -50,23 +50,23 @@ pub enum Step {
     Done,
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Posted,
     Submitted,
-    /// The transaction is final; these trades were left out.
+    /// The transaction is final; the contract skipped these trades.
     Included {
         tx_hash: String,
         failed: Vec<u32>,
     },
-    /// Nothing of the batch went through.
+    /// The chain executed nothing of the batch.
     Dropped,
     Finalized,
     Busted,
 }
 
-/// An answer that does not belong to the step that was asked for: our own bug or a store that was tampered with.
+/// An answer that does not match the pending step: a bug or a corrupted store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("batch is {state:?} and cannot take {answer:?}")]
 pub struct Misplaced {
@@ -74,22 +74,21 @@ pub struct Misplaced {
     pub answer: Answer,
 }
 
-/// Attempts to bring a trade to the chain before it is bust.
+/// Attempts per trade before it is bust.
 pub const ATTEMPTS_MAX: u8 = 2;
 
-/// One batch under way. Serialized as it stands into the store.
+/// One batch in flight. Serialized as is into the store.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Saga {
     pub state: State,
-    /// From 1.
     pub attempt: u8,
-    /// Trades of the running attempt, as indices into the batch.
+    /// Trades of the current attempt, as indices into the batch.
     pub open: Vec<u32>,
-    /// Trades that this attempt left out.
+    /// Trades that this attempt skipped.
     pub failed: Vec<u32>,
-    /// Trades given up.
+    /// Bust trades.
     pub bust: Vec<u32>,
-    /// Hash of the running attempt's transaction, once final.
+    /// Transaction hash of the current attempt, once final.
     pub tx_hash: Option<String>,
 }
 
@@ -105,7 +104,7 @@ impl Saga {
         }
     }
 
-    /// What to do next; the same until an answer is handled.
+    /// The next step; unchanged until an answer is handled.
     pub fn next(&self) -> Step {
         match self.state {
             State::Sealed => Step::Post,
@@ -128,7 +127,7 @@ impl Saga {
                         trades: done,
                         tx_hash: tx_hash.clone(),
                     },
-                    // Only the last attempt comes here with nothing to finalize.
+                    // Reached only in the last attempt, with nothing to finalize.
                     _ => Step::Bust {
                         trades: self.bust.clone(),
                     },
@@ -138,7 +137,7 @@ impl Saga {
         }
     }
 
-    /// Takes the answer to [`Self::next`].
+    /// Applies the answer to [`Self::next`].
     pub fn handle_answer(&mut self, answer: Answer) -> Result<(), Misplaced> {
         match (self.state, &answer) {
             (State::Sealed, Answer::Posted) => {
@@ -176,7 +175,7 @@ impl Saga {
         Ok(())
     }
 
-    /// What went through is in the ledger: the rest is tried again or given up.
+    /// Executed trades are finalized in the ledger: retry the rest or bust them.
     fn after_attempt(&mut self) {
         if self.failed.is_empty() {
             self.state = State::Final;

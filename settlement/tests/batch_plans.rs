@@ -1,5 +1,5 @@
-//! The pure part against a naive twin of the ledger: whatever the orders and wherever batches are cut, each
-//! plan is covered step by step, money is conserved, and the ledger's holds are what the journal says.
+//! The pure part against a naive model of the ledger. For any orders and any batch boundaries, each
+//! plan is covered step by step, money is conserved, and the ledger's holds match the journal.
 
 mod world;
 
@@ -39,7 +39,7 @@ fn settler(limits: Limits, market: &Market) -> Settler {
     )
 }
 
-/// Applies records, sealing where `cut` says or where the limits ask for it.
+/// Applies records and seals where `cut` or the limits require it.
 struct Run {
     settler: Settler,
     ledger: Ledger,
@@ -104,12 +104,12 @@ fn r188_every_plan_is_covered_and_conserves_money() {
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
         assert_eq!(trades as u64, run.settler.copies().trades());
         assert!(trades > 50, "seed {seed} traded {trades} times");
-        // One second behind the tail every open order has its own holds.
+        // With the clock past the wait time every open order has its own holds.
         for order in run.settler.copies().orders() {
             let main = run.ledger.holds[&order_hold(order.id, HoldPart::Main)];
             assert_eq!(main.remaining, order.reserved.main.0);
         }
-        // Holds of size one whose order has gone are released.
+        // Size-one holds of ended orders are released.
         for (_, hold) in run.settler.copies().holds() {
             let is_active = run.ledger.holds[&hold.hold_id].is_active;
             assert_eq!(is_active, !hold.is_emptied);
@@ -143,7 +143,7 @@ fn r189_the_same_records_give_the_same_plans_and_a_repeat_changes_nothing() {
 
 // rows: R186
 #[test]
-fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
+fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
     for seed in 100..120 {
         let mut market = Market::new(seed);
         for _ in 0..300 {
@@ -158,7 +158,7 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
             run.feed(&market.records[at]);
             at += 1;
             if crashes.contains(&at) {
-                // What was applied and not posted is lost; the ledger knows how far it is.
+                // Applied, unposted records are lost; the ledger's position remains.
                 let position = run.ledger.positions.get("market:1").copied().unwrap_or(0);
                 let carve_number = run
                     .ledger
@@ -171,7 +171,8 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
                 let (carved, breaks) = carved_in_ledger(&copies, &run.ledger.active_holds());
                 assert_eq!(breaks, Vec::new());
                 for record in &market.records[position as usize..at] {
-                    // Funding behind the position was blocked in the ledger already; the twin adds it once only.
+                    // Funding after the position was blocked in the ledger already; the model adds
+                    // it once only.
                     if let Command::Fund(fund) = &record.command.command {
                         assert!(run.ledger.holds.contains_key(&fund.hold_id));
                     }
@@ -216,7 +217,7 @@ fn an_order_that_comes_and_goes_within_a_batch_writes_no_row() {
 }
 
 #[test]
-fn records_without_effect_on_the_ledger_move_its_position_in_the_end() {
+fn records_without_ledger_effect_eventually_move_its_position() {
     let mut market = Market::new(1);
     for _ in 0..20 {
         let handle = market.order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc);
@@ -236,7 +237,7 @@ fn records_without_effect_on_the_ledger_move_its_position_in_the_end() {
 
 // rows: R151 R153
 #[test]
-fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_happens() {
+fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
     let mut market = Market::new(2);
     let handle = market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
@@ -259,9 +260,11 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
         .iter()
         .map(|s| s.movement)
         .collect();
-    assert!(
-        matches!(splits[0], Movement::Split { amount, part: HoldPart::Main, order: o, .. } if amount.minor == Minor(1000) && o == order.id)
-    );
+    assert!(matches!(
+        splits[0],
+        Movement::Split { amount, part: HoldPart::Main, order: o, .. }
+            if amount.minor == Minor(1000) && o == order.id
+    ));
     assert!(
         matches!(splits[1], Movement::Split { amount, part: HoldPart::Fee, .. } if amount.minor == Minor(1))
     );
@@ -270,7 +273,8 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
         format!("1:1-{}", order_sequence(&market))
     );
 
-    // Another order, posted while young with a neighbour's trade, then silence: carved under the source of its own.
+    // Another order, unsplit when a neighbour's trade is posted, then silence: split under the
+    // carve source.
     let young = market
         .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
         .unwrap();
@@ -348,7 +352,7 @@ fn order_of(market: &Market, handle: Handle) -> Id128 {
 
 // rows: R190
 #[test]
-fn r190_three_fills_use_one_hold_part_by_part() {
+fn r190_three_fills_consume_one_hold_in_parts() {
     let mut market = Market::new(4);
     let buyer = market
         .order(0, 0, Side::Buy, 100, 30, TimeInForce::Gtc)
@@ -479,10 +483,10 @@ fn r151_orders_applied_late_share_a_batch() {
     let now_ns = market.time_ns + 3_600 * SECOND_NS;
     for record in &market.records {
         settler.apply(&record.applied, now_ns);
-        // Behind the tail an order is no reason to seal, however long ago it came.
+        // During catch-up an old order does not make a batch due.
         assert!(!settler.is_due(now_ns, None, false));
     }
-    // By journal time the last orders are young still; at the tail they are all old.
+    // By journal time the last orders are recent; at the tail all are old.
     let journal_ns = market.time_ns;
     assert!(settler.is_due(now_ns, Some(journal_ns), false));
     let behind = settler.seal(journal_ns);
@@ -495,7 +499,7 @@ fn r151_orders_applied_late_share_a_batch() {
 }
 
 #[test]
-fn many_orders_that_are_old_at_once_are_carved_batch_by_batch() {
+fn many_old_orders_are_split_batch_by_batch() {
     let mut market = Market::new(10);
     for n in 0..150 {
         market

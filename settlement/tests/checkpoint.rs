@@ -1,5 +1,5 @@
-//! Settlement that goes on at the ledger's position from a checkpoint of the node: the same state as
-//! from the first record, also after a kill, and without the records before it.
+//! Settlement resumes at the ledger's position from a node checkpoint: the same state as from the
+//! first record, also after a kill, and without the earlier records.
 
 mod world;
 
@@ -24,7 +24,7 @@ fn market(seed: u64) -> Market {
     market
 }
 
-/// What copies say, and what records after them mean.
+/// The state of the copies, and the changes of the following records.
 fn applied(
     mut copies: Copies,
     records: &[Record],
@@ -49,7 +49,7 @@ fn applied(
 
 // rows: R189
 #[test]
-fn r189_copies_taken_at_any_record_and_the_effects_after_it_are_the_copies_from_the_first() {
+fn r189_copies_taken_at_any_record_equal_the_copies_from_the_first() {
     for seed in 0..4 {
         let market = market(seed);
         let records = &market.records;
@@ -78,7 +78,7 @@ async fn drained(platform: &Platform, sequence: Sequence) {
         .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
 }
 
-/// Waits until the health gives this reason for which the journal cannot be followed.
+/// Waits until the health reports this reason for a journal that cannot be followed.
 async fn told(platform: &Platform, what: &str) {
     let mut failing = platform.settlement.health().watch();
     let waiting = failing.wait_for(|parts| {
@@ -90,7 +90,7 @@ async fn told(platform: &Platform, what: &str) {
     assert!(waited, "{failing:?} {:?}", platform.settlement.stats());
 }
 
-/// The market's journal settled to its end, a checkpoint at a time.
+/// Settles the market's journal to its end, one checkpoint at a time.
 async fn settled(folder: &Path, market: &Market) -> Platform {
     let mut settings = config(folder);
     settings.batch_trades_max = 2;
@@ -108,7 +108,7 @@ async fn settled(folder: &Path, market: &Market) -> Platform {
     platform
 }
 
-/// The process that is killed; does nothing unless a parent test started it.
+/// The process to kill; does nothing unless a parent test started it.
 #[tokio::test]
 async fn child() {
     if let Ok(folder) = std::env::var(FOLDER) {
@@ -118,7 +118,7 @@ async fn child() {
 
 // rows: R186 R189
 #[tokio::test]
-async fn r189_killed_behind_a_checkpoint_the_rest_is_settled_once_without_the_records_before_it() {
+async fn r189_killed_after_a_checkpoint_the_rest_is_settled_once_without_earlier_records() {
     let market = market(12);
     for place in ["settlement.posted:12", "settlement.submitted:12"] {
         let folder = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ async fn r189_killed_behind_a_checkpoint_the_rest_is_settled_once_without_the_re
             .status()
             .unwrap();
         assert!(!status.success(), "{place} was not reached");
-        // The journal's beginning goes, as far as the oldest checkpoint lets it.
+        // Truncate the journal as far as the oldest checkpoint permits.
         let oldest = *checkpoints(folder.path()).first().expect("a checkpoint");
         let removed = cut(folder.path(), oldest);
         assert!(removed > Sequence::ZERO, "{place}: {oldest}");
@@ -165,9 +165,10 @@ fn damage(folder: &Path) {
     assert_eq!(checkpoints(folder), []);
 }
 
-// A damaged checkpoint costs time alone: the one before it, or the journal's first record.
+// A damaged checkpoint costs only time: recovery uses the previous one or the journal's first
+// record.
 #[tokio::test]
-async fn damaged_checkpoints_are_passed_over() {
+async fn damaged_checkpoints_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let market = market(13);
@@ -177,7 +178,7 @@ async fn damaged_checkpoints_are_passed_over() {
     platform.assert_agrees(&market).await;
     platform.stop().await;
     damage(folder);
-    // With the journal's beginning gone, nothing is left to go on from.
+    // With the journal truncated, recovery has no starting point.
     assert!(cut(folder, market.position()) > Sequence::ZERO);
     let refused = Platform::try_start(folder, config(folder), &[]).await;
     let error = refused.map(|_| ()).unwrap_err();
@@ -194,10 +195,10 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-// Databases of an earlier moment. With the whole journal the ledger is brought on from its own
-// position, without the journal's beginning it cannot be, and that is said.
+// Databases of an earlier moment. The whole journal brings the ledger forward from its own
+// position. A truncated journal cannot, and the health reports it.
 #[tokio::test]
-async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_nothing_less() {
+async fn a_restored_older_ledger_needs_the_whole_journal_to_catch_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let market = market(14);
@@ -224,7 +225,7 @@ async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_noth
     settled(folder, &market).await.stop().await;
     copied(&["journal", "snapshots"]);
 
-    // The node itself goes on from its newest checkpoint.
+    // The node itself resumes from its newest checkpoint.
     let newest = *checkpoints(folder).last().expect("a checkpoint");
     assert!(newest > Sequence(half as u64 + EVERY));
     put_back(&databases);
@@ -240,7 +241,7 @@ async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_noth
     platform.stop().await;
 }
 
-// The journal of another moment: what the ledger has settled is not in it.
+// The journal of another moment: it lacks records that the ledger has settled.
 #[tokio::test]
 async fn a_journal_that_ends_before_the_ledger_stops_settlement() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The process killed exactly between two steps of a batch, then started again: every trade settled once, all
-//! money where it belongs.
+//! The process is killed between two steps of a batch, then restarted: every trade is settled once
+//! and all money is accounted for.
 
 mod world;
 
@@ -24,10 +24,10 @@ fn market() -> Market {
 
 async fn run(folder: &std::path::Path) -> Platform {
     let market = market();
-    // Small batches: a journal read in one go fills them, and the process is to be killed twice.
+    // Small batches, so that even a journal read in one go fills two: the process is killed twice.
     let mut settings = config(folder);
     settings.batch_trades_max = 2;
-    // What the gateway has blocked and the journal has taken outlives the process.
+    // The gateway's blocked money and the journal outlive the process.
     let funded = folder.join("funded");
     let platform = if funded.exists() {
         Platform::start(folder, settings, &market.records).await
@@ -45,7 +45,7 @@ async fn run(folder: &std::path::Path) -> Platform {
     platform
 }
 
-/// The process that is killed; does nothing unless a parent test started it.
+/// The process to kill; does nothing unless a parent test started it.
 #[tokio::test]
 async fn child() {
     if let Ok(folder) = std::env::var(FOLDER) {

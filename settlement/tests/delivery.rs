@@ -1,5 +1,5 @@
-//! Delivery against payment on the real chain: ledger, CFA service, contracts and development chain in process.
-//! At the end every balance on chain is the balance in the ledger.
+//! Delivery versus payment on the real chain: ledger, CFA service, contracts and devchain in
+//! process. At the end every on-chain balance equals the ledger balance.
 
 mod world;
 
@@ -117,7 +117,7 @@ impl Services {
             .unwrap();
     }
 
-    /// Brings the market's instruments and every user's money and units onto the chain.
+    /// Issues the market's instruments and every user's money and units on the chain.
     async fn issue(&self, market: &Market) {
         let mut cfa = CfaRegistryServiceClient::new(self.cfa.clone());
         self.user("issuer-1").await;
@@ -180,7 +180,7 @@ impl Services {
         answer.available?.value.parse().ok()
     }
 
-    /// Opens the trading holds behind the market's Funds, as soon as the money is there.
+    /// Opens the trading holds of the market's Fund commands once the money has arrived.
     async fn open_holds(&self, market: &Market) {
         for record in &market.records {
             let Command::Fund(fund) = &record.command.command else {
@@ -245,11 +245,11 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
             .list_operations(request)
             .await;
         panic!(
-            "not everything issued arrives: {:#?}",
+            "issued assets did not all arrive: {:#?}",
             operations.unwrap().into_inner().operations
         );
     }
-    // Members may trade with themselves, too: such a trade must not hold up the others.
+    // Members may trade with themselves: such a trade must not delay the others.
     market.stp = StpMode::None;
     for _ in 0..150 {
         let (user, ix) = (
@@ -304,7 +304,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
     );
     assert!(stats.trades_settled > 50);
 
-    // One CFA operation per trade under the trade's id, all of them final (R182).
+    // One CFA operation per trade, with the trade's id, all final (R182).
     let trade = market
         .records
         .iter()
@@ -346,7 +346,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
         assert!(instrument.holders.len() >= USERS as usize);
     }
 
-    // A difference is seen: units appear in the ledger that the chain does not know.
+    // A difference is detected: the ledger has units that the chain does not know.
     LedgerServiceClient::new(services.ledger.clone())
         .create_operation(ledger_wire::CreateOperationRequest {
             context: context("forged"),

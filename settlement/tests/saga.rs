@@ -1,18 +1,17 @@
-//! Every step of a batch's life, failed before and after its effect and repeated, against a world that
-//! remembers what it did.
+//! Every step of a batch fails before and after its effect and is repeated, against a model.
 
 use settlement::saga::{Answer, Saga, State, Step};
 
-/// Ledger and chain, each idempotent as their contracts say.
+/// Ledger and chain, idempotent as in their contracts.
 #[derive(Default)]
 struct World {
     posted: u32,
-    /// Trades moved on chain, per trade.
+    /// On-chain moves per trade.
     moved: Vec<u32>,
     batches: Vec<(u8, Vec<u32>)>,
     finalized: Vec<Option<String>>,
     reversed: Vec<u32>,
-    /// Trades the contract leaves out, per attempt.
+    /// Trades that the contract skips, per attempt.
     left_out: [Vec<u32>; 2],
     dropped: [bool; 2],
 }
@@ -70,7 +69,8 @@ impl World {
     }
 }
 
-/// Runs to the end; at step `crash_at` the process dies behind the effect and before the state is kept.
+/// Runs to the end. At step `crash_at` the process dies after the effect and before the state is
+/// stored.
 fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) {
     let mut saga = Saga::new(trades);
     for n in 0.. {
@@ -79,7 +79,7 @@ fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) 
             break;
         }
         let answer = world.act(&step);
-        // What is kept is what would be read back.
+        // Serialized as in the store.
         let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
         if crash_at == Some(n) {
             assert_eq!(kept.next(), step);
@@ -112,7 +112,7 @@ fn r186_each_step_may_be_lost_and_repeated() {
 
 // rows: R186
 #[test]
-fn r186_a_trade_left_out_is_tried_again_then_bust() {
+fn r186_a_skipped_trade_is_retried_then_bust() {
     for crash_at in (0..12).map(Some).chain([None]) {
         let mut world = World::new(4);
         world.left_out = [vec![1, 3], vec![3]];
@@ -129,7 +129,7 @@ fn r186_a_trade_left_out_is_tried_again_then_bust() {
 
 // rows: R186
 #[test]
-fn r186_a_batch_that_never_arrives_is_tried_again_then_bust() {
+fn r186_a_batch_that_never_arrives_is_retried_then_bust() {
     for crash_at in (0..12).map(Some).chain([None]) {
         let mut world = World::new(2);
         world.dropped = [true, false];
@@ -156,7 +156,7 @@ fn a_batch_without_trades_ends_in_the_ledger() {
 }
 
 #[test]
-fn an_answer_out_of_place_changes_nothing() {
+fn a_misplaced_answer_changes_nothing() {
     let mut saga = Saga::new(1);
     let before = saga.clone();
     assert!(saga.handle_answer(Answer::Finalized).is_err());

@@ -1,5 +1,5 @@
-//! Settlement against the real ledger: what a trade leaves behind, what a stop at any moment does, what becomes
-//! of trades the chain refuses.
+//! Settlement against the real ledger: postings of a trade, stops at any moment, trades that the
+//! chain refuses.
 
 mod world;
 
@@ -14,7 +14,7 @@ use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
 use world::{FUNDED, Market, node};
 
-/// Long enough for any machine; nothing is measured by it.
+/// Generous for slow machines; no test measures it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn drained(platform: &Platform, sequence: Sequence) {
@@ -23,7 +23,7 @@ async fn drained(platform: &Platform, sequence: Sequence) {
         .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
 }
 
-/// Ids of all trades, with the commands that made them.
+/// Ids of all trades, with the sequences of their commands.
 fn trades(market: &Market) -> Vec<(Sequence, String)> {
     market
         .records
@@ -43,7 +43,7 @@ fn order_ids(market: &Market) -> Vec<Id128> {
         .collect()
 }
 
-/// The price is 105, the resting order's 100: 10 units for 1000.00, fee 1.00.
+/// Price 105, resting order at 100: 10 units for 1000.00, fee 1.00.
 fn one_trade() -> Market {
     let mut market = Market::new(1);
     market
@@ -66,7 +66,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
     drained(&platform, market.position()).await;
 
     let (sequence, trade) = trades(&market).remove(0);
-    // R181: TRADE_BUY under the trade's id, two postings. R184: final with the transaction's hash.
+    // R181: TRADE_BUY under the trade's id, two postings. R184: final with the transaction hash.
     let (buy, postings) = platform.operation(&trade).await.unwrap();
     assert_eq!(buy.r#type(), OperationType::TradeBuy);
     assert_eq!(buy.status(), OperationStatus::Finalized);
@@ -96,7 +96,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
             row("system:reserve:BOND-0", "user-0:BOND-0", "10"),
         ]
     );
-    // R187: the mirror pays the seller and takes his units.
+    // R187: the mirror operation pays the seller and takes the units.
     let (sell, postings) = platform.operation(&format!("{trade}:sell")).await.unwrap();
     assert_eq!(
         (sell.r#type(), sell.status()),
@@ -119,7 +119,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
         rows(&postings),
         vec![row("user-0:CFA-RUB", "system:fees:CFA-RUB", "1.00")]
     );
-    // Ids begin with the trade's or the order's milliseconds, so that a batch's rows are neighbours in
+    // Ids begin with the milliseconds of the trade or order, so a batch's rows are adjacent in
     // every index (`design.md` 4).
     let millis = |id: &str| id[..13].to_owned();
     for operation in [&buy, &sell, &fee] {
@@ -142,7 +142,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
         ),
         ("10".into(), "1000.00".into(), "1.00".into(), 1)
     );
-    // R183 and R191: both orders' holds are consumed, 5 a unit came back to the trading hold.
+    // R183 and R191: both orders' holds are consumed; 5 per unit returned to the trading hold.
     let orders = order_ids(&market);
     for order in &orders {
         let hold = platform.hold(order_hold(*order, HoldPart::Main)).await;
@@ -161,7 +161,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
         platform.balance("user-0:CFA-RUB").await,
         [left.clone(), left, "0.00".into(), "0.00".into()]
     );
-    // What came in is settled and free.
+    // Received assets are settled and available.
     let [balance, _, unsettled, available] = platform.balance("user-1:CFA-RUB").await;
     assert_eq!(
         balance,
@@ -189,7 +189,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
 
 // rows: R190
 #[tokio::test]
-async fn r190_several_trades_consume_one_hold_part_by_part() {
+async fn r190_several_trades_consume_one_hold_in_parts() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     let mut market = Market::new(2);
@@ -220,7 +220,7 @@ async fn r190_several_trades_consume_one_hold_part_by_part() {
 
 // rows: R186 R188 R189
 #[tokio::test]
-async fn r186_stopped_anywhere_it_goes_on_and_settles_every_trade_once() {
+async fn r186_stopped_anywhere_it_resumes_and_settles_every_trade_once() {
     for seed in 0..3 {
         let folder = tempfile::tempdir().unwrap();
         let mut market = Market::new(seed);
@@ -241,7 +241,7 @@ async fn r186_stopped_anywhere_it_goes_on_and_settles_every_trade_once() {
                 tokio::task::yield_now().await;
             }
             platform.stop().await;
-            // The replica begins at its newest checkpoint, settlement at the ledger's position.
+            // The replica starts at its newest checkpoint, settlement at the ledger's position.
             platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
         }
         drained(&platform, market.position()).await;
@@ -269,7 +269,7 @@ async fn r186_stopped_anywhere_it_goes_on_and_settles_every_trade_once() {
 
 // rows: R189
 #[tokio::test]
-async fn r189_a_chain_that_is_away_is_asked_again_and_a_repeat_changes_nothing() {
+async fn r189_an_unavailable_chain_is_retried_and_a_repeat_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     *platform.chain.away.lock().unwrap() = 2;
@@ -307,7 +307,7 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     let trades = trades(&market);
     platform.reported(market.position()).await;
     assert!(!platform.is_bust(&trades[0].1) && platform.is_bust(&trades[1].1));
-    // Both orders have ended; their sessions are told under the orders' own names.
+    // Both orders have ended; their sessions receive the bust under the orders' own ids.
     let told = Command::Bust(Bust {
         trade: Id128::parse(&trades[1].1).unwrap(),
         trade_number: 2,
@@ -316,7 +316,7 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
         sell,
     });
     assert!(platform.has_asked(told), "{told:?}");
-    // Known as bust before any position passes it.
+    // Journalled as bust before any position passes it.
     let asked = platform.asked.lock().unwrap().clone();
     let bust = asked.iter().position(|c| matches!(c, Command::Bust(_)));
     let passed = asked
@@ -327,7 +327,7 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     assert!(kept.onchain_tx_hash.unwrap().ends_with("/2"));
     let (bust, _) = platform.operation(&trades[1].1).await.unwrap();
     assert_eq!(bust.status(), OperationStatus::Failed);
-    // Neither side has anything of it: the buyer's money is available, the seller's units too.
+    // Neither side keeps anything: the buyer's money and the seller's units are available again.
     let [balance, _, unsettled, available] = platform.balance("user-3:CFA-RUB").await;
     assert_eq!(balance, Decimal::from_minor(FUNDED, 2).to_string());
     // 5.00 and the fee of 0.01.
@@ -341,7 +341,8 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     assert_eq!(platform.settlement.stats().trades_failed, 1);
     platform.assert_agrees(&market).await;
     platform.stop().await;
-    // The journal does not say so: the node was killed before. It is told again out of the store.
+    // The journal lacks the bust (the node was killed before), so it is reported again from the
+    // store.
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     platform.reported(market.position()).await;
     assert!(platform.has_asked(told), "{:?}", platform.asked);

@@ -1,4 +1,4 @@
-//! Settlement of a running engine node: the market's commands go through the real sequencer,
+//! Settlement of a running engine node: the market's commands pass through the real sequencer, and
 //! settlement follows its replica.
 
 mod world;
@@ -49,13 +49,13 @@ fn order(user: u32, side: Side, price: i64, quantity: u64) -> Request {
 }
 
 /// Settlement journals that everything up to `last` is final, and then nothing more: its own
-/// records ask for no further ones, and are no backlog.
+/// records cause no further ones and are no backlog.
 async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
     let rested = tokio::time::timeout(PATIENCE, async {
         while replica.settlement().finalized < last {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // Several times the interval between two records, without one.
+        // Several report intervals without a new record.
         loop {
             let end = replica.assigned();
             tokio::time::sleep(Duration::from_millis(1_000)).await;
@@ -143,7 +143,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     assert_eq!(backlog.pending_trades.load(Ordering::Relaxed), 0);
     assert_eq!(platform.balance("user-0:BOND-0").await[3], "4");
 
-    // Nothing more happens: an order that stays open gets its holds all the same.
+    // An open order gets its holds even without new commands.
     let resting = call(&sequencer, order(0, Side::Buy, 9_000, 3)).await;
     let id = order_uuid(resting.command.time_ns, node(), resting.command.sequence);
     let settled = platform.settlement.settled(resting.command.sequence);

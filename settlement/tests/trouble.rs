@@ -1,5 +1,4 @@
-//! What settlement does when something is wrong: differences, refusals, a store that cannot be written, a
-//! worker that has ended.
+//! Settlement under failures: differences, refusals, an unwritable store, a worker that has ended.
 
 mod world;
 
@@ -16,7 +15,7 @@ use types::*;
 use world::services::{Platform, config, context, journal_of_busy_engines};
 use world::{Market, node};
 
-/// Long enough for any machine; nothing is measured by it.
+/// Generous for slow machines; no test measures it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `seen` is true.
@@ -56,7 +55,7 @@ fn trade(market: &mut Market, seller: u32, buyer: u32) -> String {
     trade.trade_uuid(node()).to_string()
 }
 
-/// What is free in user 0's trading hold for money, and a request that sets what the ledger has left in it.
+/// The undrawn amount of user 0's money hold, and a request that sets its amount in the ledger.
 fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
     pool_of(market, UserIx(0))
 }
@@ -77,7 +76,7 @@ fn pool_of(
     (pool.free.0, adjust)
 }
 
-/// Block of user 0, what follows it, and its end.
+/// Block, cancel and unblock commands of user 0.
 fn block() -> Command {
     let (user, cause) = (UserIx(0), BlockCause::Difference);
     Command::BlockUser(BlockUser { user, cause })
@@ -103,7 +102,7 @@ async fn sql(folder: &Path, statement: &'static str) {
 }
 
 #[tokio::test]
-async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlement() {
+async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     let mut market = Market::new(1);
@@ -112,7 +111,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     platform.feed(&market.records);
     let fed = market.records.len();
     drained(&platform, market.position()).await;
-    // Somebody takes money out of user 0's trading hold behind the journal's back.
+    // Money leaves user 0's trading hold without a journal record.
     let (free, adjust) = pool(&market);
     let taken = adjust(free - 1, "steal");
     platform.ledger.adjust_hold(taken).await.unwrap();
@@ -133,7 +132,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     );
     assert_eq!(found.expected - found.found, 1);
 
-    // Settlement goes on, with him too: the ledger decides what is covered.
+    // Settlement continues, also for this user: the ledger decides what is covered.
     trade(&mut market, 4, 5);
     trade(&mut market, 0, 3);
     platform.feed(&market.records[fed..]);
@@ -141,7 +140,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     drained(&platform, market.position()).await;
     assert_eq!(platform.settlement.stats().halted, "");
 
-    // A restart forgets nothing and tells nothing twice.
+    // A restart keeps the break and reports it once.
     platform.stop().await;
     let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     until("block again", &platform, || platform.has_asked(cancel())).await;
@@ -150,7 +149,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     drained(&platform, market.position()).await;
     assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
 
-    // Repaired, it goes by itself, and so does this cause of the block.
+    // Once repaired, the break clears and the block is lifted.
     let (free, adjust) = pool(&market);
     let repaired = adjust(free, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
@@ -161,7 +160,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     assert!(platform.settlement.breaks().await.unwrap().is_empty());
     platform.stop().await;
 
-    // Nothing of it is left for the next start.
+    // The next start finds no trace of it.
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     drained(&platform, market.position()).await;
     assert!(!platform.has_asked(block()) && !platform.has_asked(unblock()));
@@ -216,7 +215,7 @@ async fn no_block_waits_for_the_cancel_of_another_users_orders() {
 }
 
 #[tokio::test]
-async fn a_batch_that_the_ledger_refuses_stops_the_queue_and_says_so_until_it_is_covered() {
+async fn a_batch_refused_by_the_ledger_blocks_the_queue_until_it_is_covered() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     let mut market = Market::new(1);
@@ -251,7 +250,7 @@ async fn a_batch_that_the_ledger_refuses_stops_the_queue_and_says_so_until_it_is
 }
 
 #[tokio::test]
-async fn a_batch_that_the_chain_service_refuses_is_an_alarm_and_not_the_end() {
+async fn a_batch_refused_by_the_chain_service_raises_an_alarm_and_is_retried() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     let refusal = rpc::status::invalid_argument("trades", "must be whole");
@@ -269,7 +268,7 @@ async fn a_batch_that_the_chain_service_refuses_is_an_alarm_and_not_the_end() {
         failing["settlement-chain"].contains("must be whole"),
         "{failing:?}"
     );
-    // The ledger is not kept waiting by the chain.
+    // The chain does not delay the ledger.
     let fed = market.records.len();
     trade(&mut market, 2, 3);
     platform.feed(&market.records[fed..]);
@@ -286,7 +285,7 @@ async fn a_batch_that_the_chain_service_refuses_is_an_alarm_and_not_the_end() {
     platform.stop().await;
 }
 
-/// Ends an operation that settlement has posted, before settlement does.
+/// Finalizes or reverses an operation of settlement before settlement does.
 async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
     let mut found = platform.operation(key).await;
     while found.is_none() {
@@ -313,7 +312,7 @@ async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
 
 // rows: R186 R189
 #[tokio::test]
-async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
+async fn r189_operations_ended_the_same_way_by_another_caller_count_as_done() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     *platform.chain.away.lock().unwrap() = u32::MAX;
@@ -343,7 +342,7 @@ async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_be_written_is_tried_again() {
+async fn an_unwritable_store_is_retried() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     let mut market = Market::new(1);
@@ -355,7 +354,7 @@ async fn a_store_that_cannot_be_written_is_tried_again() {
         is_failing(&platform, "settlement-store")
     })
     .await;
-    // The market waits for it meanwhile: what is journalled from now on is its lag.
+    // Meanwhile the market waits: everything journalled from now on is lag.
     let lag = |end: Sequence| platform.backlog.settlement_lag(end);
     let (known, later) = (
         lag(market.position()),
@@ -370,7 +369,7 @@ async fn a_store_that_cannot_be_written_is_tried_again() {
 }
 
 #[tokio::test]
-async fn workers_that_have_failed_are_begun_again_and_no_orders_are_taken_meanwhile() {
+async fn failed_workers_restart_and_no_orders_are_accepted_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     *platform.chain.away.lock().unwrap() = u32::MAX;
@@ -396,7 +395,7 @@ async fn workers_that_have_failed_are_begun_again_and_no_orders_are_taken_meanwh
     assert!(platform.settlement.stats().halted.contains("unreadable"));
     let lag = || platform.backlog.settlement_lag(Sequence::ZERO);
     until("end of orders", &platform, || lag() == u64::MAX).await;
-    // More than one try has come to nothing.
+    // Long enough for several failed attempts.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(lag() == u64::MAX && is_failing(&platform, "settlement-chain"));
     let mend =

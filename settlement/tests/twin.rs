@@ -1,5 +1,5 @@
-//! Settlement's copies beside the hot thread's admission: the same journal, the same money in every
-//! hold, also when requests overtake the reports of earlier ones.
+//! Settlement's copies against the hot thread's admission: the same journal yields the same money
+//! in every hold, also if requests overtake the reports of earlier ones.
 
 mod world;
 
@@ -145,7 +145,7 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
         for request in setup {
             port.call(request).await.unwrap();
         }
-        // Open loop: nobody waits for the report of the request before.
+        // Open loop: no request waits for the report of the previous one.
         for n in 0..3_000 {
             let request = random(&mut rng, u128::from(seed) << 64 | (n + 1));
             port.submit(request, Reply::None).unwrap();

@@ -1,21 +1,21 @@
-//! A machine whose clocks the test holds.
+//! A machine with clocks that the test controls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use service_kit::clock::{Disciplined, Source};
 
-/// Clocks that stand still until the test moves them. Clones are the same machine.
+/// Clocks that move only when the test moves them. Clones are the same machine.
 #[derive(Clone)]
 pub struct Machine {
     start_ns: u64,
     passed_ns: Arc<AtomicU64>,
-    /// By how much real time is wrong.
+    /// Error of real time.
     wrong_ns: Arc<AtomicI64>,
 }
 
 impl Machine {
-    /// Begins at this time, in nanoseconds since 1970.
+    /// Starts at this Unix time in nanoseconds.
     pub fn at(start_ns: u64) -> Self {
         Self {
             start_ns,
@@ -24,7 +24,7 @@ impl Machine {
         }
     }
 
-    /// The clock of the next process on it.
+    /// The clock of the machine's next process.
     pub fn process(&self) -> Arc<Disciplined> {
         Arc::new(Disciplined::new(self.clone()))
     }
@@ -33,7 +33,7 @@ impl Machine {
         self.passed_ns.fetch_add(ms * 1_000_000, Ordering::SeqCst);
     }
 
-    /// Sets real time this number of seconds ahead of the truth.
+    /// Sets real time this number of seconds ahead of true time.
     pub fn set_wrong_by_s(&self, seconds: i64) {
         self.wrong_ns
             .store(seconds * 1_000_000_000, Ordering::SeqCst);

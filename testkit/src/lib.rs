@@ -1,14 +1,13 @@
-//! What tests of several crates share. A dev-dependency only: no program that runs in production is
-//! built with it.
+//! Test helpers of several crates. A dev-dependency only: no production binary contains it.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `messages` | contexts and amounts of the contract, in short words |
-//! | `doubles` | doubles of services, and a service in memory |
-//! | `ports` | limits that no test waits for, and raw sockets |
-//! | `wait` | waiting for what becomes so |
-//! | `clock` | a machine whose clocks the test holds |
-//! | `plans` | query plans of every statement that runs |
+//! | `messages` | short constructors of contexts and amounts |
+//! | `doubles` | doubles of services, and in-memory serving |
+//! | `ports` | limits that no test reaches, and raw sockets |
+//! | `wait` | waiting for a condition |
+//! | `clock` | a machine with clocks that the test controls |
+//! | `plans` | query plans of every executed statement |
 
 mod clock;
 mod doubles;

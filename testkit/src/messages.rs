@@ -1,9 +1,9 @@
-//! Values of the contract in short words. Each is `Some`, as the fields of messages want it.
+//! Short constructors of contract values. Each returns `Some`, as message fields require.
 
 use proto::common::v1::{Decimal, MonetaryAmount, Money, RequestContext};
 use uuid::Uuid;
 
-/// An id that no other test has.
+/// A unique id.
 pub fn fresh() -> String {
     Uuid::now_v7().to_string()
 }

@@ -1,4 +1,4 @@
-//! Ports: limits that no test waits for, and raw sockets.
+//! Ports: limits that no test reaches, and raw sockets.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::PATIENCE;
 
-/// Limits that no test waits for.
+/// Limits that no test reaches.
 pub fn patient() -> Limits {
     let hour = Duration::from_secs(3_600);
     Limits {
@@ -21,7 +21,7 @@ pub fn patient() -> Limits {
     }
 }
 
-/// What a port sends until it closes the connection.
+/// Reads until the port closes the connection.
 pub async fn until_closed(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     // A reset closes as well.
@@ -31,7 +31,7 @@ pub async fn until_closed(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// What a port sends up to and with `text`.
+/// Reads up to and including `text`.
 pub async fn until(stream: &mut TcpStream, text: &str) -> String {
     let mut answer = Vec::new();
     loop {

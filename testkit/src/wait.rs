@@ -1,11 +1,11 @@
-//! Waiting for what becomes so.
+//! Waiting for a condition.
 
 use std::time::Duration;
 
-/// Longer than anything in a test takes on any machine; it only ends a test that would hang.
+/// Generous for slow machines: it only ends a test that would hang.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks again until there is an answer.
+/// Polls until `ask` returns `Some`.
 pub async fn eventually<T>(ask: impl AsyncFn() -> Option<T>) -> T {
     let answer = async {
         loop {
@@ -17,5 +17,5 @@ pub async fn eventually<T>(ask: impl AsyncFn() -> Option<T>) -> T {
     };
     tokio::time::timeout(PATIENCE, answer)
         .await
-        .expect("what the test waits for happens")
+        .expect("the condition becomes true in time")
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the code generators and command line clients of pinned versions, unpacks the contracts of a platform binary, generates
-# clients from them and builds the Go one. Needs Go, Node, Python 3 and the network the first time.
-# install.sh PLATFORM_BINARY prints the folder.
+# Installs the pinned code generators and command line clients, unpacks the contracts of a platform
+# binary, generates clients from them and builds the Go client. Needs Go, Node, Python 3, and
+# network access the first time. install.sh PLATFORM_BINARY prints the folder.
 set -eu
 
 platform=$1

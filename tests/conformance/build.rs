@@ -1,4 +1,4 @@
-//! Compiles the conformance service's schema; descriptors are kept for the Connect layer under test.
+//! Compiles the conformance service's schema, and its descriptors for the Connect layer under test.
 
 use std::path::PathBuf;
 

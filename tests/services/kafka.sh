@@ -1,11 +1,13 @@
 #!/bin/bash
-# A Kafka broker of one's own on the loopback, for the full tests: one node in KRaft mode, state under target/services/kafka.
+# A Kafka broker on the loopback for the full tests: one node in KRaft mode, state under
+# target/services/kafka.
 #
-#   tests/services/kafka.sh start    fetches the jars once, starts, waits, prints the address; does nothing if it runs already
-#   tests/services/kafka.sh stop     stops it; the state stays
+#   tests/services/kafka.sh start    downloads the jars once, starts, waits, prints the address;
+#                                    does nothing if it already runs
+#   tests/services/kafka.sh stop     stops it; keeps the state
 #   tests/services/kafka.sh clean    stops it and removes the state
 #
-# Needs Java 17 and Maven. KAFKA_PORT (default 9092) and the next port are used.
+# Needs Java 17 and Maven. Uses KAFKA_PORT (default 9092) and the next port.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,7 +67,7 @@ PROPERTIES
             --cluster-id "$(java_class kafka.tools.StorageTool random-uuid)" \
             --config "$home/server.properties" >"$home/format.log" 2>&1
     fi
-    # In a session of its own, so that a caller's Ctrl-C leaves it alone.
+    # In its own session, so that a caller's Ctrl-C does not stop it.
     setsid java -cp "$home/jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn \
         kafka.Kafka "$home/server.properties" >"$home/server.log" 2>&1 </dev/null &
     echo $! >"$home/pid"

@@ -1,12 +1,15 @@
 #!/bin/bash
-# A PostgreSQL server of one's own on the loopback, for the full tests: state under target/services/postgres, fsync on.
+# A PostgreSQL server on the loopback for the full tests: state under target/services/postgres,
+# fsync on.
 #
-#   tests/services/postgres.sh start    installs the server where it is missing, starts it, waits, prints the URL; does nothing if it runs already
-#   tests/services/postgres.sh stop     stops it; the state stays
+#   tests/services/postgres.sh start    installs the server if missing, starts it, waits, prints
+#                                       the URL; does nothing if it already runs
+#   tests/services/postgres.sh stop     stops it; keeps the state
 #   tests/services/postgres.sh clean    stops it and removes the state
 #
-# Takes the newest server of Debian's packages (installed through apt-get when missing and run as root) or the one in PATH.
-# POSTGRES_PORT (default 5439) is used. PostgreSQL refuses to run as root, so root runs it as the user `postgres`.
+# Uses the newest server of Debian's packages (installed through apt-get if missing and run as root)
+# or the one in PATH, and POSTGRES_PORT (default 5439). PostgreSQL refuses to run as root, so root
+# runs it as the user `postgres`.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +26,7 @@ tools() {
     fi
 }
 
-# As the server's user, in a folder that he may enter.
+# Runs a command as the server's user, in a folder that this user may enter.
 as_server() {
     if [ "$(id -u)" = 0 ]; then
         (cd / && setpriv --reuid=postgres --regid=postgres --init-groups "$@")
@@ -36,7 +39,8 @@ running() {
     [ -f "$data/postmaster.pid" ] && as_server "$bin/pg_ctl" --pgdata="$data" status >/dev/null 2>&1
 }
 
-# The user `postgres` has to reach the state through every folder above it; where he may not, it lies beside the other temporary files.
+# The user `postgres` needs access to every parent folder of the state. Without it the state is in
+# /tmp.
 choose_data() {
     data=$home/data
     [ "$(id -u)" = 0 ] || return 0
@@ -67,7 +71,7 @@ start() {
         [ "$(id -u)" != 0 ] || chown -R postgres:postgres "$data"
         as_server "$bin/initdb" --pgdata="$data" --username=platform --auth=trust --encoding=UTF8 --locale=C.UTF-8 >&2
     fi
-    # In a session of its own, so that a caller's Ctrl-C leaves it alone.
+    # In its own session, so that a caller's Ctrl-C does not stop it.
     as_server setsid "$bin/pg_ctl" --pgdata="$data" --log="$data/server.log" --wait --timeout=60 --options="\
         -c listen_addresses=127.0.0.1 -c port=$port -c unix_socket_directories= -c fsync=on -c synchronous_commit=on \
         -c max_connections=400 -c shared_buffers=256MB -c max_wal_size=2GB -c checkpoint_timeout=15min" start >&2 || {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of strace; installs it where it is missing and the system is Debian's.
+# Prints the path of strace; installs it if it is missing and the system is Debian.
 set -euo pipefail
 if ! command -v strace >/dev/null; then
     apt-get update -qq >&2

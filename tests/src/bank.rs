@@ -1,6 +1,6 @@
-//! Webhooks as the bank would send them, signed with the secret it shares with the gateway: written
-//! here from the published rules, not with the platform's own code
-//! (`v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`).
+//! Webhooks as the bank sends them, signed with the secret shared with the gateway. Implements the
+//! published rules independently of the platform's code (`v1,<base64 HMAC-SHA256(secret,
+//! id.timestamp.body)>`).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use sha2::Sha256;
 
 use crate::{Platform, Refusal};
 
-/// A webhook ready to be sent.
+/// A webhook ready to send.
 #[derive(Clone, Debug)]
 pub struct Webhook {
     pub id: String,
@@ -20,7 +20,7 @@ pub struct Webhook {
     pub body: String,
 }
 
-/// What the bank says of a payment.
+/// The bank's notice of a payment.
 pub fn notice(payment_id: &str, status: &str, rub: &str) -> Value {
     json!({ "type": "payment", "paymentId": payment_id, "status": status,
         "amount": { "value": rub, "currency": "RUB" }, "occurredAt": "2026-01-01T00:00:00Z" })
@@ -49,7 +49,7 @@ impl Platform {
         }
     }
 
-    /// Posts a webhook to the gateway's listener: HTTP status, and the refusal if it is one.
+    /// Posts a webhook to the gateway's listener.
     pub async fn post_webhook(&self, webhook: &Webhook) -> Result<Value, Refusal> {
         let response = self
             .http

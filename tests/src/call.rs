@@ -1,4 +1,4 @@
-//! Calls as `curl` would make them: Connect with JSON over HTTP/1.1.
+//! Calls as `curl` makes them: Connect with JSON over HTTP/1.1.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use types::Decimal;
 use crate::Platform;
 use crate::process::PATIENCE;
 
-/// Reads everything.
+/// Token with read access to everything.
 pub const AUDITOR: &str = "sandbox.auditor";
 pub const OPERATOR: &str = "sandbox.operator";
 pub const TREASURY: &str = "sandbox.treasury";
 pub const SERVICE: &str = "sandbox.service";
 
-/// How a refusal looks from outside: HTTP status, Connect code, text, and what the details say.
+/// A refusal as clients see it: HTTP status, Connect code, text, and decoded details.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     pub http: u16,
@@ -90,10 +90,10 @@ impl Refusal {
         refusal
     }
 
-    /// It is this one: HTTP status, code, exact text and reason of D23.
+    /// Asserts HTTP status, code, exact text and reason (D23).
     ///
     /// # Panics
-    /// When it is another.
+    /// If one differs.
     #[track_caller]
     pub fn is(&self, http: u16, code: &str, message: &str, reason: &str) {
         assert_eq!(
@@ -109,7 +109,7 @@ impl Refusal {
         assert_eq!(self.domain, "platform", "{self:?}");
     }
 
-    /// INVALID_ARGUMENT that names this field.
+    /// Asserts INVALID_ARGUMENT with this field.
     #[track_caller]
     pub fn is_bad_field(&self, field: &str) {
         assert_eq!(
@@ -122,7 +122,7 @@ impl Refusal {
     }
 }
 
-/// `ledger.GetBalance` in full: `dfa.ledger.v1.LedgerService/GetBalance`.
+/// Full path of a short name: `ledger.GetBalance` is `dfa.ledger.v1.LedgerService/GetBalance`.
 pub fn path_of(name: &str) -> String {
     let (package, method) = name.split_once('.').expect("service.Method");
     let service = match package {
@@ -152,7 +152,7 @@ pub fn context_with_key(key: &str) -> Value {
 }
 
 impl Platform {
-    /// Calls `service.Method`; a context is made when the request has none.
+    /// Calls `service.Method`; adds a context if the request has none.
     pub async fn call(&self, token: &str, name: &str, request: Value) -> Result<Value, Refusal> {
         self.call_with_headers(token, name, request)
             .await
@@ -196,7 +196,7 @@ impl Platform {
     /// A call that must succeed.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If it is refused.
     pub async fn ok(&self, token: &str, name: &str, request: Value) -> Value {
         let shown = request.to_string();
         self.call(token, name, request)
@@ -207,7 +207,7 @@ impl Platform {
     /// A call that must be refused.
     ///
     /// # Panics
-    /// When it succeeds.
+    /// If it succeeds.
     pub async fn refused(&self, token: &str, name: &str, request: Value) -> Refusal {
         let shown = request.to_string();
         match self.call(token, name, request).await {
@@ -218,10 +218,10 @@ impl Platform {
         }
     }
 
-    /// Repeats a read until `done` accepts the answer. Refusals count as not yet.
+    /// Repeats a read until `done` accepts the answer. Refusals count as not done.
     ///
     /// # Panics
-    /// After a minute: what was waited for and the last answer.
+    /// After a minute; the message contains what was waited for and the last answer.
     pub async fn until(
         &self,
         what: &str,
@@ -238,13 +238,13 @@ impl Platform {
             };
             assert!(
                 Instant::now() < deadline,
-                "waited for {what}; {name} {request} says {last}"
+                "timed out waiting for {what}; {name} {request} returned {last}"
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Every row of a list, by pages of the largest size.
+    /// Every row of a list, in pages of the largest size.
     pub async fn all(&self, token: &str, name: &str, field: &str, request: Value) -> Vec<Value> {
         self.pages(token, name, field, request, 1_000)
             .await
@@ -273,11 +273,11 @@ impl Platform {
             if page_token.is_empty() {
                 return pages;
             }
-            assert!(pages.len() < 10_000, "{name} pages without an end");
+            assert!(pages.len() < 10_000, "{name} returns pages without end");
         }
     }
 
-    /// An HTTP read of a listener.
+    /// An HTTP GET of a listener.
     pub async fn get(&self, listener: &str, path: &str, token: &str) -> (u16, Value) {
         let mut get = self.http.get(format!("{}{path}", self.url(listener)));
         if !token.is_empty() {
@@ -294,10 +294,10 @@ impl Platform {
     }
 }
 
-/// A text field of an answer that must be there.
+/// A text field of an answer.
 ///
 /// # Panics
-/// When it is not.
+/// If it is missing.
 #[track_caller]
 pub fn text(answer: &Value, pointer: &str) -> String {
     match answer.pointer(pointer).and_then(Value::as_str) {
@@ -306,16 +306,18 @@ pub fn text(answer: &Value, pointer: &str) -> String {
     }
 }
 
-/// A decimal (`{"value": ..}` or text) as a number; zero when it is left out.
+/// A decimal (`{"value": ..}` or text) as a number; zero if it is missing.
 ///
 /// # Panics
-/// When it is no number.
+/// If it is not a number.
 #[track_caller]
 pub fn number(value: &Value) -> Decimal {
     let value = value.get("value").unwrap_or(value);
     match value {
         Value::Null => Decimal::from(0),
-        Value::String(text) => text.parse().unwrap_or_else(|_| panic!("no number: {text}")),
-        other => panic!("no number: {other}"),
+        Value::String(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("not a number: {text}")),
+        other => panic!("not a number: {other}"),
     }
 }

@@ -1,9 +1,9 @@
-//! Seeded order flow of a few members over the binary protocol, and a record of everything they
-//! were told: what was acknowledged, traded, cancelled.
+//! Seeded order flow of a few members over the binary protocol, and a record of the messages they
+//! received: acknowledged, traded, cancelled orders.
 //!
-//! The flow is open loop up to a bound of requests in flight. It survives a server that dies: the
+//! The flow is open loop up to a bound of requests in flight. It survives a server crash: the
 //! client library resumes the sessions and sends again what the server has not seen; the record is
-//! kept across. Generator and judge are apart: nothing here decides what is right.
+//! kept across. Generator and checks are separate: this module does not decide what is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::member::{instrument_of, limit};
 use crate::process::PATIENCE;
 use crate::world::User;
 
-/// Requests without an answer at most.
+/// Most unanswered requests.
 const IN_FLIGHT_MAX: usize = 128;
 /// Price around which the flow trades, in kopecks.
 const MIDDLE_TICKS: i64 = 10_000;
@@ -54,22 +54,22 @@ pub struct Fill {
     pub quantity_lots: u64,
 }
 
-/// What the members were told.
+/// Messages the members received.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Public order id to the channel that owns it.
+    /// Public order id to the channel of its owner.
     pub acknowledged: BTreeMap<String, u16>,
     /// (trade id, channel) to the fill.
     pub fills: BTreeMap<(String, u16), Fill>,
-    /// Client order ids that have ended by a cancel.
+    /// Client order ids of cancelled orders.
     pub cancelled: BTreeSet<u64>,
     /// Reasons of rejected requests.
     pub rejects: BTreeMap<&'static str, u64>,
     /// Requests sent and not answered.
     waiting: BTreeSet<(u16, u64)>,
-    /// Answers that were faster than the note of their request.
+    /// Answers that arrived before their request was recorded.
     early: BTreeSet<(u16, u64)>,
-    /// What should never have been told.
+    /// Violations.
     pub wrong: Vec<String>,
 }
 
@@ -104,8 +104,9 @@ impl Told {
                     quantity_lots: fill.quantity_lots,
                 };
                 if self.fills.insert((id.clone(), channel), told).is_some() {
-                    self.wrong
-                        .push(format!("trade {id} was told twice on channel {channel}"));
+                    self.wrong.push(format!(
+                        "trade {id} was reported twice on channel {channel}"
+                    ));
                 }
             }
             ServerMessage::Cancelled(cancelled) => {
@@ -129,7 +130,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Logs the members in and lets the flow run.
+    /// Logs the members in and starts the flow.
     pub async fn start(platform: &Platform, members: &[User], instrument: &str, seed: u64) -> Self {
         let (connection, reports) =
             Connection::connect(platform.address("trading"), Trust::Loopback)
@@ -175,7 +176,7 @@ impl Flow {
         lock(&self.told)
     }
 
-    /// Waits until this many orders were acknowledged.
+    /// Waits until this many orders are acknowledged.
     pub async fn until_acknowledged(&self, orders: usize) {
         self.until(&format!("{orders} acknowledgements"), |told| {
             told.acknowledged.len() >= orders
@@ -188,17 +189,17 @@ impl Flow {
         while !done(&self.told()) {
             assert!(
                 Instant::now() < deadline,
-                "waited for {what}: {} in flight",
+                "timed out waiting for {what}: {} in flight",
                 self.told().in_flight()
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// Sends no more, waits for every answer; gives what was told.
+    /// Stops sending, waits for every answer, and returns the record.
     pub async fn finish(mut self) -> Told {
         self.stop.store(true, Ordering::SeqCst);
-        // First: it may have one more request to send.
+        // The sender first: it may have one more request to send.
         (&mut self.sender).await.expect("the sender ends");
         self.until("the last answers", |told| told.in_flight() == 0)
             .await;
@@ -212,7 +213,7 @@ fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
     told.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where requests come from.
+/// Generator of requests.
 struct Source {
     random: Random,
     channels: u16,
@@ -266,7 +267,7 @@ async fn send(
 ) {
     while !stop.load(Ordering::SeqCst) {
         let (channel, message) = source.next();
-        // A connection that is gone is being resumed by whoever killed the server.
+        // The test that killed the server resumes a lost connection.
         loop {
             match connection.send(channel, message).await {
                 Ok(client_seq) => {
@@ -290,7 +291,7 @@ async fn listen(mut reports: Reports, told: Arc<Mutex<Told>>) {
             Err(error @ (client::Error::Gap { .. } | client::Error::Wire(_))) => {
                 lock(&told).wrong.push(error.to_string())
             }
-            // The loss of a connection; the reports go on with the next one.
+            // A lost connection; the reports continue on the next one.
             Err(_) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What a refusal must leave as it was, and whose every hold is.
+//! State that a refusal must leave unchanged, and owners of holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::Platform;
 use crate::call::{AUDITOR, number, text};
 
-/// Everything that a call might have changed, in figures.
+/// Everything that a call might change, in figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub trial_balance: Vec<String>,
     pub operations: usize,
-    /// Hold id to status and what remains.
+    /// Hold id to status and remaining amount.
     pub holds: BTreeMap<String, (String, String)>,
     pub cfa_operations: usize,
     pub instruments: usize,
@@ -28,7 +28,7 @@ pub struct State {
 }
 
 impl Platform {
-    /// Reads it all as the auditor.
+    /// Reads the state as the auditor.
     pub async fn state(&self) -> State {
         let list =
             |name: &'static str, field: &'static str| self.all(AUDITOR, name, field, json!({}));
@@ -97,11 +97,11 @@ impl Platform {
         .await
     }
 
-    /// Waits until each active hold belongs to an open trading hold or an open order. `keys` names
-    /// the order that each idempotency key of an order with a hold of its own has made.
+    /// Waits until each active hold belongs to an open trading hold or an open order. `keys` maps
+    /// the idempotency key of an order with its own hold to the order.
     ///
     /// # Panics
-    /// When a hold stays without an owner: with it.
+    /// If a hold stays without an owner; the message contains it.
     pub async fn assert_no_orphans(&self, keys: &HashMap<String, String>) {
         let deadline = std::time::Instant::now() + crate::process::PATIENCE;
         loop {

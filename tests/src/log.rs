@@ -1,4 +1,4 @@
-//! The embedded event log of a running platform, read beside it by a group of our own: at most a second behind.
+//! The embedded event log of a running platform, read by a separate group, at most a second late.
 
 use std::time::Instant;
 
@@ -11,12 +11,12 @@ use crate::process::PATIENCE;
 pub struct Events {
     log: Embedded,
     subscription: Subscription,
-    /// What was read so far.
+    /// Events read so far.
     pub seen: Vec<Event>,
 }
 
 impl Events {
-    /// Opens the log under a group nobody else uses.
+    /// Opens the log under a new group.
     pub async fn open(platform: &Platform) -> Self {
         let log = Embedded::open(platform.data_dir().join("events"))
             .await
@@ -33,11 +33,11 @@ impl Events {
         }
     }
 
-    /// Reads on until every name of `wanted` (a message's short name) was seen among the events
-    /// that `pick` takes; gives all of those.
+    /// Reads until every name of `wanted` (a message's short name) was seen among the events that
+    /// `pick` accepts; returns all accepted events.
     ///
     /// # Panics
-    /// When they do not come.
+    /// If they do not arrive in time.
     pub async fn until(&mut self, wanted: &[&str], pick: impl Fn(&Event) -> bool) -> Vec<Event> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -57,13 +57,13 @@ impl Events {
                         .iter()
                         .map(|event| event.type_name.as_str())
                         .collect();
-                    panic!("no {missing:?} among {names:?}")
+                    panic!("timed out: no {missing:?} among {names:?}")
                 });
             self.seen.push(delivery.expect("a record").record.event);
         }
     }
 
-    /// Lets the files go.
+    /// Closes the files.
     pub async fn close(self) {
         drop(self.subscription);
         self.log.close().await;

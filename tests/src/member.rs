@@ -1,4 +1,4 @@
-//! A trading session over the binary protocol, as a member's terminal has it.
+//! A trading session over the binary protocol.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub fn instrument_of(connection: &Connection, id: &str) -> u32 {
     let all = connection.instruments();
     let found = all.iter().find(|definition| definition.id.as_str() == id);
     found
-        .unwrap_or_else(|| panic!("the gateway does not know {id}"))
+        .unwrap_or_else(|| panic!("the gateway has no instrument {id}"))
         .instrument
 }
 
@@ -62,10 +62,10 @@ impl Terminal {
         self.connection.send(0, order).await.expect("sent");
     }
 
-    /// The next report that `pick` wants.
+    /// The next report that `pick` accepts.
     ///
     /// # Panics
-    /// When it does not come.
+    /// If it does not arrive in time.
     pub async fn expect<T>(&mut self, what: &str, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
         let wait = async {
             loop {
@@ -73,7 +73,7 @@ impl Terminal {
                     .reports
                     .recv()
                     .await
-                    .expect("the connection lives")
+                    .expect("the connection is open")
                     .expect("a report");
                 if let Some(found) = pick(&message) {
                     return found;
@@ -82,10 +82,10 @@ impl Terminal {
         };
         tokio::time::timeout(PATIENCE, wait)
             .await
-            .unwrap_or_else(|_| panic!("waited for {what}"))
+            .unwrap_or_else(|_| panic!("timed out waiting for {what}"))
     }
 
-    /// Places an order and waits until it is durable; its public id.
+    /// Places an order and waits until it is durable; returns its public id.
     pub async fn acknowledged(
         &mut self,
         id: u64,
@@ -99,7 +99,7 @@ impl Terminal {
                 Some(ack.order_id.to_string())
             }
             ServerMessage::Rejected(rejected) if rejected.client_order_id == id => {
-                panic!("refused: {}", rejected.reason.as_str())
+                panic!("order rejected: {}", rejected.reason.as_str())
             }
             _ => None,
         })
@@ -107,10 +107,10 @@ impl Terminal {
     }
 }
 
-/// Resumes a connection whose server is being started again.
+/// Resumes a connection whose server is restarting.
 ///
 /// # Panics
-/// When that does not work within a minute.
+/// If that does not succeed within a minute.
 pub async fn resume(connection: &Connection) {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {

@@ -1,10 +1,10 @@
 //! A platform as a child process.
 //!
-//! The binary is `PLATFORM_BIN`, else the one beside the test's own target folder. The child sees
-//! no `PLATFORM_*` variable of ours, a working folder and ports of its own; a restart keeps
-//! ports and state. A watchdog shell holds a pipe of the test process: when that ends, however it
-//! ends, the pipe closes and the watchdog kills the platform and removes its folder, so that
-//! statics may own platforms.
+//! The binary is `PLATFORM_BIN`, else the one in the test's own target folder. The child inherits
+//! no `PLATFORM_*` variable and has its own working folder and ports; a restart keeps ports and
+//! state. A watchdog shell holds a pipe of the test process. When that process ends, in any way,
+//! the pipe closes and the watchdog kills the platform and removes its folder, so that statics may
+//! own platforms.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// How long anything may take before a test calls it a failure.
+/// Timeout of every wait: after it a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a clean stop may take: twice what is promised, for a loaded machine.
+/// Longest clean stop: twice the specified time, for a loaded machine.
 pub const STOP: Duration = Duration::from_secs(10);
 
-/// What listens, as the ready line names it.
+/// Names of the listeners in the ready line.
 pub const LISTENERS: [&str; 10] = [
     "all",
     "ledger",
@@ -46,7 +46,7 @@ pub struct Platform {
     pub(crate) http: reqwest::Client,
 }
 
-/// A command of the binary that has ended.
+/// A finished command of the binary.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
@@ -55,16 +55,16 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Its standard output as JSON.
+    /// Standard output as JSON.
     ///
     /// # Panics
-    /// When it is none: with everything the command said.
+    /// If it is not JSON; the message contains the whole output.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
-            .unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
+            .unwrap_or_else(|error| panic!("standard output is not JSON ({error}): {self:?}"))
     }
 
-    /// Itself, when it exited with 0.
+    /// Asserts exit code 0.
     pub fn success(self) -> Self {
         assert!(self.status.success(), "{self:?}");
         self
@@ -77,7 +77,7 @@ pub fn binary() -> PathBuf {
         let path = PathBuf::from(path);
         assert!(
             path.is_file(),
-            "PLATFORM_BIN = {} is no file",
+            "PLATFORM_BIN = {} is not a file",
             path.display()
         );
         return path;
@@ -86,23 +86,23 @@ pub fn binary() -> PathBuf {
     let profile = test
         .parent()
         .and_then(Path::parent)
-        .expect("tests lie in target/<profile>/deps");
+        .expect("tests are in target/<profile>/deps");
     let path = profile.join("platform");
     assert!(
         path.is_file(),
-        "{} does not exist: these tests start the real binary. Run `cargo test --workspace`, or build it first with `cargo build --bin platform` \
-         (with the same profile), or name another in PLATFORM_BIN",
+        "{} does not exist: these tests start the real binary. Run `cargo test --workspace`, or build \
+        it with `cargo build --bin platform` (same profile), or set PLATFORM_BIN",
         path.display()
     );
     path
 }
 
-/// A command of the binary with nothing of our own settings in its environment.
+/// A command of the binary without the test's own settings in its environment.
 pub fn command(folder: &Path) -> Command {
     limited(folder, None)
 }
 
-/// The same in a process with this soft and hard limit of open descriptors.
+/// The same with this soft and hard limit of open descriptors.
 fn limited(folder: &Path, descriptors: Option<u64>) -> Command {
     let mut command = match descriptors {
         None => Command::new(binary()),
@@ -135,7 +135,7 @@ pub async fn run(folder: &Path, args: &[&str]) -> Finished {
     let running = command(folder).args(args).output();
     let output = tokio::time::timeout(5 * PATIENCE, running)
         .await
-        .unwrap_or_else(|_| panic!("platform {args:?} did not end"))
+        .unwrap_or_else(|_| panic!("timed out: platform {args:?} did not end"))
         .expect("the binary runs");
     Finished {
         status: output.status,
@@ -145,22 +145,23 @@ pub async fn run(folder: &Path, args: &[&str]) -> Finished {
 }
 
 impl Platform {
-    /// A platform on ports of its own in a new folder; ready when this returns.
+    /// Starts a platform on its own ports in a new folder; returns once it is ready.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
 
-    /// The same with further environment.
+    /// The same with further environment variables.
     pub async fn start_with(env: &[(&str, &str)]) -> Self {
         Self::start_in(new_folder(), env).await
     }
 
-    /// A platform in a working folder that the caller has made; removed at the end as any other.
+    /// Starts a platform in the caller's working folder, which is removed at the end like any
+    /// other.
     pub async fn start_in(folder: PathBuf, env: &[(&str, &str)]) -> Self {
         Self::start_limited(folder, None, env).await
     }
 
-    /// A platform whose process may have this many open descriptors: both its soft and its hard limit.
+    /// Starts a platform with this limit of open descriptors, soft and hard.
     pub async fn start_with_descriptors(descriptors: u64) -> Self {
         Self::start_limited(new_folder(), Some(descriptors), &[]).await
     }
@@ -182,7 +183,8 @@ impl Platform {
         }
     }
 
-    /// A platform whose first starts are killed at these moments, whatever they were at; ready when this returns.
+    /// Starts a platform whose first starts are killed after these delays; returns once it is
+    /// ready.
     pub async fn start_after_kills(moments: &[Duration]) -> Self {
         let folder = new_folder();
         for moment in moments {
@@ -195,7 +197,7 @@ impl Platform {
         Self::start_in(folder, &[]).await
     }
 
-    /// Exit code of a first start that is interrupted as soon as it has begun.
+    /// Exit code of a first start that is interrupted immediately.
     pub async fn interrupted_start() -> Option<i32> {
         let folder = new_folder();
         let mut child = run_command(&folder, &new_ports(), None, &[])
@@ -204,22 +206,26 @@ impl Platform {
         let log = || std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
         let begun = Instant::now();
         while !log().contains("limit of open files") {
-            assert!(begun.elapsed() < PATIENCE, "not begun\n{}", tail(&log()));
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "the start did not begin\n{}",
+                tail(&log())
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let pid = child.id().expect("it runs").to_string();
+        let pid = child.id().expect("the platform runs").to_string();
         let sent = Command::new("kill").args(["-INT", &pid]).status().await;
         assert!(sent.expect("kill runs").success());
         let ended = tokio::time::timeout(STOP, child.wait()).await;
         ended.expect("in time").expect("the child ends").code()
     }
 
-    /// Starts again behind a kill or a stop: same state, same ports.
+    /// Starts again after a kill or a stop: same state, same ports.
     pub async fn restart(&mut self) {
         self.restart_with(&[]).await;
     }
 
-    /// The same with further environment.
+    /// The same with further environment variables.
     pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
         let running = self.child.try_wait().expect("the child can be asked");
         assert!(running.is_some(), "the platform still runs");
@@ -227,18 +233,18 @@ impl Platform {
         let (child, addresses) = launch(&self.folder, ports, self.descriptors, env).await;
         assert_eq!(addresses, self.addresses, "a restart keeps its ports");
         self.child = child;
-        // Pooled connections lead to the process that is gone.
+        // Pooled connections lead to the old process.
         self.http = client();
         let mut old = std::mem::replace(&mut self.watchdog, watch(&self.child, &self.folder));
         old.start_kill().expect("the old watchdog can be killed");
     }
 
-    /// Starts again where the start is refused; gives the refusal.
+    /// Starts a platform whose start must be refused; returns the log of the refusal.
     pub async fn start_refused(&mut self) -> String {
         self.start_refused_with(&[]).await
     }
 
-    /// The same with further environment.
+    /// The same with further environment variables.
     pub async fn start_refused_with(&mut self, env: &[(&str, &str)]) -> String {
         assert!(!self.is_running(), "the platform still runs");
         let before = self.log().len();
@@ -258,12 +264,11 @@ impl Platform {
         self.child.wait().await.expect("the child ends");
     }
 
-    /// Process id.
     pub fn pid(&self) -> String {
         self.child.id().expect("the platform runs").to_string()
     }
 
-    /// Waits for a platform that ends by itself, or by the hand of somebody else.
+    /// Waits for a platform that ends by itself or is killed by another process.
     pub async fn aborted(&mut self) {
         let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let Ok(status) = status else {
@@ -280,7 +285,7 @@ impl Platform {
             .is_none()
     }
 
-    /// Ctrl-C: ends in time with exit code 0; the folder stays for a restart.
+    /// Ctrl-C: ends in time with exit code 0; the folder is kept for a restart.
     pub async fn stop(&mut self) -> Duration {
         self.stop_by("INT").await
     }
@@ -326,12 +331,12 @@ impl Platform {
         &self.folder
     }
 
-    /// Folder of its state.
+    /// Folder of the platform's state.
     pub fn data_dir(&self) -> PathBuf {
         self.folder.join("data")
     }
 
-    /// All it has logged, over restarts.
+    /// Complete log, across restarts.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("platform.log")).unwrap_or_default()
     }
@@ -340,7 +345,7 @@ impl Platform {
         tail(&self.log())
     }
 
-    /// A command of the binary against this platform.
+    /// Runs a command of the binary against this platform.
     pub async fn cli(&self, args: &[&str]) -> Finished {
         let (url, trading) = (self.url("all"), self.address("trading").to_string());
         let mut all = vec!["--url", url.as_str()];
@@ -357,7 +362,8 @@ impl Platform {
 
 impl Drop for Platform {
     fn drop(&mut self) {
-        // The watchdog sees its pipe close, kills and tidies up; a test that fails names the folder's log first.
+        // The watchdog sees its pipe close, kills and cleans up; a failing test prints the log
+        // first.
         if std::thread::panicking() {
             eprintln!("log of the platform:\n{}", tail(&self.log()));
         }
@@ -370,14 +376,14 @@ fn new_folder() -> PathBuf {
     folder.expect("a temporary folder").keep()
 }
 
-/// A port of its own for every listener, below those that the kernel gives to outgoing connections
-/// (from 32,768 on by default). A port that the kernel chose may be some connection's while the
-/// platform restarts, and then for as long as that connection lives.
+/// A separate port for every listener, below the kernel's range for outgoing connections (32,768
+/// and above by default). A port of that range may be taken by a connection while the platform
+/// restarts, for as long as that connection exists.
 fn new_ports() -> BTreeMap<String, SocketAddr> {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 22_000;
     static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Processes that run side by side begin apart; whoever meets another takes the next ports.
+    // Parallel processes start at different offsets; a collision takes the next ports.
     let start = std::process::id().wrapping_mul(997);
     let port = || {
         let offset = start.wrapping_add(TAKEN.fetch_add(1, Relaxed)) % COUNT;
@@ -415,7 +421,7 @@ fn run_command(
                 address.to_string(),
             )
         }))
-        // No test is about how long a sync of a busy disk takes.
+        // Tests must not depend on the sync time of a busy disk.
         .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "5000")
         .envs(env.iter().copied())
         .stdout(Stdio::piped())
@@ -423,7 +429,7 @@ fn run_command(
     command
 }
 
-/// What matters of a log: warnings, errors and whatever is no log line, then the very last lines.
+/// Relevant part of a log: warnings, errors and unstructured lines, then the last lines.
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let matters = |line: &&&str| !line.contains(r#""level":"INFO""#);
@@ -434,9 +440,9 @@ fn tail(log: &str) -> String {
     shown.join("\n")
 }
 
-/// A client without proxies that gives up where a test would.
+/// An HTTP client without proxies whose timeout is that of the tests.
 pub fn client() -> reqwest::Client {
-    // The first of the process stays; a second attempt is refused, which is fine.
+    // The first provider of the process stays; a second installation fails harmlessly.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .no_proxy()
@@ -445,7 +451,7 @@ pub fn client() -> reqwest::Client {
         .expect("an HTTP client")
 }
 
-/// Kills the platform and removes its folder once our end of the pipe is closed.
+/// Kills the platform and removes its folder once the test's end of the pipe is closed.
 fn watch(child: &Child, folder: &Path) -> Child {
     let pid = child.id().expect("the platform runs").to_string();
     let keep = if std::env::var_os("TESTS_KEEP").is_some() {
@@ -469,8 +475,8 @@ fn watch(child: &Child, folder: &Path) -> Child {
         .expect("a shell")
 }
 
-/// Starts the process until it is ready: on these ports, or on new ones. When somebody else has one of them,
-/// it is tried again.
+/// Starts the process and waits until it is ready, on these ports or on new ones. Retries if
+/// another process has one of them.
 async fn launch(
     folder: &Path,
     ports: Option<&BTreeMap<String, SocketAddr>>,
@@ -490,7 +496,7 @@ async fn launch(
     }
 }
 
-/// The end of the log when it does not become ready.
+/// Returns the end of the log if it does not become ready.
 async fn try_launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
@@ -515,7 +521,7 @@ async fn try_launch(
         let log = std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
         return Err(tail(&log));
     };
-    // Whatever it prints later must not fill the pipe.
+    // Later output must not fill the pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     let addresses = LISTENERS
         .iter()
@@ -525,9 +531,8 @@ async fn try_launch(
                 .and_then(|text| text.parse().ok());
             (
                 (*name).to_owned(),
-                address.unwrap_or_else(|| {
-                    panic!("the ready line names no address for {name}: {line}")
-                }),
+                address
+                    .unwrap_or_else(|| panic!("the ready line has no address of {name}: {line}")),
             )
         })
         .collect();

@@ -1,4 +1,4 @@
-//! A QUIC stream to the trading gateway without the client library: bytes go out as they are.
+//! A QUIC stream to the trading gateway without the client library: bytes are sent unchanged.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Raw {
     /// Connects under an ALPN name and opens a stream.
     ///
     /// # Errors
-    /// The server does not want the connection.
+    /// The server refuses the connection.
     pub async fn open(server: SocketAddr, alpn: &[u8]) -> Result<Self, quinn::ConnectionError> {
         let config = client_config(alpn);
         let endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).expect("a socket");
@@ -43,7 +43,7 @@ impl Raw {
     /// Waits until the server ends the connection.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not in time.
     pub async fn closed(&self) -> quinn::ConnectionError {
         tokio::time::timeout(PATIENCE, self.connection.closed())
             .await
@@ -51,10 +51,10 @@ impl Raw {
     }
 }
 
-/// TLS 1.3 under an ALPN name; takes any certificate.
+/// TLS 1.3 under an ALPN name; accepts any certificate.
 ///
 /// # Panics
-/// When TLS cannot be set up.
+/// If TLS cannot be set up.
 pub fn client_config(alpn: &[u8]) -> quinn::ClientConfig {
     let provider = Arc::new(ring::default_provider());
     let mut tls = rustls::ClientConfig::builder_with_provider(provider.clone())

@@ -1,4 +1,4 @@
-//! One runtime for all tests of a file, and one platform where tests do not disturb each other.
+//! One runtime for all tests of a file, and one platform if tests do not disturb each other.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ pub fn run<F: Future>(test: F) -> F::Output {
     RUNTIME.block_on(test)
 }
 
-/// The platform of this file, started by whoever asks first.
+/// The platform of this file, started on first use.
 pub async fn platform() -> &'static Platform {
     PLATFORM.get_or_init(Platform::start).await
 }

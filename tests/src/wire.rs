@@ -1,4 +1,4 @@
-//! One unary call in every protocol of a port: gRPC, gRPC-Web, Connect by POST (proto and JSON) and by GET.
+//! One unary call as gRPC-Web, as Connect POST (proto and JSON) and as Connect GET.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use crate::call::path_of;
 use crate::{Platform, Refusal};
 
-/// What came back: the message, or code (as a number), text.
+/// The answer: the message, or code (as a number) and text.
 pub type Answer = Result<DynamicMessage, (i32, String)>;
 
 /// The descriptors of the contract.
 pub fn pool() -> DescriptorPool {
-    DescriptorPool::decode(proto::FILE_DESCRIPTOR_SET).expect("our own descriptors decode")
+    DescriptorPool::decode(proto::FILE_DESCRIPTOR_SET).expect("the platform's descriptors decode")
 }
 
 /// A method by its short name.
@@ -43,7 +43,7 @@ pub fn message(descriptor: prost_reflect::MessageDescriptor, json: &Value) -> Dy
     DynamicMessage::deserialize(descriptor, json).unwrap_or_else(|error| panic!("{json}: {error}"))
 }
 
-/// The request as plain proto bytes over Connect POST.
+/// Sends the request as proto bytes over Connect POST.
 pub async fn connect_proto(
     platform: &Platform,
     token: &str,
@@ -64,7 +64,7 @@ pub async fn connect_proto(
     connect_answer(&method, response, false).await
 }
 
-/// The request as JSON over Connect POST.
+/// Sends the request as JSON over Connect POST.
 pub async fn connect_json(platform: &Platform, token: &str, name: &str, request: &Value) -> Answer {
     let method = method(&pool(), name);
     let post = platform
@@ -79,7 +79,7 @@ pub async fn connect_json(platform: &Platform, token: &str, name: &str, request:
     connect_answer(&method, response, true).await
 }
 
-/// The request in the address of a Connect GET.
+/// Sends the request in the URL of a Connect GET.
 pub async fn connect_get(platform: &Platform, token: &str, name: &str, request: &Value) -> Answer {
     let method = method(&pool(), name);
     let bytes = message(method.input(), request).encode_to_vec();
@@ -135,7 +135,7 @@ async fn connect_answer(
     })
 }
 
-/// The request as gRPC-Web: one frame out, frames and trailers back.
+/// Sends the request as gRPC-Web: one frame out, frames and trailers back.
 pub async fn grpc_web(platform: &Platform, token: &str, name: &str, request: &Value) -> Answer {
     let method = method(&pool(), name);
     let bytes = message(method.input(), request).encode_to_vec();
@@ -222,7 +222,7 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Number of a Connect code's name.
+/// Number of a Connect code.
 pub fn code_of(name: &str) -> i32 {
     const NAMES: [&str; 16] = [
         "canceled",
@@ -249,7 +249,7 @@ pub fn code_of(name: &str) -> i32 {
     i32::try_from(at).expect("small") + 1
 }
 
-/// A detail's value as it stands in a Connect error.
+/// A detail's value as encoded in a Connect error.
 pub fn detail(bytes: &[u8]) -> String {
     STANDARD_NO_PAD.encode(bytes)
 }

@@ -1,4 +1,4 @@
-//! What a scenario needs before it begins: people with money, bonds, orders, trades. All through the front door.
+//! Prerequisites of scenarios: users with money, bonds, orders, trades. Uses public calls only.
 
 use serde_json::{Value, json};
 
@@ -19,12 +19,12 @@ impl User {
         format!("sandbox.investor+trader.{}", self.id)
     }
 
-    /// His CFA-RUB.
+    /// Subaccount of the user's CFA-RUB.
     pub fn cash(&self) -> String {
         self.units("CFA-RUB")
     }
 
-    /// His units of an instrument.
+    /// Subaccount of the user's units of an instrument.
     pub fn units(&self, instrument: &str) -> String {
         format!("{}:{instrument}", self.id)
     }
@@ -40,7 +40,7 @@ pub fn rub(value: &str) -> Value {
     amount("RUB", value)
 }
 
-/// A symbol nobody has used.
+/// An unused symbol.
 pub fn symbol(prefix: &str) -> String {
     format!(
         "{prefix}-{}",
@@ -48,7 +48,7 @@ pub fn symbol(prefix: &str) -> String {
     )
 }
 
-/// A limit order as PlaceOrder wants it.
+/// A limit order in the form of PlaceOrder.
 pub fn limit_order(
     user: &User,
     instrument: &str,
@@ -88,17 +88,19 @@ impl Platform {
 
     /// A daily limit of a user.
     pub async fn set_limit(&self, user: &User, limit: &str, daily: &str) {
-        let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "dailyLimit": rub(daily) });
+        let request = json!({
+            "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "dailyLimit": rub(daily),
+        });
         self.ok(OPERATOR, "identity.SetLimit", request).await;
     }
 
-    /// Makes every check of a limit refuse with a text; an empty text ends that.
+    /// Makes every check of a limit fail with a text; an empty text ends that.
     pub async fn refuse_limit(&self, user: &User, limit: &str, with: &str) {
         let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "refuseWith": with });
         self.ok(OPERATOR, "identity.SetLimit", request).await;
     }
 
-    /// A payment intent by QR code.
+    /// Creates a payment intent by QR code.
     pub async fn intent(&self, user: &User, amount: &str) -> Value {
         let request =
             json!({ "userId": user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub(amount) });
@@ -107,7 +109,7 @@ impl Platform {
             .clone()
     }
 
-    /// The payer scans and pays.
+    /// The payer scans the code and pays.
     pub async fn pay(&self, intent: &Value) {
         self.ok(
             OPERATOR,
@@ -117,7 +119,7 @@ impl Platform {
         .await;
     }
 
-    /// A deposit from intent to final issue; its payment id.
+    /// A deposit from intent to final issue; returns its payment id.
     pub async fn deposit(&self, user: &User, amount: &str) -> String {
         let before = self.balance(&user.cash()).await;
         let intent = self.intent(user, amount).await;
@@ -154,7 +156,7 @@ impl Platform {
         }
     }
 
-    /// Waits until a sub-account has exactly this, all of it available.
+    /// Waits until the balance of a sub-account is exactly this, all of it available.
     pub async fn balance_is(&self, subaccount: &str, expected: &str) -> Value {
         let expected = number(&json!(expected));
         let what = format!("{subaccount} to have {expected}");
@@ -174,12 +176,13 @@ impl Platform {
         self.instrument(json!({})).await
     }
 
-    /// A registered, active instrument the market knows; fields given win over the usual ones.
+    /// Registers an active instrument that the market trades; `fields` override the defaults.
     pub async fn instrument(&self, fields: Value) -> String {
         let issuer = self.trader().await;
         let mut request = json!({
-            "symbol": symbol("BOND"), "name": "A bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0, "issuerId": issuer.id,
-            "currencyCode": "RUB", "issueLimit": { "value": "1000000" }, "nominal": { "value": "1000.00" },
+            "symbol": symbol("BOND"), "name": "A bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
+            "issuerId": issuer.id, "currencyCode": "RUB", "issueLimit": { "value": "1000000" },
+            "nominal": { "value": "1000.00" },
             "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
             "priceBandLow": { "value": "1.00" }, "priceBandHigh": { "value": "100000.00" },
         });
@@ -193,7 +196,7 @@ impl Platform {
             self.ok(OPERATOR, "cfa.UpdateInstrument", activate).await;
         }
         self.until(
-            "the market to know the instrument",
+            "the market to list the instrument",
             "market.GetMarketStatus",
             json!({}),
             |answer| {
@@ -210,7 +213,7 @@ impl Platform {
         id
     }
 
-    /// Issues units to an investor without a payment; waits until he can use them.
+    /// Issues units to an investor without a payment; waits until they are available.
     pub async fn issue(&self, instrument: &str, investor: &User, units: &str) -> Value {
         let before = self.balance(&investor.units(instrument)).await;
         let request = json!({ "instrumentId": instrument, "investorId": investor.id, "bookbuildingId": "placement",
@@ -235,7 +238,7 @@ impl Platform {
         answer["operation"].clone()
     }
 
-    /// Blocks money or units for trading; the hold id.
+    /// Opens a trading hold of money or units; returns the hold id.
     pub async fn trading_hold(&self, user: &User, instrument: &str, amount: &str) -> String {
         let request =
             json!({ "userId": user.id, "instrumentId": instrument, "amount": { "value": amount } });
@@ -247,7 +250,7 @@ impl Platform {
         )
     }
 
-    /// A limit order of a user; the order as answered.
+    /// Places a limit order; returns the order of the answer.
     pub async fn place(
         &self,
         user: &User,
@@ -273,12 +276,13 @@ impl Platform {
         answer["trades"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Proof of balances by the command line, which exits with 0 only when nothing differs without an explanation.
+    /// Proof of balances by the command line, which exits with 0 only if every difference is
+    /// explained.
     pub async fn proof(&self) -> Value {
         let proof = self.cli(&["--json", "proof"]).await;
         assert!(
             proof.status.success(),
-            "the proof names differences: {proof:?}"
+            "the proof found differences: {proof:?}"
         );
         let proof = proof.json();
         assert_eq!(proof["ok"], json!(true), "{proof}");
@@ -286,7 +290,7 @@ impl Platform {
     }
 }
 
-/// A trade whose delivery against payment is done.
+/// A trade whose delivery against payment is complete.
 pub fn is_settled(trade: &Value) -> bool {
     trade["settlementStatus"] == json!("SETTLEMENT_STATUS_SETTLED")
 }

@@ -1,19 +1,21 @@
-//! Load attacks beside an honest member. `cargo xtask attacks` runs them for long, `cargo xtask full` for short.
+//! Load attacks next to an honest member. `cargo xtask attacks` runs them for long, `cargo xtask
+//! full` for short.
 
 use std::time::Duration;
 
 use tests::attacks::{Kind, Plan, run};
 
-/// A number from the environment.
+/// A number from an environment variable.
 fn given(name: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(name) else {
         return default;
     };
     text.parse()
-        .unwrap_or_else(|_| panic!("{name}={text} is no number"))
+        .unwrap_or_else(|_| panic!("{name}={text} is not a number"))
 }
 
-/// `ATTACKS_SECONDS`, `ATTACKS_PACKETS` (per second), `ATTACKS_RUNS` and `ATTACKS_ONLY` (names, by comma).
+/// `ATTACKS_SECONDS`, `ATTACKS_PACKETS` (per second), `ATTACKS_RUNS` and `ATTACKS_ONLY` (names,
+/// comma-separated) configure the run.
 // rows: R341
 #[test]
 fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
@@ -24,7 +26,7 @@ fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
         let known = all.map(Kind::name);
         assert!(
             known.contains(name),
-            "no attack {name}; there are {known:?}"
+            "unknown attack {name} in ATTACKS_ONLY: the attacks are {known:?}"
         );
     }
     let is_wanted = |kind: &Kind| names.is_empty() || names.contains(&kind.name());

@@ -1,22 +1,22 @@
-//! Servers and clients die, and the network is bad: what clients were told is what the journal says.
-//! `cargo xtask chaos` runs the same for long.
+//! Servers and clients die on a bad network: clients receive exactly the journal's messages. `cargo
+//! xtask chaos` runs the same for long.
 
 use std::time::Duration;
 
 use tests::chaos::{self, Plan};
 use tests::shared::run;
 
-/// A number from the environment.
+/// A number from an environment variable.
 fn given(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
         text.parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is no number")),
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
     )
 }
 
-/// `CHAOS_SEED`, `CHAOS_KILLS` (of the server, and as many of clients) and `CHAOS_MINUTES` replace what
-/// the ordinary suite runs.
+/// `CHAOS_SEED`, `CHAOS_KILLS` (of the server, and as many of clients) and `CHAOS_MINUTES` override
+/// the defaults of the ordinary suite.
 // rows: R343 R345
 #[test]
 fn r343_every_client_has_the_journals_messages_whatever_dies_and_whatever_the_network_does() {

@@ -1,4 +1,4 @@
-//! The command line: help on every level, a command for every call, JSON on request, errors as exit codes.
+//! The command line: help on every level, a command for every call, JSON on request, exit codes.
 
 use serde_json::{Value, json};
 use tests::call::text;
@@ -35,7 +35,7 @@ async fn help(words: &[&str]) -> String {
     done.stdout
 }
 
-/// Verbs of `ledger` that are no call of their own.
+/// Verbs of `ledger` that do not correspond to one call.
 const BESIDE: [&str; 4] = ["balance", "holds", "rebuild", "verify"];
 
 #[test]
@@ -71,9 +71,9 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
             for verb in subcommands(&text) {
                 let text = help(&[noun, &verb]).await;
                 let about = text.lines().next().unwrap_or_default();
-                assert!(!about.trim().is_empty(), "{noun} {verb} says what it does");
-                // `events`, `journal` and `data` work on the files themselves, not by a call; `ledger`
-                // shows some calls once more and reads its file.
+                assert!(!about.trim().is_empty(), "{noun} {verb} has no description");
+                // `events`, `journal` and `data` work on files, not by a call. `ledger` has aliases
+                // of some calls and commands that read its file.
                 let is_beside = match noun.as_str() {
                     "events" | "journal" | "data" => true,
                     "ledger" => BESIDE.contains(&verb.as_str()),
@@ -168,7 +168,7 @@ fn r350_commands_work_against_a_running_platform() {
             "{holders}"
         );
 
-        // For people: one line a field, amounts as one word.
+        // Human-readable output: one line per field, amounts as one word.
         let told = platform
             .cli(&["subaccount", "balance", "--subaccount-id", &subaccount])
             .await
@@ -181,7 +181,7 @@ fn r350_commands_work_against_a_running_platform() {
             told.stdout
         );
 
-        // A repeated key acts once.
+        // A repeated key is executed once.
         let key = [
             "intent",
             "create",
@@ -272,7 +272,7 @@ fn r350_config_prints_what_is_in_force() {
             "{text}"
         );
         std::fs::write(folder.path().join("platform.toml"), "no_such_setting = 1\n")
-            .expect("written");
+            .expect("configuration written");
         let refused = command(folder.path(), &["config"]).await;
         assert_eq!(refused.status.code(), Some(1));
         assert!(refused.stderr.contains("no_such_setting"), "{refused:?}");
@@ -294,7 +294,7 @@ fn r217_rebuild_agrees_with_a_sound_ledger_and_names_a_balance_that_was_changed(
         let text = platform.cli(&rebuild[1..]).await.success().stdout;
         assert!(text.contains("no difference"), "{text}");
 
-        // Somebody with the right to write to the file gives the user a rouble.
+        // Simulates tampering: a direct write to the file credits the user with a rouble.
         platform.stop().await;
         let file = platform.data_dir().join("ledger").join("ledger.sqlite");
         let rows = rusqlite::Connection::open(file).expect("the ledger's file");

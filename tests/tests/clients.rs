@@ -1,5 +1,5 @@
-//! Generated clients and command line tools against a running platform: Go, TypeScript and Python, `buf curl`,
-//! grpcurl. Needs Go, Node and Python; `cargo xtask full` runs it.
+//! Generated clients and command line tools against a running platform: Go, TypeScript and Python,
+//! `buf curl`, grpcurl. Needs Go, Node and Python; `cargo xtask full` runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -11,9 +11,9 @@ use tests::shared::{platform, run};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// For a tool that talks to a port. One that waits for an answer that does not come fails.
+/// Timeout of a tool that calls a port.
 const TOOL: Duration = Duration::from_secs(20);
-/// For the first installation of all tools.
+/// Timeout of the first installation of all tools.
 const INSTALLATION: Duration = Duration::from_secs(900);
 
 const WITH_RPC: [&str; 7] = [
@@ -31,7 +31,7 @@ async fn tools() -> &'static Path {
         let output = finished(command, INSTALLATION).await;
         assert!(output.status.success(), "{}", text(&output));
         let stdout = String::from_utf8_lossy(&output.stdout);
-        PathBuf::from(stdout.lines().last().expect("the script prints the folder"))
+        PathBuf::from(stdout.lines().last().expect("the script printed no folder"))
     };
     TOOLS.get_or_init(install).await
 }
@@ -53,7 +53,7 @@ fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// What a tool printed; it must succeed.
+/// Output of a tool that must succeed.
 async fn printed(program: &Path, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
@@ -66,7 +66,7 @@ async fn printed(program: &Path, args: &[&str]) -> String {
     text(&output)
 }
 
-/// What a tool printed; it must fail.
+/// Output of a tool that must fail.
 async fn refused(program: &Path, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);

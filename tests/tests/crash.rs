@@ -1,6 +1,5 @@
-//! `kill -9` at seeded moments of order flow, and exactly between two steps; then start again:
-//! nothing acknowledged is lost, no trade is settled twice, no hold is orphaned, the balances are
-//! proved.
+//! `kill -9` at seeded moments of order flow and exactly between two steps, then a restart: nothing
+//! acknowledged is lost, no trade is settled twice, no hold is orphaned, the balances are proved.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use types::Decimal;
 
 const KILLS: usize = 3;
 
-/// Seed of the flow and of its kills; another one by `TESTS_SEED`.
+/// Seed of the flow and its kills; `TESTS_SEED` overrides it.
 fn seed() -> u64 {
     let given = std::env::var("TESTS_SEED")
         .ok()
@@ -26,7 +25,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Two buyers with money, two sellers with units, all of it in trading holds; even places buy.
+/// Two buyers with money, two sellers with units, all of it in trading holds; even indexes buy.
 async fn members(platform: &Platform, bond: &str) -> Vec<User> {
     let mut members = Vec::new();
     for at in 0..4 {
@@ -59,12 +58,12 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
             let acknowledged = flow.acknowledged();
             let more = usize::try_from(100 + random.below(300)).expect("small");
             flow.until_acknowledged(acknowledged + more).await;
-            // Any moment between two acknowledgements, not the one right behind a commit.
+            // Any moment between two acknowledgements, not only right after a commit.
             tokio::time::sleep(Duration::from_micros(random.below(20_000))).await;
             platform.kill().await;
             platform.restart().await;
             if kill == 1 {
-                // And once more while it still makes good what the first kill left.
+                // A second kill during recovery from the first.
                 tokio::time::sleep(Duration::from_millis(random.below(200))).await;
                 platform.kill().await;
                 platform.restart().await;
@@ -90,11 +89,11 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
     });
 }
 
-/// Compares what the members were told with what the platform knows, then takes everything apart.
+/// Compares the members' record with the platform's state, then cancels and closes everything.
 async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
     platform.assert_no_orphans(&HashMap::new()).await;
 
-    // Orders: the history has exactly the acknowledged ones.
+    // Orders: the history contains exactly the acknowledged ones.
     for (channel, member) in members.iter().enumerate() {
         let orders = platform
             .all(
@@ -120,7 +119,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
             .await;
     }
 
-    // Trades: each told to both sides once, listed once, settled once.
+    // Trades: each reported to both sides once, listed once, settled once.
     let mut sides: BTreeMap<&str, Vec<(u16, u64, i64)>> = BTreeMap::new();
     for ((trade, channel), fill) in &told.fills {
         sides
@@ -132,7 +131,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
         sides
             .values()
             .all(|sides| sides.len() == 2 && sides[0].1 == sides[1].1),
-        "both sides hear of each trade"
+        "a trade was not reported once to each side"
     );
     let trades = all_settled(platform, bond).await;
     let listed: BTreeSet<&str> = trades
@@ -143,7 +142,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
     assert_eq!(listed, sides.keys().copied().collect::<BTreeSet<_>>());
     settled_once(platform, &listed).await;
 
-    // Units and money are where the fills say.
+    // Balances of units and money match the fills.
     for (channel, member) in members.iter().enumerate() {
         let mine = told
             .fills
@@ -172,7 +171,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
     closed_and_proved(platform).await;
 }
 
-/// Every trade of the instrument, settled.
+/// Every trade of the instrument, once settled.
 async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -197,7 +196,7 @@ async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
     }
 }
 
-/// The ledger has one buy and one sell operation for each trade, all of them final.
+/// Asserts one buy and one sell operation per trade in the ledger, all final.
 async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
     for (kind, suffix) in [("TRADE_BUY", ""), ("TRADE_SELL", ":sell")] {
         let request = json!({ "type": format!("OPERATION_TYPE_{kind}") });
@@ -213,7 +212,7 @@ async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
             .iter()
             .map(|trade| format!("{trade}{suffix}"))
             .collect();
-        assert_eq!(keys, expected, "{kind}: one operation a trade");
+        assert_eq!(keys, expected, "{kind}: not one operation per trade");
         for operation in &operations {
             assert_eq!(
                 operation["status"],
@@ -224,7 +223,7 @@ async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
     }
 }
 
-/// Closes every trading hold; then nothing is held, and the proof finds no difference.
+/// Closes every trading hold; then no hold is active, and the proof finds no difference.
 async fn closed_and_proved(platform: &Platform) {
     let request = json!({ "pagination": { "pageSize": 1000 } });
     let holds = platform
@@ -251,7 +250,7 @@ async fn closed_and_proved(platform: &Platform) {
     platform.proof().await;
 }
 
-/// PlaceOrder under a key; the order's id, or nothing when the platform died on the way.
+/// PlaceOrder under a key; returns the order's id, `None` if the platform died during the call.
 async fn place(
     platform: &Platform,
     user: &User,
@@ -260,7 +259,9 @@ async fn place(
     quantity: &str,
     key: &str,
 ) -> Option<String> {
-    let request = json!({ "context": context_with_key(key), "order": limit_order(user, bond, side, "100.00", quantity) });
+    let request = json!({
+        "context": context_with_key(key), "order": limit_order(user, bond, side, "100.00", quantity),
+    });
     match platform
         .call(&user.token(), "market.PlaceOrder", request)
         .await
@@ -299,7 +300,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
         for price in ["90.00", "91.00"] {
             platform.place(&buyer, &bond, "BUY", price, "1").await;
         }
-        // The first of its price is filled in part and stays the first.
+        // The first order at its price is partially filled and keeps its priority.
         platform.place(&buyer, &bond, "BUY", "100.00", "1").await;
         platform.settled(&bond, 1).await;
         let look = async |platform: &Platform| {
@@ -316,7 +317,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
         platform.kill().await;
         platform.restart().await;
         assert_eq!(look(&platform).await, before);
-        // Whoever takes now meets the same orders in the same order.
+        // The next taker trades with the same orders in the same order.
         platform.place(&buyer, &bond, "BUY", "101.00", "13").await;
         let mut trades = platform.settled(&bond, 5).await;
         trades.sort_by_key(|trade| {
@@ -338,7 +339,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
 }
 
 #[test]
-fn kill_during_the_first_starts_leaves_nothing_that_a_later_start_stumbles_over() {
+fn kill_during_the_first_starts_does_not_break_a_later_start() {
     run(async {
         let mut random = Random::new(seed());
         let moments: Vec<Duration> = (0..6)
@@ -368,7 +369,7 @@ fn kill_amid_deposits_and_redemptions_moves_each_rouble_once() {
         let mut payments = Vec::new();
         let mut payouts = Vec::new();
         for _ in 0..KILLS {
-            // Paid at the bank and asked for, nothing waited for.
+            // Paid at the bank and redemptions requested, without waiting.
             for _ in 0..3 {
                 let intent = platform.intent(&user, "100.00").await;
                 platform.pay(&intent).await;
@@ -431,7 +432,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
     run(async {
         let mut platform = Platform::start().await;
         let bond = platform.bond().await;
-        // The buyer has a trading hold, the seller's orders have holds of their own.
+        // The buyer has a trading hold, the seller's orders have their own holds.
         let (buyer, seller) = (platform.rich("100000.00").await, platform.trader().await);
         platform.trading_hold(&buyer, "CFA-RUB", "50000.00").await;
         platform.issue(&bond, &seller, "100").await;
@@ -451,7 +452,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
             ];
             platform.aborted().await;
             platform.restart().await;
-            // A repeat under the same key gives the same order, or makes the one that was never made.
+            // A repeat under the same key returns the same order, or places it if it never was.
             for ((user, side, quantity, key), known) in
                 [(&seller, "SELL", "5", &sell), (&buyer, "BUY", "3", &buy)]
                     .into_iter()
@@ -462,7 +463,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
                     .expect("the platform runs");
                 assert!(
                     known.as_ref().is_none_or(|known| *known == again),
-                    "{point}: {known:?} is {again} now"
+                    "{point}: the repeat of {known:?} returned {again}"
                 );
             }
             platform.settled(&bond, at + 1).await;
@@ -475,7 +476,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
                     .collect(),
             )
             .await;
-            // Two of the five are left and cancelled: nothing of this round stays.
+            // Cancels the remaining two of five: this round leaves no orders.
             platform
                 .ok(
                     OPERATOR,
@@ -494,7 +495,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
 }
 
 #[test]
-fn kill_amid_orders_with_holds_of_their_own_makes_one_order_a_key() {
+fn kill_amid_orders_with_own_holds_places_one_order_per_key() {
     run(async {
         let mut platform = Platform::start().await;
         let mut random = Random::new(seed());
@@ -520,7 +521,7 @@ fn kill_amid_orders_with_holds_of_their_own_makes_one_order_a_key() {
                 let before = known.get(&key).cloned().flatten();
                 assert!(
                     before.is_none_or(|before| before == order),
-                    "{key} made another order"
+                    "repeating {key} placed another order"
                 );
                 orders.insert(key, order);
             }
@@ -538,7 +539,7 @@ fn kill_amid_orders_with_holds_of_their_own_makes_one_order_a_key() {
         assert_eq!(
             listed,
             orders.values().cloned().collect(),
-            "one order a key"
+            "not one order per key"
         );
         let trades = all_settled(&platform, &bond).await;
         assert!(!trades.is_empty());
@@ -563,7 +564,7 @@ fn kill_amid_orders_with_holds_of_their_own_makes_one_order_a_key() {
 
 type Placed = HashMap<String, Option<String>>;
 
-/// Orders of both sides under the keys, all at once: what each call answered.
+/// Orders of both sides under the keys, concurrently; returns the answer of each call.
 async fn place_all(
     platform: &Platform,
     bond: &str,
@@ -589,7 +590,7 @@ async fn place_all(
         .collect()
 }
 
-/// The same, with a kill in between.
+/// The same, with a kill during the calls.
 async fn place_until_killed(
     platform: &mut Platform,
     bond: &str,
@@ -613,7 +614,7 @@ async fn place_until_killed(
 }
 
 #[test]
-fn abort_between_hold_and_journal_of_an_order_acts_once_when_it_is_repeated() {
+fn abort_between_hold_and_journal_of_an_order_places_it_once_when_repeated() {
     run(async {
         let mut platform = Platform::start().await;
         let bond = platform.bond().await;
@@ -633,7 +634,7 @@ fn abort_between_hold_and_journal_of_an_order_acts_once_when_it_is_repeated() {
         assert_eq!(
             holds.len(),
             1,
-            "the hold was made before the abort: {holds:?}"
+            "the hold was not created before the abort: {holds:?}"
         );
         let order = place(&platform, &user, &bond, "BUY", "2", "the-key")
             .await
@@ -654,7 +655,7 @@ fn abort_between_hold_and_journal_of_an_order_acts_once_when_it_is_repeated() {
         platform
             .assert_no_orphans(&HashMap::from([("the-key".to_owned(), order.clone())]))
             .await;
-        // 2 at 100.00 and the fee of a thousandth: held once.
+        // 2 at 100.00 plus a fee of one thousandth: held once.
         let held = |held: &'static str| async move { number(&json!(held)) };
         let wanted = held("200.20").await;
         platform
@@ -679,7 +680,7 @@ fn abort_between_hold_and_journal_of_an_order_acts_once_when_it_is_repeated() {
 }
 
 #[test]
-fn a_hold_that_no_order_came_for_is_given_back_and_its_key_is_spent() {
+fn an_orphaned_hold_is_released_and_its_key_expires() {
     run(async {
         let mut platform = Platform::start().await;
         let bond = platform.bond().await;
@@ -701,8 +702,10 @@ fn a_hold_that_no_order_came_for_is_given_back_and_its_key_is_spent() {
         platform.assert_no_orphans(&HashMap::new()).await;
         platform.balance_is(&user.cash(), "1000.00").await;
 
-        // The late repeat must not act behind the back of a caller who has given up.
-        let late = json!({ "context": context_with_key("lost"), "order": limit_order(&user, &bond, "BUY", "100.00", "2") });
+        // A late repeat must not place an order after the caller has given up.
+        let late = json!({
+            "context": context_with_key("lost"), "order": limit_order(&user, &bond, "BUY", "100.00", "2"),
+        });
         let refusal = platform
             .refused(&user.token(), "market.PlaceOrder", late)
             .await;

@@ -1,5 +1,5 @@
-//! The manifest of the data folder: a store or a key that is missing or another one is refused by
-//! its path, never made anew in silence; an interrupted first start is repeated.
+//! The manifest of the data folder: a missing or replaced store or key is refused by its path and
+//! never recreated silently. An interrupted first start is repeated.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,17 +32,17 @@ const KEYS: [&str; 6] = [
     "market/tls/key.der",
 ];
 const MANIFEST: &str = "manifest.toml";
-/// First starts that are killed. One takes less than a second, so the moments fall anywhere in it.
+/// Killed first starts. A start takes less than a second, so the kills hit any point of it.
 const KILLS: u64 = 25;
 
-/// Every file below the folder with its size and its last change, but for the lock.
+/// Every file below the folder with its size and modification time, except the lock.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).expect("a folder") {
             let path = entry.expect("an entry").path();
-            let about = std::fs::metadata(&path).expect("it is there");
+            let about = std::fs::metadata(&path).expect("metadata");
             if about.is_dir() {
                 folders.push(path);
             } else if !path.ends_with("platform.lock") {
@@ -53,12 +53,12 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     found
 }
 
-/// Moves a part away while `work` runs, and back afterwards, over whatever was made in its place.
+/// Moves a file or folder away while `work` runs, and back afterwards.
 async fn without(data: &Path, name: &str, work: impl AsyncFnOnce()) {
     let (path, aside) = (data.join(name), data.with_extension("aside"));
-    std::fs::rename(&path, &aside).expect("it is there");
+    std::fs::rename(&path, &aside).expect("moved away");
     work().await;
-    assert!(!path.exists(), "{name} was made again");
+    assert!(!path.exists(), "{name} was recreated");
     std::fs::rename(&aside, &path).expect("moved back");
 }
 
@@ -82,14 +82,14 @@ fn a_missing_store_or_key_is_refused_by_its_path_and_nothing_is_made() {
                 let refusal = format!("{path} is missing or empty: restore");
                 assert!(said.contains(&refusal), "{name}: {said}");
                 assert_eq!(files(&data), before, "{name}");
-                // Nor can it be accepted away.
+                // `data accept` refuses it too.
                 let accepted = accept(&platform).await;
                 assert!(accepted.stderr.contains(&refusal), "{accepted:?}");
                 assert_eq!(files(&data), before, "{name}");
             })
             .await;
         }
-        // An empty file is a new store to SQLite.
+        // SQLite treats an empty file as a new store.
         let ledger = data.join("ledger/ledger.sqlite");
         let bytes = std::fs::read(&ledger).expect("read");
         std::fs::write(&ledger, "").expect("written");
@@ -118,7 +118,7 @@ fn every_store_and_key_that_a_start_makes_is_in_the_manifest() {
         for name in STORES.into_iter().chain(KEYS) {
             assert!(text.contains(&format!("\"{name}\"")), "{name}: {text}");
         }
-        // Made again from the rest, or locks.
+        // Files that are derived from the others, and locks.
         let is_derived = |name: &str| {
             ["-wal", "-shm", ".snap", "lock", "fingerprint", MANIFEST]
                 .iter()
@@ -134,7 +134,10 @@ fn every_store_and_key_that_a_start_makes_is_in_the_manifest() {
                 .display()
                 .to_string();
             let is_listed = STORES.iter().chain(&KEYS).any(|listed| *listed == name);
-            assert!(is_listed || is_derived(&name), "{name} is in no list");
+            assert!(
+                is_listed || is_derived(&name),
+                "{name} is neither in the manifest nor derived"
+            );
         }
     });
 }
@@ -159,7 +162,7 @@ fn another_key_is_refused_until_it_is_accepted() {
             assert_eq!(files(&data), before, "{name}");
             std::fs::write(&path, former).expect("written");
         }
-        // The secret of the bank's notices is rotated on purpose: a further line.
+        // The secret of the bank's notices is rotated deliberately: an additional line.
         let path = data.join("keys/webhook_secret");
         let mut secrets = std::fs::read_to_string(&path).expect("a secret");
         secrets = format!("whsec_{}\n{secrets}", "QUJD".repeat(10));
@@ -184,7 +187,7 @@ fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_
         let written = std::fs::read_to_string(&manifest).expect("a manifest");
 
         let format = written.lines().find(|line| line.starts_with("format = "));
-        let format = format.expect("it says its format");
+        let format = format.expect("a line with the format");
         let other = written.replace(format, "format = 77\nnew = true");
         std::fs::write(&manifest, other).expect("written");
         let before = files(&data);
@@ -204,7 +207,7 @@ fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_
         assert!(said.contains("platform data accept"), "{said}");
         assert!(!manifest.exists());
         assert!(before.keys().all(|path| *path == manifest || path.exists()));
-        // What is missing is not adopted.
+        // A folder with a missing store is not adopted.
         without(&data, "cfa/cfa.sqlite", async || {
             let refused = accept(&platform).await;
             assert!(!refused.status.success(), "{refused:?}");
@@ -221,7 +224,7 @@ fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_
         );
         platform.restart().await;
         assert_eq!(platform.balance(&user.cash()).await.to_string(), "10.00");
-        // Not while a platform runs on it.
+        // A folder in use is not adopted.
         let refused = accept(&platform).await;
         assert!(refused.stderr.contains("in use"), "{refused:?}");
         platform.stop().await;
@@ -245,7 +248,7 @@ fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
         let unused = "chain/operator.key belongs to this folder, but";
         assert!(said.contains(unused), "{said}");
 
-        // A store that is new to the folder: its place in the manifest is taken away with it.
+        // A store that is new to the folder: remove it and its manifest entry.
         let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
         std::fs::remove_dir_all(data.join("events")).expect("removed");
         let written = std::fs::read_to_string(&manifest).expect("a manifest");
@@ -297,7 +300,7 @@ fn a_first_start_that_was_killed_anywhere_is_repeated() {
     });
 }
 
-/// What an interrupted write of a key leaves: a draft, and in older versions an empty file.
+/// Remains of an interrupted key write: a draft, and in older versions an empty file.
 #[test]
 fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
     run(async {

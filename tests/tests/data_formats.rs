@@ -1,6 +1,6 @@
-//! Data folders that earlier versions have left open in this one. From format 7 on a change of the journal's format
-//! brings a migration, and `tests/data` a folder of the format before it: `platform` on a new folder,
-//! `platform demo --connect`, a clean stop, `tar` and `gzip`.
+//! Data folders of earlier versions open in this one. From format 7 on a change of the journal's
+//! format requires a migration and a folder of the previous format in `tests/data`: `platform` on a
+//! new folder, `platform demo --connect`, a clean stop, `tar` and `gzip`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,9 +9,9 @@ use serde_json::json;
 use tests::process::Platform;
 use tests::shared::run;
 
-/// Oldest format of which there is a folder.
+/// Oldest format with a folder.
 const OLDEST: u32 = 7;
-/// What the demo trades.
+/// Number of trades of the demo.
 const TRADES: u64 = 3;
 
 /// A working folder with the data folder of that format.
@@ -22,7 +22,7 @@ fn unpacked(format: u32) -> PathBuf {
     let mut tar = Command::new("tar");
     tar.arg("-xzf").arg(&archive).arg("-C").arg(&folder);
     let status = tar.status().expect("tar runs");
-    assert!(status.success(), "{} unpacks", archive.display());
+    assert!(status.success(), "cannot unpack {}", archive.display());
     folder
 }
 

@@ -1,7 +1,7 @@
-//! A full disk heals: once there is room again, orders and deposits work without a restart.
+//! A full disk recovers: once there is space, orders and deposits work without a restart.
 //!
-//! Each test mounts a file system of its own for the data folder, which needs root: where mounting
-//! is refused the test says so and fails. `cargo xtask full` runs it.
+//! Each test mounts a file system for the data folder, which needs root. If mounting is refused,
+//! the test fails with that message. `cargo xtask full` runs it.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,13 +19,13 @@ use types::Side;
 use wire::ServerMessage;
 
 const VOLUME_BYTES: &str = "256M";
-/// After this a disk with room again may be felt no more.
+/// Time limit of full recovery once the disk has space.
 const RECOVERY: Duration = Duration::from_secs(10);
 /// A few hundred orders fill a segment.
 const SEGMENT_BYTES: &str = "1048576";
 
 /// A file system at `<folder>/data`. A watchdog shell unmounts it once this process has closed its
-/// pipe, however that ends.
+/// pipe, in any way.
 struct Volume {
     folder: PathBuf,
     watchdog: Child,
@@ -49,7 +49,7 @@ impl Volume {
         Self::mount(|folder| {
             let image = folder.join("volume.img").display().to_string();
             done("truncate", &["-s", VOLUME_BYTES, &image]);
-            // Nothing is kept aside for root, so that full is full.
+            // No blocks are reserved for root, so that full means full.
             done("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
             vec![
                 "-t".into(),
@@ -81,7 +81,7 @@ impl Volume {
         Self { folder, watchdog }
     }
 
-    /// Takes all room there is, down to the last block.
+    /// Uses all space, down to the last block.
     fn fill(&self) {
         let file = File::options()
             .create(true)
@@ -164,7 +164,7 @@ impl<'a> Market<'a> {
         }
     }
 
-    /// An order of the session; true when it is durable, false when it is refused.
+    /// Places an order in the session; true once it is durable, false if it is rejected.
     async fn order(&mut self, within: Duration) -> bool {
         self.sent += 1;
         let id = self.sent;
@@ -181,7 +181,7 @@ impl<'a> Market<'a> {
         answer
     }
 
-    /// Both sides of a trade; true when both orders were taken.
+    /// Places both sides of a trade; true if both orders were accepted.
     async fn trade(&mut self) -> bool {
         for (user, side) in [(&self.seller, "SELL"), (&self.buyer, "BUY")] {
             let order = json!({ "order": limit_order(user, &self.bond, side, "90.00", "1") });
@@ -195,7 +195,7 @@ impl<'a> Market<'a> {
         true
     }
 
-    /// A deposit as far as a payer sees it: true when the intent was taken and paid.
+    /// A deposit from the payer's view; returns the payment id if the intent was accepted and paid.
     async fn deposit(&self) -> Option<String> {
         let intent = json!({ "userId": self.buyer.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("10.00") });
         let token = self.buyer.token();
@@ -219,24 +219,24 @@ impl<'a> Market<'a> {
         })
     }
 
-    /// Everything works within [`RECOVERY`] from now on.
+    /// Asserts that everything works within [`RECOVERY`].
     async fn recovers(&mut self) {
         let begun = Instant::now();
         let late = |what: &str, said: &Value| {
             let after = begun.elapsed();
             assert!(
                 after < RECOVERY,
-                "{what} not {after:?} after there was room: {said}"
+                "not within {after:?} of free space: {what}; last answer {said}"
             );
         };
         while !self.order(Duration::from_secs(1)).await {
             let (_, said) = self.platform.get("all", "/health", "").await;
-            late("an order of the session is taken", &said);
+            late("an order of the session is accepted", &said);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let order = begun.elapsed();
         while !self.trade().await {
-            late("orders by HTTP are taken", &Value::Null);
+            late("orders by HTTP are accepted", &Value::Null);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let traded = begun.elapsed();
@@ -244,7 +244,7 @@ impl<'a> Market<'a> {
             if let Some(payment) = self.deposit().await {
                 break payment;
             }
-            late("a payment is taken", &Value::Null);
+            late("a payment is accepted", &Value::Null);
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
         while !self.is_issued(&payment).await {
@@ -261,12 +261,12 @@ impl<'a> Market<'a> {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         println!(
-            "after there was room: order {order:?}, trade {traded:?}, deposit {issued:?}, health {:?}",
+            "recovered after: order {order:?}, trade {traded:?}, deposit {issued:?}, health {:?}",
             begun.elapsed()
         );
     }
 
-    /// Sends traffic until the health read fails with what `is_it` looks for; gives what it says.
+    /// Sends traffic until `/health` fails with a text that `is_it` accepts; returns the text.
     async fn until_failing(&mut self, is_it: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -279,13 +279,16 @@ impl<'a> Market<'a> {
             if status == 503 && is_it(&said.to_string()) {
                 return said.to_string();
             }
-            assert!(Instant::now() < deadline, "health says {status} {said}");
+            assert!(
+                Instant::now() < deadline,
+                "unexpected health: {status} {said}"
+            );
         }
     }
 }
 
-/// A full volume while traffic goes on, then room again: once with most of a segment left, and once
-/// with no room for the next one.
+/// A full volume under traffic, then free space again: once with most of a segment left, and once
+/// without room for the next segment.
 async fn scenario(volume: Volume) {
     let env = [("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES)];
     let mut platform = Platform::start_in(volume.folder.clone(), &env).await;
@@ -305,13 +308,13 @@ async fn scenario(volume: Volume) {
         println!("full at the roll: {said}");
         assert!(
             !market.order(Duration::from_secs(2)).await,
-            "no room, no order"
+            "an order was accepted on a full disk"
         );
         volume.free();
         market.recovers().await;
         (market.bond, market.acknowledged)
     };
-    // What was acknowledged is there, and everything agrees, also after a restart.
+    // Acknowledged orders exist, and the proof passes, also after a restart.
     for _ in 0..2 {
         let request = json!({ "instrumentId": bond });
         let listed = platform
@@ -341,11 +344,11 @@ async fn scenario(volume: Volume) {
 }
 
 #[test]
-fn a_full_tmpfs_that_has_room_again_takes_orders_and_deposits_within_10_s() {
+fn a_full_tmpfs_that_recovers_space_accepts_orders_and_deposits_within_10_s() {
     run(scenario(Volume::tmpfs()));
 }
 
 #[test]
-fn a_full_ext4_that_has_room_again_takes_orders_and_deposits_within_10_s() {
+fn a_full_ext4_that_recovers_space_accepts_orders_and_deposits_within_10_s() {
     run(scenario(Volume::ext4()));
 }

@@ -1,4 +1,5 @@
-//! The judge of the chaos on journals whose cancels on disconnect are in time, early, late or missing.
+//! The journal checks of chaos on journals whose cancels on disconnect are in time, early, late or
+//! missing.
 
 #[path = "../../sequencer/tests/desk/mod.rs"]
 mod desk;
@@ -18,8 +19,8 @@ const TERMS: Terms = Terms {
     late: Duration::from_millis(500),
 };
 
-/// What the judge says of a session with one order that ends, on a node with this grace, and of a
-/// second that begins so much later.
+/// Findings for a session with one order that ends on a node with this grace. Two more sessions
+/// open `later_ms` after its end.
 async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
     let folder = tempfile::tempdir().expect("a folder");
     let time = Time::new();
@@ -41,14 +42,14 @@ async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
     };
     done(&desk.port, close).await;
     time.advance_ms(later_ms);
-    // Wakes the node, which looks at the clock again and then once more.
+    // Wakes the node, which reads the clock again and then once more.
     desk.session(SESSION + 1, 1).await;
     desk.session(SESSION + 2, 1).await;
     handle.stop();
     judge::read(folder.path(), &[], TERMS)
 }
 
-/// The judge finds nothing wrong but what has this in its text.
+/// Asserts that every violation contains this text.
 fn only(journal: &Journal, text: &str) {
     let wrong = &journal.wrong;
     assert!(!wrong.is_empty(), "{journal:?}");

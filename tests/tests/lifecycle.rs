@@ -1,4 +1,4 @@
-//! Start, stop, start again; and the whole story of an asset on a platform that runs.
+//! Start, stop and restart, and the whole life of an asset on a running platform.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,11 +12,11 @@ use tests::world::User;
 use types::{Decimal, NodeId, Sequence, Side, derived};
 
 #[test]
-fn a_start_that_is_interrupted_ends_in_order() {
+fn an_interrupted_start_exits_cleanly() {
     run(async { assert_eq!(Platform::interrupted_start().await, Some(0)) });
 }
 
-/// In an empty folder, without a configuration, a home or another program to be found.
+/// Runs in an empty folder, without configuration, home or PATH.
 // rows: R349 R261
 #[test]
 fn r349_one_command_starts_everything_with_its_doubles() {
@@ -69,7 +69,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
                 .is_some_and(|number| number.starts_with("0x")),
             "{answer}"
         );
-        // The bank, identity and the chain do their work: a user, a payment, tokens.
+        // Bank, identity and chain work: a user, a payment, tokens.
         let (user, bond) = (platform.rich("10.00").await, platform.bond().await);
         let mut terminal = Terminal::open(&platform, &user, &bond).await;
         platform.trading_hold(&user, "CFA-RUB", "5.00").await;
@@ -92,7 +92,7 @@ fn r350_the_demonstration_tells_its_story_and_everything_balances() {
         let steps = summary["steps"].as_array().map_or(0, Vec::len);
         assert!(steps > 10, "{summary}");
         let told = platform.cli(&["demo"]).await.success();
-        // For people: each step under its number.
+        // Human-readable output: each step with its number.
         for number in 1..=steps {
             let begins = format!("{number:>3}  ");
             let is_told = told.stdout.lines().any(|line| line.starts_with(&begins));
@@ -158,7 +158,7 @@ fn a_replay_leaves_no_open_order_behind() {
             )
             .await;
         assert_eq!(&book["snapshot"]["instrumentId"], instrument, "{book}");
-        // A side without a level is not in the JSON at all.
+        // A side without levels is omitted from the JSON.
         for side in ["bids", "asks"] {
             let levels = book["snapshot"][side].as_array();
             assert!(levels.is_none_or(Vec::is_empty), "{book}");
@@ -196,7 +196,7 @@ async fn open_orders(platform: &Platform, user: &User) -> Vec<Value> {
 }
 
 #[test]
-fn a_second_start_goes_on_where_the_first_stopped() {
+fn a_restart_resumes_the_state_of_the_previous_run() {
     run(async {
         let mut platform = Platform::start().await;
         let (seller, buyer, bond) = (
@@ -267,8 +267,8 @@ fn a_second_start_goes_on_where_the_first_stopped() {
     });
 }
 
-/// The replay command over the journal of a platform that has ended gives what its members and its supervision were
-/// shown while it ran: state, book, and the ids of orders and trades. A copy without any snapshot gives it too.
+/// The replay command over the journal of a stopped platform returns what calls returned while it
+/// ran: state, book, and the ids of orders and trades. So does a copy without snapshots.
 // rows: R180
 #[test]
 fn r180_the_replay_command_gives_the_state_trades_and_ids_that_were_shown() {
@@ -281,7 +281,7 @@ fn r180_the_replay_command_gives_the_state_trades_and_ids_that_were_shown() {
         for price in ["10.00", "11.00", "12.00"] {
             platform.place(&seller, &bond, "SELL", price, "2").await;
         }
-        // One order that takes three levels, one of a session, and one that stays.
+        // One order that takes three levels, one of a session, and one that rests.
         platform.place(&buyer, &bond, "BUY", "12.00", "5").await;
         let mut terminal = Terminal::open(&platform, &buyer, &bond).await;
         terminal.acknowledged(1, Side::Buy, 1_200, 1).await;
@@ -310,7 +310,7 @@ fn r180_the_replay_command_gives_the_state_trades_and_ids_that_were_shown() {
     });
 }
 
-/// What calls say of the market at one command.
+/// Answers of the market's calls at one command sequence.
 struct Shown {
     sequence: u64,
     state_hash: String,
@@ -361,7 +361,7 @@ impl Shown {
         assert_eq!((bids.len(), levels(&book["bids"])), (1, bids), "{book}");
         assert_eq!(book["asks"], json!([]), "{book}");
 
-        // Every event is computed again and is the one of the journal, whose ids are these.
+        // Every event is recomputed and equals the journal's, which has these ids.
         let verified = ask(&["verify"]).await.json();
         assert_eq!(verified["trades"], whole["trades"], "{verified}");
         assert_eq!(verified["state_hash"], whole["state_hash"], "{verified}");
@@ -391,8 +391,8 @@ fn ids_of(dump: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     (orders, trades)
 }
 
-/// A second process reads the journal of the running platform, what is not the last batch, and ends
-/// where it was told to.
+/// A second process follows the journal of the running platform, except the last batch, and stops
+/// at the given sequence.
 async fn followed(platform: &Platform) {
     let words = ["--json", "journal", "dump", "--follow", "--until", "4"];
     let dumped = platform.cli(&words).await.success().stdout;
@@ -406,8 +406,8 @@ async fn followed(platform: &Platform) {
     );
 }
 
-/// The state once it has stopped moving: the holds of every open order are carved, which happens a
-/// moment behind the tail, and two pictures are equal.
+/// State once it is stable: the holds of every open order are split off, which happens shortly
+/// after the tail, and two readings are equal.
 async fn quiet(platform: &Platform) -> tests::ledger::State {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     let mut last = None;
@@ -435,14 +435,14 @@ async fn quiet(platform: &Platform) -> tests::ledger::State {
         }
         assert!(
             std::time::Instant::now() < deadline,
-            "the platform does not come to rest: {last:?}"
+            "the state does not become stable: {last:?}"
         );
     }
 }
 
 // rows: R349
 #[test]
-fn the_lines_of_the_readme_can_be_pasted() {
+fn the_commands_of_the_readme_work() {
     run(async {
         let platform = platform().await;
         let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
@@ -473,12 +473,12 @@ fn the_lines_of_the_readme_can_be_pasted() {
         }
         assert!(
             curls >= 4 && commands >= 5,
-            "the README has {curls} curl lines and {commands} commands"
+            "too few examples in the README: {curls} curl lines and {commands} commands"
         );
     });
 }
 
-/// Lines of the shell blocks, continued lines joined.
+/// Lines of the shell blocks, with continued lines joined.
 fn shell_lines(readme: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for block in readme.split("```sh\n").skip(1) {
@@ -492,7 +492,7 @@ fn shell_lines(readme: &str) -> Vec<String> {
     lines
 }
 
-/// The line with the ports this platform really has.
+/// The line with the ports of this platform.
 fn elsewhere(platform: &Platform, line: &str) -> String {
     let ports = [
         (8080, "all"),
@@ -512,7 +512,7 @@ fn elsewhere(platform: &Platform, line: &str) -> String {
         })
 }
 
-/// Runs a line in a shell; its output, or everything that went wrong.
+/// Runs a line in a shell; returns its output, or the failure.
 async fn paste(line: &str) -> Result<String, String> {
     let done = tokio::process::Command::new("sh")
         .args(["-c", line])
@@ -526,7 +526,7 @@ async fn paste(line: &str) -> Result<String, String> {
     }
 }
 
-/// The same for a line that a person pastes later than a machine does.
+/// The same with retries: a person pastes the line later than this test does.
 async fn eventually(line: &str) -> String {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     loop {

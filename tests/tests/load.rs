@@ -24,7 +24,7 @@ fn count(report: &Value, pointer: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no number at {pointer}: {report}"))
 }
 
-/// Percentiles that are there, above zero and in order.
+/// Asserts percentiles that are present, above zero and sorted.
 fn assert_spread(spread: &Value) {
     let at = |name: &str| {
         let value = spread[name].as_f64();
@@ -34,7 +34,7 @@ fn assert_spread(spread: &Value) {
     assert!(values[0] > 0.0 && values.is_sorted(), "{spread}");
 }
 
-/// Rows of a distribution, in order, to the last of all values.
+/// Asserts rows of a distribution that are sorted and end with all values.
 fn assert_distribution(path: &Path, values: u64) {
     let text = std::fs::read_to_string(path).expect("the distribution");
     let mut last = (0.0, 0.0, 0);
@@ -110,7 +110,7 @@ async fn load(platform: &Platform, name: &str, more: &[&str]) {
     }
     let picture = std::fs::read_to_string(folder.join(&plot)).expect("the picture");
     assert_eq!(picture.matches("<polyline").count(), 2);
-    // What was open was cancelled.
+    // The load has cancelled its open orders.
     let instrument = text(&report, "/instrument");
     let book = ["--json", "book", "get", "--instrument-id", &instrument];
     let book = platform.cli(&book).await.success().json();
@@ -133,7 +133,7 @@ fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
     });
 }
 
-/// A running load whose first orders are in the book, and its output after the instrument's id.
+/// A running load with its first orders in the book, and its output after the instrument's id.
 async fn begun(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
     let args = [
@@ -179,8 +179,8 @@ async fn kill(signal: &str, pid: &str) {
     assert!(kill.await.expect("kill runs").success());
 }
 
-/// A platform that stands still costs every request that was due meanwhile, and not only those that were on their way:
-/// with a window of 64 these would be a twentieth of all, which no 90th percentile shows.
+/// A stalled platform delays every request due meanwhile, not only those in flight: with a window
+/// of 64 those would be a twentieth of all, invisible in the 90th percentile.
 // rows: R348
 #[test]
 fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
@@ -212,7 +212,7 @@ fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
             assert!(at("p90") > 300_000.0, "{report}");
             assert!(at("max") > 1_500_000.0, "{report}");
         }
-        // The window was full, and what waited for it counts from when it was due.
+        // The window was full; the latency of delayed requests counts from their due time.
         assert!(count(&report, "/late/held_by_window") > 0, "{report}");
         assert!(count(&report, "/late/max_us") > 500_000, "{report}");
         platform.stop().await;

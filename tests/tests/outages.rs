@@ -1,7 +1,7 @@
-//! Faults from outside that pass: afterwards everything works again without a restart.
+//! External faults that pass: afterwards everything works again without a restart.
 //!
-//! Each scenario runs against the real binary: the bank is away under traffic, and silent connections
-//! take every descriptor they can get.
+//! Each scenario runs against the real binary: the bank is unavailable under traffic, and silent
+//! connections exhaust the descriptors.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use types::Side;
 
-/// After this a passed fault may be felt no more.
+/// Time limit of full recovery after a fault.
 const RECOVERY: Duration = Duration::from_secs(15);
 
 // rows: R087 R127
@@ -68,7 +68,7 @@ fn r340_silent_connections_up_to_a_descriptor_limit_of_4096_stop_nothing() {
     run(silent_connections(4_096, 5_000));
 }
 
-/// Opens `count` connections that send nothing over 20 s, against a process of `descriptors`.
+/// Opens `count` silent connections over 20 s, to a process with `descriptors` descriptors.
 async fn silent_connections(descriptors: u64, count: u32) {
     const OPENING: Duration = Duration::from_secs(20);
     let platform = Platform::start_with_descriptors(descriptors).await;
@@ -91,7 +91,7 @@ async fn silent_connections(descriptors: u64, count: u32) {
             let due = OPENING * number / count;
             tokio::time::sleep(due.saturating_sub(started.elapsed())).await;
             let port = ports[number as usize % ports.len()];
-            // One that is refused has not got a descriptor either.
+            // A refused connection has no descriptor.
             if let Ok(Ok(stream)) =
                 tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(port)).await
             {
@@ -108,9 +108,9 @@ async fn silent_connections(descriptors: u64, count: u32) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert!(placed >= 20, "{placed} orders within {OPENING:?}");
-    let silent = attack.await.expect("the attack ends");
+    let silent = attack.await.expect("the attack finishes");
     println!(
-        "{} connections were accepted by the system, {placed} orders on each way",
+        "{} connections accepted by the system, {placed} orders on each protocol",
         silent.len()
     );
     drop(silent);
@@ -121,7 +121,7 @@ async fn silent_connections(descriptors: u64, count: u32) {
     as_before(&platform, &mut terminal, &user, &bond, placed).await;
 }
 
-/// New connections, reads, orders and deposits.
+/// Checks new connections, reads, orders and deposits.
 async fn as_before(
     platform: &Platform,
     terminal: &mut Terminal,
@@ -144,7 +144,7 @@ async fn as_before(
     platform.rich("10.00").await;
 }
 
-/// `count` connections from one address at once, each with a call that is answered.
+/// Opens `count` connections from one address at once, each with an answered call.
 async fn honest_connections(platform: &Platform, count: usize) {
     let address = platform.address("all");
     let mut open = Vec::new();
@@ -178,7 +178,7 @@ async fn healthy_by(platform: &Platform, deadline: Instant) {
         if said["status"] == json!("ok") {
             return;
         }
-        assert!(Instant::now() < deadline, "health says {said}");
+        assert!(Instant::now() < deadline, "unexpected health: {said}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

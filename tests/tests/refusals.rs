@@ -1,6 +1,6 @@
-//! Bad input: each gets the error of the contract (code, exact text, reason in the details) and
-//! changes nothing. Nothing in this file changes anything, so all of it runs beside each other
-//! against one prepared platform and one picture of its state.
+//! Bad input: each request gets the error of the contract (code, exact text, reason in the details)
+//! and changes nothing. The tests of this file change no state, so they run in parallel against one
+//! prepared platform and compare its state with one snapshot.
 
 use bytes_of_login::login;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use tests::world::{User, amount, limit_order, rub};
 use tests::{Platform, bank};
 use tokio::sync::OnceCell;
 
-/// A platform with somebody in it, and how it looked when everything was ready.
+/// A platform with users and orders, and its state when prepared.
 struct Stage {
     platform: &'static Platform,
     user: User,
@@ -21,7 +21,7 @@ struct Stage {
     bond: String,
     /// An open offer of `other`.
     order: String,
-    /// A payment that is waited for.
+    /// A pending payment.
     intent: Value,
     before: State,
 }
@@ -46,7 +46,7 @@ async fn prepare() -> Stage {
         "/orderId",
     );
     let intent = platform.intent(&user, "40.00").await;
-    // The order's holds are carved a moment behind the tail; from then on nothing moves.
+    // The order's holds are split off shortly after the tail; after that the state is stable.
     let request = json!({ "status": "HOLD_STATUS_ACTIVE" });
     platform
         .until(
@@ -129,12 +129,18 @@ fn unknown_users_are_not_found() {
             (
                 OPERATOR,
                 "cfa.IssueInvestmentCfa",
-                json!({ "instrumentId": stage.bond, "investorId": "ghost", "bookbuildingId": "b", "amount": amount(&stage.bond, "1") }),
+                json!({
+                    "instrumentId": stage.bond, "investorId": "ghost", "bookbuildingId": "b",
+                    "amount": amount(&stage.bond, "1"),
+                }),
             ),
             (
                 SERVICE,
                 "cfa.TransferCfa",
-                json!({ "instrumentId": stage.bond, "fromUserId": stage.other.id, "toUserId": "ghost", "amount": amount(&stage.bond, "1") }),
+                json!({
+                    "instrumentId": stage.bond, "fromUserId": stage.other.id, "toUserId": "ghost",
+                    "amount": amount(&stage.bond, "1"),
+                }),
             ),
             (
                 OPERATOR,
@@ -505,7 +511,12 @@ fn callers_without_a_right_are_refused() {
                 )
                 .await,
         );
-        foreign(platform.refused(&other, "payments.CreatePaymentIntent", json!({ "userId": stage.user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("1.00") })).await);
+        let intent = json!({ "userId": stage.user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("1.00") });
+        foreign(
+            platform
+                .refused(&other, "payments.CreatePaymentIntent", intent)
+                .await,
+        );
         foreign(
             platform
                 .refused(
@@ -578,7 +589,9 @@ fn writes_without_an_idempotency_key_are_refused() {
             (
                 OPERATOR,
                 "ledger.CreateHold",
-                json!({ "hold": { "subaccountId": stage.user.cash(), "amount": amount("CFA-RUB", "1.00"), "reason": "r" } }),
+                json!({ "hold": {
+                    "subaccountId": stage.user.cash(), "amount": amount("CFA-RUB", "1.00"), "reason": "r",
+                } }),
             ),
             (
                 OPERATOR,
@@ -612,7 +625,7 @@ fn webhooks_with_a_wrong_signature_are_refused() {
                 ..good.clone()
             });
         }
-        // Signed, but not these bytes, this id, this time.
+        // Signed, but other bytes, another id, another time.
         cases.push(bank::Webhook {
             body: good.body.replace("40.00", "40000.00"),
             ..good.clone()
@@ -626,7 +639,7 @@ fn webhooks_with_a_wrong_signature_are_refused() {
             ..good.clone()
         });
         cases.push(stage.platform.signed(&paid, bank::now_s() - 3_600));
-        // Before anything is looked up.
+        // The signature is checked before the lookup.
         let unknown = stage.platform.signed(
             &bank::notice("no-such-payment", "SUCCESS", "1.00"),
             bank::now_s(),
@@ -648,8 +661,11 @@ fn webhooks_with_a_wrong_signature_are_refused() {
                 "INVALID_SIGNATURE",
             );
         }
-        // The same by RPC, whatever the fields beside the signed text claim.
-        let webhook = json!({ "paymentId": text(&stage.intent, "/paymentId"), "status": "PAYMENT_STATUS_SUCCESS", "amount": rub("40.00"), "providerPayload": paid.to_string() });
+        // The same by RPC: fields outside the signed text are ignored.
+        let webhook = json!({
+            "paymentId": text(&stage.intent, "/paymentId"), "status": "PAYMENT_STATUS_SUCCESS",
+            "amount": rub("40.00"), "providerPayload": paid.to_string(),
+        });
         let refusal = stage
             .platform
             .refused(
@@ -732,37 +748,37 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
                 .collect::<Vec<u8>>()
         };
 
-        // Datagrams that are no QUIC at all.
+        // Datagrams that are not QUIC.
         let socket = tokio::net::UdpSocket::bind("127.0.0.1:0")
             .await
             .expect("a socket");
         for length in [1, 20, 200, 1_200, 1_400] {
             socket.send_to(&bytes(length), server).await.expect("sent");
         }
-        // Another protocol is turned away in the handshake.
+        // Another protocol is rejected in the handshake.
         assert!(
             Raw::open(server, b"h3").await.is_err(),
             "an unknown ALPN name is refused"
         );
-        // A connection whose stream is noise, and a session that turns to noise behind its login.
+        // A connection whose stream is noise, and a session that sends noise after its login.
         for greeting in [Vec::new(), login(&stage.user.token())] {
             let mut raw = Raw::open(server, wire::ALPN).await.expect("a connection");
             raw.send.write_all(&greeting).await.expect("sent");
-            // The server may have closed before the last byte: that is the answer.
+            // The server may close before the last byte: that is the expected answer.
             let _ = raw.send.write_all(&bytes(4_096)).await;
             match raw.closed().await {
                 quinn::ConnectionError::ApplicationClosed(close) => {
                     assert_ne!(close.error_code.into_inner(), 0, "{close:?}")
                 }
-                other => panic!("the server says why it closes: {other}"),
+                other => panic!("the server closed without an application code: {other}"),
             }
         }
-        // A message longer than any.
+        // A message longer than any valid one.
         let mut raw = Raw::open(server, wire::ALPN).await.expect("a connection");
         let _ = raw.send.write_all(&[0xff; 65_536]).await;
         raw.closed().await;
 
-        // Everyone else goes on: a session logs in, the order rests.
+        // Other members are unaffected: a session logs in, the order rests.
         let terminal = Terminal::open(stage.platform, &stage.other, &stage.bond).await;
         drop(terminal);
         let order = stage
@@ -783,7 +799,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
 mod bytes_of_login {
     use wire::{ClientMessage, Login, Text, encode};
 
-    /// A login on channel 0 as bytes.
+    /// Bytes of a login on channel 0.
     pub fn login(token: &str) -> Vec<u8> {
         let message = ClientMessage::from(Login {
             token: Text::new(token).expect("short"),

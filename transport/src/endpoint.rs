@@ -1,4 +1,4 @@
-//! Rounds of an endpoint: datagrams in, timers, connections that have something to do, datagrams out.
+//! Polling rounds of an endpoint: receive, timers, connections with work, transmit.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,38 +17,39 @@ use quinn_proto::{
 use crate::link::{End, Key, Link};
 use crate::socket::{From, Socket};
 
-/// Calls of the socket per round: no flood of datagrams keeps the rest of the round waiting.
+/// Socket calls per round, so that a flood of datagrams cannot delay the rest of the round.
 const RECEIVES_MAX: usize = 2;
 /// Transmits of one connection per round.
 const TRANSMITS_MAX: usize = 16;
-/// Bytes read from a stream at once.
+/// Most bytes per read from a stream.
 const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Bytes kept of a message whose end has not come; what is longer is the driver's to refuse.
+/// Bytes kept of an incomplete message; the driver rejects longer ones.
 const CARRY_BYTES: usize = 4_096;
 
-/// What becomes of a peer that wants a connection.
+/// Decision on a peer's connection attempt.
 pub enum Incoming<T> {
     Accept(T),
-    /// The peer first has to show that it owns its address (QUIC Retry); accepts nothing yet.
+    /// The peer first proves that it owns its address (QUIC Retry); nothing is accepted yet.
     Retry,
-    /// Says no.
+    /// Refuses the connection.
     Refuse,
-    /// Says nothing.
+    /// Sends no reply.
     Ignore,
 }
 
-/// How much of what was read the driver has taken.
+/// How much of the data the driver has consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub bytes: usize,
-    /// The rest is complete messages for the next round; otherwise it waits for more bytes.
+    /// True: the rest is complete messages for the next round. False: the rest waits for more
+    /// bytes.
     pub is_paused: bool,
 }
 
-/// What the owner of an endpoint does with its connections.
+/// Callbacks of an endpoint's owner.
 pub trait Driver<T> {
-    /// A peer wants a connection; `is_validated` says whether it owns its address, `half_open` how
-    /// many connections have not finished their handshake.
+    /// A peer wants a connection. `is_validated`: the peer has proved that it owns its address.
+    /// `half_open`: connections with an unfinished handshake.
     fn incoming(
         &mut self,
         now: Instant,
@@ -57,19 +58,19 @@ pub trait Driver<T> {
         half_open: usize,
     ) -> Incoming<T>;
 
-    /// The connection has its stream.
+    /// The stream of the connection is open.
     fn opened(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
-    /// Bytes of the stream in order, what was left of the last call in front.
+    /// Bytes of the stream in order, starting with those left by the last call.
     fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> Taken;
 
     /// The peer has finished its side of the stream.
     fn finished(&mut self, now: Instant, link: &mut Link<T>);
 
-    /// The moment of [`Link::set_deadline`] has come.
+    /// The deadline set by [`Link::set_deadline`] has passed.
     fn timeout(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
-    /// The connection is over, whoever ended it; called once, last.
+    /// The connection has ended, on either side's initiative. Called once, last.
     fn closed(&mut self, now: Instant, link: &mut Link<T>, reason: &ConnectionError);
 }
 
@@ -77,22 +78,22 @@ pub trait Driver<T> {
 pub struct Endpoint<T> {
     socket: Socket,
     proto: quinn_proto::Endpoint,
-    /// By quinn-proto's handle.
+    /// Indexed by quinn-proto's handle.
     links: Vec<Option<Box<Link<T>>>>,
     generations: Vec<u32>,
     count: usize,
     half_open: usize,
-    /// Connections to look at before the round ends.
+    /// Connections to process before the round ends.
     touched: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     scratch: Vec<u8>,
 }
 
 impl<T> Endpoint<T> {
-    /// An endpoint that takes connections if it has a server configuration.
+    /// An endpoint; with a server configuration it accepts connections.
     ///
     /// # Errors
-    /// The address is taken, or the socket cannot be set up.
+    /// The address is in use, or the socket cannot be set up.
     pub fn bind(address: SocketAddr, server: Option<ServerConfig>) -> io::Result<Self> {
         let config = Arc::new(EndpointConfig::default());
         Ok(Self {
@@ -109,27 +110,27 @@ impl<T> Endpoint<T> {
     }
 
     /// # Errors
-    /// The system does not say.
+    /// The operating system cannot report the address.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_address()
     }
 
-    /// Connections that are not over.
+    /// Connections that have not ended.
     pub fn connections(&self) -> usize {
         self.count
     }
 
-    /// Earliest moment at which a round has something to do without a datagram.
+    /// Earliest time at which a round has work without a datagram.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// True when a round would do something without waiting for the socket or a timer.
+    /// True if a round has work without waiting for the socket or a timer.
     pub fn has_work(&self) -> bool {
         !self.touched.is_empty()
     }
 
-    /// Begins a connection; [`Driver::opened`] says when its stream is there.
+    /// Starts a connection; [`Driver::opened`] reports that its stream is open.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -145,7 +146,7 @@ impl<T> Endpoint<T> {
         Ok(self.insert(handle, quic, user))
     }
 
-    /// A connection, to be looked at before the round ends; `None` when it is over.
+    /// A connection, marked for processing before the round ends; `None` if it has ended.
     pub fn link(&mut self, key: Key) -> Option<&mut Link<T>> {
         let link = self.links.get_mut(key.index as usize)?.as_mut()?;
         if link.key != key {
@@ -158,13 +159,12 @@ impl<T> Endpoint<T> {
         Some(link)
     }
 
-    /// Every connection.
     pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         self.links.iter().flatten().map(|link| link.key)
     }
 
-    /// The first part of a round: takes datagrams in and lets timers run out. True when there was
-    /// anything to do. The owner then writes what it has, and ends the round by [`Endpoint::flush`].
+    /// First part of a round: receives datagrams and fires timers. True if there was work. The
+    /// owner then writes its data and ends the round with [`Endpoint::flush`].
     ///
     /// # Errors
     /// The socket is broken.
@@ -193,12 +193,12 @@ impl<T> Endpoint<T> {
                 driver.timeout(now, link);
             }
         }
-        // Messages are taken before reports are written: a round answers what came in it.
+        // Reads come before writes, so that a round answers the requests that it received.
         self.turn(now, driver, false);
         Ok(did_work)
     }
 
-    /// The second part of a round: writes and sends what connections have for their peers.
+    /// Second part of a round: writes and sends the connections' data.
     pub fn flush(&mut self, now: Instant, driver: &mut impl Driver<T>) -> bool {
         self.turn(now, driver, true)
     }
@@ -218,7 +218,7 @@ impl<T> Endpoint<T> {
             .receive(|from, data| parts.datagram(now, driver, from, data))?;
         let (accepted, responses) = (parts.accepted, parts.responses);
         for (transmit, contents) in responses {
-            // Stateless: a peer that still wants something asks again.
+            // Stateless: the peer retries.
             self.socket.send(&transmit, &contents);
         }
         for (handle, quic, user) in accepted {
@@ -235,7 +235,7 @@ impl<T> Endpoint<T> {
         }
         self.generations[index] += 1;
         let key = Key {
-            index: u32::try_from(index).expect("connections are counted by 32 bits"),
+            index: u32::try_from(index).expect("at most 2^32 connections"),
             generation: self.generations[index],
         };
         let link = Link::new(key, handle, quic, user);
@@ -246,9 +246,9 @@ impl<T> Endpoint<T> {
         key
     }
 
-    /// Looks at every connection that was touched: reads, or lets it send.
+    /// Processes every touched connection: reads, or sends.
     fn turn(&mut self, now: Instant, driver: &mut impl Driver<T>, sends: bool) -> bool {
-        // None is added meanwhile: the driver has no hand on the endpoint.
+        // No connection is added meanwhile: the driver has no access to the endpoint.
         let count = self.touched.len();
         let mut kept = 0;
         for at in 0..count {
@@ -259,7 +259,7 @@ impl<T> Endpoint<T> {
             let was_connected = link.is_connected;
             let is_drained = self.drive(now, driver, &mut link, !sends);
             self.half_open -= usize::from(!was_connected && (link.is_connected || is_drained));
-            // What was read is answered before the round ends.
+            // Touched after the read part, so that `flush` sends the answers of this round.
             link.is_touched = !sends || self.send(now, &mut link) || !link.rest.is_empty();
             if is_drained {
                 self.count -= 1;
@@ -276,7 +276,7 @@ impl<T> Endpoint<T> {
         count > 0
     }
 
-    /// Events, bytes in, bytes out; true when nothing is left of the connection.
+    /// Events, bytes in, bytes out; true once the connection is drained.
     fn drive(
         &mut self,
         now: Instant,
@@ -303,7 +303,8 @@ impl<T> Endpoint<T> {
         is_drained
     }
 
-    /// True when the connection has more to send than this round allows, or the socket takes nothing.
+    /// True if the connection has more to send than this round allows, or the socket accepts
+    /// nothing.
     fn send(&mut self, now: Instant, link: &mut Link<T>) -> bool {
         if let Some((transmit, contents)) = link.unsent.take()
             && !self.socket.send(&transmit, &contents)
@@ -327,7 +328,7 @@ impl<T> Endpoint<T> {
         true
     }
 
-    /// Sees to it that a timer is due no later than the connection's next moment.
+    /// Ensures a timer no later than the connection's next deadline.
     fn schedule(&mut self, link: &mut Link<T>) {
         let Some(next) = link.next_deadline() else {
             return;
@@ -346,7 +347,7 @@ impl<T> AsFd for Endpoint<T> {
     }
 }
 
-/// An endpoint without its socket, which is being read.
+/// An endpoint without its socket, which is borrowed for reading.
 struct Parts<'a, T> {
     proto: &'a mut quinn_proto::Endpoint,
     links: &'a mut Vec<Option<Box<Link<T>>>>,
@@ -375,7 +376,7 @@ impl<T> Parts<'_, T> {
                             self.touched.push(link.key.index);
                         }
                     }
-                    // Accepted in this very batch.
+                    // Accepted earlier in the same batch.
                     None => {
                         if let Some((_, quic, _)) =
                             accepted.iter_mut().find(|(other, ..)| *other == handle)
@@ -414,7 +415,7 @@ impl<T> Parts<'_, T> {
             },
             Incoming::Retry => match self.proto.retry(incoming, self.scratch) {
                 Ok(transmit) => self.respond(transmit),
-                // It has been asked before.
+                // The peer has already retried.
                 Err(error) => self.proto.ignore(error.into_incoming()),
             },
             Incoming::Refuse => {
@@ -469,7 +470,7 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
     }
 }
 
-/// Gives the driver what the stream has.
+/// Passes the stream's data to the driver.
 fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
     while link.is_open() {
         if link.rest.is_empty() {
@@ -490,11 +491,11 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
             return;
         }
     }
-    // Nothing is read behind the end.
+    // Nothing is read after the close.
     link.rest = Bytes::new();
 }
 
-/// Gives the driver what is at hand; false when it has had enough for this round.
+/// Passes the available data to the driver; false if the driver paused for this round.
 fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> bool {
     if link.carry.is_empty() {
         let bytes = std::mem::take(&mut link.rest);
@@ -507,7 +508,7 @@ fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> boo
         link.carry.extend_from_slice(&left);
         return true;
     }
-    // A message that began in an earlier chunk.
+    // A message that started in an earlier chunk.
     let more = link.rest.split_to(
         link.rest
             .len()
@@ -519,7 +520,7 @@ fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> boo
     carry.drain(..taken.bytes);
     link.carry = carry;
     if taken.is_paused {
-        // Looked at again in the next round although nothing new has come.
+        // Processed again in the next round although no data arrives.
         if link.rest.is_empty() {
             link.rest = Bytes::from(std::mem::take(&mut link.carry));
         }
@@ -528,13 +529,13 @@ fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> boo
     true
 }
 
-/// The next bytes of the stream; `None` at its end, an error when there is nothing now.
+/// Next bytes of the stream; `None` at its end, an error if none are available yet.
 fn next_chunk<T>(link: &mut Link<T>) -> Result<Option<Bytes>, ()> {
     let id = link.stream.ok_or(())?;
     let mut stream = link.quic.recv_stream(id);
     let mut chunks = stream.read(true).map_err(|_| ())?;
     let chunk = chunks.next(CHUNK_BYTES_MAX);
-    // What it asks to be sent goes out at the end of the round.
+    // Frames that it queues are sent at the end of the round.
     let _ = chunks.finalize();
     match chunk {
         Ok(chunk) => Ok(chunk.map(|chunk| chunk.bytes)),
@@ -543,7 +544,7 @@ fn next_chunk<T>(link: &mut Link<T>) -> Result<Option<Bytes>, ()> {
     }
 }
 
-/// Carries out an end that was asked for.
+/// Carries out a requested close.
 fn end<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
     if let End::Finishing {
         code,
@@ -556,7 +557,7 @@ fn end<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
         if link.out.is_empty() && !*is_finished {
             *is_finished = true;
             let finished = link.stream.map(|id| link.quic.send_stream(id).finish());
-            // Without a stream, or with one that the peer has stopped, nothing is waited for.
+            // Without a stream, or if the peer has stopped it, there is nothing to wait for.
             let is_pointless = !matches!(finished, Some(Ok(())));
             if is_pointless || is_over {
                 let (code, reason) = (*code, std::mem::take(reason));

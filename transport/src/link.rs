@@ -6,43 +6,43 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::{Connection, ConnectionHandle, StreamId, Transmit, WriteError};
 
-/// Names a connection of an endpoint; never used for another one.
+/// Identifies a connection of an endpoint; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Datagrams that a connection has sent, and those of them that it takes for lost.
+/// Datagrams that a connection has sent, and those it considers lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packets {
     pub sent: u64,
     pub lost: u64,
 }
 
-/// How long an orderly end waits until the peer has acknowledged the last bytes.
+/// Longest time an orderly close waits for the peer to acknowledge the last bytes.
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
-/// How far the end of a connection is.
+/// State of a connection's close.
 pub(crate) enum End {
     Open,
-    /// Nothing is read any more; closes with this code once everything written is acknowledged.
+    /// Reads nothing more; closes with this code once everything written is acknowledged.
     Finishing {
         code: u32,
         reason: Bytes,
         until: Instant,
         is_finished: bool,
     },
-    /// To be closed in this round.
+    /// Closes in this round.
     Close {
         code: u32,
         reason: Bytes,
     },
-    /// The driver has been told.
+    /// The driver has been notified.
     Closed,
 }
 
-/// A connection with what its owner keeps of it.
+/// A connection with its owner's data.
 pub struct Link<T> {
     pub user: T,
     pub(crate) key: Key,
@@ -51,20 +51,20 @@ pub struct Link<T> {
     pub(crate) stream: Option<StreamId>,
     pub(crate) is_connected: bool,
     pub(crate) end: End,
-    /// Bytes to be written to the stream, from `out_at` on.
+    /// Bytes to write to the stream, from `out_at` on.
     pub(crate) out: Vec<u8>,
     pub(crate) out_at: usize,
-    /// Read from the stream and not taken by the driver.
+    /// Read from the stream and not consumed by the driver.
     pub(crate) rest: Bytes,
-    /// The beginning of a message whose end has not come.
+    /// Start of an incomplete message.
     pub(crate) carry: Vec<u8>,
     pub(crate) is_readable: bool,
     pub(crate) is_touched: bool,
-    /// When the driver wants to look at the connection.
+    /// When [`crate::Driver::timeout`] is called.
     pub(crate) deadline: Option<Instant>,
-    /// Earliest entry of it among the endpoint's timers.
+    /// This connection's earliest entry in the endpoint's timers.
     pub(crate) scheduled: Option<Instant>,
-    /// What the kernel's buffer had no room for.
+    /// Transmit for which the kernel's buffer had no room.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
 }
 
@@ -98,7 +98,7 @@ impl<T> Link<T> {
         self.quic.remote_address()
     }
 
-    /// The buffer behind which bytes for the peer are appended; sent at the end of the round.
+    /// Buffer to which the owner appends bytes for the peer; sent at the end of the round.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
@@ -112,22 +112,23 @@ impl<T> Link<T> {
         }
     }
 
-    /// Bytes that the peer's flow control and the connection's send window have not let through.
+    /// Bytes held back by the peer's flow control and the connection's send window.
     pub fn waiting_bytes(&self) -> usize {
         self.out.len() - self.out_at
     }
 
-    /// Calls [`crate::Driver::timeout`] at this moment, or not at all; replaces the one before.
+    /// Calls [`crate::Driver::timeout`] at this time, or never; replaces the previous deadline.
     pub fn set_deadline(&mut self, at: Option<Instant>) {
         self.deadline = at;
     }
 
-    /// True until an end was asked for or has happened.
+    /// True until a close is requested or has happened.
     pub fn is_open(&self) -> bool {
         matches!(self.end, End::Open)
     }
 
-    /// Ends the connection once the peer has what was written, within a second at most.
+    /// Closes the connection once the peer has acknowledged what was written, after at most a
+    /// second.
     pub fn finish(&mut self, now: Instant, code: u32, reason: &str) {
         if self.is_open() {
             self.end = End::Finishing {
@@ -139,7 +140,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Ends the connection in this round, whatever waits.
+    /// Closes the connection in this round; drops unsent bytes.
     pub fn close(&mut self, code: u32, reason: &str) {
         if !matches!(self.end, End::Closed) {
             let reason = Bytes::copy_from_slice(reason.as_bytes());
@@ -147,14 +148,14 @@ impl<T> Link<T> {
         }
     }
 
-    /// Moves what waits into quinn-proto's buffers.
+    /// Moves the waiting bytes into quinn-proto's buffers.
     pub(crate) fn write(&mut self) {
         let Some(id) = self.stream else { return };
         while self.out_at < self.out.len() {
             match self.quic.send_stream(id).write(&self.out[self.out_at..]) {
                 Ok(count) => self.out_at += count,
                 Err(WriteError::Blocked) => break,
-                // The peer does not want the stream any more: the connection ends for another reason.
+                // The peer has stopped the stream: the connection ends for another reason.
                 Err(_) => self.out_at = self.out.len(),
             }
         }
@@ -162,13 +163,13 @@ impl<T> Link<T> {
             self.out.clear();
             self.out_at = 0;
         } else if self.out_at >= self.out.len() / 2 {
-            // Amortized: each byte is moved once at most for each byte written.
+            // Amortized: each byte is moved at most once per byte written.
             self.out.drain(..self.out_at);
             self.out_at = 0;
         }
     }
 
-    /// Earliest moment at which something happens by itself.
+    /// Earliest time at which the connection has work without a datagram.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         let ending = match &self.end {
             End::Finishing { until, .. } => Some(*until),

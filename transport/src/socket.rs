@@ -1,5 +1,5 @@
-//! A UDP socket that never blocks. One system call moves up to [`quinn_udp::BATCH_SIZE`] buffers in,
-//! and a run of equal datagrams out.
+//! A UDP socket that never blocks. One system call receives up to [`quinn_udp::BATCH_SIZE`]
+//! buffers, or sends a run of equal datagrams.
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -9,23 +9,24 @@ use bytes::BytesMut;
 use quinn_proto::EcnCodepoint;
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 
-/// Bytes of the kernel's buffers, as far as the system allows: bursts of all members together.
+/// Size of the kernel's buffers, up to the system's limit: sized for simultaneous bursts of all
+/// members.
 const KERNEL_BUFFER_BYTES: usize = 8 << 20;
-/// Longest datagram that is received: what the endpoint announces.
+/// Longest datagram that is received: the size that the endpoint announces.
 const DATAGRAM_BYTES_MAX: usize = 1_500;
-/// Bytes that one call may send, over IPv4 and IPv6: the kernel drops a longer run of datagrams as a whole, and
-/// quinn-udp does not say so.
+/// Bytes that one call may send, over IPv4 and IPv6. The kernel drops a longer run of datagrams as
+/// a whole, and quinn-udp reports no error.
 const SEND_BYTES_MAX: usize = 65_507;
 
 pub(crate) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
-    /// [`BATCH_SIZE`] buffers, each as long as what GRO may put into one.
+    /// [`BATCH_SIZE`] buffers, each as long as the largest GRO batch.
     buffers: Box<[u8]>,
     metas: [RecvMeta; BATCH_SIZE],
 }
 
-/// One datagram's origin.
+/// Origin of a datagram.
 pub(crate) struct From {
     pub address: SocketAddr,
     pub local_ip: Option<std::net::IpAddr>,
@@ -36,7 +37,7 @@ impl Socket {
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let io = UdpSocket::bind(address)?;
         let state = UdpSocketState::new(UdpSockRef::from(&io))?;
-        // A smaller buffer than asked for only drops bursts earlier.
+        // A smaller buffer than requested only drops bursts earlier.
         let _ = state.set_recv_buffer_size(UdpSockRef::from(&io), KERNEL_BUFFER_BYTES);
         let _ = state.set_send_buffer_size(UdpSockRef::from(&io), KERNEL_BUFFER_BYTES);
         let one = DATAGRAM_BYTES_MAX * state.gro_segments();
@@ -58,21 +59,21 @@ impl Socket {
         self.state.max_gso_segments().min(fitting)
     }
 
-    /// Receives what is there, in one system call, and gives each datagram to `each`; false when
-    /// there was nothing.
+    /// Receives the available datagrams in one system call and passes each to `each`. False if
+    /// there were none.
     ///
     /// # Errors
-    /// The socket is broken: nothing that a peer can cause.
+    /// The socket is broken. A peer cannot cause this.
     pub fn receive(&mut self, mut each: impl FnMut(From, BytesMut)) -> io::Result<bool> {
         let one = self.buffers.len() / BATCH_SIZE;
         let mut buffers = self.buffers.chunks_exact_mut(one);
         let mut slices: [IoSliceMut; BATCH_SIZE] =
-            std::array::from_fn(|_| IoSliceMut::new(buffers.next().expect("one per place")));
+            std::array::from_fn(|_| IoSliceMut::new(buffers.next().expect("BATCH_SIZE buffers")));
         let socket = UdpSockRef::from(&self.io);
         let count = match self.state.recv(socket, &mut slices, &mut self.metas) {
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // What an ICMP message said of a datagram sent earlier.
+            // An ICMP error for a datagram sent earlier.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -105,7 +106,7 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends; false when the kernel's buffer is full. Other errors count as loss, which QUIC repairs.
+    /// Sends; false if the kernel's buffer is full. Other errors count as loss, which QUIC repairs.
     pub fn send(&self, transmit: &quinn_proto::Transmit, contents: &[u8]) -> bool {
         let transmit = quinn_udp::Transmit {
             destination: transmit.destination,

@@ -1,4 +1,4 @@
-//! Much at once, over two real sockets.
+//! Bulk transfer over two real sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -102,8 +102,8 @@ fn configs() -> (ServerConfig, ClientConfig) {
     )
 }
 
-/// A run of datagrams longer than one system call may send is dropped by the kernel, and quinn-udp says nothing:
-/// a third of the packets of a busy connection were lost, and its window with them.
+/// The kernel drops a run of datagrams longer than one system call may send, and quinn-udp reports
+/// no error. A third of the packets of a busy connection were lost, and its window with them.
 #[test]
 fn packets_of_a_long_answer_are_not_lost_between_two_sockets_of_one_machine() {
     let (server_config, client_config) = configs();
@@ -116,7 +116,11 @@ fn packets_of_a_long_answer_are_not_lost_between_two_sockets_of_one_machine() {
     let connected = client_end.connect(begun, client_config, to, "localhost", ());
     connected.expect("a connection");
     while !client.is_closed {
-        assert!(begun.elapsed() < PATIENCE, "{} bytes came", client.bytes);
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "received {} bytes",
+            client.bytes
+        );
         let now = Instant::now();
         client_end.receive(now, &mut client).expect("the socket");
         client_end.flush(now, &mut client);
@@ -125,7 +129,7 @@ fn packets_of_a_long_answer_are_not_lost_between_two_sockets_of_one_machine() {
     }
     assert_eq!(client.bytes, BYTES);
     assert!(server.packets.sent > 5_000, "{:?}", server.packets);
-    // A few may be taken for lost where this thread was away.
+    // A few packets may count as lost while this thread is descheduled.
     let Packets { sent, lost } = server.packets;
     assert!(lost * 100 < sent, "{:?}", server.packets);
 }

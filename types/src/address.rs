@@ -1,15 +1,15 @@
-//! Where a user's tokens live on chain: the address is a pure function of the user id (T14, specification 4.1.3).
+//! A user's on-chain address, a pure function of the user id (T14, specification 4.1.3).
 //!
-//! With at least 40 hexadecimal digits (hyphens aside) the address is the first 40 of them, as the
-//! specification says. A UUID has 32: eight zeros follow on the right, so that its digits still lead. Any other
-//! id is hashed: last 20 bytes of its keccak256. Nobody holds a key for such an address; whoever stores the
-//! mapping must refuse two users with the same one.
+//! If the id consists of at least 40 hexadecimal digits (hyphens aside), the address is the first
+//! 40 of them, as specified. A UUID has 32 digits and is padded with eight zeros on the right. Any
+//! other id is hashed: the last 20 bytes of its keccak256. No key exists for such an address. A
+//! service that stores the mapping must refuse two users with the same address.
 
 use alloc::string::String;
 
 use sha3::{Digest, Keccak256};
 
-/// The 20 bytes of the user's address.
+/// Returns the user's address.
 pub fn onchain_address(user_id: &str) -> [u8; 20] {
     let mut digits = [0_u8; 40];
     let mut count = 0;
@@ -32,7 +32,7 @@ pub fn onchain_address(user_id: &str) -> [u8; 20] {
     address
 }
 
-/// `0x` and 40 digits in the mixed case of EIP-55.
+/// Formats an address as `0x` and 40 digits in the mixed case of EIP-55.
 pub fn eip55(address: &[u8; 20]) -> String {
     let mut lower = [0_u8; 40];
     for (pair, byte) in lower.chunks_exact_mut(2).zip(address) {
@@ -110,7 +110,7 @@ mod tests {
             "0xdbF03B407c01E7cD3CBea99509d93f8DDDC8C6FB",
             "0xD1220A0cf47c7B9Be7A2E6BA89F429762e7b9aDb",
         ] {
-            // Forty digits and no hyphen: the id is the address.
+            // Forty digits without a hyphen: the id is the address.
             assert_eq!(eip55(&onchain_address(&text[2..])), text);
         }
     }

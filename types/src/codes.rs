@@ -1,9 +1,9 @@
-//! One macro for all enumerations with stable codes and names, so that both stand in one place.
+//! Macro for enumerations with stable codes and names, so that both are in one place.
 
-/// Declares an enumeration with its stable codes and its names.
+/// Declares an enumeration with stable codes and names.
 ///
-/// `Name { Variant = 0 "NAME" }`: one byte, part of the journal format; only for this crate.
-/// `Name: i32 { Variant = 1 "NAME" }`: numbers of the contract, which are also those in databases.
+/// `Name { Variant = 0 "NAME" }`: one byte, part of the journal format; only in this crate.
+/// `Name: i32 { Variant = 1 "NAME" }`: numbers of the contract, also stored in databases.
 /// Codes are never renumbered, only added.
 #[macro_export]
 macro_rules! code_enum {
@@ -31,7 +31,7 @@ macro_rules! code_enum {
             $($(#[$vmeta])* $variant = $code),+
         }
 
-        #[allow(dead_code)] // not every enumeration is read in every way
+        #[allow(dead_code)] // not every enumeration uses every method
         impl $name {
             /// Every value, in code order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
@@ -41,7 +41,7 @@ macro_rules! code_enum {
                 self as $code_type
             }
 
-            /// The value of a code, `None` for one that is not assigned.
+            /// The value of a code; `None` for an unassigned one.
             pub const fn from_code(code: $code_type) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)+

@@ -1,9 +1,8 @@
-//! What is asked of the trading path: one enumeration of small, fixed-size structs, journalled in admission
-//! order and replayed as they stand.
+//! Commands of the trading path: fixed-size structs, journalled in admission order and replayed.
 //!
-//! A command carries everything its effect depends on; `apply` reads no clock and no configuration. Variants
-//! are part of the journal format: add at the end, never reorder. Fields named `client_seq` are 0 without
-//! session.
+//! A command contains everything its effect depends on; `apply` reads no clock and no
+//! configuration. Variants are part of the journal format: add at the end, never reorder. Fields
+//! named `client_seq` are 0 without a session.
 
 use core::mem::size_of;
 
@@ -17,11 +16,11 @@ use crate::order::{OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
 use crate::reason::{CancelReason, RejectReason};
 use crate::text::UserId;
 
-/// Version of the commands and events in the journal. Raise it with every change after which an
-/// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
+/// Version of the commands and events in the journal. Increment it with every change after which an
+/// older journal or checkpoint cannot be read; the formats of data folder and checkpoints follow.
 pub const FORMAT: u32 = 7;
 
-/// Declares a command struct with the derives that all of them share.
+/// Declares a command struct with the shared derives.
 macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
@@ -32,7 +31,7 @@ macro_rules! record {
 }
 
 record! {
-    /// Gives a user its dense index.
+    /// Assigns a user its dense index.
     pub struct BindUser {
         pub user: UserIx,
         pub id: UserId,
@@ -40,8 +39,9 @@ record! {
 }
 
 record! {
-    /// Makes an instrument known or changes its band, collar, fee rate or velocity rule. Tick and lot never
-    /// change under open orders, and a known instrument keeps its phase: that is [`SetPhase`]'s to change.
+    /// Adds an instrument or changes its band, collar, fee rate or velocity rule. Tick and lot
+    /// never change under open orders. A known instrument keeps its phase: only [`SetPhase`]
+    /// changes it.
     pub struct SetInstrument {
         pub spec: InstrumentSpec,
     }
@@ -52,7 +52,8 @@ record! {
     pub struct SetPhase {
         pub instrument: InstrumentIx,
         pub phase: Phase,
-        /// Also cancels every resting order (`INSTRUMENT_HALTED`). Maturity always does (`INSTRUMENT_MATURED`).
+        /// Also cancels every resting order (`INSTRUMENT_HALTED`). Maturity always does
+        /// (`INSTRUMENT_MATURED`).
         pub cancel_orders: bool,
         /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -60,36 +61,36 @@ record! {
 }
 
 record! {
-    /// Opens a session or resumes it: the same index keeps its client sequence.
+    /// Opens or resumes a session: the same index keeps its client sequence.
     pub struct OpenSession {
         pub session: SessionIx,
         pub user: UserIx,
         /// Default group of the session's orders.
         pub stp_group: StpGroup,
         pub cancel_on_disconnect: bool,
-        /// Names the session across connections.
+        /// Identifies the session across connections.
         pub key: Id128,
     }
 }
 
 record! {
-    /// The session's connection is gone; its client sequence stays.
+    /// The session's connection has ended; its client sequence stays.
     pub struct CloseSession {
         pub session: SessionIx,
-        /// An orderly end: the session's orders stay although it asked for cancel-on-disconnect.
+        /// Orderly end: the session's orders stay despite cancel-on-disconnect.
         pub keep_orders: bool,
     }
 }
 
 record! {
-    /// Adds money that the ledger has blocked to a pool; the first one makes the pool.
+    /// Adds money held by the ledger to a pool; the first one creates the pool.
     pub struct Fund {
         pub hold: HoldIx,
         pub kind: PoolKind,
         pub user: UserIx,
         pub asset: AssetIx,
         pub amount_minor: Minor,
-        /// Grows with each Fund and Defund of the pool; equal or lower = already applied.
+        /// Increases with each Fund and Defund of the pool; equal or lower = already applied.
         pub funding_seq: u64,
         /// The ledger hold.
         pub hold_id: Id128,
@@ -99,7 +100,7 @@ record! {
 }
 
 record! {
-    /// Takes undrawn money out of a pool; the ledger releases it after commit.
+    /// Removes undrawn money from a pool; the ledger releases it after commit.
     pub struct Defund {
         pub hold: HoldIx,
         pub amount_minor: Minor,
@@ -110,7 +111,7 @@ record! {
 }
 
 record! {
-    /// Closes a pool without open orders; what is undrawn leaves it.
+    /// Closes a pool without open orders; its undrawn money is removed.
     pub struct CloseHold {
         pub hold: HoldIx,
         pub funding_seq: u64,
@@ -120,7 +121,7 @@ record! {
 }
 
 crate::code_enum! {
-    /// Which command changed a trading hold.
+    /// Command that changed a trading hold.
     FundingCause {
         Fund = 0 "FUND",
         Defund = 1 "DEFUND",
@@ -129,8 +130,9 @@ crate::code_enum! {
 }
 
 crate::code_enum! {
-    /// Why a user may not trade. A user is blocked while any cause holds; each is lifted on its own.
-    /// None is 0: a record from before causes were journalled is not taken for one with a cause.
+    /// Why a user may not trade. A user is blocked while any cause holds; each is lifted
+    /// separately. No code is 0, so a record from before causes were journalled does not read as
+    /// one with a cause.
     BlockCause {
         /// The identity service has blocked the user.
         Identity = 1 "IDENTITY",
@@ -140,7 +142,7 @@ crate::code_enum! {
 }
 
 record! {
-    /// No more orders of this user; its open ones are cancelled by a `MassCancel` that follows.
+    /// Refuses further orders of this user; a following `MassCancel` cancels the open ones.
     pub struct BlockUser {
         pub user: UserIx,
         pub cause: BlockCause,
@@ -148,7 +150,7 @@ record! {
 }
 
 record! {
-    /// Lifts one cause. The user may trade once no other one is left.
+    /// Lifts one cause. The user may trade when no cause is left.
     pub struct UnblockUser {
         pub user: UserIx,
         pub cause: BlockCause,
@@ -156,30 +158,30 @@ record! {
 }
 
 record! {
-    /// How far settlement is (`design.md` 4). Positions never go back; `finalized <= posted`.
+    /// Progress of settlement (`design.md` 4). Positions never decrease; `finalized <= posted`.
     pub struct Settled {
         /// The ledger has every posting of the records up to here.
         pub posted: Sequence,
         /// Every trade of the records up to here is final: on chain, or bust.
         pub finalized: Sequence,
-        /// Trades that are final, bust ones included, wherever in the journal they stand.
+        /// Number of final trades, bust ones included, anywhere in the journal.
         pub trades_final: u64,
     }
 }
 
 record! {
-    /// One order of a trade, as the session that entered it knows it.
+    /// One order of a trade, as known to the session that entered it.
     pub struct TradeParty {
-        /// `NONE` for an order without session.
+        /// `NONE` for an order without a session.
         pub session: SessionIx,
         pub handle: Handle,
-        /// As the trade left it; 0 = none.
+        /// After the trade; 0 = none.
         pub client_order_id: u64,
     }
 }
 
 impl TradeParty {
-    /// No session is told.
+    /// No session is notified.
     pub const NONE: Self = Self {
         session: SessionIx::NONE,
         handle: Handle::NONE,
@@ -188,12 +190,13 @@ impl TradeParty {
 }
 
 record! {
-    /// The chain has refused a trade for good: its operations are reversed, its orders stay ended.
-    /// Both orders may have left every table, so the command carries what their sessions are told.
+    /// The chain has rejected a trade for good: its operations are reversed, its orders stay
+    /// closed. Both orders may have left every table, so the command carries the data for their
+    /// sessions' messages.
     pub struct Bust {
         /// Public id.
         pub trade: Id128,
-        /// Dense per instrument, from 1.
+        /// Gapless per instrument, from 1.
         pub trade_number: u64,
         pub instrument: InstrumentIx,
         pub buy: TradeParty,
@@ -202,10 +205,10 @@ record! {
 }
 
 record! {
-    /// What the user may still order on that day, as identity says; replaces what was left.
+    /// Amount that the user may still order on that day, from identity; replaces the previous one.
     pub struct SetBudget {
         pub user: UserIx,
-        /// Moscow day, days since 1970-01-01.
+        /// Moscow day, in days since 1970-01-01.
         pub day: u32,
         pub amount_minor: Minor,
     }
@@ -214,7 +217,7 @@ record! {
 record! {
     /// A new order, admitted: money drawn, slot assigned.
     ///
-    /// What an engine reads comes first: with its envelope one cache line. The rest is admission's.
+    /// The fields for the engines come first, in one cache line with the envelope.
     #[repr(C)]
     pub struct New {
         pub post_only: bool,
@@ -223,26 +226,26 @@ record! {
         pub time_in_force: TimeInForce,
         pub stp: StpMode,
         pub handle: Handle,
-        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with
-        /// nothing to go by).
+        /// Limit price; for a market order its protection price (0 for a buy and `Ticks::MAX` for a
+        /// sell without a reference price).
         pub price: Ticks,
         pub quantity: Lots,
         pub instrument: InstrumentIx,
         pub stp_group: StpGroup,
         pub user: UserIx,
         pub session: SessionIx,
-        /// Good till date: journalled nanoseconds, first moment at which it is gone. 0 otherwise.
+        /// Expiry of a good-till-date order, journalled nanoseconds, exclusive. 0 otherwise.
         pub expire_at_ns: u64,
-        /// The pool it draws on.
+        /// Pool that it draws on.
         pub pool: HoldIx,
-        /// Rate its trades are charged with, fixed at entry.
+        /// Fee rate of its trades, fixed at entry.
         pub fee_rate: FeeRate,
         /// Unique among the user's open orders; 0 = none.
         pub client_order_id: u64,
         pub client_seq: u64,
-        /// What it takes out of the pool.
+        /// Amount drawn from the pool.
         pub draw: Reserve,
-        /// What it takes out of the user's budget (0 when identity was asked for this order).
+        /// Amount deducted from the user's budget (0 when identity was asked for this order).
         pub budget_minor: Minor,
         /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -250,7 +253,7 @@ record! {
 }
 
 record! {
-    /// Cancels one order. A client's order id has been resolved to the handle by admission.
+    /// Cancels one order. Admission has resolved a client order id to the handle.
     pub struct Cancel {
         pub handle: Handle,
         pub instrument: InstrumentIx,
@@ -263,20 +266,20 @@ record! {
 }
 
 record! {
-    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused
-    /// amend returns it. Outside the band (which may have moved since) an order keeps its price and may only
-    /// shrink.
+    /// Changes price, total quantity or both (T22). The growth of its reserve has been drawn; a
+    /// rejected amend returns it. Outside the band (which may have moved since) an order keeps its
+    /// price and may only shrink.
     pub struct Amend {
         pub handle: Handle,
         pub instrument: InstrumentIx,
         pub user: UserIx,
         pub session: SessionIx,
         pub client_seq: u64,
-        /// The order's client order id from the amend on (D37); 0 = as it is. A refused amend leaves it.
+        /// Client order id after the amend (D37), if accepted; 0 = unchanged.
         pub new_client_order_id: u64,
-        /// New price; none = as it is.
+        /// New price; none = unchanged.
         pub price: Option<Ticks>,
-        /// New total quantity, what was filled included; none = as it is.
+        /// New total quantity, filled part included; none = unchanged.
         pub quantity: Option<Lots>,
         pub draw: Reserve,
         pub budget_minor: Minor,
@@ -284,7 +287,7 @@ record! {
     }
 }
 
-/// Whose orders a mass cancel takes.
+/// Scope of a mass cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum MassScope {
@@ -295,7 +298,7 @@ pub enum MassScope {
 }
 
 record! {
-    /// Place of an order among a member's: by session, those without one last, then by the command that brought it.
+    /// Position in a member's sweep: by session, those without one last, then by entry sequence.
     #[derive(PartialOrd, Ord)]
     pub struct SweepPlace {
         pub session: SessionIx,
@@ -309,7 +312,7 @@ impl SweepPlace {
         session: SessionIx(0),
         sequence: Sequence::ZERO,
     };
-    /// Behind every order.
+    /// After every order.
     pub const END: Self = Self {
         session: SessionIx::NONE,
         sequence: Sequence(u64::MAX),
@@ -317,8 +320,9 @@ impl SweepPlace {
 }
 
 record! {
-    /// Cancels many orders, on one instrument or on all. Those of one member it ends up to `through`; the rest
-    /// follows in [`CancelSlice`]s, so that other members' requests get in between (`design.md` 7).
+    /// Cancels many orders, on one instrument or on all. In a member's scope it ends orders up to
+    /// `through`; [`CancelSlice`]s end the rest, so that other members' requests are sequenced in
+    /// between (`design.md` 7).
     pub struct MassCancel {
         pub scope: MassScope,
         /// `NONE` = every instrument of the node.
@@ -326,28 +330,28 @@ record! {
         /// Only this side.
         pub side: Option<Side>,
         pub reason: CancelReason,
-        /// Who asked (`NONE` for the platform itself).
+        /// Requesting user (`NONE` for the platform).
         pub user: UserIx,
         pub session: SessionIx,
         pub client_seq: u64,
         pub key_hash: Id128,
-        /// Of the scope's orders, the last one that it ends; [`SweepPlace::END`] = all.
+        /// Last order in the scope that this command ends; [`SweepPlace::END`] = all.
         pub through: SweepPlace,
-        /// At most so many orders are left to the slices.
+        /// Upper bound of the orders left to the slices.
         pub remaining: u32,
     }
 }
 
 record! {
-    /// Goes on with a mass cancel or kill switch: ends what that command names behind `after`, up to `through`.
-    /// Orders that came after that command stay.
+    /// Continues a mass cancel or kill switch: ends the orders of its scope after `after`, up to
+    /// `through`. Orders entered after that command stay.
     pub struct CancelSlice {
         /// The command that it continues.
         pub of: Sequence,
         pub after: SweepPlace,
-        /// [`SweepPlace::END`] = nothing is left.
+        /// [`SweepPlace::END`] = the last slice.
         pub through: SweepPlace,
-        /// That command's.
+        /// Reason of that command.
         pub reason: CancelReason,
         pub user: UserIx,
         pub key_hash: Id128,
@@ -355,7 +359,7 @@ record! {
 }
 
 impl MassCancel {
-    /// Every open order of a user who was blocked.
+    /// Cancels every open order of a blocked user.
     pub const fn of_blocked(user: UserIx) -> Self {
         Self {
             scope: MassScope::User(user),
@@ -372,13 +376,13 @@ impl MassCancel {
     }
 }
 
-/// Longest time-out of a [`CancelAllAfter`], in seconds.
+/// Maximum timeout of a [`CancelAllAfter`], in seconds.
 pub const CANCEL_ALL_AFTER_MAX_S: u32 = 600;
 
 record! {
-    /// Starts, restarts or stops the session's dead man's switch: unless a later one comes first, the
-    /// session's orders end `timeout_s` after this command, by journalled time (`CANCEL_ALL_AFTER`). It
-    /// outlives the connection and a restart, and fires once.
+    /// Starts, restarts or stops the session's dead man's switch. Unless a later one comes first,
+    /// the session's orders are cancelled `timeout_s` after this command, by journalled time
+    /// (`CANCEL_ALL_AFTER`). It survives a disconnect and a restart, and fires once.
     pub struct CancelAllAfter {
         pub user: UserIx,
         pub session: SessionIx,
@@ -389,7 +393,7 @@ record! {
 }
 
 impl CancelAllAfter {
-    /// When it fires if the command has this time; 0 = never.
+    /// Time at which it fires for a command at `time_ns`; 0 = never.
     pub const fn at_ns(&self, time_ns: u64) -> u64 {
         match self.timeout_s {
             0 => 0,
@@ -399,11 +403,11 @@ impl CancelAllAfter {
 }
 
 record! {
-    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), and
-    /// neither a new order nor an amend enters until a command lifts it. The two levels are apart: lifting everybody's
-    /// leaves a user's own engaged.
+    /// Kill switch of one user or of all users (F11). Engaged: open orders are cancelled
+    /// (`KILL_SWITCH`), and neither new orders nor amends are accepted until a command lifts it.
+    /// The two levels are separate: lifting that of all users leaves a user's own engaged.
     pub struct SetKillSwitch {
-        /// `NONE` = everybody.
+        /// `NONE` = all users.
         pub user: UserIx,
         pub is_engaged: bool,
         /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
@@ -414,21 +418,22 @@ record! {
 }
 
 record! {
-    /// The machine's clock has left the node's time by more than the node corrects by itself, or is back:
-    /// new orders are refused in between (`design.md` 8).
+    /// The machine's clock differs from the node's time by more than the node corrects itself, or
+    /// agrees again. New orders are refused in between (`design.md` 8).
     pub struct SuspectClock {
-        /// Nanoseconds by which the machine's clock is ahead; 0 = it is back.
+        /// Nanoseconds by which the machine's clock is ahead; 0 = it agrees again.
         pub offset_ns: i64,
     }
 }
 
 record! {
-    /// The machine's clock is right as it is: the node's time goes on from there, and new orders are taken
-    /// again. Journalled time never goes back: it stands still while the machine's clock is before it.
+    /// Confirms the machine's clock as it is: the node's time continues from it, and new orders are
+    /// accepted again. Journalled time never decreases: it stays constant while the machine's clock
+    /// is earlier.
     pub struct ConfirmClock {
         /// Nanoseconds by which the machine's clock was ahead.
         pub offset_ns: i64,
-        /// The latest time that any store of the node holds: accepted, also where the clock is before it.
+        /// Latest time in any store of the node: accepted, even where the clock is earlier.
         pub through_ns: u64,
         /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -436,7 +441,7 @@ record! {
 }
 
 record! {
-    /// Cancels every good-till-date order whose time has come, by the command's own time.
+    /// Cancels every good-till-date order that is due at the command's time.
     pub struct ExpireOrders {
         /// `NONE` = every instrument of the node.
         pub instrument: InstrumentIx,
@@ -444,7 +449,7 @@ record! {
 }
 
 record! {
-    /// A request refused after login: journalled, so that its numbered answer survives.
+    /// A request rejected after login; journalled, so that its numbered answer survives.
     pub struct Refused {
         pub user: UserIx,
         pub session: SessionIx,
@@ -452,11 +457,11 @@ record! {
         pub reason: RejectReason,
         /// Limit value of the reason, 0 for none (`admission::Reject::limit`).
         pub limit: u64,
-        /// Which request it was.
+        /// Kind of the request.
         pub request: RequestKind,
         pub client_seq: u64,
         pub client_order_id: u64,
-        /// The order a cancel or amend named.
+        /// The order that a cancel or amend named.
         pub handle: Handle,
         pub key_hash: Id128,
     }
@@ -510,8 +515,8 @@ pub enum Command {
     CancelSlice(CancelSlice),
 }
 
-/// Members whose bounds are set together, and who share a message rate. Not a self-trade group. A user is
-/// in one at most.
+/// A group of members with common order bounds and a common message rate. Not a self-trade group. A
+/// user is in at most one.
 #[derive(
     Clone,
     Copy,
@@ -537,7 +542,7 @@ impl MemberGroup {
     }
 }
 
-/// Whose bounds they are. A user's own come before those of the group, a group's before the node's.
+/// Scope of order bounds. A user's own take precedence over the group's, these over the node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum BoundsOf {
@@ -548,7 +553,7 @@ pub enum BoundsOf {
 }
 
 record! {
-    /// What one user may take (`design.md` 7). What is open already stays.
+    /// Order limits of one user (`design.md` 7). Open orders are not affected.
     pub struct OrderBounds {
         /// Open orders on all instruments together.
         pub per_user: u32,
@@ -558,15 +563,15 @@ record! {
         pub lots_per_order: Lots,
         /// Total quantity of one order at its limit or protection price.
         pub value_per_order: Minor,
-        /// Bytes of journal that the user's requests, and what they cause, take in a minute.
+        /// Journal bytes per minute of the user's requests and their effects.
         pub journal_bytes_per_minute: u64,
-        /// New orders, amends and cancels of a day for each trade of that day, past a free number.
+        /// New orders, amends and cancels of a day per trade of that day, beyond a free number.
         pub messages_per_trade: u32,
     }
 }
 
 impl OrderBounds {
-    /// No bound but the node's own.
+    /// No limits.
     pub const NONE: Self = Self {
         per_user: u32::MAX,
         per_instrument: u32::MAX,
@@ -576,7 +581,7 @@ impl OrderBounds {
         messages_per_trade: u32::MAX,
     };
 
-    /// Bytes of a quota in MiB, of which 0 is none.
+    /// Converts a quota from MiB to bytes; 0 = no limit.
     pub fn journal_mib(mib: u32) -> u64 {
         match mib {
             0 => Self::NONE.journal_bytes_per_minute,
@@ -592,7 +597,7 @@ impl Default for OrderBounds {
 }
 
 record! {
-    /// Sets bounds, or with none removes those of a group or user.
+    /// Sets the bounds of a scope; `None` removes those of a group or user.
     pub struct SetOrderBounds {
         pub of: BoundsOf,
         pub bounds: Option<OrderBounds>,
@@ -602,7 +607,7 @@ record! {
 }
 
 record! {
-    /// Puts a user into a member group, or into none.
+    /// Puts a user into a member group, or removes it from its group.
     pub struct SetMemberGroup {
         pub user: UserIx,
         pub group: MemberGroup,
@@ -612,8 +617,7 @@ record! {
 }
 
 impl Command {
-    /// Where the slices of a command that ends one member's orders go on; `None` when it, or its last slice,
-    /// leaves nothing.
+    /// Place after which slices continue; `None` when this command or slice leaves nothing.
     pub fn goes_on_behind(&self) -> Option<SweepPlace> {
         let through = match self {
             Self::MassCancel(c) => c.through,
@@ -625,21 +629,21 @@ impl Command {
     }
 }
 
-/// Which engines a command goes to.
+/// Engines that a command goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Admission alone.
+    /// Admission only.
     Admission,
     /// Admission and the engine of this instrument.
     Instrument(InstrumentIx),
     /// Admission and every engine.
     AllInstruments,
-    /// Admission, and the engines of the orders that it lists for the command: so one member's orders end
-    /// at the cost of those orders, whatever else rests.
+    /// Admission, and the engines of the orders that it lists for the command. Cancelling one
+    /// member's orders then costs only those orders, however many others rest.
     Listed,
 }
 
-/// An order that a command of [`Route::Listed`] ends, if it still rests when the command reaches its book.
+/// An order that a command of [`Route::Listed`] cancels, if it still rests in its book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listed {
     pub instrument: InstrumentIx,
@@ -647,14 +651,14 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// The parts of a sorted list, one for each instrument.
+    /// Splits a sorted list by instrument.
     pub fn by_instrument(listed: &[Self]) -> impl Iterator<Item = &[Self]> {
         listed.chunk_by(|one, other| one.instrument == other.instrument)
     }
 }
 
 impl Command {
-    /// Where the command goes.
+    /// Route of the command.
     #[inline]
     pub fn route(&self) -> Route {
         let one_or_all = |ix: InstrumentIx| {
@@ -698,7 +702,7 @@ impl Command {
         }
     }
 
-    /// Session and client sequence of a client's own command.
+    /// Session and client sequence of a client's command.
     pub fn client(&self) -> Option<(SessionIx, u64)> {
         let (session, client_seq) = match self {
             Self::New(c) => (c.session, c.client_seq),
@@ -712,7 +716,7 @@ impl Command {
         (!session.is_none()).then_some((session, client_seq))
     }
 
-    /// The member who has asked for it; `NONE` for what the platform or an operator did.
+    /// Requesting member; `NONE` for the platform or an operator.
     #[inline]
     pub fn member(&self) -> UserIx {
         match self {
@@ -782,7 +786,7 @@ impl Command {
     }
 }
 
-/// A sequenced command. In the journal, sequence and time stand in the frame header and the command is the payload.
+/// A sequenced command. In the journal, sequence and time are in the frame header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(C)]
@@ -791,18 +795,18 @@ pub struct Envelope {
     /// Journalled time, nanoseconds since 1970, monotonic on its node.
     pub time_ns: u64,
     pub command: Command,
-    /// When the gateway's front read the request, nanoseconds since 1970, by the clock of `time_ns`;
-    /// `time_ns` for what did not come over a front. At most 4.29 s before it.
+    /// Time at which the gateway read the request, in nanoseconds since 1970 by the clock of
+    /// `time_ns`; `time_ns` for other commands. At most 4.29 s before `time_ns`.
     pub received_ns: u64,
 }
 
-/// What caused events: the command's place, and who asked for what.
+/// Cause of events: sequence and times of the command, and the client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause {
     pub sequence: Sequence,
     pub time_ns: u64,
     pub received_ns: u64,
-    /// Who asked, `NONE` without session.
+    /// Requesting session, `NONE` without one.
     pub session: SessionIx,
     pub client_seq: u64,
     pub key_hash: Id128,

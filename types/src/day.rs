@@ -1,4 +1,4 @@
-//! The business day: midnight to midnight in Europe/Moscow, which has been UTC+3 without summer time since 2014.
+//! The business day: midnight to midnight in Europe/Moscow (UTC+3, no summer time since 2014).
 
 const MOSCOW_OFFSET_US: i64 = 3 * 3_600 * 1_000_000;
 const DAY_US: i64 = 86_400 * 1_000_000;

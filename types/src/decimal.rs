@@ -1,24 +1,24 @@
-//! Exact decimal numbers as the contracts carry them (D03): up to 38 digits, of which up to 18 behind the point.
+//! Exact decimal numbers of the contracts (D03): up to 38 digits, up to 18 of them fractional.
 //!
-//! Invariants: `scale <= 18`, `|mantissa| < 10^38`. The scale is kept as parsed, so `1.50` prints `1.50`;
-//! comparison is by value. Nothing rounds silently: an operation that cannot be exact is an error unless a
-//! [`Rounding`] is named.
+//! Invariants: `scale <= 18`, `|mantissa| < 10^38`. The scale is kept as parsed, so `1.50` prints
+//! `1.50`; comparison is by value. Nothing rounds silently: an inexact operation is an error unless
+//! a [`Rounding`] is given.
 
 use alloc::string::String;
 use core::cmp::Ordering;
 use core::fmt;
 use core::str::FromStr;
 
-/// Most digits behind the point.
+/// Maximum of fraction digits.
 pub const SCALE_MAX: u8 = 18;
 const MANTISSA_LIMIT: i128 = 10i128.pow(38);
 
-/// Why a number cannot be represented.
+/// Reason why a number cannot be represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecimalError {
     /// Not `-?digits(.digits)?`.
     Syntax,
-    /// More than 18 digits behind the point.
+    /// More than 18 fraction digits.
     Scale,
     /// More than 38 digits.
     Overflow,
@@ -39,7 +39,7 @@ impl fmt::Display for DecimalError {
 
 impl core::error::Error for DecimalError {}
 
-/// How to lose digits on purpose.
+/// How to round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
     /// Towards zero.
@@ -51,7 +51,7 @@ pub enum Rounding {
 }
 
 /// An exact decimal: `mantissa * 10^-scale`.
-// Two halves instead of one i128 keep the alignment at 8, so that records stay small and archives need no
+// Two halves instead of one i128 keep the alignment at 8: records stay small, and archives need no
 // 16-byte alignment.
 #[derive(Clone, Copy, Debug, Default, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Decimal {
@@ -95,7 +95,7 @@ impl Decimal {
         }
     }
 
-    /// An amount in minor units of an asset with `decimals` digits, e.g. kopecks with 2. At most 18 decimals.
+    /// An amount in minor units of an asset with `decimals` digits (2 for kopecks, at most 18).
     pub const fn from_minor(amount_minor: i64, decimals: u8) -> Self {
         assert!(decimals <= SCALE_MAX);
         Self {
@@ -141,7 +141,7 @@ impl Decimal {
         Self::new(self.mantissa() / divisor, scale)
     }
 
-    /// As [`Self::rescale`], losing digits by a named rule.
+    /// As [`Self::rescale`], with rounding.
     pub fn rescale_rounded(self, scale: u8, rounding: Rounding) -> Result<Self, DecimalError> {
         if scale >= self.scale {
             return self.rescale(scale);
@@ -169,13 +169,13 @@ impl Decimal {
             mantissa /= 10;
             scale -= 1;
         }
-        Self::new(mantissa, scale).expect("fewer digits stay within the limits")
+        Self::new(mantissa, scale).expect("fewer digits are within the limits")
     }
 
     pub fn checked_add(self, other: Self) -> Result<Self, DecimalError> {
         let scale = self.scale.max(other.scale);
         let (a, b) = (self.rescale(scale)?, other.rescale(scale)?);
-        // Two of 38 digits may pass 128 bits.
+        // The sum of two 38-digit numbers may exceed 128 bits.
         let sum = a.mantissa().checked_add(b.mantissa());
         Self::new(sum.ok_or(DecimalError::Overflow)?, scale)
     }
@@ -202,7 +202,7 @@ impl Decimal {
         Self::new(mantissa, scale)
     }
 
-    /// How many times `step` fits: exact, or `Inexact` when this is no multiple of it. `step` must be positive.
+    /// Quotient by a positive `step`; `Inexact` when it is not a whole number.
     pub fn steps_of(self, step: Self) -> Result<i128, DecimalError> {
         if !step.is_positive() {
             return Err(DecimalError::Syntax);
@@ -225,7 +225,7 @@ impl Decimal {
         }
     }
 
-    /// Whole part and fraction in units of 10^-18, both with the number's sign: comparable without overflow.
+    /// Whole part and fraction in units of 10^-18, both with the sign: comparable without overflow.
     const fn parts(self) -> (i128, i128) {
         let one = power(self.scale);
         (
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_a_number_or_does_not_fit() {
+    fn refuses_texts_that_are_no_number_or_too_large() {
         for text in [
             "", "-", ".5", "1.", "+1", "1e3", "1 ", "0x1", "1,0", "--1", "१",
         ] {
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_sum_past_the_longest_number_is_an_overflow() {
-        // Two of 38 digits: past 128 bits together.
+        // Two 38-digit numbers: their sum exceeds 128 bits.
         let nines = d("99999999999999999999999999999999999999");
         assert_eq!(nines.checked_add(nines), Err(DecimalError::Overflow));
         assert_eq!(
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn rescale_is_exact_or_named() {
+    fn rescale_is_exact_or_uses_the_given_rounding() {
         assert_eq!(d("1.50").rescale(1).unwrap().to_string(), "1.5");
         assert_eq!(d("1.55").rescale(1), Err(DecimalError::Inexact));
         let rounded = |t: &str, r| d(t).rescale_rounded(2, r).unwrap().to_string();
@@ -388,17 +388,26 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            rng_seed: proptest::test_runner::RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
         #[test]
         fn text_round_trips(mantissa in -(MANTISSA_LIMIT - 1)..MANTISSA_LIMIT, scale in 0u8..=18) {
             let value = Decimal::new(mantissa, scale).unwrap();
             prop_assert_eq!(value.mantissa(), mantissa);
             let back: Decimal = value.to_string().parse().unwrap();
-            prop_assert_eq!((back.mantissa(), back.scale()), (mantissa, if mantissa == 0 { back.scale() } else { scale }));
+            let scale = if mantissa == 0 { back.scale() } else { scale };
+            prop_assert_eq!((back.mantissa(), back.scale()), (mantissa, scale));
         }
 
         #[test]
-        fn arithmetic_agrees_with_integers(a in -1_000_000_000i64..1_000_000_000, b in -1_000_000_000i64..1_000_000_000) {
+        fn arithmetic_agrees_with_integers(
+            a in -1_000_000_000i64..1_000_000_000,
+            b in -1_000_000_000i64..1_000_000_000,
+        ) {
             let (x, y) = (Decimal::from_minor(a, 4), Decimal::from_minor(b, 4));
             prop_assert_eq!(x.checked_add(y).unwrap(), Decimal::from_minor(a + b, 4));
             prop_assert_eq!(x.checked_sub(y).unwrap(), Decimal::from_minor(a - b, 4));

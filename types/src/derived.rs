@@ -1,5 +1,7 @@
-//! Ids that are pure functions of other ids and names: the same input returns the same id, so a
-//! replay or a repeated call finds the rows it wrote before (R180, T05, `design.md` 2 and 4).
+//! Ids that are pure functions of other ids and names.
+//!
+//! The same input returns the same id, so a replay or a repeated call finds the rows it wrote
+//! before (R180, T05, `design.md` 2 and 4).
 //!
 //! | id | derived from |
 //! |---|---|
@@ -16,10 +18,10 @@ use uuid::Uuid;
 
 use crate::{Id128, NodeId, Sequence};
 
-/// Most derived ids of one command.
+/// Maximum of derived ids per command.
 pub const DERIVED_PER_COMMAND_MAX: u32 = 1 << 24;
 
-/// UUIDv7-shaped id of thing `n` that command `sequence` made at `time_ns`.
+/// UUIDv7-shaped id of object `n` of command `sequence` at `time_ns`.
 ///
 /// Layout: 48 bits milliseconds, version, 12 bits of the millisecond's fraction, variant, 6 bits
 /// node, 32 low bits of the sequence, 24 bits n. Unique as long as a node makes fewer than 2^32
@@ -34,7 +36,7 @@ const fn derived_uuid(time_ns: u64, node: NodeId, sequence: Sequence, n: u32) ->
     Id128::from_u128(((high as u128) << 64) | low as u128)
 }
 
-/// Public order id of the order that command `sequence` brought.
+/// Public id of the order that command `sequence` entered.
 pub const fn order_uuid(time_ns: u64, node: NodeId, sequence: Sequence) -> Id128 {
     derived_uuid(time_ns, node, sequence, 0)
 }
@@ -44,25 +46,26 @@ pub const fn trade_uuid(time_ns: u64, node: NodeId, sequence: Sequence, index: u
     derived_uuid(time_ns, node, sequence, index + 1)
 }
 
-/// What the id of an order or a trade says of its command.
+/// Fields of an order or trade id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DerivedFrom {
-    /// Latest time of a command with such an id. The earliest is less than 245 ns before.
+    /// Latest command time with such an id. The earliest is less than 245 ns before.
     pub latest_ns: u64,
-    /// The 32 low bits.
+    /// The 32 low bits of the sequence.
     pub sequence_low: u32,
-    /// Place of the trade among the command's events; `None` for an order.
+    /// Index of the trade among the command's events; `None` for an order.
     pub index: Option<u32>,
 }
 
-/// Reads what [`order_uuid`] and [`trade_uuid`] wrote. `None`: no id of this node. A caller that
-/// finds the command makes the id again and compares: not every such id was ever given.
+/// Parses an id of [`order_uuid`] or [`trade_uuid`]; `None` when it is not of this node.
+///
+/// Not every such id was assigned: the caller finds the command, derives the id again and compares.
 pub const fn derived_from(id: Id128, node: NodeId) -> Option<DerivedFrom> {
     let (high, low) = id.halves();
     if (high >> 12) & 0xf != 7 || low >> 56 != (0b10 << 6) | node.get() as u64 {
         return None;
     }
-    // Times end in 2554; a caller may write any other.
+    // Times end in 2554; the caller's input may contain any other.
     let Some(whole_ns) = (high >> 16).checked_mul(1_000_000) else {
         return None;
     };
@@ -77,14 +80,14 @@ pub const fn derived_from(id: Id128, node: NodeId) -> Option<DerivedFrom> {
     })
 }
 
-/// Place of a trade among its command's events; `None` for the id of an order.
+/// Index of a trade among its command's events; `None` for an order id.
 pub const fn trade_index(trade: Id128) -> Option<u32> {
     let (_, low) = trade.halves();
     ((low & (DERIVED_PER_COMMAND_MAX as u64 - 1)) as u32).checked_sub(1)
 }
 
 /// UUIDv8 of `name` under a time-ordered `parent` (`design.md` 4): the first 48 bits are the
-/// parent's milliseconds, the rest is the SHA-1 of (parent, name). The same pair gives the same id.
+/// parent's milliseconds, the rest is the SHA-1 of (parent, name), so an id is repeatable.
 ///
 /// The rows of one batch are neighbours in every index that is keyed by such ids, so the cost of an
 /// insert does not grow with the table.
@@ -97,12 +100,12 @@ pub fn child_uuid(parent: Id128, name: &str) -> Id128 {
     Id128::from_u128((parent & TIME) | (hash & !TIME & !VERSION) | (8 << 76))
 }
 
-/// Which of an order's two holds in the ledger.
+/// One of an order's two holds in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HoldPart {
     /// Value of the order: roubles of a buy, units of a sell.
     Main,
-    /// Fees still to come.
+    /// Future fees.
     Fee,
 }
 
@@ -115,12 +118,12 @@ impl HoldPart {
     }
 }
 
-/// The hold of an order's part.
+/// Ledger hold for one part of an order.
 pub fn order_hold(order: Id128, part: HoldPart) -> Id128 {
     child_uuid(order, part.as_str())
 }
 
-/// Namespace of the ids that are derived from texts.
+/// Namespace of ids derived from texts.
 const NAMESPACE: Uuid = Uuid::from_u128(0x8d0e_4c1b_52a7_5e6f_a3d4_91b6_0c7f_2e10);
 
 /// Ends each part of a name. No id contains it, so two lists of parts never form the same name.
@@ -135,12 +138,12 @@ fn name_uuid(parts: &[&str]) -> Id128 {
     Id128::from_u128(Uuid::new_v5(&NAMESPACE, name.as_bytes()).as_u128())
 }
 
-/// Hash of (call, user, idempotency key) that is journalled with a call (`design.md` 2).
+/// Hash of (call, user, idempotency key), journalled with a call (`design.md` 2).
 pub fn key_hash(call: &str, user_id: &str, idempotency_key: &str) -> Id128 {
     name_uuid(&["key", call, user_id, idempotency_key])
 }
 
-/// Ledger hold of one order that a call placed outside a trading hold.
+/// Ledger hold of a single order that a call placed outside a trading hold.
 pub fn dedicated_hold(user_id: &str, idempotency_key: &str) -> Id128 {
     name_uuid(&["order hold", user_id, idempotency_key])
 }
@@ -155,8 +158,9 @@ pub fn session_key(user_id: &str, session_name: &str) -> Id128 {
     name_uuid(&["session", user_id, session_name])
 }
 
-/// Numeric client order id of a text: the number itself if the text is its canonical form (`042` is
-/// not that of 42), else a hash; never 0.
+/// Numeric client order id of a text; never 0.
+///
+/// The number itself if the text is its canonical form (`042` is not that of 42), else a hash.
 pub fn client_order_number(text: &str) -> u64 {
     match text.parse::<u64>() {
         Ok(number) if number != 0 && number.to_string() == text => number,
@@ -167,12 +171,12 @@ pub fn client_order_number(text: &str) -> u64 {
     }
 }
 
-/// Id of a name of the CFA service.
+/// Id derived from a name of the CFA service.
 fn cfa_uuid(name: &str) -> Id128 {
     Id128::from_u128(Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()).as_u128())
 }
 
-/// Ledger hold of the redemption of CFA-RUB that an operation makes.
+/// Ledger hold of a CFA-RUB redemption by an operation.
 pub fn redemption_hold(operation_id: &str) -> Id128 {
     cfa_uuid(&format!("{operation_id}:hold"))
 }
@@ -182,7 +186,7 @@ pub fn issue_redemption(instrument_id: &str) -> Id128 {
     cfa_uuid(&format!("redemption:{instrument_id}"))
 }
 
-/// Operation of one holder in one attempt of an issue's redemption.
+/// Operation of one holder in one attempt to redeem an issue.
 pub fn holder_redemption(attempt: &str) -> Id128 {
     cfa_uuid(attempt)
 }
@@ -217,7 +221,7 @@ pub fn carve_batch_id(node: NodeId, number: u64) -> String {
     format!("{}:carve-{number}", node.get())
 }
 
-/// Batch id of an attempt to settle a batch on chain. The first attempt has the batch's own id.
+/// Batch id of an attempt to settle a batch on chain. The first attempt uses the batch's own id.
 pub fn attempt_id(batch_id: &str, attempt: u8) -> String {
     if attempt == 1 {
         batch_id.into()
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_says_what_it_was_derived_from() {
+    fn an_id_contains_what_it_was_derived_from() {
         let node = NodeId::new(5).unwrap();
         let sequence = Sequence((7 << 32) | 77);
         for fraction in [0, 1, 243, 244, 245, 456_789, 999_755, 999_756, 999_999] {
@@ -271,7 +275,7 @@ mod tests {
             let high = high & !0xf000 | 0x7000;
             let low = 0x85ff_ffff_ffff_ffffu64;
             let forged = Id128::from_u128(u128::from(high) << 64 | u128::from(low));
-            assert_eq!(derived_from(forged, node), None, "past the end of time");
+            assert_eq!(derived_from(forged, node), None, "time out of range");
         }
     }
 
@@ -315,7 +319,7 @@ mod tests {
         assert_eq!(client_order_number("abc"), client_order_number("abc"));
     }
 
-    /// Rows and journals hold these ids: a change of one loses what was written under the old.
+    /// Databases and journals contain these ids: a change loses all rows under the old ones.
     #[test]
     fn golden_ids() {
         let node = NodeId::new(5).unwrap();

@@ -1,11 +1,11 @@
-//! What has happened, as the book reports it: order by order, so that depth and best price can be derived from
-//! the events alone.
+//! Events of a book, order by order: depth and best prices are derivable from them alone.
 //!
-//! Every order event carries the open quantity after it. Events of one instrument are numbered densely from 1
-//! and name the command that caused them. Reading rule for a book kept from events: `Accepted` with `rests`,
-//! and `Rested`, add the order at the tail of its price; `Trade` takes from the maker; `Amended` with
-//! `kept_priority` changes the order in place, without it takes the order out (it may trade, then `Rested`
-//! again); `Reduced` shrinks in place; `Cancelled` takes it out; an order with open 0 is gone.
+//! Every order event contains the open quantity after it. Events of one instrument are numbered
+//! gaplessly from 1 and name the command that caused them. Reading rule for a book built from
+//! events: `Accepted` with `rests`, and `Rested`, add the order at the tail of its price; `Trade`
+//! reduces the maker; `Amended` with `kept_priority` changes the order in place, without it removes
+//! the order (it may trade, then `Rested` again); `Reduced` shrinks in place; `Cancelled` removes
+//! it; an order with open 0 is closed.
 
 use core::mem::size_of;
 
@@ -24,11 +24,11 @@ macro_rules! record {
 }
 
 record! {
-    /// The book has taken the order on. It meets nobody and rests in full, or trades, resting or the end of it follow.
+    /// The book has accepted the order. It rests in full, or trades, rest or cancel follow.
     pub struct Accepted {
         pub handle: Handle,
         pub side: Side,
-        /// It rests already, in full, at the tail of its price: no `Rested` follows.
+        /// The order rests in full at the tail of its price: no `Rested` follows.
         pub rests: bool,
         /// Limit or protection price.
         pub price: Ticks,
@@ -37,7 +37,7 @@ record! {
 }
 
 record! {
-    /// The book has refused the order: it is closed, without a trade.
+    /// The book has rejected the order: it is closed, without a trade.
     pub struct Rejected {
         pub handle: Handle,
         pub reason: RejectReason,
@@ -45,7 +45,7 @@ record! {
 }
 
 record! {
-    /// What trading or an amend left open rests at the tail of its price.
+    /// The remainder after trades or an amend rests at the tail of its price.
     pub struct Rested {
         pub handle: Handle,
         pub side: Side,
@@ -65,7 +65,7 @@ record! {
         pub quantity: Lots,
         pub maker_open: Lots,
         pub taker_open: Lots,
-        /// Dense per instrument, from 1.
+        /// Gapless per instrument, from 1.
         pub trade_number: u64,
     }
 }
@@ -75,7 +75,7 @@ record! {
     pub struct Amended {
         pub handle: Handle,
         pub side: Side,
-        /// Same price and not more quantity: the place in the queue is kept (T22).
+        /// Same price and no higher quantity: queue priority is kept (T22).
         pub kept_priority: bool,
         pub price: Ticks,
         /// New total quantity.
@@ -85,7 +85,7 @@ record! {
 }
 
 record! {
-    /// The amend was refused; the order is as it was (open 0 when it was already gone).
+    /// The amend was rejected; the order is unchanged (open 0 when it was already closed).
     pub struct AmendRejected {
         pub handle: Handle,
         pub reason: RejectReason,
@@ -94,7 +94,7 @@ record! {
 }
 
 record! {
-    /// The cancel was refused: the order was already gone.
+    /// The cancel was rejected: the order was already closed.
     pub struct CancelRejected {
         pub handle: Handle,
         pub reason: RejectReason,
@@ -102,8 +102,8 @@ record! {
 }
 
 record! {
-    /// Open quantity taken away without a trade, the order lives on (self-trade mode DECREMENT). The total
-    /// quantity shrinks with it.
+    /// Open quantity was removed without a trade (self-trade mode DECREMENT); the order stays open.
+    /// The total quantity shrinks by the same amount.
     pub struct Reduced {
         pub handle: Handle,
         pub reason: CancelReason,
@@ -113,7 +113,7 @@ record! {
 }
 
 record! {
-    /// The order has ended with this quantity unfilled; open is 0 after it.
+    /// The order was closed with this quantity unfilled; open is 0 after it.
     pub struct Cancelled {
         pub handle: Handle,
         pub reason: CancelReason,
@@ -122,14 +122,14 @@ record! {
 }
 
 record! {
-    /// The phase in force from here on.
+    /// The phase from this event on.
     pub struct PhaseChanged {
         pub phase: Phase,
         pub cause: PhaseCause,
     }
 }
 
-/// One thing that happened on one instrument.
+/// One change on one instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(
@@ -150,7 +150,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Orders that this event has closed: at most the maker and the taker of a trade.
+    /// Orders that this event closes: at most the maker and the taker of a trade.
     pub fn closed(&self) -> [Option<Handle>; 2] {
         match self {
             Self::Rejected(e) => [Some(e.handle), None],
@@ -186,7 +186,7 @@ impl Event {
     }
 }
 
-/// An event with its place: which command caused it, which number it has on its instrument.
+/// An event with its position: the command that caused it, and its number on the instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(C)]
@@ -195,22 +195,22 @@ pub struct EventEnvelope {
     pub sequence: Sequence,
     /// The command's time.
     pub time_ns: u64,
-    /// Dense per instrument, from 1.
+    /// Gapless per instrument, from 1.
     pub number: u64,
     pub instrument: InstrumentIx,
-    /// Place among the events of its command on this instrument, from 0.
+    /// Index among the events of its command on this instrument, from 0.
     pub index: u32,
     pub event: Event,
 }
 
 impl EventEnvelope {
-    /// Public id of the trade this event reports.
+    /// Public id of the trade that this event reports.
     pub fn trade_uuid(&self, node: NodeId) -> Id128 {
         crate::derived::trade_uuid(self.time_ns, node, self.sequence, self.index)
     }
 }
 
-/// Best prices of an instrument as last published. Derivable from the events, so never journalled.
+/// Best prices of an instrument as last published. Derivable from the events, so not journalled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quote {
     pub bid: Option<Ticks>,
@@ -218,7 +218,7 @@ pub struct Quote {
 }
 
 impl Quote {
-    /// The price an order of `side` would meet first.
+    /// The best price that an order of `side` could match.
     pub fn opposite(&self, side: Side) -> Option<Ticks> {
         match side {
             Side::Buy => self.ask,

@@ -1,5 +1,6 @@
-//! The fold behind every state hash: order-dependent, cheap, the same on every machine. It finds divergence, it
-//! is no defence against an adversary.
+//! The fold for state hashes: order-dependent, cheap, the same on every machine.
+//!
+//! It detects divergence; it is not resistant against an adversary.
 
 /// Folds words into 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
-//! Ids of the trading path: dense indices bound to text ids by journalled commands, order handles,
-//! sequence numbers and 128-bit ids.
+//! Ids of the trading path: dense indexes, order handles, sequence numbers and 128-bit ids.
+//!
+//! Journalled commands bind the indexes to text ids.
 
 use core::fmt;
 
@@ -16,14 +17,14 @@ macro_rules! index {
         pub struct $name(pub u32);
 
         impl $name {
-            /// Names nobody: no session, no pool, no single instrument.
+            /// No session, no pool, or no single instrument.
             pub const NONE: Self = Self(u32::MAX);
 
             pub const fn get(self) -> u32 {
                 self.0
             }
 
-            /// As an index of a table.
+            /// The value as a table index.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -57,11 +58,11 @@ index!(
     UserIx
 );
 index!(
-    /// Trading session, dense from 0 in the order of first `OpenSession`. `NONE` = a call without session (gRPC).
+    /// Trading session, dense from 0 in order of first `OpenSession`. `NONE` = no session (gRPC).
     SessionIx
 );
 index!(
-    /// Pool of money behind a trading hold, dense from 0 in the order of first `Fund`.
+    /// Pool of a trading hold, dense from 0 in the order of first `Fund`.
     HoldIx
 );
 index!(
@@ -78,13 +79,13 @@ impl StpGroup {
         Self(user.0)
     }
 
-    /// A group chosen by a member, apart from all users' default groups.
+    /// A group chosen by a member, distinct from all users' default groups.
     pub const fn explicit(number: u32) -> Self {
         assert!(number < Self::EXPLICIT - 1);
         Self(number | Self::EXPLICIT)
     }
 
-    /// True for a chosen one.
+    /// True for a chosen group.
     pub const fn is_explicit(self) -> bool {
         self.0 & Self::EXPLICIT != 0 && !self.is_none()
     }
@@ -111,7 +112,7 @@ pub struct AssetIx(u32);
 impl AssetIx {
     /// CFA-RUB, in kopecks.
     pub const MONEY: Self = Self(0);
-    /// Highest of all.
+    /// Highest possible asset index.
     pub const LAST: Self = Self(u32::MAX);
 
     /// Units of an instrument.
@@ -137,7 +138,8 @@ impl AssetIx {
     }
 }
 
-/// Names one open order on its node. The slot is reused after the order has closed, the generation is not.
+/// Identifies one open order on its node. A slot is reused after the order has closed, a generation
+/// is not.
 #[derive(
     Clone,
     Copy,
@@ -154,7 +156,7 @@ impl AssetIx {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Handle {
     pub slot: u32,
-    /// From 1 upwards; 0 is nobody.
+    /// From 1 upwards; 0 = none.
     pub generation: u32,
 }
 
@@ -187,7 +189,7 @@ impl fmt::Display for Handle {
     }
 }
 
-/// Gapless number of a command in its node's journal; the first is 1, 0 is "before everything".
+/// Gapless number of a command in its node's journal; the first is 1, 0 is before all.
 #[derive(
     Clone,
     Copy,
@@ -260,7 +262,7 @@ impl NodeId {
     }
 }
 
-/// A 128-bit id or hash (hold id, session key, idempotency key hash) at alignment 8. Zero means none.
+/// A 128-bit id or hash (hold id, session key, idempotency key hash), alignment 8. Zero = none.
 #[derive(
     Clone,
     Copy,
@@ -301,7 +303,7 @@ impl Id128 {
         (self.high, self.low)
     }
 
-    /// Reads a UUID in text form. `None` for any other text.
+    /// Parses a UUID; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let id = Uuid::parse_str(text).ok()?;
         Some(Self::from_u128(id.as_u128()))
@@ -355,7 +357,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn handle_packs_both_ways() {
+    fn engine_id_round_trips() {
         let handle = Handle {
             slot: 7,
             generation: 9,

@@ -1,5 +1,7 @@
-//! What the market knows of an instrument. Built once from decimals by [`InstrumentSpec::new`], which proves
-//! rule D35 (tick times lot is a whole number of kopecks); from then on only integers travel.
+//! Trading parameters of an instrument.
+//!
+//! Built once from decimals by [`InstrumentSpec::new`], which enforces rule D35 (tick times lot is
+//! a whole number of kopecks). All later arithmetic uses integers.
 
 use core::fmt;
 
@@ -10,25 +12,25 @@ use crate::number::{FeeRate, Lots, Minor, Ticks};
 use crate::order::{Phase, Side};
 use crate::text::InstrumentId;
 
-/// Digits of CFA-RUB.
+/// Fraction digits of CFA-RUB.
 pub const MONEY_DECIMALS: u8 = 2;
 
 /// Why an instrument cannot be traded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecError {
-    /// Decimals above 18.
+    /// More than 18 decimals.
     Decimals,
     /// Tick or lot is zero, negative or out of range.
     Step,
     /// Tick times lot is not a whole number of kopecks (D35).
     TickTimesLot,
-    /// The lot is finer than the instrument's decimals.
+    /// The lot has more fraction digits than the instrument's decimals.
     LotTooFine,
     /// Band is empty or not positive.
     Band,
     /// Fee rate above 100 %.
     FeeRate,
-    /// One half of a velocity rule without the other.
+    /// Only one half of a velocity rule is set.
     Velocity,
 }
 
@@ -48,34 +50,35 @@ impl fmt::Display for SpecError {
 
 impl core::error::Error for SpecError {}
 
-/// What an instrument is made from.
+/// Input for [`InstrumentSpec::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct InstrumentParams {
     pub ix: InstrumentIx,
     pub id: InstrumentId,
     /// Fraction digits of a unit in the ledger.
     pub decimals: u8,
-    /// Smallest price step, in roubles a unit.
+    /// Price step, in roubles per unit.
     pub tick_size: Decimal,
-    /// Smallest quantity step, in units.
+    /// Quantity step, in units.
     pub lot_size: Decimal,
     pub fee_rate: FeeRate,
-    /// Lowest and highest price of an order, both allowed.
+    /// Lowest and highest price of an order, both inclusive.
     pub band_low: Ticks,
     pub band_high: Ticks,
-    /// How far a market order may go past the last best price, in parts per million.
+    /// Maximum distance of a market order from the last best price, in parts per million.
     pub collar_ppm: u32,
     pub velocity: VelocityRule,
     pub phase: Phase,
 }
 
-/// When a market halts by itself (F08): trades may not move the price too far within a window.
+/// Velocity halt of a market (F08): how far trades may move the price within a window.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct VelocityRule {
-    /// Largest distance of a trade from the window's reference price, in parts per million of that; 0 = no rule.
+    /// Maximum distance of a trade from the window's reference price, in parts per million of it; 0
+    /// = no rule.
     pub width_ppm: u32,
     /// Length of a window, in milliseconds of journalled time; 0 = no rule.
     pub window_ms: u32,
@@ -96,24 +99,24 @@ impl VelocityRule {
         self.window_ms as u64 * 1_000_000
     }
 
-    /// True when a trade at `price` stays near enough to the reference, limits included.
+    /// True when a trade at `price` is within the limits around the reference, inclusive.
     pub fn allows(self, reference: Ticks, price: Ticks) -> bool {
         let distance = i128::from(price.0) - i128::from(reference.0);
         distance.abs() * 1_000_000 <= i128::from(reference.0) * i128::from(self.width_ppm)
     }
 }
 
-/// Integers that turn prices and quantities into money.
+/// Factors that convert prices and quantities to money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Terms {
-    /// Kopecks of one lot at a price of one tick.
+    /// Kopecks per lot and tick.
     pub value_minor: i64,
-    /// Minor units of the instrument in one lot.
+    /// Minor units of the instrument per lot.
     pub units_minor: i64,
 }
 
-/// An instrument as the trading path sees it.
+/// An instrument in the trading path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct InstrumentSpec {
@@ -134,7 +137,7 @@ pub struct InstrumentSpec {
 }
 
 impl InstrumentSpec {
-    /// An amount of its units.
+    /// An amount of the instrument's units.
     pub fn amount(&self, minor: Minor) -> Amount {
         Amount {
             instrument: self.id,
@@ -189,7 +192,7 @@ impl InstrumentSpec {
         })
     }
 
-    /// Price step in roubles a unit.
+    /// Price step in roubles per unit.
     pub fn tick_size(&self) -> Decimal {
         Decimal::from_minor(self.tick_mantissa, self.tick_scale)
     }
@@ -199,8 +202,9 @@ impl InstrumentSpec {
         Decimal::from_minor(self.lot_mantissa, self.lot_scale)
     }
 
-    /// A price in ticks; `Inexact` when it is no multiple of the tick, `Overflow` past 64 bits. The sign is the
-    /// caller's to judge.
+    /// Converts a price to ticks. Does not check the sign.
+    ///
+    /// `Inexact` when it is no multiple of the tick, `Overflow` past 64 bits.
     pub fn ticks(&self, price: Decimal) -> Result<Ticks, DecimalError> {
         let steps = price.steps_of(self.tick_size())?;
         i64::try_from(steps)
@@ -208,7 +212,9 @@ impl InstrumentSpec {
             .map_err(|_| DecimalError::Overflow)
     }
 
-    /// A quantity in lots; `Inexact` when it is no multiple of the lot, `Overflow` when negative or past 64 bits.
+    /// Converts a quantity to lots.
+    ///
+    /// `Inexact` when it is no multiple of the lot, `Overflow` when negative or past 64 bits.
     pub fn lots(&self, quantity: Decimal) -> Result<Lots, DecimalError> {
         let steps = quantity.steps_of(self.lot_size())?;
         u64::try_from(steps)
@@ -216,36 +222,38 @@ impl InstrumentSpec {
             .map_err(|_| DecimalError::Overflow)
     }
 
-    /// A price in roubles a unit.
+    /// Converts a price to roubles per unit.
     pub fn price(&self, price: Ticks) -> Decimal {
         Decimal::new(
             i128::from(price.0) * i128::from(self.tick_mantissa),
             self.tick_scale,
         )
-        .expect("64 bits times 64 bits stays below 10^38 for any admitted price")
+        .expect("price exceeds 38 digits")
     }
 
-    /// A quantity in units.
+    /// Converts a quantity to units.
     pub fn quantity(&self, quantity: Lots) -> Decimal {
         Decimal::new(
             i128::from(quantity.0) * i128::from(self.lot_mantissa),
             self.lot_scale,
         )
-        .expect("64 bits times 64 bits stays below 10^38 for any admitted quantity")
+        .expect("quantity exceeds 38 digits")
     }
 
-    /// True inside the price band, limits included.
+    /// True inside the price band, inclusive.
     pub fn in_band(&self, price: Ticks) -> bool {
         self.band_low <= price && price <= self.band_high
     }
 
-    /// False when the upper limit is no limit: nothing to protect a market order with.
+    /// False when the band has no upper limit: it cannot protect a market order.
     pub fn has_band(&self) -> bool {
         self.band_high < Ticks::ORDER_MAX
     }
 
-    /// Protection price of a market order (T19): best opposite price plus (minus) the collar, kept inside the
-    /// band; without a best price the band's far limit; `None` without either.
+    /// Protection price of a market order (T19); `None` without best price and band limit.
+    ///
+    /// Best opposite price plus (minus) the collar, clamped to the band; without a best price the
+    /// band's far limit.
     pub fn protection_price(&self, side: Side, best_opposite: Option<Ticks>) -> Option<Ticks> {
         let Some(best) = best_opposite else {
             return self.has_band().then_some(match side {
@@ -260,11 +268,11 @@ impl InstrumentSpec {
         };
         let bounded = raw.clamp(i128::from(self.band_low.0), i128::from(self.band_high.0));
         Some(Ticks(
-            i64::try_from(bounded).expect("the band is 64 bits wide"),
+            i64::try_from(bounded).expect("clamped to a 64-bit band"),
         ))
     }
 
-    /// True when both price and quantity mean the same in the other spec: open orders may stay.
+    /// True when prices and quantities have the same meaning in both specs: open orders may stay.
     pub fn same_steps(&self, other: &Self) -> bool {
         self.ix == other.ix
             && self.id == other.id
@@ -352,7 +360,7 @@ mod tests {
             window_ms: 1,
         };
         let allows = |price| rule.allows(Ticks(1_010), Ticks(price));
-        // 5 % of 1,010 are 50.5 ticks.
+        // 5 % of 1,010 is 50.5 ticks.
         assert_eq!(
             [959, 960, 1_060, 1_061].map(allows),
             [false, true, true, false]

@@ -1,25 +1,24 @@
-//! Room `types`: the vocabulary every other room speaks.
+//! Shared types of all crates.
 //!
-//! Money, price and quantity are integers with checked arithmetic; ids are types; what is asked is a
-//! [`Command`], what has happened is an [`Event`]. Nothing here reads a clock, allocates on a hot path or knows
-//! a float.
+//! Money, price and quantity are integers with checked arithmetic; ids are types; a request is a
+//! [`Command`], its result an [`Event`]. No clock, no allocation on the hot path, no floats.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `decimal` | exact decimal numbers of the outside world |
-//! | `number` | `Ticks`, `Lots`, `Minor`, `FeeRate`: the integers inside |
-//! | `text` | `InstrumentId`, `UserId`: short ids held inline |
+//! | `decimal` | exact decimal numbers of the contracts |
+//! | `number` | `Ticks`, `Lots`, `Minor`, `FeeRate`: integers of the trading path |
+//! | `text` | `InstrumentId`, `UserId`: short ids stored inline |
 //! | `ids` | dense indices, order handles, sequence numbers, 128-bit ids |
-//! | `derived` | every id that is a pure function of other ids and names |
-//! | `codes` | the macro of enumerations with codes and names |
+//! | `derived` | ids that are pure functions of other ids and names |
+//! | `codes` | macro for enumerations with codes and names |
 //! | `operation` | types and states of operations, holds, payments, limits |
 //! | `day` | the business day |
 //! | `order` | side, type, time in force, self-trade mode, order status, phase |
-//! | `reason` | why an order was cancelled or refused |
-//! | `instrument` | what a market needs to know of an instrument |
-//! | `money` | `Amount`; `reserve`, `fee`: the two formulas of an order's money |
+//! | `reason` | reasons of cancels and rejects |
+//! | `instrument` | trading parameters of an instrument |
+//! | `money` | `Amount`; `reserve`, `fee`: the two money formulas of an order |
 //! | `command`, `event` | the two kinds of journal record |
-//! | `hash` | the fold behind every state hash |
+//! | `hash` | the fold for state hashes |
 //! | `subaccount` | ids of the ledger's sub-accounts |
 //! | `address` | the on-chain address of a user |
 #![no_std]

@@ -1,7 +1,7 @@
-//! The two formulas of an order's money, used by admission and by settlement alike (`design.md` 3 and 4, T05, D36).
+//! The two money formulas of an order, for admission and settlement (`design.md` 3, 4, T05, D36).
 //!
-//! Whatever the order of fills, `spent main + main reserve` and `charged fees + fee reserve` never grow past
-//! what was drawn at the start, and a return is always before - after - spent.
+//! For any order of fills, `spent main + main reserve` and `charged fees + fee reserve` never
+//! exceed the amount drawn at the start. The returned amount is always before - after - spent.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ use crate::order::Side;
 use crate::subaccount::CFA_RUB;
 use crate::text::InstrumentId;
 
-/// An amount left the range of 64-bit minor units.
+/// An amount exceeds 64-bit minor units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoneyError;
 
@@ -37,7 +37,7 @@ impl Amount {
     /// Roubles of the ledger, in kopecks.
     pub fn rubles(minor: Minor) -> Self {
         Self {
-            instrument: InstrumentId::new(CFA_RUB).expect("the name is within the alphabet"),
+            instrument: InstrumentId::new(CFA_RUB).expect("CFA-RUB is a valid instrument id"),
             decimals: MONEY_DECIMALS,
             minor,
         }
@@ -48,7 +48,7 @@ impl Amount {
     }
 }
 
-/// What the fills of an order have come to so far.
+/// Totals of an order's fills so far.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
@@ -59,15 +59,15 @@ pub struct Done {
     pub fee_minor: Minor,
 }
 
-/// What an order keeps reserved.
+/// Reserved amounts of an order.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Reserve {
-    /// Buy: kopecks for the open quantity at the order's price. Sell: minor units of the instrument.
+    /// Buy: kopecks of the open quantity at the order's price. Sell: the instrument's minor units.
     pub main: Minor,
-    /// Buy: kopecks for the fees still to come, rounded up. Sell: zero.
+    /// Buy: kopecks for future fees, rounded up. Sell: zero.
     pub fee: Minor,
 }
 
@@ -77,17 +77,17 @@ impl Reserve {
         fee: Minor::ZERO,
     };
 
-    /// What goes into each hold of an order.
+    /// Amount for each hold of an order.
     pub fn parts(self) -> [(HoldPart, Minor); 2] {
         [(HoldPart::Main, self.main), (HoldPart::Fee, self.fee)]
     }
 
-    /// Both parts together: they are of one asset, since a sell has no fee part.
+    /// Sum of both parts. They are of one asset, since a sell has no fee part.
     pub fn total(self) -> Minor {
         self.main + self.fee
     }
 
-    /// What must be added to reach `target`, part by part, never negative.
+    /// Amounts to add to reach `target`, part by part, never negative.
     pub fn growth_to(self, target: Self) -> Self {
         Self {
             main: (target.main - self.main).or_zero(),
@@ -95,7 +95,7 @@ impl Reserve {
         }
     }
 
-    /// Both parts added; `None` past 64 bits.
+    /// Adds both parts; `None` past 64 bits.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let sum = Self {
             main: self.main.checked_add(other.main)?,
@@ -106,10 +106,10 @@ impl Reserve {
     }
 }
 
-/// What an order with `open` lots at `price` has to keep reserved, given what its fills came to.
+/// Amounts to reserve for an order with `open` lots at `price`, after its fills `done`.
 ///
-/// The fee part is what the whole order can still be charged: rate times (value so far + value of the rest),
-/// rounded up, less what was charged.
+/// The fee part is the maximum that the whole order can still be charged: rate times (value so far
+/// plus value of the rest), rounded up, minus fees charged.
 pub fn reserve(
     terms: &Terms,
     side: Side,
@@ -127,7 +127,7 @@ pub fn reserve(
             fee: Minor::ZERO,
         });
     }
-    // Bound before the multiplication with the rate: 2^63 * 10^6 fits, anything near 2^127 does not.
+    // Checked before the multiplication: 2^63 * 10^6 fits, anything near 2^127 does not.
     let main_minor = terms.value(price, open).ok_or(MoneyError)?;
     let value = i128::from(done.value_minor.0) + i128::from(main_minor.0);
     let fees = rate.rounded_up(value);
@@ -139,24 +139,24 @@ pub fn reserve(
     })
 }
 
-/// Fee of a trade worth `trade_value` for a buy order that had done `before`: the rounded fee of the cumulative
-/// value less what was charged.
+/// Fee of a trade worth `trade_value` for a buy order with fills `before`.
 ///
-/// One fill gives the specification's formula exactly; many small fills never sum past the reserve.
+/// The rounded fee of the cumulative value, minus fees charged. A single fill is charged exactly
+/// the specification's formula; many small fills never sum to more than the reserve.
 pub fn fee(before: Done, trade_value: Minor, rate: FeeRate) -> Minor {
     let value = i128::from(before.value_minor.0) + i128::from(trade_value.0);
     let fee = rate.half_up(value) - i128::from(before.fee_minor.0);
-    let fee = Minor::from_wide(fee).expect("a share of a 64-bit value fits 64 bits");
-    // The rounded share of a growing value never falls, so a rate fixed at the order's entry cannot give back.
+    let fee = Minor::from_wide(fee).expect("share of a 64-bit value");
+    // The rounded share of a growing value never decreases, so at a fixed rate no fee is negative.
     assert!(
         !fee.is_negative(),
-        "fee rate of an order changed under its fills"
+        "an order's fee rate changed between its fills"
     );
     fee
 }
 
 impl Done {
-    /// After a trade of `trade_value`. A sell order is charged no fee.
+    /// Totals after another trade. A sell order is charged no fee.
     pub fn after_trade(self, side: Side, trade_value: Minor, rate: FeeRate) -> Self {
         let fee_minor = match side {
             Side::Buy => fee(self, trade_value, rate),
@@ -223,7 +223,12 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            rng_seed: proptest::test_runner::RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
         #[test]
         fn fills_never_exceed_the_first_reserve(
             price in 1i64..100_000,

@@ -1,6 +1,7 @@
-//! The integers inside: prices in ticks, quantities in lots, money in minor units. `+` and `-` stop the process
-//! on overflow in every build (an overflow past a check is our bug); code that meets foreign numbers uses
-//! `checked_*`.
+//! Integers of the trading path: prices in ticks, quantities in lots, money in minor units.
+//!
+//! `+` and `-` panic on overflow in every build: overflow after a check is our bug. Code with
+//! external input uses `checked_*`.
 
 use core::fmt;
 
@@ -54,7 +55,7 @@ macro_rules! integer {
 
             #[inline]
             fn add(self, other: Self) -> Self {
-                self.checked_add(other).expect("sum stays in range")
+                self.checked_add(other).expect("integer sum overflows")
             }
         }
 
@@ -63,7 +64,7 @@ macro_rules! integer {
 
             #[inline]
             fn sub(self, other: Self) -> Self {
-                self.checked_sub(other).expect("difference stays in range")
+                self.checked_sub(other).expect("integer difference overflows")
             }
         }
 
@@ -104,17 +105,17 @@ integer!(
     Lots(u64)
 );
 integer!(
-    /// Amount in minor units of its asset: kopecks of CFA-RUB, or 10^-decimals of an instrument's unit.
+    /// Amount in minor units of its asset: kopecks, or 10^-decimals of an instrument's unit.
     Minor(i64)
 );
 
 impl Ticks {
-    /// Highest price of an order. Keeps every sum of the book inside 64 bits.
+    /// Highest price of an order. Keeps every sum in the book within 64 bits.
     pub const ORDER_MAX: Self = Self(1 << 40);
 }
 
 impl Lots {
-    /// Largest quantity of an order. Keeps every sum of the book inside 64 bits: 2^24 such orders at one price.
+    /// Largest quantity of an order. Keeps sums of 2^24 such orders per price within 64 bits.
     pub const ORDER_MAX: Self = Self(1 << 40);
 }
 
@@ -128,7 +129,7 @@ impl Minor {
         self.0 < 0
     }
 
-    /// The amount, but not below zero.
+    /// The amount, but at least zero.
     pub const fn or_zero(self) -> Self {
         if self.0 < 0 { Self(0) } else { self }
     }
@@ -153,7 +154,7 @@ impl Minor {
 pub struct FeeRate(pub u32);
 
 impl FeeRate {
-    /// Parts that make one whole.
+    /// Parts per whole.
     pub const SCALE: i128 = 1_000_000;
     /// The specification's trading fee: 0.1 % (D36).
     pub const TRADING: Self = Self(1_000);
@@ -163,12 +164,12 @@ impl FeeRate {
         self.share(value_minor, Self::SCALE / 2)
     }
 
-    /// Share of a non-negative value, rounded up: what must be reserved.
+    /// Share of a non-negative value, rounded up, for reserves.
     pub fn rounded_up(self, value_minor: i128) -> i128 {
         self.share(value_minor, Self::SCALE - 1)
     }
 
-    /// `value * rate + extra`, divided by the scale: in 64 bits where they are enough, which is many times quicker.
+    /// `(value * rate + extra) / SCALE`, in 64 bits where they suffice: many times faster.
     #[inline]
     fn share(self, value_minor: i128, extra: i128) -> i128 {
         let sum = value_minor * i128::from(self.0) + extra;

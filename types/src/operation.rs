@@ -1,5 +1,6 @@
-//! Types and states of what the services keep (specification 3.1 to 3.4). Codes are the numbers of
-//! the contract.
+//! Types and states of the services' records (specification 3.1 to 3.4).
+//!
+//! Codes are the numbers of the contract.
 
 use crate::code_enum;
 
@@ -42,7 +43,7 @@ code_enum! {
 }
 
 impl OperationStatus {
-    /// D10: does the table of moves have this one?
+    /// True when D10's transition table allows this transition.
     pub fn may_become(self, next: Self) -> bool {
         use OperationStatus::{
             AwaitingPayment, Blocked, ComplianceCheck, Created, Failed, Finalized, KycRequired,
@@ -64,15 +65,15 @@ impl OperationStatus {
                 next,
                 ComplianceCheck | Processing | OnchainSubmitted | Refunded
             ),
-            // a trade that the chain left out may come again in a later batch (`design.md` 4)
+            // A trade that the chain left out may be retried in a later batch (`design.md` 4).
             Failed => matches!(next, Processing),
-            // a deposit that was paid and refused is paid back (T24)
+            // A deposit that was paid and rejected is refunded (T24).
             Rejected => matches!(next, Refunded),
             Finalized | Refunded => false,
         }
     }
 
-    /// Posted, and not confirmed by the chain yet: its unsettled credits cannot be spent.
+    /// Posted, not yet confirmed by the chain: its unsettled credits cannot be spent.
     pub const fn is_open(self) -> bool {
         matches!(
             self,

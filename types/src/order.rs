@@ -1,4 +1,4 @@
-//! What an order says about itself (specification 1.3, decisions D13, D38, T19, T22).
+//! Properties of an order (specification 1.3, decisions D13, D38, T19, T22).
 
 use crate::code_enum;
 
@@ -27,7 +27,7 @@ impl Side {
 }
 
 code_enum! {
-    /// Order type. A market order carries a protection price and never rests (T19).
+    /// Order type. A market order has a protection price and never rests (T19).
     OrderType {
         Limit = 0 "LIMIT",
         Market = 1 "MARKET",
@@ -41,7 +41,7 @@ code_enum! {
         Gtc = 0 "GTC",
         /// Immediate or cancel: the remainder is cancelled (R171).
         Ioc = 1 "IOC",
-        /// Fill or kill: everything at once or no trade at all (R172).
+        /// Fill or kill: filled completely at once, or no trade (R172).
         Fok = 2 "FOK",
         /// Good till date: rests until the journalled time reaches `expire_at_ns`.
         Gtd = 3 "GTD",
@@ -56,12 +56,12 @@ impl TimeInForce {
 }
 
 code_enum! {
-    /// What happens when two orders of one self-trade group meet; the incoming order decides (D38).
+    /// Effect when two orders of one self-trade group meet; the incoming one decides (D38).
     #[derive(zerocopy::FromZeros)]
     StpMode {
         /// The incoming order is cancelled (default, T43).
         CancelNewest = 0 "CANCEL_NEWEST",
-        /// The resting order is cancelled, the incoming one goes on.
+        /// The resting order is cancelled, the incoming one continues.
         CancelOldest = 1 "CANCEL_OLDEST",
         /// Both are cancelled.
         CancelBoth = 2 "CANCEL_BOTH",
@@ -73,7 +73,7 @@ code_enum! {
 }
 
 code_enum! {
-    /// State of an order (D13). `New` is never told to a client: it ends in one of the others within the same command.
+    /// State of an order (D13). Clients never see `New`: the same command leads to another state.
     OrderStatus {
         New = 0 "NEW",
         Open = 1 "OPEN",
@@ -108,21 +108,21 @@ code_enum! {
 }
 
 code_enum! {
-    /// Why the phase of a market changed.
+    /// Cause of a phase change.
     PhaseCause {
-        /// A command: of an operator, of the schedule, of the instrument's registry.
+        /// A command by an operator, the schedule or the instrument's registry.
         Command = 0 "COMMAND",
-        /// Trading would have moved the price too far (F08).
+        /// A trade would have moved the price too far (F08).
         Velocity = 1 "VELOCITY",
     }
 }
 
 code_enum! {
-    /// What a pool of blocked money serves (T49).
+    /// Purpose of a pool of held money (T49).
     PoolKind {
         /// Trading hold of a (user, asset): default pool of all its orders.
         Trading = 0 "TRADING",
-        /// A hold of size one, made for one gRPC order.
+        /// A hold for a single gRPC order.
         Order = 1 "ORDER",
     }
 }

@@ -1,9 +1,9 @@
-//! Why an order ended or was refused. Names are the ones a client reads (D14, D23).
+//! Reasons of cancels and rejects. Names are the ones a client receives (D14, D23).
 
 use crate::code_enum;
 
 code_enum! {
-    /// Why open quantity was cancelled (D14).
+    /// Reason why open quantity was cancelled (D14).
     CancelReason {
         UserRequest = 0 "USER_REQUEST",
         IocRemainder = 1 "IOC_REMAINDER",
@@ -25,7 +25,7 @@ code_enum! {
 }
 
 code_enum! {
-    /// Why a request was refused: by the gateway, by admission or by the book. A business answer, never an error.
+    /// Reason why gateway, admission or book rejected a request. A business answer, no error.
     RejectReason {
         /// Trading on the instrument is halted.
         InstrumentHalted = 0 "INSTRUMENT_HALTED",
@@ -33,7 +33,7 @@ code_enum! {
         InstrumentMatured = 1 "INSTRUMENT_MATURED",
         /// The order would trade before the market opens.
         InstrumentPreOpen = 2 "INSTRUMENT_PRE_OPEN",
-        /// No such instrument on this node.
+        /// The instrument is not known on this node.
         UnknownInstrument = 3 "UNKNOWN_INSTRUMENT",
         /// Price outside the band.
         PriceBand = 4 "PRICE_BAND",
@@ -43,11 +43,11 @@ code_enum! {
         PriceTick = 6 "PRICE_TICK",
         /// Quantity is not a positive multiple of the lot, or too large.
         QuantityLot = 7 "QUANTITY_LOT",
-        /// The pool's free money does not cover the draw.
+        /// The pool's undrawn money does not cover the draw.
         InsufficientBalance = 8 "INSUFFICIENT_BALANCE",
         /// The user has no trading hold for the asset.
         NoTradingHold = 9 "NO_TRADING_HOLD",
-        /// No order of that id.
+        /// No order has that id.
         UnknownOrder = 10 "UNKNOWN_ORDER",
         /// The order is already filled or cancelled.
         OrderNotOpen = 11 "ORDER_NOT_OPEN",
@@ -55,9 +55,9 @@ code_enum! {
         NotOwner = 12 "NOT_OWNER",
         /// Session sends faster than its throttle.
         Throttle = 13 "THROTTLE",
-        /// Ring or queue is full: try again.
+        /// A ring or queue is full: retry.
         Busy = 14 "BUSY",
-        /// Settlement is too far behind: new orders wait, cancels pass.
+        /// Settlement lags too far: new orders wait, cancels pass.
         SettlementBacklog = 15 "SETTLEMENT_BACKLOG",
         /// The client order id names an open order of this user.
         DuplicateClientOrderId = 16 "DUPLICATE_CLIENT_ORDER_ID",
@@ -73,17 +73,17 @@ code_enum! {
         LimitExceeded = 21 "LIMIT_EXCEEDED",
         /// KYC does not allow trading.
         KycRequired = 22 "KYC_REQUIRED",
-        /// Order type and time in force (or post-only, expiry) do not go together.
+        /// Order type, time in force, post-only and expiry do not fit together.
         InvalidCombination = 23 "INVALID_COMBINATION",
-        /// Good-till-date lies in the past.
+        /// Good-till-date is in the past.
         Expired = 24 "EXPIRED",
-        /// An amend that leaves nothing open or changes nothing it may change.
+        /// The amend leaves nothing open or changes nothing that it may change.
         InvalidAmend = 25 "INVALID_AMEND",
         /// The table of open orders is full.
         TooManyOrders = 26 "TOO_MANY_ORDERS",
-        /// Amount leaves the range of 64-bit minor units.
+        /// The amount exceeds 64-bit minor units.
         AmountOverflow = 27 "AMOUNT_OVERFLOW",
-        /// The hold is not known here or is closed.
+        /// The hold is unknown on this node or closed.
         UnknownHold = 28 "UNKNOWN_HOLD",
         /// The hold still backs open orders, or its money is drawn.
         HoldInUse = 29 "HOLD_IN_USE",
@@ -93,29 +93,29 @@ code_enum! {
         DuplicateRequest = 31 "DUPLICATE_REQUEST",
         /// The message cannot be read or breaks the protocol.
         Malformed = 32 "MALFORMED",
-        /// The kill switch is engaged, for the user or for everybody (F11).
+        /// The kill switch is engaged, for the user or for all users (F11).
         KillSwitch = 33 "KILL_SWITCH",
-        /// The messages of sessions are too far behind: new orders wait, cancels pass.
+        /// Session messages lag too far: new orders wait, cancels pass.
         SessionsBacklog = 34 "SESSIONS_BACKLOG",
         /// The newest checkpoint is too old: new orders wait, cancels pass.
         CheckpointBacklog = 35 "CHECKPOINT_BACKLOG",
-        /// The reader of the journal has ended: no new orders until the next start, cancels pass.
+        /// The replica has ended: no new orders until the next start, cancels pass.
         ReplicaEnded = 36 "REPLICA_ENDED",
-        /// The user has as many open orders as a user may have.
+        /// The user has the maximum number of open orders.
         UserOrderLimit = 37 "USER_ORDER_LIMIT",
-        /// The user has as many open orders on the instrument as a user may have.
+        /// The user has the maximum number of open orders on the instrument.
         InstrumentOrderLimit = 38 "INSTRUMENT_ORDER_LIMIT",
         /// The trading day of the instrument is over.
         InstrumentClosed = 39 "INSTRUMENT_CLOSED",
-        /// More lots than one order of this user may have.
+        /// More lots than this user's limit for one order.
         OrderSizeLimit = 40 "ORDER_SIZE_LIMIT",
-        /// A higher value than one order of this user may have.
+        /// A higher value than this user's limit for one order.
         OrderValueLimit = 41 "ORDER_VALUE_LIMIT",
         /// The machine's clock has stepped and is not confirmed: new orders wait, cancels pass.
         ClockUnconfirmed = 42 "CLOCK_UNCONFIRMED",
-        /// The user's requests have filled their share of this minute's journal.
+        /// The user's requests have used up their journal quota for this minute.
         JournalQuota = 43 "JOURNAL_QUOTA",
-        /// The user sends too many order messages for the trades they make: new orders and amends are slowed down.
+        /// Too many order messages per trade of this user: new orders and amends are slowed down.
         OrderToTrade = 44 "ORDER_TO_TRADE",
     }
 }

@@ -1,6 +1,7 @@
-//! Ids of the ledger's sub-accounts (specification 2.6, T16, T36): `<user>:<instrument>`,
-//! `<user>:<instrument>:blocked` and `system:<purpose>:<instrument>`. A user id contains no `:`, and
-//! no user is called `system`.
+//! Ids of the ledger's sub-accounts (specification 2.6, T16, T36).
+//!
+//! `<user>:<instrument>`, `<user>:<instrument>:blocked` and `system:<purpose>:<instrument>`. A user
+//! id contains no `:`, and no user is called `system`.
 
 use alloc::format;
 use alloc::string::String;
@@ -28,7 +29,7 @@ pub fn fees(instrument_id: &str) -> String {
     format!("{SYSTEM_USER}:fees:{instrument_id}")
 }
 
-/// What a sub-account is for.
+/// Purpose of a sub-account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose<'a> {
     /// Spendable by its user.
@@ -39,7 +40,7 @@ pub enum Purpose<'a> {
     System(&'a str),
 }
 
-/// A sub-account name taken apart.
+/// A parsed sub-account name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubAccountName<'a> {
     pub user_id: &'a str,
@@ -48,12 +49,12 @@ pub struct SubAccountName<'a> {
 }
 
 code_enum! {
-    /// The account of a user that a sub-account belongs to.
+    /// The account of a user that contains a sub-account.
     AccountType: i32 { Main = 1 "MAIN", Invest = 2 "INVEST", Blocked = 3 "BLOCKED" }
 }
 
 impl<'a> SubAccountName<'a> {
-    /// `None` for a text that is no sub-account name.
+    /// `None` for a text that is not a sub-account name.
     pub fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(':');
         let (first, second, third) = (parts.next()?, parts.next()?, parts.next());
@@ -85,7 +86,7 @@ impl<'a> SubAccountName<'a> {
         Some(name)
     }
 
-    /// CFA-RUB lives in MAIN, other instruments in INVEST, seized units in BLOCKED (T36).
+    /// CFA-RUB belongs to MAIN, other instruments to INVEST, seized units to BLOCKED (T36).
     pub fn account_type(&self) -> AccountType {
         match self.purpose {
             Purpose::Blocked => AccountType::Blocked,
@@ -98,15 +99,18 @@ impl<'a> SubAccountName<'a> {
         matches!(self.purpose, Purpose::System(_))
     }
 
-    /// The reserve is negative by the supply in circulation, and a fee may have to be given back
-    /// (T17). Any other house sub-account pays out only what it received.
+    /// True for reserves and fees.
+    ///
+    /// A reserve is negative by the supply in circulation, and a fee may have to be refunded (T17).
+    /// Any other house sub-account pays out only what it received.
     pub fn may_be_negative(&self) -> bool {
         matches!(self.purpose, Purpose::System("reserve" | "fees"))
     }
 }
 
-/// Whose units a sub-account has: a user's id or `system:<purpose>`; `None` for a reserve, whose
-/// units are not in circulation.
+/// Holder of a sub-account's units: a user's id or `system:<purpose>`.
+///
+/// `None` for a reserve, whose units are not in circulation.
 pub fn holder(subaccount_id: &str) -> Option<&str> {
     let name = SubAccountName::parse(subaccount_id)?;
     match name.purpose {
@@ -121,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t36_names_are_taken_apart_or_refused() {
+    fn t36_names_are_parsed_or_refused() {
         let user = of_user("u1", "BOND-1");
         let user = SubAccountName::parse(&user).unwrap();
         assert_eq!((user.user_id, user.instrument_id), ("u1", "BOND-1"));

@@ -1,9 +1,9 @@
-//! Short text ids held inline, so that records stay fixed in size and copies need no heap.
+//! Short text ids stored inline: records have a fixed size, copies need no heap.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// Why a text is not an id or a name.
+/// Reason why a text is not an id or a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextError {
     /// Shorter or longer than allowed.
@@ -34,13 +34,13 @@ macro_rules! inline_text {
             rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
         )]
         pub struct $name {
-            // Bytes behind `len` are zero, so that derived comparison is that of the text.
+            // Bytes after `len` are zero, so that derived comparison compares the texts.
             bytes: [u8; $max],
             len: u8,
         }
 
         impl $name {
-            /// Longest text in bytes.
+            /// Maximum length in bytes.
             pub const LEN_MAX: usize = $max;
 
             /// Checks length and alphabet.
@@ -58,10 +58,8 @@ macro_rules! inline_text {
                 Ok(Self { bytes, len: source.len() as u8 })
             }
 
-            /// The text.
             pub fn as_str(&self) -> &str {
-                // A record read from disk passed its checksum, but not `new`: a broken one reads as empty,
-                // never as undefined.
+                // A record from disk passed its checksum, not `new`: a broken one reads as empty.
                 self.bytes
                     .get(..usize::from(self.len))
                     .and_then(|b| core::str::from_utf8(b).ok())
@@ -109,7 +107,7 @@ inline_text!(
     InstrumentId, 3, 32, |b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-'
 );
 inline_text!(
-    /// Public id of a user: 1 to 64 visible ASCII characters without `:` (the separator of sub-account names).
+    /// Public id of a user: 1 to 64 visible ASCII characters but `:`, the sub-account separator.
     UserId, 1, 64, |b| b.is_ascii_graphic() && b != b':'
 );
 

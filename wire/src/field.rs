@@ -1,9 +1,9 @@
-//! How one field stands in a message: its length, its bytes, and which values it may have.
+//! Length, bytes and valid values of one message field.
 
 use types::command::{FundingCause, RequestKind};
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
 
-/// A value of fixed length. `get` is given exactly `LEN` bytes; `None` = not a value of this type.
+/// A value of fixed length. `get` receives exactly `LEN` bytes; `None` = not a value of this type.
 pub trait Field: Sized {
     const LEN: usize;
     /// Name in the layout tables.
@@ -61,7 +61,7 @@ code!(
     FundingCause
 );
 
-/// UUIDs travel in the byte order of their text form, not as a little-endian number.
+/// UUIDs are encoded in the byte order of their text form, not as a little-endian number.
 impl Field for Id128 {
     const LEN: usize = 16;
     const KIND: &'static str = "uuid";
@@ -76,12 +76,12 @@ impl Field for Id128 {
     }
 }
 
-/// UTF-8 text in a field of `N` bytes, filled up with zero bytes.
+/// UTF-8 text in a field of `N` bytes, padded with zero bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Text<const N: usize>([u8; N]);
 
 impl<const N: usize> Text<N> {
-    /// `None` when it is longer than `N` bytes or holds a zero byte.
+    /// `None` when it is longer than `N` bytes or contains a zero byte.
     pub fn new(text: &str) -> Option<Self> {
         if text.len() > N || text.as_bytes().contains(&0) {
             return None;
@@ -91,19 +91,19 @@ impl<const N: usize> Text<N> {
         Some(Self(bytes))
     }
 
-    /// The text, cut at a character boundary when it is too long.
+    /// The text, truncated at a character boundary when it is too long.
     pub fn truncated(text: &str) -> Self {
         let mut end = text.len().min(N);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
         let end = text[..end].find('\0').unwrap_or(end);
-        Self::new(&text[..end]).expect("cut to the length and without a zero byte")
+        Self::new(&text[..end]).expect("truncated to the length and without a zero byte")
     }
 
     pub fn as_str(&self) -> &str {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(N);
-        std::str::from_utf8(&self.0[..end]).expect("checked when it was made")
+        std::str::from_utf8(&self.0[..end]).expect("UTF-8 was checked at construction")
     }
 }
 

@@ -1,4 +1,4 @@
-//! The header and the cutting of a byte stream into messages.
+//! Message header, and framing of a byte stream into messages.
 //!
 //! ```text
 //!  0        2      3         4         6                       14
@@ -8,10 +8,10 @@
 //!  +--------+------+---------+---------+-----------------------+--------- ... -+
 //! ```
 //!
-//! `length` counts the header. `channel` names the session on this connection, chosen by the client at login.
-//! From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
-//! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is
-//! not sent again).
+//! `length` includes the header. `channel` names the session on this connection; the client chooses
+//! it at login. `sequence` from a client is the request's client sequence (0 for messages that
+//! request no action). `sequence` from the server is the number of the message in the session's
+//! stream (0 = unnumbered: it may be withdrawn and is not sent again).
 
 use bytes::{Buf, BytesMut};
 
@@ -19,13 +19,13 @@ use crate::message::VERSION;
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 14;
-/// Where channel and sequence are in the header.
+/// Offsets of channel and sequence in the header.
 const CHANNEL_AT: usize = 4;
 const SEQUENCE_AT: usize = 6;
-/// Longest message with its header: what a receiver must be ready to keep while it waits for the rest.
+/// Longest message with its header: the bytes a receiver must be able to buffer.
 pub const MESSAGE_LEN_MAX: usize = 2_048;
 
-/// What stands in front of every message.
+/// Header of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Header and body, in bytes.
@@ -36,23 +36,23 @@ pub struct Header {
     pub sequence: u64,
 }
 
-/// The bytes are no message of this protocol.
+/// The bytes are not a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    #[error("protocol version {version} is not known")]
+    #[error("unknown protocol version {version}")]
     Version { version: u8 },
-    #[error("message type {kind:#04x} is not known")]
+    #[error("unknown message type {kind:#04x}")]
     Type { kind: u8 },
-    #[error("a message of type {kind:#04x} cannot have {length} bytes")]
+    #[error("message type {kind:#04x} with invalid length {length}")]
     Length { kind: u8, length: u16 },
-    #[error("field {field} of message type {kind:#04x} holds no valid value")]
+    #[error("field {field} of message type {kind:#04x} has an invalid value")]
     Field { kind: u8, field: &'static str },
 }
 
-/// A set of messages that may travel in one direction.
+/// The messages that may be sent in one direction.
 pub trait Message: Sized {
     fn kind(&self) -> u8;
-    /// Body length of a type, `None` for a type of the other direction or of nobody.
+    /// Body length of a type, `None` for an unknown type or one of the other direction.
     fn body_len(kind: u8) -> Option<usize>;
     fn put_body(&self, out: &mut [u8]);
     fn get_body(kind: u8, body: &[u8]) -> Result<Self, WireError>;
@@ -61,19 +61,19 @@ pub trait Message: Sized {
 /// Appends one message to a buffer that shares its memory.
 pub fn encode<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut BytesMut) {
     let start = out.len();
-    let body_len = M::body_len(message.kind()).expect("a message knows its own length");
+    let body_len = M::body_len(message.kind()).expect("the kind of a message is in its set");
     out.resize(start + HEADER_LEN + body_len, 0);
     encode_into(message, channel, sequence, &mut out[start..]);
 }
 
-/// Writes one message to the front of `out` and returns its length.
+/// Writes one message at the start of `out` and returns its length.
 ///
 /// # Panics
-/// `out` is shorter than the message.
+/// If `out` is shorter than the message.
 #[inline]
 pub fn encode_into<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut [u8]) -> usize {
     let kind = message.kind();
-    let body_len = M::body_len(kind).expect("a message knows its own length");
+    let body_len = M::body_len(kind).expect("the kind of a message is in its set");
     let length = HEADER_LEN + body_len;
     let out = &mut out[..length];
     out[..2].copy_from_slice(&(length as u16).to_le_bytes());
@@ -88,17 +88,17 @@ pub fn encode_into<M: Message>(message: &M, channel: u16, sequence: u64, out: &m
 /// Appends one message.
 pub fn append<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut Vec<u8>) {
     let start = out.len();
-    let body_len = M::body_len(message.kind()).expect("a message knows its own length");
+    let body_len = M::body_len(message.kind()).expect("the kind of a message is in its set");
     out.resize(start + HEADER_LEN + body_len, 0);
     encode_into(message, channel, sequence, &mut out[start..]);
 }
 
-/// Gives an encoded message another channel.
+/// Replaces the channel of an encoded message.
 pub fn set_channel(message: &mut [u8], channel: u16) {
     message[CHANNEL_AT..SEQUENCE_AT].copy_from_slice(&channel.to_le_bytes());
 }
 
-/// The header at the front of the buffer, checked against the message set; `None` until it is complete.
+/// First header of the buffer, checked against the message set; `None` until it is complete.
 pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
     let Some(mut head) = buffer.get(..HEADER_LEN) else {
         return Ok(None);
@@ -122,10 +122,10 @@ pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
     }))
 }
 
-/// The message at the front of the buffer, whose length its header says; `None` until it is complete.
+/// First message of the buffer; `None` until it is complete.
 ///
 /// # Errors
-/// The bytes are no message; what follows them means nothing.
+/// The bytes are not a message; the bytes after them cannot be interpreted.
 pub fn parse<M: Message>(buffer: &[u8]) -> Result<Option<(Header, M)>, WireError> {
     let Some(header) = peek::<M>(buffer)? else {
         return Ok(None);
@@ -136,8 +136,8 @@ pub fn parse<M: Message>(buffer: &[u8]) -> Result<Option<(Header, M)>, WireError
     }
 }
 
-/// Cuts the next message off the front; `None` until it is complete. After an error the rest of the
-/// buffer means nothing.
+/// Removes the next message from the front; `None` until it is complete. After an error the rest of
+/// the buffer cannot be interpreted.
 pub fn take<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
     let next = parse::<M>(buffer)?;
     if let Some((header, _)) = &next {

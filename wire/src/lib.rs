@@ -37,32 +37,33 @@ pub const ALL_INSTRUMENTS: u32 = u32::MAX;
 /// Value of a side field that means "both sides".
 pub const BOTH_SIDES: u8 = 255;
 
-/// `Login.flags`: cancel this session's open orders when its connection is lost and the grace has passed.
+/// `Login.flags`: cancel this session's open orders after its connection is lost and the grace
+/// period.
 pub const LOGIN_CANCEL_ON_DISCONNECT: u8 = 1;
 /// `Login.flags`: do not send again what was numbered before this login.
 pub const LOGIN_FROM_NOW: u8 = 2;
 
-/// `NewOrder.flags`: refuse the order instead of letting it trade at once.
+/// `NewOrder.flags`: reject the order if it would trade at once.
 pub const ORDER_POST_ONLY: u8 = 1;
 
-/// `outcome` of `TradingHold`, `OpenOrdersEnd`, `RetransmitEnd`: done; anything else is a reject reason.
+/// `outcome` of `TradingHold`, `OpenOrdersEnd`, `RetransmitEnd`: done. Others are reject reasons.
 pub const REQUEST_DONE: u8 = 255;
 
-/// Why the server closes a connection: `Disconnect.code`, and the application code of the QUIC close.
+/// Why the server closes a connection: `Disconnect.code` and application code of the QUIC close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u16)]
 pub enum DisconnectCode {
     #[error("the client logged out")]
     Logout = 0,
-    #[error("bytes that are no message of this protocol")]
+    #[error("bytes that are not a message of this protocol")]
     Malformed = 1,
     #[error("unknown protocol version")]
     Version = 2,
     #[error("unknown message type")]
     UnknownType = 3,
-    #[error("a field holds a value its type does not have")]
+    #[error("a field has a value that its type does not have")]
     BadField = 4,
-    #[error("a session must log in first, once, on a channel of its own")]
+    #[error("a session must log in first, once, on its own channel")]
     LoginExpected = 5,
     #[error("credentials are not valid")]
     Credentials = 6,
@@ -78,7 +79,7 @@ pub enum DisconnectCode {
     SlowConsumer = 11,
     #[error("nothing was received for too long")]
     HeartbeatTimeout = 12,
-    #[error("the last received number is one that was never sent")]
+    #[error("the last received number was never sent")]
     SequenceAhead = 13,
     #[error("the platform is stopping")]
     Shutdown = 14,
@@ -92,7 +93,7 @@ pub enum DisconnectCode {
     Internal = 18,
     #[error("too many sessions of this user, or logins within a second")]
     TooManySessions = 19,
-    #[error("messages behind the last received number are no longer kept: log in from now on")]
+    #[error("messages after the last received number are no longer kept: log in from now on")]
     MessagesRemoved = 20,
     #[error("the client has finished its stream")]
     StreamFinished = 21,
@@ -134,7 +135,7 @@ impl DisconnectCode {
 }
 
 impl WireError {
-    /// What the peer is told.
+    /// Close code sent to the peer.
     pub fn disconnect_code(self) -> DisconnectCode {
         match self {
             WireError::Version { .. } => DisconnectCode::Version,

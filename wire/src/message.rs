@@ -1,4 +1,4 @@
-//! Every message of the protocol with its fields, in the order they stand on the wire.
+//! Every message of the protocol with its fields, in wire order.
 
 use types::command::{FundingCause, RequestKind};
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
@@ -14,7 +14,7 @@ pub const VERSION: u8 = 2;
 /// One row of a layout table: field, offset in the body, length, kind.
 pub type LayoutRow = (&'static str, usize, usize, &'static str);
 
-/// A message type as the document shows it.
+/// A message type as `docs/protocol.md` shows it.
 pub struct Layout {
     pub kind: u8,
     pub name: &'static str,
@@ -86,9 +86,14 @@ macro_rules! messages {
         pub enum $set { $( $name($name) ),+ }
 
         impl $set {
-            /// The types of this direction, as the document lists them.
+            /// Types of this direction, in the order of `docs/protocol.md`.
             pub const LAYOUTS: &'static [Layout] = &[
-                $( Layout { kind: $kind, name: stringify!($name), about: concat!($($about),+), rows: $name::rows } ),+
+                $( Layout {
+                    kind: $kind,
+                    name: stringify!($name),
+                    about: concat!($($about),+),
+                    rows: $name::rows,
+                } ),+
             ];
         }
 
@@ -116,11 +121,11 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a client sends. Requests that act (`NewOrder` to `MassCancel`, `CancelAllAfter`) carry their
-    /// client sequence in the header.
+    /// Messages of the client. Requests that act (`NewOrder` to `MassCancel`, `CancelAllAfter`)
+    /// carry their client sequence in the header.
     ClientMessage {
-        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number received on
-        /// this session, 0 for none.
+        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number
+        /// received on this session, 0 for none.
         0x01 Login {
             /// Bearer credential, the same as on the RPC ports.
             token: Text<1024>,
@@ -131,14 +136,15 @@ messages! {
             flags: u8,
             /// Longest silence the client wants; 0 = the server's default.
             heartbeat_ms: u32,
-            /// Self-trade group of the session's orders; 0 = the user's own, the only one unless the exchange
-            /// allows others.
+            /// Self-trade group of the session's orders. 0 = the user's own, the only one unless
+            /// the exchange allows others.
             stp_group: u32,
-            /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is
-            /// answered; 0 = leave it as it is.
+            /// CFA-RUB in kopecks that is undrawn in the user's trading hold once the login is
+            /// answered. 0 = leaves it as it is.
             money_hold_minor: i64,
         }
-        /// Ends the session in order: the server answers with `Disconnect` 0 on its channel. Open orders stay.
+        /// Ends the session: the server answers with `Disconnect` 0 on its channel. Open orders
+        /// stay.
         0x02 Logout {}
         /// Keeps the connection alive when there is nothing else to send; channel 65535.
         0x03 Heartbeat {}
@@ -159,24 +165,25 @@ messages! {
             /// Nanoseconds since 1970 for GTD, else 0.
             expire_at_ns: u64,
         }
-        /// Cancels one order, named by `engine_order_id` or, where that is 0, by `client_order_id`.
+        /// Cancels one order, named by `engine_order_id` or, if that is 0, by `client_order_id`.
         0x11 Cancel {
             client_order_id: u64,
             engine_order_id: u64,
         }
-        /// Changes an order, named as in `Cancel`. Less quantity at the same price keeps the place in the queue.
+        /// Changes an order, named as in `Cancel`. Less quantity at the same price keeps queue
+        /// priority.
         0x12 Amend {
             client_order_id: u64,
             engine_order_id: u64,
-            /// 0 = as it is.
+            /// 0 = unchanged.
             price_ticks: i64,
-            /// New total, what was filled included; 0 = as it is.
+            /// New total, filled quantity included; 0 = unchanged.
             quantity_lots: u64,
-            /// What the client calls the order from then on, unique among the user's open orders; 0 = as before.
+            /// Client order id from then on, unique among the user's open orders; 0 = unchanged.
             new_client_order_id: u64,
         }
-        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of this session's
-        /// self-trade group.
+        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of
+        /// this session's self-trade group.
         0x13 MassCancel {
             scope: u8,
             /// 4294967295 = every instrument.
@@ -184,53 +191,56 @@ messages! {
             /// 0 buy, 1 sell, 255 both.
             side: u8,
         }
-        /// Sets what shall be undrawn in the user's trading hold of an asset; opens the hold when there is none.
+        /// Sets the undrawn amount of the user's trading hold of an asset; opens the hold if there
+        /// is none.
         0x14 SetTradingHold {
-            /// Comes back in `TradingHold`.
+            /// Echoed in `TradingHold`.
             request_id: u32,
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,
             /// Kopecks, or 10^-decimals of a unit.
             undrawn_minor: i64,
         }
-        /// Starts, restarts or stops the session's dead man's switch: its open orders end after this time
-        /// unless another `CancelAllAfter` comes first.
+        /// Starts, restarts or stops the session's dead man's switch: its open orders are cancelled
+        /// after this time unless another `CancelAllAfter` comes first.
         0x15 CancelAllAfter {
             /// Seconds, 1 to 600; 0 = off.
             timeout_s: u32,
         }
-        /// Asks for every open order, of the session or of the user: `OpenOrder` each, then `OpenOrdersEnd`.
+        /// Requests every open order of the session or of the user: one `OpenOrder` each, then
+        /// `OpenOrdersEnd`.
         0x16 OpenOrders {
-            /// Comes back in the answers.
+            /// Echoed in the answers.
             request_id: u32,
             /// 0 = of this session, 1 = of this user.
             scope: u8,
         }
-        /// Asks for numbered messages once more: each under its number, then `RetransmitEnd`.
+        /// Requests numbered messages again: each under its number, then `RetransmitEnd`.
         0x17 Retransmit {
-            /// Comes back in `RetransmitEnd`.
+            /// Echoed in `RetransmitEnd`.
             request_id: u32,
             first: u64,
-            /// At most the last one that was sent on this connection.
+            /// At most the last number sent on this connection.
             last: u64,
         }
     }
 
-    /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
+    /// Messages of the server. Numbered messages carry their number in the header, without gaps.
     ServerMessage {
-        /// Unnumbered. The login stands; instrument definitions came before it, the numbered messages after
-        /// `last_sequence` follow.
+        /// Unnumbered. The login is accepted. Instrument definitions came before it, the numbered
+        /// messages after `last_sequence` follow.
         0x81 LoginAccepted {
             session: u32,
-            /// Highest client sequence the server has acted on: anything above it must be sent again.
+            /// Highest client sequence the server has acted on: requests above it must be sent
+            /// again.
             last_client_seq: u64,
-            /// Number of the first numbered message that will be sent on this connection.
+            /// Number of the first numbered message on this connection.
             next_sequence: u64,
             node: u8,
-            /// Messages a second before `THROTTLE`.
+            /// Messages per second before `THROTTLE`.
             throttle_per_s: u32,
             heartbeat_ms: u32,
-            /// When the session's dead man's switch fires, nanoseconds since 1970; 0 = it is off.
+            /// When the session's dead man's switch fires, nanoseconds since 1970; 0 = off.
             cancel_all_at_ns: u64,
             /// Server time, nanoseconds since 1970.
             time_ns: u64,
@@ -240,7 +250,8 @@ messages! {
             code: u16,
             text: Text<96>,
         }
-        /// Unnumbered, channel 65535. The server has had nothing to say for half the heartbeat interval.
+        /// Unnumbered, channel 65535. The server has sent nothing else for half the heartbeat
+        /// interval.
         0x83 ServerHeartbeat {
             time_ns: u64,
         }
@@ -275,7 +286,8 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
-        /// Unnumbered. An open order, as all messages of its session up to `node_sequence` leave it.
+        /// Unnumbered. An open order in the state after all messages of its session up to
+        /// `node_sequence`.
         0x86 OpenOrder {
             request_id: u32,
             client_order_id: u64,
@@ -286,7 +298,7 @@ messages! {
             side: Side,
             time_in_force: TimeInForce,
             price_ticks: i64,
-            /// Total, what was filled included.
+            /// Total, filled quantity included.
             quantity_lots: u64,
             open_lots: u64,
             /// Nanoseconds since 1970 for GTD, else 0.
@@ -310,15 +322,15 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
-        /// Unnumbered, once a day and user. Past the allowed number new orders and amends are slowed down
-        /// (`ORDER_TO_TRADE`); each trade raises it.
+        /// Unnumbered, once per day and user. Above the allowed number new orders and amends are
+        /// throttled (`ORDER_TO_TRADE`); each trade raises it.
         0x89 OrderToTrade {
             /// Order messages of the user today, over all sessions.
             messages: u64,
-            /// As many as the user's trades of today allow.
+            /// Number that the user's trades of today allow.
             allowed: u64,
         }
-        /// Unnumbered, the latest value only: the ledger balance of a sub-account of the user after a change,
+        /// Unnumbered, conflated. Ledger balance of a sub-account of the user after a change,
         /// including what is on hold or not yet final. At most ten per second and sub-account.
         0x8a LedgerBalance {
             /// 0 = CFA-RUB, n = units of instrument n - 1.
@@ -328,15 +340,16 @@ messages! {
             /// When it changed, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or
-        /// `Cancelled` make it good.
+        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`,
+        /// `Amended` or `Cancelled` confirms it.
         0x90 Accepted {
             client_seq: u64,
             client_order_id: u64,
             engine_order_id: u64,
             node_sequence: u64,
         }
-        /// Numbered. The order is durable and in the book's hands; trades, resting or its end follow.
+        /// Numbered. The order is durable and has reached the book. Trades, resting or its end
+        /// follow.
         0x91 OrderAck {
             client_seq: u64,
             client_order_id: u64,
@@ -353,25 +366,26 @@ messages! {
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0)
-        /// where the request was not seen.
+        /// A request was rejected. Numbered if it was journalled; unnumbered (sequence 0,
+        /// `node_sequence` 0) if the request was not seen.
         0x92 Rejected {
             client_seq: u64,
             client_order_id: u64,
             engine_order_id: u64,
             request: RequestKind,
             reason: RejectReason,
-            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`, `ORDER_TO_TRADE`: microseconds
-            /// until the next request is taken;
-            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`:
-            /// the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`: what there is, in minor units.
+            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`,
+            /// `ORDER_TO_TRADE`: microseconds until the next request is accepted.
+            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`,
+            /// `ORDER_VALUE_LIMIT`, `MALFORMED`: the limit. `INSUFFICIENT_BALANCE`,
+            /// `LIMIT_EXCEEDED`: the available amount, in minor units.
             limit: u64,
             node_sequence: u64,
             time_ns: u64,
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// Numbered. One trade as this order sees it.
+        /// Numbered. One trade, from the side of this order.
         0x93 Fill {
             client_order_id: u64,
             engine_order_id: u64,
@@ -380,7 +394,7 @@ messages! {
             /// Dense per instrument, from 1.
             trade_number: u64,
             side: Side,
-            /// 0 = the order rested (maker), 1 = it came in (taker).
+            /// 0 = resting order (maker), 1 = incoming order (taker).
             aggressor: u8,
             price_ticks: i64,
             quantity_lots: u64,
@@ -395,7 +409,7 @@ messages! {
         }
         /// Numbered. The order has ended with this quantity unfilled.
         0x94 Cancelled {
-            /// The request that asked for it; 0 when it was none of this session.
+            /// The request that asked for it; 0 if it was not one of this session.
             client_seq: u64,
             client_order_id: u64,
             engine_order_id: u64,
@@ -410,7 +424,7 @@ messages! {
         /// Numbered. Price, total quantity or client order id changed.
         0x95 Amended {
             client_seq: u64,
-            /// From here on.
+            /// Id from here on.
             client_order_id: u64,
             engine_order_id: u64,
             instrument: u32,
@@ -418,14 +432,14 @@ messages! {
             /// New total.
             quantity_lots: u64,
             open_lots: u64,
-            /// 1 = the place in the queue was kept.
+            /// 1 = queue priority was kept.
             kept_priority: u8,
             node_sequence: u64,
             time_ns: u64,
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// Numbered. Self-trade prevention took quantity away without a trade; the order lives on.
+        /// Numbered. Self-trade prevention reduced the order without a trade; the order stays open.
         0x96 Reduced {
             client_order_id: u64,
             engine_order_id: u64,
@@ -436,10 +450,11 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A mass cancel was carried out, on the instrument that it named or on all (4294967295); the
-        /// `Cancelled` messages of `count` orders came before. One of more than 256 orders is carried out in
-        /// slices, between which others' requests take their turn: then at most `remaining` more follow, and at
-        /// their end this message again, with `client_seq` 0, `remaining` 0 and the count of all of them.
+        /// Numbered. A mass cancel was carried out on the instrument it named or on all
+        /// (4294967295). The `Cancelled` messages of `count` orders came before. A mass cancel of
+        /// more than 256 orders is carried out in slices, between which the requests of others are
+        /// processed. Then at most `remaining` orders follow, and after the last slice this message
+        /// again with `client_seq` 0, `remaining` 0 and the count of all of them.
         0x97 MassCancelled {
             client_seq: u64,
             instrument: u32,
@@ -456,32 +471,32 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered, to every session of the user. A trading hold was funded, defunded or closed; the figures
-        /// are those after the command `node_sequence` and everything before it.
+        /// Numbered, to every session of the user. A trading hold was funded, defunded or closed.
+        /// The figures are those after the command `node_sequence` and everything before it.
         0x99 TradingHoldChanged {
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,
             hold_id: Id128,
             undrawn_minor: i64,
-            /// Sum of what the user's open orders have drawn on it.
+            /// Sum that the user's open orders have drawn on it.
             drawn_minor: i64,
             cause: FundingCause,
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. Settlement has passed a trade of this session: every `Fill` with a `node_sequence` up to
-        /// `posted_sequence` is in the ledger, up to `finalized_sequence` it is final, unless a `TradeBusted`
-        /// before this message named it.
+        /// Numbered. Settlement has passed a trade of this session. Every `Fill` with a
+        /// `node_sequence` up to `posted_sequence` is in the ledger, up to `finalized_sequence` it
+        /// is final, unless an earlier `TradeBusted` named it.
         0x9a SettlementProgress {
             posted_sequence: u64,
             finalized_sequence: u64,
-            /// Final trades of the exchange since its beginning, bust ones included.
+            /// Final trades of the exchange since its first start, bust ones included.
             trades_final: u64,
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A trade that a `Fill` reported is bust: the chain has refused it for good, and money and
-        /// units are as before the trade. The order stays ended or reduced as it was.
+        /// Numbered. A trade reported by a `Fill` is bust: the chain has rejected it for good, and
+        /// money and units are as before the trade. The order stays ended or reduced as it was.
         0x9b TradeBusted {
             client_order_id: u64,
             engine_order_id: u64,
@@ -521,7 +536,7 @@ impl NewOrder {
 }
 
 impl ServerMessage {
-    /// The request that this message answers for good, 0 for none.
+    /// Client sequence of the request that this message answers finally, 0 for none.
     pub fn answers(&self) -> u64 {
         match self {
             Self::OrderAck(m) => m.client_seq,

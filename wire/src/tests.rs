@@ -119,7 +119,7 @@ fn server_messages_round_trip() {
 }
 
 #[test]
-fn what_is_no_message_is_named() {
+fn invalid_bytes_return_the_matching_error() {
     let good = bytes_of(order(), 1);
     let broken = |at: usize, value: u8| {
         let mut bytes = good.clone();
@@ -152,7 +152,7 @@ fn garbage_never_panics_and_never_waits_for_more_than_one_message() {
         let length = rng.random_range(0..200);
         let mut bytes = BytesMut::new();
         bytes.extend((0..length).map(|_| rng.random::<u8>()));
-        // Half of the time the header is right and only the body is garbage.
+        // Half of the messages have a valid header and a garbage body.
         if rng.random_bool(0.5) && length >= HEADER_LEN {
             let layout = &ClientMessage::LAYOUTS[rng.random_range(0..ClientMessage::LAYOUTS.len())];
             let body = ClientMessage::body_len(layout.kind).unwrap();
@@ -193,8 +193,8 @@ fn table(layout: &Layout) -> String {
     out
 }
 
-/// `docs/protocol.md` holds every table as the code has it. `PROTOCOL_DOC=write cargo test -p wire
-/// protocol_document` writes them.
+/// `docs/protocol.md` contains every table as the code has it. `PROTOCOL_DOC=write cargo test -p
+/// wire protocol_document` writes them.
 #[test]
 fn protocol_document_is_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");

@@ -1,32 +1,32 @@
-//! Load attacks on a release platform beside an honest member: the full suite runs 5 s of each.
+//! Load attacks on a release platform next to an honest member; the full suite runs 5 s of each.
 
 use std::path::Path;
 
 use crate::shell;
 
-/// How the attacks are run.
+/// Parameters of the attacks.
 pub struct Attacks {
-    /// Of each run.
+    /// Duration of each run.
     pub seconds: u64,
-    /// Per second.
+    /// Packets per second.
     pub packets: u64,
-    /// Of each attack.
+    /// Runs per attack.
     pub runs: usize,
-    /// Names; empty: all.
+    /// Names of attacks; empty = all.
     pub only: Vec<String>,
 }
 
 /// Runs `tests/tests/attacks.rs` with a release build.
 ///
 /// # Errors
-/// A bound is broken; below 30 s those of latency are only printed.
+/// A bound is broken; latency bounds are only printed below 30 s.
 pub fn run(attacks: &Attacks) -> anyhow::Result<()> {
-    // A test of `node` brings the binary along, which the attacks start.
+    // Building the test `binary` of `node` builds the platform binary that the attacks start.
     let packages = ["--release", "--package", "node", "--package", "tests"];
     run_with(&shell::root(), &packages, attacks)
 }
 
-/// The same with these artifacts.
+/// As [`run`], with these packages.
 ///
 /// # Errors
 /// As [`run`].

@@ -1,19 +1,21 @@
-//! Chaos on real processes for long: the ordinary suite runs five kills of the server and of clients.
+//! Long chaos runs on real processes; the ordinary suite runs five kills of the server and of
+//! clients.
 
 use crate::shell;
 
-/// Runs `tests/tests/chaos.rs` with `kills` kills of the server and as many of clients. Without a
-/// seed the time gives one; it is printed first and repeats the order of the kills, the requests and
-/// the fate of datagrams.
+/// Runs `tests/tests/chaos.rs` with `kills` kills of the server and as many of clients. The default
+/// seed is the current time. The seed is printed first and reproduces the order of the kills, the
+/// requests and the fate of datagrams.
 ///
 /// # Errors
-/// A client was told something else than the journal says, or the kills took longer than `minutes`.
+/// A client received something that differs from the journal, or the kills took longer than
+/// `minutes`.
 pub fn run(seed: Option<u64>, kills: usize, minutes: u64) -> anyhow::Result<()> {
     let root = shell::root();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
     let seed = seed.unwrap_or(since.as_secs());
     println!("seed {seed}");
-    // A test of `node` brings the binary along, which the chaos starts.
+    // Building the test `binary` of `node` builds the platform binary that the chaos test starts.
     let test = [
         "test",
         "--release",

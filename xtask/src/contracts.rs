@@ -1,4 +1,4 @@
-//! The Solidity contracts: the committed artifacts are what the compiler makes of the committed sources.
+//! Checks that the committed Solidity artifacts match the committed sources.
 
 use crate::shell;
 

@@ -1,17 +1,17 @@
-//! Licences, banned crates, sources and known vulnerabilities of everything the workspace depends on,
-//! as `deny.toml` says. The tool is installed once, pinned, under `target/tools`. The advisory
-//! database is a repository on another host: without a way to it the check says that it was not made.
+//! Checks licences, banned crates, sources and known vulnerabilities of all dependencies against
+//! `deny.toml`. The pinned tool is installed once under `target/tools`. The advisory database is a
+//! repository on another host: if it is unreachable, the check prints that it was skipped.
 
 use crate::shell;
 
-/// Built with the workspace's own compiler.
+/// Version built with the workspace's compiler.
 const VERSION: &str = "0.20.2";
 
 const DATABASE: &str = "https://github.com/rustsec/advisory-db";
 
 /// # Errors
-/// The tool cannot be installed, or it finds something; with `advisories` also when the database cannot
-/// be reached.
+/// The tool cannot be installed, or it reports a violation; with `advisories` also if the database
+/// is unreachable.
 pub fn run(advisories: bool) -> anyhow::Result<()> {
     let root = shell::root();
     let tools = root.join("target").join("tools");

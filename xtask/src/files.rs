@@ -1,8 +1,8 @@
-//! The source files of the workspace, without build output and folders that tools fill.
+//! Source files of the workspace, without build output and generated folders.
 
 use std::path::{Path, PathBuf};
 
-/// Files below `root` with one of `extensions`, relative to it, in order.
+/// Files below `root` with one of `extensions`, relative to it, sorted.
 pub fn below(root: &Path, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_path_buf()];

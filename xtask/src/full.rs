@@ -1,5 +1,5 @@
-//! The full suite: what needs services or file systems of its own. Each is installed and started by
-//! the project's own scripts, used, and stopped.
+//! The full suite: tests that need services or file systems. The project's scripts install, start
+//! and stop the services.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use anyhow::Context;
 use crate::attacks::{self, Attacks};
 use crate::shell;
 
-/// Runs everything; the first failure stops it, the services are stopped all the same.
+/// Runs everything. The first failure aborts the suite; the services are stopped in any case.
 pub fn run() -> anyhow::Result<()> {
     conformance()?;
     clients()?;
@@ -17,7 +17,7 @@ pub fn run() -> anyhow::Result<()> {
     with_services()
 }
 
-/// The official Connect conformance suite against the protocol layer, all three protocols.
+/// Official Connect conformance suite against the protocol layer, all three protocols.
 fn conformance() -> anyhow::Result<()> {
     println!("Connect conformance suite");
     let root = shell::root();
@@ -27,7 +27,7 @@ fn conformance() -> anyhow::Result<()> {
 /// Generated clients in three languages, `buf curl` and grpcurl.
 fn clients() -> anyhow::Result<()> {
     println!("generated clients in Go, TypeScript and Python, buf curl, grpcurl");
-    // With the features of `cargo test --workspace`, whose artifacts these are.
+    // With the features of `cargo test --workspace`, whose artifacts it reuses.
     let test = [
         "test",
         "--workspace",
@@ -39,12 +39,12 @@ fn clients() -> anyhow::Result<()> {
     shell::run(&shell::root(), "cargo", &test)
 }
 
-/// Full disks: mounts file systems of its own, so it needs root.
+/// Full disks: mounts file systems, so it needs root.
 fn disk_full() -> anyhow::Result<()> {
-    println!("full disks that get room again, on tmpfs and on ext4");
+    println!("full disks that recover space, on tmpfs and on ext4");
     let root = shell::root();
-    // With the features of `cargo test --workspace`, whose artifacts these are; a test of `node`
-    // brings the binary along.
+    // With the features of `cargo test --workspace`, whose artifacts it reuses. Building the test
+    // `binary` of `node` builds the platform binary.
     let test = [
         "test",
         "--workspace",
@@ -57,9 +57,9 @@ fn disk_full() -> anyhow::Result<()> {
     shell::run(&root, "cargo", &[&test[..], &one_by_one].concat())
 }
 
-/// Every load attack for a short time; judged by its outcome and the platform's memory.
+/// Every load attack for a short time; checks its outcome and the platform's memory.
 fn load_attacks() -> anyhow::Result<()> {
-    println!("load attacks beside an honest member");
+    println!("load attacks next to an honest member");
     let short = Attacks {
         seconds: 5,
         packets: 20_000,
@@ -70,7 +70,7 @@ fn load_attacks() -> anyhow::Result<()> {
     attacks::run_with(&shell::root(), &["--workspace"], &short)
 }
 
-/// The full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.
+/// Full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.
 fn with_services() -> anyhow::Result<()> {
     println!("full tests on a real Kafka broker and a real PostgreSQL");
     let root = shell::root();
@@ -90,13 +90,13 @@ fn with_services() -> anyhow::Result<()> {
     tested.and(stopped.into_iter().collect())
 }
 
-/// Starts a service; gives its address.
+/// Starts a service and returns its address.
 fn start(root: &Path, service: &str) -> anyhow::Result<String> {
     let printed = shell::output(root, service, &["start"])?;
     let address = printed
         .lines()
         .last()
-        .context("the script prints the address of its service")?;
+        .context("the script printed no address of its service")?;
     Ok(address.trim().to_owned())
 }
 

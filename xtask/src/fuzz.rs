@@ -1,8 +1,9 @@
-//! Fuzz targets of every decoder (`fuzz/src/lib.rs` lists them) under libFuzzer, with the workspace's own
-//! compiler: the coverage that libFuzzer follows is a pass of LLVM, no nightly and no sanitizer is needed.
+//! Fuzz targets of every decoder (`fuzz/src/lib.rs` lists them) under libFuzzer, with the
+//! workspace's compiler. The coverage instrumentation is an LLVM pass: no nightly and no sanitizer
+//! is needed.
 //!
-//! Needs a C++ compiler: libFuzzer is C++ and comes as the source of the crate `libfuzzer-sys`, which Cargo
-//! fetches as it does any other. Nothing is installed.
+//! Needs a C++ compiler: Cargo fetches libFuzzer as C++ source in the crate `libfuzzer-sys`.
+//! Nothing is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +12,10 @@ use anyhow::{Context, bail, ensure};
 
 use crate::shell;
 
-/// A workspace of its own: only this chore needs libFuzzer.
+/// A separate workspace: only this chore needs libFuzzer.
 const MANIFEST: &str = "fuzz/libfuzzer/Cargo.toml";
 
-/// What LLVM adds to every crate: counters of edges, the places they count, operands of comparisons.
+/// LLVM instrumentation of every crate: edge counters, their addresses, comparison operands.
 const COVERAGE: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -23,16 +24,16 @@ const COVERAGE: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// Longest input: a journal segment or a checkpoint of a small market has that.
+/// Longest input: fits a journal segment or a checkpoint of a small market.
 const INPUT_BYTES_MAX: &str = "16384";
-/// Seconds that one input may take.
+/// Timeout per input in seconds.
 const TIMEOUT_S: &str = "10";
 const MEMORY_MB: &str = "2048";
 
-/// Runs the targets one after the other for `seconds` each: all of them, or those named.
+/// Runs the targets one after the other for `seconds` each: all of them, or the named ones.
 ///
 /// # Errors
-/// A compiler is missing, a name is no target, or an input breaks a target; the error names its file.
+/// A compiler is missing, a target is unknown, or an input fails. The error names the input's file.
 pub fn run(seconds: u64, names: &[String]) -> anyhow::Result<()> {
     let root = shell::root();
     let fuzzer = build(&root)?;
@@ -41,7 +42,7 @@ pub fn run(seconds: u64, names: &[String]) -> anyhow::Result<()> {
     for name in names {
         ensure!(
             all.contains(&&**name),
-            "`{name}` is no target: {}",
+            "unknown target `{name}`: the targets are {}",
             all.join(", ")
         );
     }
@@ -54,7 +55,7 @@ pub fn run(seconds: u64, names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds all targets as one program and gives its path.
+/// Builds all targets as one program and returns its path.
 fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let works = Command::new(&compiler)
@@ -63,12 +64,12 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
         .is_ok_and(|output| output.status.success());
     ensure!(
         works,
-        "libFuzzer needs a C++ compiler: `{compiler}` does not run (CXX names another)"
+        "libFuzzer needs a C++ compiler: `{compiler}` does not run; set CXX to another"
     );
     let host = host(root)?;
-    // Of its own: flags differ from those of every other build.
+    // A separate folder: its flags differ from those of every other build.
     let target = target_folder(root).join("fuzz");
-    // With `--target` the flags are those of the targets alone, not of build scripts and macros.
+    // With `--target`, RUSTFLAGS apply to the targets alone, not to build scripts and macros.
     let args = [
         "build",
         "--locked",
@@ -91,11 +92,11 @@ fn target_folder(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
-/// The platform that the compiler builds for.
+/// Host triple of the compiler.
 fn host(root: &Path) -> anyhow::Result<String> {
     let version = shell::output(root, "rustc", &["--version", "--verbose"])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc does not say its host")?.to_owned())
+    Ok(host.context("rustc prints no host triple")?.to_owned())
 }
 
 /// Runs one target on its corpus, which is kept for the next run.
@@ -137,7 +138,7 @@ fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<
         .current_dir(root)
         .output()
         .with_context(|| format!("cannot start {program}"))?;
-    // libFuzzer writes to the standard error alone.
+    // libFuzzer writes to standard error only.
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         println!("fuzz: {name}: {}", summary(&said));
@@ -148,7 +149,7 @@ fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<
     bail!("{name}: {}; ended with {}", artifact(&said), output.status)
 }
 
-/// How much was run, of the statistics at the end.
+/// Summary of libFuzzer's final statistics.
 fn summary(said: &str) -> String {
     let of = |name: &str| {
         let line = said
@@ -162,7 +163,7 @@ fn summary(said: &str) -> String {
         .rev()
         .find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
     format!(
-        "{} executions, {} a second, {} edges, {} MB, no finding",
+        "{} executions, {} per second, {} edges, {} MB, no finding",
         of("number_of_executed_units"),
         of("average_exec_per_sec"),
         edges.unwrap_or("?"),
@@ -170,14 +171,18 @@ fn summary(said: &str) -> String {
     )
 }
 
-/// Where the input is that ended the run.
+/// Path of the failing input.
 fn artifact(said: &str) -> String {
     let path = said
         .lines()
         .find_map(|line| Some(line.split_once("Test unit written to ")?.1.trim()));
     path.map_or_else(
         || "no input was written".to_owned(),
-        |path| format!("the input is {path}: copied into `fuzz/seeds/<target>` the tests run it"),
+        |path| {
+            format!(
+                "the input is {path}: copy it to `fuzz/seeds/<target>` so that the tests run it"
+            )
+        },
     )
 }
 
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libfuzzer_says_is_read() {
+    fn libfuzzer_output_is_parsed() {
         let said = "\
 #2\tINITED cov: 10 ft: 11 corp: 1/1b exec/s: 0 rss: 30Mb
 #1234\tDONE   cov: 210 ft: 311 corp: 9/100b lim: 4 exec/s: 617 rss: 31Mb
@@ -196,7 +201,7 @@ stat::peak_rss_mb:              31
 ";
         assert_eq!(
             summary(said),
-            "1234 executions, 617 a second, 210 edges, 31 MB, no finding"
+            "1234 executions, 617 per second, 210 edges, 31 MB, no finding"
         );
         let crash = "artifact_prefix='/f/'; Test unit written to /f/crash-1\nBase64: AA==\n";
         assert!(artifact(crash).contains("/f/crash-1"));

@@ -1,11 +1,11 @@
-//! The public matching-engine benchmark harness over `engine`: its conformance cases and its five
+//! Public matching-engine benchmark harness over `engine`: its conformance cases and its five
 //! scenarios of seed 23, whose reports must have the harness's reference hashes.
 //!
-//! The harness is the public repository flash1-dev/matching-engine-benchmark. The caller brings a
-//! checkout that is built as its own documents say: `harness` and `generator`, the three adapters that
-//! its conformance gate compares with and the two that its state audit replays. This chore builds the
-//! adapter in `benches/harness` alone and changes nothing in the checkout but the files that the
-//! harness itself writes there (workloads, `results/`).
+//! The harness is the public repository flash1-dev/matching-engine-benchmark. The caller provides a
+//! checkout built as its documents describe: `harness` and `generator`, the three adapters that its
+//! conformance gate compares with and the two that its state audit replays. This chore builds only
+//! the adapter in `benches/harness` and changes nothing in the checkout except the files that the
+//! harness itself writes (workloads, `results/`).
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +14,23 @@ use anyhow::{Context, bail, ensure};
 use crate::shell;
 
 const SCENARIOS: [&str; 5] = ["static", "normal", "swing-25", "swing-40", "flash-crash"];
-/// The seed and the number of orders whose hashes the harness publishes.
+/// Seed and number of orders whose hashes the harness publishes.
 const SEED: &str = "23";
 const ORDERS: &str = "1000000";
 /// Cases of the conformance gate.
 const CASES: usize = 34;
 
-/// What the checkout must have, and how it comes there.
+/// Required files of the checkout, and how to obtain them.
 const PARTS: &[(&str, &str)] = &[
-    ("harness", "build the harness as its README says"),
-    ("generator", "build the harness as its README says"),
+    ("harness", "build the harness as its README describes"),
+    ("generator", "build the harness as its README describes"),
     (
         "scripts/conformance_check.py",
-        "this is no checkout of the harness",
+        "this is not a checkout of the harness",
     ),
     (
         "reference/correctness_hash.txt",
-        "this is no checkout of the harness",
+        "this is not a checkout of the harness",
     ),
     (
         "cpp_orderbook_adapter.so",
@@ -46,18 +46,18 @@ const PARTS: &[(&str, &str)] = &[
     ),
     (
         "liquibook_adapter.so",
-        "build the baselines as the README says",
+        "build the baselines as the README describes",
     ),
     (
         "quantcup_adapter.so",
-        "build the baselines as the README says",
+        "build the baselines as the README describes",
     ),
 ];
 
 /// Runs the gate and the scenarios of the checkout `source` on the given cores.
 ///
 /// # Errors
-/// The checkout lacks something, or a case or a hash differs.
+/// The checkout is incomplete, or a case or a hash differs.
 pub fn run(source: &Path, matcher_core: u32, drainer_core: u32) -> anyhow::Result<()> {
     let source = source
         .canonicalize()
@@ -72,12 +72,12 @@ pub fn run(source: &Path, matcher_core: u32, drainer_core: u32) -> anyhow::Resul
     let adapter = build()?;
     let adapter = adapter
         .to_str()
-        .context("the target folder's path is no text")?;
+        .context("the target folder's path is not UTF-8")?;
     conformance(&source, adapter)?;
     let cores = [matcher_core, drainer_core].map(|core| core.to_string());
     for scenario in SCENARIOS {
         let (hash, speed) = perf(&source, adapter, scenario, &cores)?;
-        println!("{scenario}: hash {hash} is the reference; {speed}");
+        println!("{scenario}: hash {hash} matches the reference; {speed}");
     }
     println!(
         "harness: {CASES} of {CASES} cases, {0} of {0} hashes",
@@ -98,10 +98,10 @@ fn build() -> anyhow::Result<PathBuf> {
     Ok(target.join("release/libharness.so"))
 }
 
-/// The gate compares reports and book of each case with those of other engines. (The scenarios' own
-/// audit of the book is left out: the engine that it replays is slower than the harness waits.)
+/// The gate compares reports and book of each case with those of other engines. The scenarios' own
+/// audit of the book is skipped: the engine that it replays is slower than the harness's timeout.
 fn conformance(source: &Path, adapter: &str) -> anyhow::Result<()> {
-    // Its exit code says less than its lines do: a case that could not be judged passes there.
+    // The exit code is not sufficient: a case that could not be compared passes there.
     let said = shell::said(
         source,
         "python3",
@@ -123,7 +123,7 @@ fn unproven(said: &str) -> Result<(), String> {
     if cases.len() != CASES {
         return Err(format!("{} cases ran, {CASES} expected", cases.len()));
     }
-    // `-`: the case is longer than the state audit goes.
+    // `-`: the case is longer than the state audit covers.
     let is_pass = |line: &&&str| {
         let word = |key: &str| {
             line.split_whitespace()
@@ -141,7 +141,7 @@ fn unproven(said: &str) -> Result<(), String> {
     Err(format!("{passed} of {CASES} cases pass"))
 }
 
-/// One timed run: the hash of its reports, and how fast it was.
+/// One timed run: the hash of its reports, and its throughput.
 fn perf(
     source: &Path,
     adapter: &str,
@@ -165,13 +165,13 @@ fn perf(
     let expected = field(&said, "Expected hash:").context("the harness has no reference hash")?;
     ensure!(
         hash == expected && field(&said, "Status:") == Some("PASS"),
-        "{scenario}: hash {hash}, the reference is {expected}"
+        "{scenario}: hash {hash} differs from the reference {expected}"
     );
     let speed = field(&said, "Throughput:").unwrap_or("no throughput");
     Ok((hash.to_owned(), speed.to_owned()))
 }
 
-/// What follows a word at the beginning of a line.
+/// Text after `name` at the start of a line.
 fn field<'a>(said: &'a str, name: &str) -> Option<&'a str> {
     said.lines()
         .find_map(|line| Some(line.trim().strip_prefix(name)?.trim()))
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pass_of_every_case_is_one() {
+    fn the_gate_passes_only_if_every_case_passes() {
         assert_eq!(unproven(&gate("PASS", CASES, "CONFORMANT (..)")), Ok(()));
         assert_eq!(unproven(&gate("-", CASES, "CONFORMANT (..)")), Ok(()));
         for said in [
@@ -214,16 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_no_checkout_is_refused_with_what_it_lacks() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let error = run(folder.path(), 0, 1).expect_err("it is empty");
+    fn a_folder_that_is_not_a_checkout_is_refused_with_the_missing_file() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let error = run(folder.path(), 0, 1).expect_err("the folder is empty");
         assert!(
             error
                 .to_string()
                 .contains("has no harness: build the harness"),
             "{error}"
         );
-        let missing = run(&folder.path().join("none"), 0, 1).expect_err("there is none");
+        let missing =
+            run(&folder.path().join("none"), 0, 1).expect_err("the folder does not exist");
         assert!(missing.to_string().contains("no such folder"), "{missing}");
     }
 }

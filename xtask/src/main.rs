@@ -1,5 +1,4 @@
-//! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and
-//! by CI with the same words.
+//! Chores of the workspace: `cargo xtask <chore>`, with the same commands by hand and in CI.
 
 mod attacks;
 mod chaos;
@@ -30,47 +29,50 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// The contracts: lint them, compare them with the committed image, renew the image.
+    /// The contracts: lint them, compare them with the committed image, update the image.
     Proto {
         #[command(subcommand)]
         chore: proto::Chore,
     },
-    /// The Solidity contracts: compile them again and compare with, or replace, the committed artifacts.
+    /// The Solidity contracts: recompile and compare with, or replace, the committed artifacts.
     Contracts {
         /// Write the artifacts instead of comparing.
         #[arg(long)]
         write: bool,
     },
-    /// Licences, banned crates, sources and known vulnerabilities of all dependencies (`deny.toml`).
-    /// Installs the tool it needs.
+    /// Licences, banned crates, sources and known vulnerabilities of all dependencies
+    /// (`deny.toml`). Installs the tool it needs.
     Deny {
-        /// Fail, and not only say so, when the database of vulnerabilities cannot be reached.
+        /// Fail if the database of vulnerabilities is unreachable, instead of skipping it.
         #[arg(long)]
         advisories: bool,
     },
-    /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and `tar`.
+    /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and
+    /// `tar`.
     Dist,
-    /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
+    /// The tests that need services: Connect conformance suite, Kafka. Installs and starts what
+    /// they need.
     Full,
-    /// The decoders' fuzz targets under libFuzzer. Needs a C++ compiler, which it does not install.
+    /// Fuzz targets of the decoders under libFuzzer. Needs a C++ compiler, which it does not
+    /// install.
     Fuzz {
-        /// Time for each target.
+        /// Seconds per target.
         #[arg(long, default_value_t = 600)]
         seconds: u64,
-        /// Only this one; may be repeated.
+        /// Run only this target; may be repeated.
         #[arg(long)]
         target: Vec<String>,
     },
     /// Conformance cases and scenarios of the public matching-engine benchmark harness
-    /// (flash1-dev/matching-engine-benchmark), whose built checkout the caller brings.
+    /// (flash1-dev/matching-engine-benchmark). Needs a built checkout of it.
     Harness {
-        /// The checkout, with harness and baselines built as its README says.
+        /// The checkout, with harness and baselines built as its README describes.
         #[arg(long, value_name = "DIR")]
         source: std::path::PathBuf,
-        /// Core of the thread that matches.
+        /// Core of the matching thread.
         #[arg(long, default_value_t = 0)]
         matcher_core: u32,
-        /// Core of the thread that takes the reports.
+        /// Core of the thread that drains the reports.
         #[arg(long, default_value_t = 1)]
         drainer_core: u32,
     },
@@ -78,52 +80,52 @@ enum Chore {
     Miri,
     /// System calls of the hot thread under load, counted by strace.
     Syscalls {
-        /// Commands over which they are counted.
+        /// Commands to count over.
         #[arg(long, default_value_t = 10_000_000)]
         commands: u64,
     },
     /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost,
     /// and without the sync it would be.
     Powerloss {
-        /// Lives' seeds, from 0.
+        /// Number of seeds, from 0.
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
-    /// Server and clients killed on a bad network: every client's messages are the journal's.
+    /// Kills server and clients on a bad network: every client's messages must match the journal.
     Chaos {
-        /// Of the kills, the requests and the network; unset, the time.
+        /// Seed of the kills, the requests and the network; default: the current time.
         #[arg(long)]
         seed: Option<u64>,
         /// Kills of the server, and as many of clients.
         #[arg(long, default_value_t = 100)]
         kills: usize,
-        /// Within this time.
+        /// Time limit in minutes.
         #[arg(long, default_value_t = 40)]
         minutes: u64,
     },
-    /// Load attacks beside an honest member: its latency against a control's, memory, and what became of
-    /// the attack. `docs/attacks.md` lists them.
+    /// Load attacks next to an honest member: its latency compared with a control's, memory, and
+    /// the outcome of the attack. `docs/attacks.md` lists them.
     Attacks {
-        /// Of each run. Below 30 s latencies are printed and not judged.
+        /// Seconds per run. Below 30 s latencies are printed and not checked.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// Per second, of attack and control.
+        /// Packets per second, of attack and control.
         #[arg(long, default_value_t = 20_000)]
         packets: u64,
-        /// Of each attack and of its control.
+        /// Runs of each attack and of its control.
         #[arg(long, default_value_t = 3)]
         runs: usize,
-        /// Only this one; may be repeated.
+        /// Run only this attack; may be repeated.
         #[arg(long, value_name = "NAME")]
         only: Vec<String>,
     },
     /// Dependency rules and conventions of the sources; exceptions are listed in `xtask/tidy.txt`.
     Tidy {
-        /// Lower or remove the exceptions that allow more than there is.
+        /// Lower or remove the exceptions that allow more than was found.
         #[arg(long)]
         shrink: bool,
     },
-    /// Which rows of the specification's checklist have a test that names them, and which do not.
+    /// Rows of the specification's checklist with and without a test that names them.
     Rows {
         /// Print JSON.
         #[arg(long)]

@@ -1,4 +1,5 @@
-//! The power losses of the journal and of the embedded log over many seeds; the ordinary suite runs some hundreds.
+//! Power losses of the journal and the embedded log over many seeds; the ordinary suite runs some
+//! hundreds.
 
 use crate::shell;
 

@@ -1,5 +1,5 @@
-//! The contracts' gate: `buf lint` and `buf breaking` against `proto/baseline.binpb` (D01, R017).
-//! The image changes only by `baseline`.
+//! Compatibility check of the contracts: `buf lint` and `buf breaking` against
+//! `proto/baseline.binpb` (D01, R017). Only `baseline` changes the image.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use crate::shell;
 
 #[derive(Subcommand)]
 pub enum Chore {
-    /// Lint the schemas and refuse anything that breaks a client of the committed image.
+    /// Lint the schemas and reject changes that break a client of the committed image.
     Check,
-    /// Write the image anew; refuses a breaking change unless `--breaking` says that it is meant.
+    /// Rewrite the image; rejects a breaking change unless `--breaking` is given.
     Baseline {
         #[arg(long)]
         breaking: bool,

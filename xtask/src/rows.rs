@@ -1,4 +1,5 @@
-//! Which rows of the specification's checklist a test names: `fn r223_...` or a line `// rows: R223 R224` above a test.
+//! Rows of the specification's checklist that tests name: `fn r223_...` or a line `// rows: R223
+//! R224` above a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +58,7 @@ pub fn run(json: bool, require: &[String]) -> anyhow::Result<()> {
         .map(|row| name(*row))
         .collect();
     if !lacking.is_empty() {
-        bail!("no test names {}", lacking.join(" "));
+        bail!("rows without a test: {}", lacking.join(" "));
     }
     Ok(())
 }
@@ -93,7 +94,7 @@ fn rows_of(text: &str) -> BTreeSet<u32> {
     rows
 }
 
-/// `R041`, `r041`, `R041a` give 41.
+/// `R041`, `r041`, `R041a` return 41.
 fn row_number(word: &str) -> Option<u32> {
     let digits = word.strip_prefix(['R', 'r'])?;
     let digits = digits.trim_end_matches(|c: char| c.is_ascii_lowercase());
@@ -112,7 +113,7 @@ fn parse_ranges(words: &[String]) -> anyhow::Result<BTreeSet<u32>> {
         let (first, last) = word.split_once('-').unwrap_or((word, word));
         match (row_number(first), row_number(last)) {
             (Some(first), Some(last)) if first <= last => rows.extend(first..=last),
-            _ => bail!("`{word}` names no row: write R001 or R001-R024"),
+            _ => bail!("`{word}` is not a row: write R001 or R001-R024"),
         }
     }
     Ok(rows)

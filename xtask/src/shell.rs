@@ -1,15 +1,16 @@
-//! Running other programs, with the program's own words on the terminal and a clear error when it fails.
+//! Runs other programs: their output goes to the terminal, a failure is an error that names the
+//! command.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// The root of the workspace, wherever the chore was started.
+/// Root of the workspace, independent of the current directory.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("xtask stands one folder below the workspace")
+        .expect("xtask is one folder below the workspace root")
         .to_path_buf()
 }
 
@@ -18,8 +19,8 @@ pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])
 }
 
-/// Installs a folder's npm tools unless they are there: from its lock file, or the one pinned tool
-/// that brings a binary per platform.
+/// Installs a folder's npm tools unless they are installed: from its lock file, or the one pinned
+/// tool that has a binary per platform.
 pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
     if !dir.join("node_modules").is_dir() {
         let how = if dir.join("package-lock.json").is_file() {
@@ -51,7 +52,7 @@ pub fn run_with(
     Ok(())
 }
 
-/// Runs `program` and gives what it printed.
+/// Runs `program` and returns its standard output.
 pub fn output(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
     output_with(dir, program, args, &[])
 }
@@ -77,10 +78,10 @@ pub fn output_with(
             output.status
         );
     }
-    String::from_utf8(output.stdout).context("the output is no text")
+    String::from_utf8(output.stdout).context("the output is not UTF-8")
 }
 
-/// Runs `program` and gives what it printed, whatever its exit code.
+/// Runs `program` and returns its standard output, regardless of the exit code.
 pub fn said(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(args)
@@ -88,5 +89,5 @@ pub fn said(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> 
         .stderr(std::process::Stdio::inherit())
         .output()
         .with_context(|| format!("cannot start `{program}`"))?;
-    String::from_utf8(output.stdout).context("the output is no text")
+    String::from_utf8(output.stdout).context("the output is not UTF-8")
 }

@@ -1,8 +1,7 @@
-//! System calls of the hot thread under load: strace attached to that thread alone, while the
+//! System calls of the hot thread under load: strace is attached to that thread alone while the
 //! pipeline benchmark runs at its rate. Without the journal there must be none; with it only
-//! `futex`, which wakes the writer's thread when it sleeps. The thread spins all the time: a load
-//! that another process holds up for a moment would let it park, which is a call of no interest
-//! here.
+//! `futex`, which wakes the parked writer thread. The hot thread spins all the time: if another
+//! process delayed the load it could park, and that call is not of interest.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,20 +11,20 @@ use anyhow::{Context, bail, ensure};
 
 use crate::shell;
 
-/// Requests a second.
+/// Requests per second.
 const RATE: u64 = 1_000_000;
 /// Longer than any pause of the load.
 const SPIN_US: &str = "10000000";
-/// From the first request to the first one that counts.
+/// Time from the first request to the first counted one.
 const WARM_UP: Duration = Duration::from_secs(3);
 
-/// What the hot thread may call with a journal behind it.
+/// System call that the hot thread may make with a journal.
 const ALLOWED: &str = "futex";
 
 /// Counts over `commands` commands, without the journal and with it.
 ///
 /// # Errors
-/// The hot thread has made a system call that it must not, or nothing could be counted.
+/// The hot thread made a forbidden system call, or nothing could be counted.
 pub fn run(commands: u64) -> anyhow::Result<()> {
     let root = shell::root();
     let script = root.join("tests/services/strace.sh");
@@ -73,13 +72,14 @@ pub fn run(commands: u64) -> anyhow::Result<()> {
         }
         let is_allowed = |call: &&(String, u64)| !(journal && call.0 == ALLOWED);
         if let Some((call, count)) = calls.iter().find(is_allowed) {
-            bail!("{name}: the hot thread has called {call} {count} times");
+            bail!("{name}: the hot thread called {call} {count} times");
         }
     }
     Ok(())
 }
 
-/// Names and counts in strace's table: `% time, seconds, usecs/call, calls, errors if any, syscall`.
+/// Names and counts in strace's table: `% time, seconds, usecs/call, calls, errors if any,
+/// syscall`.
 fn calls(table: &str) -> anyhow::Result<Vec<(String, u64)>> {
     let mut calls = Vec::new();
     for line in table.lines() {
@@ -91,15 +91,15 @@ fn calls(table: &str) -> anyhow::Result<Vec<(String, u64)>> {
             continue;
         }
         let count = words.get(3).and_then(|count| count.parse().ok());
-        let count = count.with_context(|| format!("strace's table has the line `{line}`"))?;
+        let count = count.with_context(|| format!("unexpected line `{line}` in strace's table"))?;
         calls.push(((*name).to_owned(), count));
     }
     Ok(calls)
 }
 
-/// Waits for the load, attaches, gives strace's own table; empty when there was no call.
+/// Waits for the load, attaches strace and returns its table; empty if there was no call.
 fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String> {
-    let stdout = child.stdout.take().context("the benchmark's output")?;
+    let stdout = child.stdout.take().context("the benchmark has no output")?;
     let mut lines = BufReader::new(stdout).lines();
     loop {
         match lines.next().transpose()? {
@@ -118,7 +118,7 @@ fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String
         .stderr(Stdio::null())
         .status()
         .context("cannot start `timeout`")?;
-    // The end of the time is how it is meant to end.
+    // `timeout` ends strace: its exit codes are expected.
     ensure!(
         matches!(attached.code(), Some(124 | 130))
             || attached.success()
@@ -138,7 +138,7 @@ fn hot_thread(process: u32) -> anyhow::Result<u32> {
     for entry in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let path = entry?.path();
         if std::fs::read_to_string(path.join("comm"))?.trim() == "hot" {
-            let name = path.file_name().context("a task has a number")?;
+            let name = path.file_name().context("task folder without a name")?;
             return Ok(name.to_string_lossy().parse()?);
         }
     }

@@ -1,4 +1,5 @@
-//! A small market for admission's tests: real books behind it, events applied when the test says so.
+//! A small market for admission's tests: real books, and events that the test applies when it
+//! wants.
 #![allow(dead_code)]
 
 use std::collections::VecDeque;
@@ -44,7 +45,7 @@ impl EventSink for Queue {
     }
 }
 
-/// What was done, in order: enough to do it again.
+/// What was applied, in order: enough to replay it.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     Command(Envelope),
@@ -80,13 +81,13 @@ impl Market {
         }
     }
 
-    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and all the
-    /// budget they need.
+    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and
+    /// all the budget they need.
     pub fn small() -> Self {
         Self::with_two_users(64)
     }
 
-    /// The same, with this many order slots.
+    /// As [`Market::small`], with this many order slots.
     pub fn with_two_users(orders_max: u32) -> Self {
         let mut market = Self::with_room_for(orders_max);
         let ix = market.instrument(spec("BOND-1", 100_000));
@@ -235,20 +236,21 @@ impl Market {
         self.room.check_invariants();
     }
 
-    /// Admits, applies, applies the events.
+    /// Admits, applies, and applies all events.
     pub fn go(&mut self, request: Request) -> Result<Command, Reject> {
         let result = self.ask(request);
         self.drain();
         result
     }
 
-    /// Admits, applies and numbers as the node does, with nothing under way before; the messages.
+    /// Admits, applies and numbers as the node does, with nothing in flight before; returns the
+    /// messages.
     pub fn say(&mut self, request: Request) -> Vec<Report> {
         let command = self.room.admit(&request, self.time_ns + 1_000);
         self.say_command(command.expect("is admitted"))
     }
 
-    /// The same of an admitted command.
+    /// As [`Market::say`], for an admitted command.
     pub fn say_command(&mut self, command: Command) -> Vec<Report> {
         assert!(self.queues.iter().all(|queue| queue.events.is_empty()));
         self.run(command);
@@ -269,7 +271,7 @@ impl Market {
         reports
     }
 
-    /// Places an order that must be admitted; its handle.
+    /// Places an order that must be admitted; returns its handle.
     pub fn place(&mut self, request: NewRequest) -> Handle {
         let Ok(Command::New(c)) = self.go(Request::New(request)) else {
             panic!("not admitted: {request:?}");

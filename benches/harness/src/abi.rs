@@ -1,4 +1,5 @@
-//! Memory layouts of the harness's C ABI. Prices are ticks, quantities lots, sides [`BUY`] or [`SELL`].
+//! Memory layouts of the harness's C ABI. Prices are ticks, quantities lots, sides [`BUY`] or
+//! [`SELL`].
 
 use core::ffi::{c_int, c_void};
 
@@ -10,7 +11,7 @@ pub const SELL: u8 = 1;
 #[repr(C)]
 pub struct New {
     pub order_id: u64,
-    /// Number of the message, repeated in its reports.
+    /// Number of the message, echoed in its reports.
     pub sequence: u64,
     pub price: i64,
     pub quantity: u32,
@@ -44,7 +45,7 @@ pub struct Amend {
 pub const ORDER_ACK: u8 = 0;
 /// One match, at the resting order's price.
 pub const TRADE: u8 = 1;
-/// A resting order, or what an immediate order left, is cancelled.
+/// A resting order, or the remainder of an immediate order, is cancelled.
 pub const CANCEL_ACK: u8 = 2;
 /// The order has its new price and quantity.
 pub const MODIFY_ACK: u8 = 3;
@@ -53,7 +54,7 @@ pub const CANCEL_REJECT: u8 = 4;
 /// The order to change does not rest.
 pub const MODIFY_REJECT: u8 = 5;
 
-/// What a message has caused.
+/// One effect of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Report {
@@ -61,24 +62,24 @@ pub struct Report {
     pub kind: u8,
     pub side: u8,
     pub reserved: [u8; 6],
-    /// Of the message.
+    /// Number of the message.
     pub sequence: u64,
-    /// 0 of a trade.
+    /// 0 in a trade.
     pub order_id: u64,
     pub price: i64,
     pub quantity: u32,
     pub reserved_2: u32,
-    /// Of a trade.
+    /// In a trade only.
     pub maker_order_id: u64,
-    /// Of a trade.
+    /// In a trade only.
     pub taker_order_id: u64,
     pub reserved_3: u64,
 }
 
-/// Puts one report into the queue: 1 = taken, 0 = the queue is full.
+/// Enqueues one report: 1 = accepted, 0 = the queue is full.
 pub type Push = unsafe extern "C" fn(sink: *mut c_void, report: *const Report) -> c_int;
 
-/// The queue that carries reports to the harness's other thread. This library calls `push` alone.
+/// Queue that carries reports to the harness's other thread. This library calls only `push`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Transport {

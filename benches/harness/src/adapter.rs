@@ -1,4 +1,4 @@
-//! The harness's messages as commands of the book, and the book's events as reports.
+//! Translates the harness's messages to commands of the book, and the book's events to reports.
 
 use core::ffi::c_void;
 
@@ -15,7 +15,7 @@ use crate::abi::{self, Amend, Cancel, New, Push, Report};
 use crate::orders::Orders;
 
 const IX: InstrumentIx = InstrumentIx(0);
-/// Orders that have their place in the book from the start.
+/// Orders for which the book has room from the start.
 const ORDERS_FIRST: u32 = 1 << 20;
 
 /// The harness's queue.
@@ -33,10 +33,11 @@ impl Reports {
         Self { push, sink }
     }
 
-    /// Hands a report over; waits, spinning, while the queue is full.
+    /// Enqueues a report; spins while the queue is full.
     #[inline]
     fn send(self, report: &Report) {
-        // SAFETY: `new` was promised that `push` may be called with `sink`; the report lives across the call.
+        // SAFETY: the caller of `new` guarantees that `push` may be called with `sink`; the report
+        // outlives the call.
         #[allow(unsafe_code)]
         while unsafe { (self.push)(self.sink, report) } == 0 {
             core::hint::spin_loop();
@@ -44,7 +45,7 @@ impl Reports {
     }
 }
 
-/// One book, and what the harness's messages need besides.
+/// One book, and the state that the harness's messages need.
 pub struct Adapter {
     book: Book,
     orders: Orders,
@@ -66,8 +67,8 @@ impl Adapter {
         }
     }
 
-    /// An order that the book refuses, and one whose id a live order has, get no report: the ABI has
-    /// none for them.
+    /// A rejected order, and one whose id a live order has, get no report: the ABI has none for
+    /// them.
     pub fn new_order(&mut self, message: &New) {
         let Some(handle) = self.orders.open(message.order_id) else {
             return;
@@ -79,7 +80,7 @@ impl Adapter {
 
     pub fn cancel(&mut self, message: &Cancel) {
         let handle = self.orders.handle(message.order_id);
-        // The event does not repeat what a report of it shows.
+        // The event lacks side and price, which the report contains.
         let order = self.book.order(handle);
         let (side, price) = order.map_or((Side::Buy, 0), |order| (order.side, order.price.0));
         let command = Command::Cancel(command::Cancel {
@@ -97,7 +98,7 @@ impl Adapter {
         );
     }
 
-    /// The harness counts the open quantity, the book the total one: what was filled is added.
+    /// The harness counts open quantity, the book total quantity: the filled quantity is added.
     pub fn amend(&mut self, message: &Amend) {
         let handle = self.orders.handle(message.order_id);
         let order = self.book.order(handle);
@@ -144,7 +145,7 @@ impl Adapter {
         Some(self.book.best(side(of))?.0)
     }
 
-    /// Open quantity at a price; walks the levels before it.
+    /// Open quantity at a price; iterates over the better levels.
     pub fn depth_at(&self, price: i64, of: u8) -> u64 {
         let found = self
             .book
@@ -154,13 +155,13 @@ impl Adapter {
     }
 }
 
-/// What the reports of one message repeat.
+/// Fields that the reports of one message echo.
 #[derive(Clone, Copy)]
 struct Answer {
     sequence: u64,
     side: Side,
     price: i64,
-    /// The order that a cancel or an amend names, live or not.
+    /// The order named by a cancel or an amend, live or not.
     order_id: u64,
 }
 
@@ -178,8 +179,7 @@ impl Answer {
         Self { order_id, ..self }
     }
 
-    /// A report about one order; the queue's own numbers are 32 bits wide, and so is every quantity that
-    /// came in.
+    /// A report about one order. Quantities fit: those of the ABI are 32 bits wide.
     #[inline]
     fn report(&self, kind: u8, order_id: u64, quantity: Lots) -> Report {
         Report {
@@ -194,7 +194,7 @@ impl Answer {
     }
 }
 
-/// Turns the events of one message into reports, and frees what has closed.
+/// Translates the events of one message to reports, and frees closed orders.
 struct Told<'a> {
     orders: &'a mut Orders,
     reports: Reports,
@@ -255,7 +255,7 @@ fn side(of: u8) -> Side {
     }
 }
 
-/// Every order has an account of its own: self-trade prevention compares at each match and never fires.
+/// Each order has its own account: self-trade prevention compares at each match and never fires.
 #[inline]
 fn new_order(message: &New, handle: Handle, side: Side) -> command::New {
     let user = UserIx(handle.slot);
@@ -288,8 +288,8 @@ fn new_order(message: &New, handle: Handle, side: Side) -> command::New {
     }
 }
 
-/// Every price that the book can hold is allowed. The harness's tick is half a cent; here a tick has no
-/// value, since nothing is paid.
+/// The band allows every price of the book. The harness's tick is half a cent; here its value is
+/// irrelevant, since nothing is paid.
 fn instrument() -> InstrumentSpec {
     let cent = "0.01".parse().expect("a number");
     InstrumentSpec::new(&InstrumentParams {

@@ -1,31 +1,31 @@
-//! The harness's order ids against the book's handles, as admission would assign them: the slot freed
-//! last is taken first, and its generation grows.
+//! Map from the harness's order ids to the book's handles, assigned as by admission: the slot freed
+//! last is reused first, with a higher generation.
 
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 use types::Handle;
 
-/// Ids below this have a place in a table from the start: twice those of a scenario.
+/// Ids below this have a table entry from the start: twice the ids of a scenario.
 const TABLE_FIRST: usize = 1 << 21;
 /// Ids from here on are in a map: the ABI's ids have 64 bits and no bound.
 const TABLE_MAX: usize = 1 << 24;
-/// Slots that have their place from the start.
+/// Slots with preallocated memory.
 const SLOTS_FIRST: usize = 1 << 20;
 
-/// What the adapter knows of a slot.
+/// The adapter's state of a slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     order_id: u64,
     generation: u32,
 }
 
-/// Orders that rest or match. Allocates only when an id or the number of orders passes what was seen
-/// before.
+/// Orders that rest or match. Allocates only if an id or the number of orders exceeds its previous
+/// maximum.
 pub struct Orders {
-    /// By id below `TABLE_MAX`: the slot plus one, 0 where none.
+    /// By id below `TABLE_MAX`: slot plus one, 0 if none.
     table: Vec<u32>,
-    /// The same of all other ids.
+    /// The same for all other ids.
     map: HashMap<u64, u32, FixedState>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -62,7 +62,7 @@ impl Orders {
         }
     }
 
-    /// The handle of a live order; `Handle::NONE`, which names no order, of every other id.
+    /// Handle of a live order; for any other id `Handle::NONE`, which names no order.
     pub fn handle(&self, order_id: u64) -> Handle {
         let link = self.link(order_id);
         let Some(slot) = link.checked_sub(1) else {
@@ -72,7 +72,7 @@ impl Orders {
         Handle { slot, generation }
     }
 
-    /// A handle for a new order; `None` when an order of that id is live.
+    /// A handle for a new order; `None` if an order with that id is live.
     pub fn open(&mut self, order_id: u64) -> Option<Handle> {
         if self.link(order_id) != 0 {
             return None;
@@ -93,7 +93,7 @@ impl Orders {
         self.slots[handle.slot as usize].order_id
     }
 
-    /// The order has ended: its id and its slot are free.
+    /// Ends an order: its id and its slot become free.
     pub fn close(&mut self, handle: Handle) {
         self.set_link(self.id(handle), 0);
         self.free.push(handle.slot);

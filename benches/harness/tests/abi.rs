@@ -1,5 +1,5 @@
-//! The functions that the harness loads, called as it calls them: one engine per process, one call at a
-//! time, reports through a queue that is sometimes full.
+//! The functions that the harness loads, called like the harness does: one engine per process, one
+//! call at a time, reports through a queue that is sometimes full.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use harness::abi::{
     Report, SELL, TRADE, Transport,
 };
 
-/// The library holds one engine, so one test at a time has it.
+/// The library has one engine, so the tests run one at a time.
 static ENGINE: Mutex<()> = Mutex::new(());
 
-/// Reports in order. Every second push finds the queue full.
+/// Reports in order. Every second push reports a full queue.
 #[derive(Default)]
 struct Queue {
     reports: Vec<Report>,
@@ -21,8 +21,8 @@ struct Queue {
 
 #[allow(unsafe_code)]
 unsafe extern "C" fn push(sink: *mut c_void, report: *const Report) -> c_int {
-    // SAFETY: the sink is the `Queue` of the `Engine` under test, which the library alone reaches
-    // during a call, and the library passes a report of its own.
+    // SAFETY: the sink is the `Queue` of the `Engine` under test, which only the library accesses
+    // during a call, and the library passes its own report.
     let (queue, report) = unsafe { (&mut *sink.cast::<Queue>(), *report) };
     queue.pushes += 1;
     if queue.pushes % 2 == 1 {
@@ -51,7 +51,8 @@ impl Engine {
             flush: None,
             destroy: None,
         };
-        // SAFETY: the lock keeps other calls out; `queue` lives until `drop`, after `engine_shutdown`.
+        // SAFETY: the lock excludes other calls; `queue` lives until `drop`, after
+        // `engine_shutdown`.
         unsafe { harness::engine_init(7, &raw const transport, queue.cast()) };
         Self {
             queue,
@@ -65,13 +66,16 @@ impl Engine {
         self.sequence
     }
 
-    /// What has been reported since the last call, by kind, order and quantity; of a trade: its price,
-    /// quantity, maker and taker.
+    /// Reports since the last call: kind, order, price, quantity; for a trade: kind, price and
+    /// quantity, maker, taker.
     fn told(&mut self) -> Vec<(u8, u64, u64, u64)> {
-        // SAFETY: the library reaches the queue during its calls alone, and none is under way.
+        // SAFETY: the library accesses the queue during its calls only, and none is in progress.
         let reports = std::mem::take(unsafe { &mut (*self.queue).reports });
         let row = |report: Report| {
-            assert_eq!(report.sequence, self.sequence, "a report names its message");
+            assert_eq!(
+                report.sequence, self.sequence,
+                "a report has another message's number"
+            );
             match report.kind {
                 TRADE => (
                     TRADE,
@@ -107,7 +111,7 @@ impl Engine {
             ioc,
             reserved: [0; 2],
         };
-        // SAFETY: `self` holds the lock, and the message lives across the call.
+        // SAFETY: `self` holds the lock, and the message outlives the call.
         unsafe { harness::engine_on_new_order(&raw const message) };
         self.told()
     }
@@ -166,7 +170,7 @@ impl Engine {
 #[allow(unsafe_code)]
 impl Drop for Engine {
     fn drop(&mut self) {
-        // SAFETY: `self` holds the lock; after the shutdown nothing else knows the queue.
+        // SAFETY: `self` holds the lock; after the shutdown the queue has no other reference.
         unsafe {
             harness::engine_shutdown();
             drop(Box::from_raw(self.queue));
@@ -188,7 +192,7 @@ fn orders_rest_trade_and_end() {
     assert_eq!(engine.bests(), (i64::MIN, 100));
     assert_eq!(engine.depth(SELL, 100), 15);
     assert_eq!((engine.depth(SELL, 102), engine.depth(BUY, 100)), (0, 0));
-    // Best price first, earliest first, at the maker's price; the rest of it rests at its own price.
+    // Best price first, earliest first, at the maker's price; the remainder rests at its own price.
     assert_eq!(
         engine.new_order(4, BUY, 30, 105, 0),
         [
@@ -232,7 +236,7 @@ fn an_immediate_order_never_rests() {
 }
 
 #[test]
-fn an_amend_counts_the_open_quantity_and_loses_its_place() {
+fn an_amend_counts_the_open_quantity_and_loses_priority() {
     let mut engine = Engine::new();
     engine.rest(1, SELL, 10, 100);
     engine.rest(2, SELL, 10, 100);
@@ -248,7 +252,7 @@ fn an_amend_counts_the_open_quantity_and_loses_its_place() {
         ]
     );
     engine.rest(5, BUY, 9, 90);
-    // Into the other side: at the maker's price, what is left rests.
+    // Crosses the spread: trades at the maker's price, the remainder rests.
     assert_eq!(
         engine.amend(5, BUY, 9, 110),
         [(MODIFY_ACK, 5, 110, 9), trade(100, 5, 1, 5)]
@@ -258,14 +262,14 @@ fn an_amend_counts_the_open_quantity_and_loses_its_place() {
 }
 
 #[test]
-fn ids_are_free_after_their_order_and_need_not_be_dense() {
+fn ids_are_reusable_after_their_order_and_need_not_be_dense() {
     let mut engine = Engine::new();
-    // In the table, past its first length, past its last.
+    // In the table, past its initial length, past its maximum.
     for order_id in [0, 1, (1 << 21) + 5, 1 << 30, u64::MAX] {
         engine.rest(order_id, BUY, 10, 100);
         assert_eq!(engine.cancel(order_id), [(CANCEL_ACK, order_id, 100, 10)]);
         engine.rest(order_id, SELL, 10, 200);
-        // The id of a live order makes no second one.
+        // The id of a live order is not accepted again.
         assert_eq!(engine.new_order(order_id, SELL, 3, 199, 0), []);
         assert_eq!(
             engine.new_order(7, BUY, 10, 200, 1),
@@ -273,7 +277,7 @@ fn ids_are_free_after_their_order_and_need_not_be_dense() {
         );
         assert_eq!(engine.cancel(order_id), [(CANCEL_REJECT, order_id, 0, 0)]);
     }
-    // What the book refuses leaves nothing behind.
+    // An order rejected by the book leaves no state.
     for (quantity, price) in [(0, 100), (1, 0), (1, -5), (1, i64::MAX)] {
         assert_eq!(engine.new_order(9, BUY, quantity, price, 0), []);
         assert_eq!(engine.cancel(9), [(CANCEL_REJECT, 9, 0, 0)]);

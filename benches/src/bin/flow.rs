@@ -1,22 +1,21 @@
-//! The book alone, on a file of order flow:
-//! `cargo run --release -p benches --bin flow -- FILE [--json] [--peers] [--plot
-//! FILE.svg]`; makes such files too: `flow --generate single|deep SEED COMMANDS FILE`.
+//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE
+//! [--json] [--peers] [--plot FILE.svg]`. Also generates such files: `flow --generate single|deep
+//! SEED COMMANDS FILE`.
 //!
 //! Load: one thread, every command of the file through `Book::apply` with events written to a
-//! preallocated ring, every order of an account of its own, assertions, phase and band checks on.
-//! The commands are translated before, untimed.
+//! preallocated ring, each order in its own account, assertions, phase and band checks on. The
+//! commands are translated before, untimed.
 //!
-//! Book and floor take turns and are fed alike, in both of two ways. `ops_per_s` and `ratio`: each
-//! finds its input in a ring of 1,024, as an engine finds its commands in its lane's, and the book
-//! takes it in batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
-//! its input out of the array of all of it, 136 bytes a command against 32 a record. Medians of
-//! five runs.
+//! Book and floor run alternately with the same input, in two ways. `ops_per_s` and `ratio`: each
+//! reads its input from a ring of 1,024, as an engine reads commands from its lane's ring, and the
+//! book takes batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
+//! the array of the whole input, 136 bytes per command against 32 per record. Medians of five runs.
 //!
-//! `--peers` (built with `--features peers`) runs open books of others behind them.
+//! `--peers` (built with `--features peers`) then runs open-source books.
 //!
-//! Service times are those of single commands, streamed, without look-ahead, the clock's own cost
-//! taken off. No fence keeps the processor from overlapping a command with the reading of the clock
-//! (it would need `unsafe`), so they compare with the floor's of the same run alone.
+//! Service times are of single commands, streamed, without look-ahead, minus the clock's own cost.
+//! No fence prevents the processor from overlapping a command with the clock read (it would need
+//! `unsafe`), so they are comparable only with the floor's of the same run.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -35,14 +34,15 @@ use quanta::Clock;
 use serde_json::{Value, json};
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
-const USAGE: &str = "usage: flow FILE [--json] [--peers] [--plot FILE.svg], or flow --generate single|deep SEED COMMANDS FILE";
+const USAGE: &str = "usage: flow FILE [--json] [--peers] [--plot FILE.svg], \
+    or flow --generate single|deep SEED COMMANDS FILE";
 const RUNS: usize = 5;
 /// Commands and events in a ring, older ones overwritten: the length of a lane's rings.
 const EVENTS: usize = 1_024;
-/// Commands an engine takes at once.
+/// Commands per batch of an engine.
 const BATCH: usize = 64;
 
-/// The preallocated buffer.
+/// Preallocated buffer of events.
 struct Ring {
     kept: Box<[EventEnvelope; EVENTS]>,
     count: usize,
@@ -88,13 +88,12 @@ impl EventSink for Ring {
     }
 }
 
-/// How the book is given its commands.
+/// Input of the book.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feed {
-    /// Out of a ring, in batches, as an engine takes them from its lane. Putting them into the ring
-    /// is not the book's time.
+    /// From a ring, in batches, as an engine reads from its lane. Filling the ring is not timed.
     Ring,
-    /// In batches, straight out of the array of all commands: with the time to fetch them from memory.
+    /// In batches from the array of all commands: includes the time to fetch them from memory.
     Stream,
 }
 
@@ -111,7 +110,7 @@ fn feed_in_batches(book: &mut Book, events: &mut Ring, commands: &[Envelope]) {
     }
 }
 
-/// Commands a second of one run.
+/// Commands per second of one run.
 fn run_book(drive: &Drive, feed: Feed) -> f64 {
     let (mut book, mut events) = (new_book(drive.spec), Ring::new());
     feed_in_batches(&mut book, &mut events, &drive.prefill);
@@ -134,7 +133,7 @@ fn run_book(drive: &Drive, feed: Feed) -> f64 {
     drive.timed.len() as f64 / spent.as_secs_f64()
 }
 
-/// The timed book ended exactly where the judged one did.
+/// Checks that the timed book ended in the state of the verified one.
 fn check(drive: &Drive, book: &Book, ring: &Ring) {
     black_box(&ring.kept);
     assert_eq!(
@@ -143,7 +142,11 @@ fn check(drive: &Drive, book: &Book, ring: &Ring) {
         "two runs differ"
     );
     assert_eq!(ring.count as u64, drive.outcome.events, "two runs differ");
-    assert_eq!(book.quote(), ring.quote, "the published best is the best");
+    assert_eq!(
+        book.quote(),
+        ring.quote,
+        "the published quote is not the book's"
+    );
 }
 
 #[inline(never)]
@@ -191,7 +194,7 @@ impl Latency {
     }
 }
 
-/// Times each call on its own and takes off what the clock costs.
+/// Times each call separately and subtracts the cost of the clock.
 fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency {
     let empty = (0..100_000).map(|_| {
         let start = clock.raw();
@@ -204,7 +207,7 @@ fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency
         each(item);
         times.push(clock.raw().wrapping_sub(start));
     }
-    // Of many ticks, so that rounding to nanoseconds comes last.
+    // Over many ticks, so that rounding to nanoseconds comes last.
     let ns_per_tick = clock.delta_as_nanos(0, 1 << 30) as f64 / (1u64 << 30) as f64;
     let mut histogram = histogram();
     for ticks in times {
@@ -240,7 +243,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Runs of book and floor, fed alike and in turns.
+/// Alternating runs of book and floor with the same input.
 #[derive(Default)]
 struct Runs {
     book: Vec<f64>,
@@ -341,7 +344,7 @@ fn peers(flow: &Flow) -> Result<Value, Box<dyn Error>> {
 
 #[cfg(not(feature = "peers"))]
 fn peers(_: &Flow) -> Result<Value, Box<dyn Error>> {
-    Err("built without them: cargo run --release -p benches --features peers --bin flow".into())
+    Err("built without peers: cargo run --release -p benches --features peers --bin flow".into())
 }
 
 /// Writes a file of generated flow.
@@ -364,7 +367,7 @@ fn write_flow(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     std::fs::write(file, flow.write()).map_err(|e| format!("{file}: {e}"))?;
     let header = &flow.header;
     println!(
-        "{file}: {} records behind {} that build the book, {} trades, tape {:016x}",
+        "{file}: {} records after a prefill of {}, {} trades, tape {:016x}",
         header.timed, header.prefill, header.trades, header.tape
     );
     Ok(())
@@ -415,7 +418,7 @@ fn millions(value: &Value) -> f64 {
 fn print_text(result: &Value) {
     println!("load      {}", result["load"]);
     println!(
-        "book      {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns, {} bytes an order",
+        "book      {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns, {} bytes per order",
         millions(&result["ops_per_s"]),
         millions(&result["best_ops_per_s"]),
         millions(&result["streamed_ops_per_s"]),
@@ -426,7 +429,8 @@ fn print_text(result: &Value) {
     );
     let floor = &result["floor"];
     println!(
-        "floor     {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns; book / floor {} (of the best runs {}, streamed {})",
+        "floor     {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns; \
+        book / floor {} (of the best runs {}, streamed {})",
         millions(&floor["ops_per_s"]),
         millions(&floor["best_ops_per_s"]),
         millions(&floor["streamed_ops_per_s"]),

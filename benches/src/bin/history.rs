@@ -1,13 +1,12 @@
-//! How fast the market's history is written:
+//! Write rate of the market's history:
 //! `cargo run --release -p benches --bin history -- [--records N] [--json]`.
 //!
-//! Load: records of a generated flow (45 % orders that rest, 40 % cancels, 8 % replaces, 7 % that
-//! trade) of 1,000 users. Admission and book make the records before the clock runs. Then a
-//! thread applies them as the live replica does (`State::apply`, batches of 256) and hands the
-//! effects over a queue of 256 batches; the history gathers what is there and writes it, as it does
-//! in a platform. Both are timed, per 100,000 records. In turns with each 100,000, bare statements
-//! write the same rows into a file of their own, in the same transactions; making their values is
-//! not timed.
+//! Load: records of a generated flow (45 % resting orders, 40 % cancels, 8 % replaces, 7 % trading
+//! orders) of 1,000 users. Admission and book produce the records before the clock runs. Then a
+//! thread applies them as the live replica does (`State::apply`, batches of 256) and sends the
+//! effects over a queue of 256 batches. The history drains the queue and writes, as in a platform.
+//! Both are timed, per 100,000 records. After each 100,000, bare statements write the same rows
+//! into a separate file, in the same transactions; computing their values is not timed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,21 +24,21 @@ use types::NodeId;
 
 /// Records timed together.
 const PART: usize = 100_000;
-/// Records that the replica applies and hands on together, and batches that wait for a follower.
+/// Records that the replica applies per batch, and queue capacity in batches.
 const REPLICA_BATCH: usize = 256;
 const QUEUE: usize = 256;
 
-/// Rate of the history beside bare statements.
+/// Rate of the history compared with bare statements.
 #[derive(Parser)]
 struct Args {
     #[arg(long, default_value_t = 2_000_000)]
     records: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Most records in one transaction; the history's own number by default.
+    /// Most records per transaction; default: the history's own number.
     #[arg(long, default_value_t = BATCH_RECORDS)]
     batch: usize,
-    /// Folder for the files; the system's for temporary files by default.
+    /// Folder for the files; default: the system's temporary folder.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Print one line of JSON.
@@ -47,7 +46,7 @@ struct Args {
     json: bool,
 }
 
-/// One part of the run.
+/// Measurements of one part of the run.
 struct Part {
     history: Duration,
     bare: Duration,
@@ -76,17 +75,19 @@ impl Part {
     }
 }
 
-/// Applies the records and hands them on, as the live replica does.
+/// Applies the records and sends the effects, as the live replica does.
 fn apply(state: &mut State, records: &[Record], hand_on: impl Fn(Batch)) {
     for records in records.chunks(REPLICA_BATCH) {
-        let applied = records
-            .iter()
-            .map(|record| state.apply(record).expect("the same books"));
+        let applied = records.iter().map(|record| {
+            state
+                .apply(record)
+                .expect("replica accepts the core's events")
+        });
         hand_on(Batch::new(applied.collect()));
     }
 }
 
-/// Writes what comes until nothing does; the transactions made.
+/// Writes until the queue is closed; returns the transactions.
 async fn write(
     writer: &HistoryWriter,
     queue: Receiver<Batch>,
@@ -110,7 +111,7 @@ async fn write(
 }
 
 async fn open(path: &Path) -> anyhow::Result<Projection> {
-    let node = NodeId::new(1).context("a node")?;
+    let node = NodeId::new(1).context("node number")?;
     Ok(Projection::open(path.to_owned(), node, Durable::new("history")).await?)
 }
 
@@ -130,7 +131,7 @@ async fn main() -> anyhow::Result<()> {
     let mut bare = Bare::open(&bare_file)?;
 
     let mut source = Source::new(generate(Shape::SINGLE, args.seed, args.records as u64));
-    let mut state = State::new(NodeId::new(1).context("a node")?, sequencer::limits());
+    let mut state = State::new(NodeId::new(1).context("node number")?, sequencer::limits());
     let writer = history.writer(state.names().clone());
     let mut parts: Vec<Part> = Vec::new();
     loop {
@@ -142,7 +143,7 @@ async fn main() -> anyhow::Result<()> {
         let start = Instant::now();
         let applying = std::thread::spawn(move || {
             apply(&mut state, &records, |batch| {
-                hand_on.send(batch).expect("the history reads")
+                hand_on.send(batch).expect("the history receives")
             });
             state
         });
@@ -150,7 +151,7 @@ async fn main() -> anyhow::Result<()> {
         let spent = start.elapsed();
         state = applying
             .join()
-            .map_err(|_| anyhow::anyhow!("the replica has ended"))?;
+            .map_err(|_| anyhow::anyhow!("the replica thread panicked"))?;
         let rows: Vec<BareRows> = transactions
             .iter()
             .map(|batches| BareRows::of(batches))
@@ -170,8 +171,8 @@ async fn main() -> anyhow::Result<()> {
     let digests = (Bare::digest(&file)?, Bare::digest(&bare_file)?);
     ensure!(digests.0 == digests.1, "the files differ: {digests:?}");
     let (first, last) = (
-        parts.first().context("fewer records than a part")?,
-        parts.last().context("a part")?,
+        parts.first().context("fewer records than one part")?,
+        parts.last().context("last part")?,
     );
     if args.json {
         let result = serde_json::json!({
@@ -184,7 +185,7 @@ async fn main() -> anyhow::Result<()> {
         println!("{result}");
     } else {
         println!(
-            "{} orders, {} trades; the files hold the same",
+            "{} orders, {} trades; the files are equal",
             digests.0[0], digests.0[2]
         );
         println!("first {}", first.line(0));

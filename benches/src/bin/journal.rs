@@ -1,15 +1,15 @@
-//! The journal against a bare append of the same bytes:
-//! `cargo run --release -p benches --bin journal -- [--json] [--dir DIR]`.
+//! Compares the journal with a bare append of the same bytes: `cargo run --release -p benches --bin
+//! journal -- [--json] [--dir DIR]`.
 //!
-//! Load: one thread makes records and hands them over in batches of 4 KiB, 64 KiB and 1 MiB, as
+//! Load: one thread creates records and appends them in batches of 4 KiB, 64 KiB and 1 MiB, as
 //! frames of 64 and of 128 bytes, header and checksum included. The bare append copies records of
 //! the same size into one aligned buffer and writes it with `O_DIRECT | O_DSYNC` to a file of
-//! zeros: no frame, no checksum, no second thread. Both run in turns in one folder, five times,
-//! each up to 350 ms or 128 MiB; ratios are medians of the five. Throughput is taken with one batch
-//! being written, one handed over and one being made. Latency is taken at window 1, from the first
-//! record of a batch until the commit position has passed it, and for the bare append from the
-//! first copy until the write returned. The next segment is not begun within a run; `sustained`
-//! shows what it costs with segments of 16 MiB made ahead.
+//! zeros: no frame, no checksum, no second thread. Both run alternately in one folder, five times,
+//! each up to 350 ms or 128 MiB; ratios are medians of the five. Throughput is measured with one
+//! batch being written, one flushed and one being filled. Latency is measured at window 1, from the
+//! first record of a batch until the commit position has passed it, for the bare append from the
+//! first copy until the write has returned. No run reaches the next segment; `sustained` shows its
+//! cost with preallocated segments of 16 MiB.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -29,24 +29,24 @@ use serde_json::{Value, json};
 const RUNS: usize = 5;
 const RUN_TIME: Duration = Duration::from_millis(350);
 const RUN_BYTES: usize = 128 << 20;
-/// A run ends before the half of it, where the next segment would be begun.
+/// A run ends before half of it, where the next segment would be created.
 const SEGMENT_BYTES: u64 = (RUN_BYTES as u64) * 2 + (8 << 20);
 const BATCHES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const RECORDS: [usize; 2] = [64, 128];
 const SUSTAINED: Duration = Duration::from_secs(2);
 
-/// The journal against a bare append of the same bytes.
+/// The journal compared with a bare append of the same bytes.
 #[derive(Parser)]
 struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Folder to write in; a temporary one is made there and removed.
+    /// Folder to write in; a temporary folder is created there and removed.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 }
 
-/// What one run gave.
+/// Result of one run.
 struct Run {
     records_per_s: f64,
     bytes_per_s: f64,
@@ -122,7 +122,7 @@ impl Drop for Bare {
     }
 }
 
-/// A journal in a folder of its own, and the hand that appends.
+/// A journal in its own folder, and its appender.
 struct Ours {
     journal: Journal,
     appender: Appender,
@@ -172,7 +172,7 @@ impl Ours {
         }
     }
 
-    /// Waits as the hot thread does: awake.
+    /// Waits by spinning, like the hot thread.
     fn wait(&self, sequence: u64) -> Result<(), Box<dyn Error>> {
         while self.commit.position() < sequence {
             if let Some(failure) = self.commit.failure() {
@@ -185,13 +185,14 @@ impl Ours {
         Ok(())
     }
 
-    /// One batch being written, one handed over, one being made.
+    /// One batch being written, one flushed, one being filled.
     fn throughput(&mut self, time: Duration, bytes: u64) -> Result<Run, Box<dyn Error>> {
         let (start, before) = (Instant::now(), self.journal.stats().written_bytes);
         let first = self.sequence;
         while start.elapsed() < time && self.journal.stats().written_bytes - before < bytes {
             self.append_batch();
-            // The batch before the last one handed over is durable: the writer has taken the last one.
+            // The batch before the last flushed one is durable, so the writer has taken the last
+            // one.
             self.wait(self.sequence.saturating_sub(2 * self.batch_records))?;
             self.appender.flush();
         }
@@ -268,7 +269,7 @@ fn row(dir: &Path, batch: usize, record: usize) -> Result<Value, Box<dyn Error>>
     }))
 }
 
-/// Segments of the default size, one after the other.
+/// Consecutive segments of the default size.
 fn sustained(dir: &Path) -> Result<Value, Box<dyn Error>> {
     let segment_bytes = Config::default().segment_bytes;
     let mut ours = Ours::new(dir, segment_bytes, 256 << 10, 128)?;

@@ -1,12 +1,11 @@
-//! The ledger against bare statements that write the same rows:
-//! `cargo run --release -p benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
+//! Compares the ledger with bare statements that write the same rows: `cargo run --release -p
+//! benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
 //!
-//! Full operations through the contract, served in memory as a node does it: idempotency keys,
+//! Complete operations through the contract, served in memory as in a node: idempotency keys,
 //! postings with running balances, outbox events that the relay moves to the log meanwhile, holds
-//! where two-phase. Requests are made before the clock runs; latency is from the sending of a
-//! request to its answer, which comes after the commit is durable. Service and bare statements take
-//! turns in one run, each on a copy of one seeded file. Each run is judged, and a wrong book is a
-//! failure.
+//! if two-phase. Requests are created before the clock runs. Latency is from sending a request to
+//! its answer, which follows the durable commit. Service and bare statements run alternately, each
+//! on a copy of one seeded file. Each run's books are verified; an error fails the run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,14 +19,14 @@ use benches::ledger::place::{Bare, Place};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 
-/// That of the platform.
+/// The platform's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const TURNS: usize = 2;
-/// How long the relay may take to move what a turn left, before the run goes on without waiting.
+/// Longest wait for the relay to drain a turn's events; after it the run continues.
 const DRAIN: Duration = Duration::from_secs(4);
-/// Longest turn of the service, of the requests that show which rows are written, and of the bare statements.
+/// Longest turn of the service, of the capturing requests, and of the bare statements.
 const TURN: Duration = Duration::from_millis(1_600);
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -36,18 +35,20 @@ enum Store {
     Postgres,
 }
 
-/// Operations a second of the ledger, beside bare statements.
+/// Operations per second of the ledger, compared with bare statements.
 #[derive(Parser)]
 struct Args {
     #[arg(long, value_enum, default_value = "sqlite")]
     store: Store,
-    /// A database of PostgreSQL, `postgres://user@host:port/database`; this run makes its own beside it.
+    /// A PostgreSQL database, `postgres://user@host:port/database`; this run creates its own
+    /// databases on the same server.
     #[arg(long)]
     url: Option<String>,
-    /// A few rows, within half a minute.
+    /// Only a few rows, within half a minute.
     #[arg(long)]
     quick: bool,
-    /// Postings of an operation, each with a debit and a credit; one is what other ledgers call a transfer.
+    /// Postings per operation, each with a debit and a credit; one corresponds to a transfer in
+    /// other ledgers.
     #[arg(long, default_value_t = 1)]
     postings: usize,
     /// Only rows whose name (`batch/clients/accounts/kind`) contains this.
@@ -56,12 +57,12 @@ struct Args {
     /// Multiplies the load of each row.
     #[arg(long, default_value_t = 1)]
     times: usize,
-    /// Compare the bare statements alone with other floors: rows of three tables of integers.
+    /// Measure only bare statements on three tables of integers, to compare with other floors.
     #[arg(long)]
     plain: bool,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder in which the stores get a folder of their own; the system's for temporary files by default.
+    /// Folder for the stores; default: the system's temporary folder.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Print one line of JSON.
@@ -69,15 +70,15 @@ struct Args {
     json: bool,
 }
 
-/// A row of the table.
+/// A row of the result table.
 #[derive(Clone, Copy)]
 struct Cell {
-    /// Operations a request.
+    /// Operations per request.
     batch: usize,
     clients: usize,
     accounts: Accounts,
     kind: Kind,
-    /// Operations of one turn.
+    /// Operations per turn.
     operations: usize,
     is_quick: bool,
 }
@@ -92,7 +93,7 @@ impl Store {
 }
 
 impl Args {
-    /// The server of PostgreSQL, where that is the store.
+    /// URL of the PostgreSQL server, if that is the store.
     fn server(&self) -> Option<&str> {
         self.url.as_deref()
     }
@@ -105,8 +106,9 @@ impl Cell {
     }
 }
 
-/// Batches and clients grow along the two edges of the grid, hot accounts and two phases stand
-/// where they differ most; a full product would take a quarter of an hour and say no more.
+/// Batches and clients grow along the two edges of the grid; hot accounts and two phases are
+/// measured where they differ most. The full product would take a quarter of an hour without
+/// further insight.
 fn grid() -> Vec<Cell> {
     use Accounts::{Hot, Uniform};
     use Kind::{OnePhase, TwoPhase};
@@ -175,7 +177,7 @@ async fn run(args: &Args, cell: &Cell, seeded: &Place, folder: &Path) -> anyhow:
     row
 }
 
-/// Processor time of this process so far, all threads, in seconds. A server of PostgreSQL has its own.
+/// Processor time of this process, all threads, in seconds. Excludes a PostgreSQL server.
 fn cpu_s() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -189,7 +191,7 @@ async fn measure(
     let mut own = flows(args, cell, cell.clients, 1);
     let mut one = flows(args, cell, 1, 2);
     let node = served.start().await?;
-    // Not counted: statements are prepared and pages are read.
+    // Not counted: prepares statements and reads pages.
     let mut operations = node
         .run(
             asks(
@@ -321,11 +323,15 @@ fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
     let one = bare::plain(folder, 1, 10_000)?;
     let many = bare::plain(folder, 500, 600)?;
     if args.json {
-        let report = json!({ "plain": [{ "batch": 1, "bare_ops_per_s": one.round() }, { "batch": 500, "bare_ops_per_s": many.round() }] });
+        let report = json!({ "plain": [
+            { "batch": 1, "bare_ops_per_s": one.round() },
+            { "batch": 500, "bare_ops_per_s": many.round() },
+        ] });
         println!("{report}");
     } else {
         println!(
-            "bare statements, three tables of integers, synchronous FULL: {one:.0} ops/s at 1 a transaction, {many:.0} at 500"
+            "bare statements, three tables of integers, synchronous FULL: \
+            {one:.0} ops/s at 1 per transaction, {many:.0} at 500"
         );
     }
     Ok(())
@@ -333,8 +339,8 @@ fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
 
 fn load(args: &Args) -> String {
     format!(
-        "CreateOperations through the contract in memory, {} postings an operation, {USERS} users, balances and keys checked, events relayed to the \
-         embedded log meanwhile; {}; seed {}",
+        "CreateOperations through the contract in memory, {} postings per operation, {USERS} users, \
+        balances and keys checked, events relayed to the embedded log meanwhile; {}; seed {}",
         args.postings,
         match args.store {
             Store::Sqlite => "SQLite in WAL mode, synchronous FULL",
@@ -348,8 +354,8 @@ fn load(args: &Args) -> String {
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match (args.store, &args.url) {
-        (Store::Postgres, None) => bail!("--url says where PostgreSQL is"),
-        (Store::Sqlite, Some(_)) => bail!("--url goes with --store postgres"),
+        (Store::Postgres, None) => bail!("--store postgres requires --url"),
+        (Store::Sqlite, Some(_)) => bail!("--url requires --store postgres"),
         _ => {}
     }
     anyhow::ensure!(args.postings > 0, "--postings must be at least 1");

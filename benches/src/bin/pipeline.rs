@@ -1,10 +1,10 @@
-//! The whole path under an open loop: a request into a ring, admission, match, journal, reports out of a ring.
+//! The whole path under an open loop: request ring, admission, matching, journal, report ring.
 //!
-//! Requests are sent at a fixed rate whatever the answers do, and latency is counted from the
-//! moment at which a request *should* have been sent, so that a stall costs every request behind it
-//! (no coordinated omission). One thread is the client: it sends and reads reports. Both report
-//! levels are taken: *accepted* when the answer is read, *durable* when the commit position has
-//! passed it.
+//! Requests are sent at a fixed rate regardless of the answers, and latency is counted from the
+//! time at which a request *should* have been sent, so that a stall costs every delayed request (no
+//! coordinated omission). One thread is the client: it sends and reads reports. Both report levels
+//! are measured: *accepted* when the answer is read, *durable* when the commit position has passed
+//! it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,14 +27,14 @@ use sequencer::{
 };
 use types::Sequence;
 
-/// Requests under way at most: a power of two.
+/// Most requests in flight; a power of two.
 const WINDOW: usize = 1 << 16;
-/// Requests, and reports, that the client's rings hold.
+/// Capacity of the client's request and report rings.
 const RING: usize = 4_096;
 const ROUNDS: u64 = 200_000;
-/// Seconds of the bare load at most.
+/// Longest bare load, in seconds.
 const FLOOR_SECONDS: u64 = 5;
-/// Time for which threads look at the clock alone.
+/// Duration of the clock watch.
 const WATCH_TIME: Duration = Duration::from_secs(3);
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
 
@@ -48,48 +48,49 @@ enum Threads {
 /// Latency of the path from ring to ring at a given rate.
 #[derive(Parser)]
 struct Args {
-    /// Requests a second.
+    /// Requests per second.
     #[arg(long, default_value_t = 1_000_000)]
     rate: u64,
     /// Seconds measured.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Seconds before that are not counted.
+    /// Uncounted seconds at the start.
     #[arg(long, default_value_t = 2)]
     warm_up: u64,
-    /// Who polls the engines.
+    /// Threads that poll the engines.
     #[arg(long, value_enum, default_value = "fused")]
     layout: Threads,
     #[arg(long, default_value_t = 1)]
     instruments: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep nothing: the path without the journal and its thread.
+    /// Run without the journal and its thread.
     #[arg(long)]
     no_journal: bool,
-    /// Folder in which the journal gets a folder of its own; the system's for temporary files by default.
+    /// Folder for the journal; default: the system's temporary folder.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Core of the client.
     #[arg(long, default_value_t = 0)]
     client_core: usize,
-    /// Core of the hot thread; engine threads take those behind it.
+    /// Core of the hot thread; engine threads use the following cores.
     #[arg(long, default_value_t = 1)]
     hot_core: usize,
-    /// Microseconds for which the hot thread spins without a request before it parks.
+    /// Microseconds that the hot thread spins without a request before it parks.
     #[arg(long, default_value_t = 2_000)]
     spin_us: u64,
-    /// Microseconds from the beginning of a large write of the journal to that of the next; by
-    /// default what the product does on so many cores.
+    /// Microseconds between the starts of two large journal writes; default: the product's value
+    /// for this number of cores.
     #[arg(long)]
     gather_us: Option<u64>,
-    /// Core of the journal's thread; by default any but the hot thread's.
+    /// Core of the journal's thread; default: any but the hot thread's.
     #[arg(long)]
     journal_core: Option<usize>,
-    /// No second thread: what this many commands cost the hot thread each, in turns of 1, 8 and 64 requests.
+    /// Single-threaded: cost of this many commands on the hot thread, in polls of 1, 8 and 64
+    /// requests.
     #[arg(long, value_name = "COMMANDS")]
     by_hand: Option<usize>,
-    /// Draws the latencies into this SVG file.
+    /// Plot the latencies into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
     /// Print one line of JSON.
@@ -97,7 +98,7 @@ struct Args {
     json: bool,
 }
 
-/// A node with a journal or without.
+/// A node with or without a journal.
 enum Node {
     Kept(SequencerHandle),
     Volatile(Volatile),
@@ -136,7 +137,7 @@ impl Node {
         }
     }
 
-    /// What the journal has written in so many seconds: its mean write.
+    /// Mean write of the journal over this many seconds.
     fn writes(&self, seconds: u64) -> Option<Writes> {
         let Self::Kept(node) = self else { return None };
         let stats = node.journal_stats();
@@ -158,22 +159,22 @@ impl Node {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     /// When it should have been sent, nanoseconds since the start.
     due_ns: u64,
 }
 
-/// What has been measured.
+/// Measurements of the run.
 struct Measured {
     accepted: Histogram<u64>,
     durable: Histogram<u64>,
     requests: u64,
     refused: u64,
-    /// Answered with `NotTaken`: no latency is counted for them.
+    /// Answered with `NotTaken`; their latency is not counted.
     not_taken: u64,
-    /// Times the ring of requests was full: the request went out later, and counts from when it was due.
+    /// Times the request ring was full: the request was sent later, and counts from its due time.
     ring_full: u64,
     events: u64,
 }
@@ -184,7 +185,7 @@ struct Client {
     load: Load,
     commit: Option<Commit>,
     sent: Box<[Sent]>,
-    /// Accepted, not durable yet: sequence and when it was due.
+    /// Accepted, not yet durable: sequence and due time.
     pending: VecDeque<(Sequence, u64)>,
     measured: Measured,
     /// Requests due before this are not counted.
@@ -217,12 +218,12 @@ impl Client {
                         sent += 1;
                         next_due_ns = due_ns(sent);
                     }
-                    // The ring is full: it is sent late, and counted from when it was due.
+                    // The ring is full: the request is sent late, and counts from its due time.
                     Err(NotTaken::Busy) => {
                         self.measured.ring_full += 1;
                         ready = Some(request);
                     }
-                    Err(other) => anyhow::bail!("the node ended: {other}"),
+                    Err(other) => anyhow::bail!("the node stopped: {other}"),
                 }
             }
             answered += self.read()?;
@@ -231,12 +232,15 @@ impl Client {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !self.pending.is_empty() {
             self.read_commit();
-            anyhow::ensure!(Instant::now() < deadline, "the journal does not catch up");
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "timed out waiting for the journal"
+            );
         }
         Ok(())
     }
 
-    /// Reads the reports that are there; gives the number of answers among them.
+    /// Reads the available reports; returns the number of answers among them.
     fn read(&mut self) -> anyhow::Result<u64> {
         let mut answered = 0;
         let (load, sent, measured) = (&mut self.load, &self.sent, &mut self.measured);
@@ -254,7 +258,7 @@ impl Client {
                     pending.push_back((stamp.sequence, request.due_ns));
                 }
                 if request.due_ns >= from_ns {
-                    // When this report is read, not when the batch was begun.
+                    // Time of reading this report, not of the start of the batch.
                     let ns = timer.ns().saturating_sub(request.due_ns).max(1);
                     measured.accepted.saturating_record(ns);
                     measured.requests += 1;
@@ -301,8 +305,8 @@ impl Client {
     }
 }
 
-/// Page faults of the hot thread at the end of the warm-up, read by a thread of its own: the client's
-/// makes no system call under load.
+/// Page faults of the hot thread at the end of the warm-up, read by a separate thread: the client's
+/// thread makes no system call under load.
 fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     let stats = stats.clone();
     std::thread::spawn(move || {
@@ -317,7 +321,7 @@ fn faults_since(warmed: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
     Some(stats.page_faults()?.saturating_sub(before))
 }
 
-/// Which thread runs where.
+/// Assignment of threads to cores.
 fn threads(args: &Args, cores: usize) -> String {
     let engines = match args.layout {
         Threads::Fused => format!("hot thread with all engines on core {}", args.hot_core),
@@ -355,24 +359,24 @@ fn main() -> anyhow::Result<()> {
     if let Some(commands) = args.by_hand {
         return by_hand(&args, &dir, commands);
     }
-    // Threads start on the core of their maker: the journal's before the client has pinned itself.
+    // Threads start on their creator's core: create the journal's before the client pins itself.
     if let Some(core) = args.journal_core {
         hop::pin(core);
     }
     let node = Node::start(&args, &dir)?;
     anyhow::ensure!(
         hop::pin(args.client_core),
-        "there is no core {}",
+        "cannot pin the client to core {}",
         args.client_core
     );
     let mut ring = node.port().rings(RING, Arc::default())?;
     let load = Load::open(&node.port(), &mut ring, args.instruments, args.seed)
-        .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
     let threads = threads(&args, cores);
     if !args.json {
         println!("{threads}");
         println!(
-            "load: {} requests/s for {} s behind {} s of warm-up, {} instruments, {} users, {MIX}, seed {}",
+            "load: {} requests/s for {} s after {} s of warm-up, {} instruments, {} users, {MIX}, seed {}",
             args.rate,
             args.seconds,
             args.warm_up,
@@ -381,7 +385,7 @@ fn main() -> anyhow::Result<()> {
             args.seed
         );
     }
-    // The hot thread sleeps meanwhile: its core is free for the echo.
+    // The hot thread is parked meanwhile: its core is free for the echo.
     std::thread::sleep(Duration::from_millis(20));
     let before = ping_pong(args.hot_core, ROUNDS);
     let hop_before = ring_hop(args.hot_core, ROUNDS);
@@ -478,10 +482,10 @@ fn main() -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    println!("cache line there and back: before {before}; after {after}");
-    println!("ring there and back: before {hop_before}; after {hop_after}");
-    println!("a thread that only looks at the clock is late by: client's core {client_watch}");
-    println!("                                                  hot thread's  {hot_watch}");
+    println!("cache line round trip: before {before}; after {after}");
+    println!("ring round trip: before {hop_before}; after {hop_after}");
+    println!("delay of a thread that only reads the clock: client's core {client_watch}");
+    println!("                                             hot thread's  {hot_watch}");
     println!(
         "{} requests, {} of them refused, {} not taken, ring full {} times, {} events, {} trades",
         measured.requests,
@@ -498,7 +502,7 @@ fn main() -> anyhow::Result<()> {
     println!("floor:    {floor} (the same load over bare rings, echoed)");
     if let Some(writes) = writes {
         println!(
-            "          beside it {} bytes written every {:.0} us, as the journal did",
+            "          with {} bytes written every {:.0} us, like the journal",
             writes.bytes,
             writes.every.as_secs_f64() * 1e6
         );
@@ -510,7 +514,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path without threads.
+/// Runs the path single-threaded.
 fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
     let mut config = Config::new(dir);
     config.layout = Layout::Fused;
@@ -522,7 +526,7 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     };
     anyhow::ensure!(
         hop::pin(args.hot_core),
-        "there is no core {}",
+        "cannot pin the hot thread to core {}",
         args.hot_core
     );
     let costs = benches::by_hand::run(node, args.instruments, args.seed, commands)?;
@@ -536,7 +540,7 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     }
     for cost in costs {
         println!(
-            "{} requests a turn: {:.0} ns a command, {:.2} M commands/s",
+            "{} requests per poll: {:.0} ns per command, {:.2} M commands/s",
             cost.batch,
             cost.ns_per_command,
             cost.capacity_m()
@@ -545,20 +549,22 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     Ok(())
 }
 
-/// What the number of cores means for the figures above.
+/// Effect of the number of cores on the figures above.
 fn allows(cores: usize, no_journal: bool) -> &'static str {
     match (cores, no_journal) {
         (..=2, true) => {
-            "two cores: client and hot thread have one each; whatever else runs takes time from one of them and shows in the tail, and in that of a thread that only looks at the clock."
+            "two cores: client and hot thread have one each; any other thread takes time from one of them \
+            and appears in the tail, and in that of a thread that only reads the clock."
         }
         (..=2, false) => {
-            "two cores: client and hot thread spin on one each, and the journal's thread takes its time from one of them: its work a write is the floor of the tail. A third core removes that."
+            "two cores: client and hot thread spin on one each, and the journal's thread takes its time \
+            from one of them: its work per write is the floor of the tail. A third core removes that."
         }
         (3, _) => {
             "three cores: client, hot thread and journal have one each; engines share the hot thread's."
         }
         _ => {
-            "four cores or more: every thread that spins has one, the layouts shared and pinned may be tried."
+            "four cores or more: every spinning thread has one, so the layouts shared and pinned are worth a try."
         }
     }
 }

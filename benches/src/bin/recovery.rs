@@ -1,9 +1,9 @@
-//! How long a restart takes: so many journalled commands, snapshots made on the way by the service
-//! that a node runs, then the node started again. And the same journal replayed from its first
-//! record: all three must come to one state hash.
+//! Restart time: journals commands with snapshots made by the node's snapshot service, then
+//! restarts the node. The same journal is also replayed from its first record: all three must reach
+//! the same state hash.
 //!
-//! Everything is read from the system's file cache, which holds what was just written: a cold start
-//! adds the time to read snapshot and journal.
+//! All files are read from the system's page cache, which contains what was just written: a cold
+//! start adds the time to read snapshot and journal.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use sequencer::{
 };
 use types::{NodeId, Sequence};
 
-/// Requests under way at most.
+/// Most requests in flight.
 const WINDOW: usize = 4_096;
-/// Commands accepted and not durable at most: the bound of the journal's buffer is not met.
+/// Most accepted commands that are not durable; below the bound of the journal's buffer.
 const UNDURABLE_MAX: u64 = 50_000;
 
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
@@ -34,17 +34,17 @@ struct Args {
     /// Commands in the journal.
     #[arg(long, default_value_t = 10_000_000)]
     commands: u64,
-    /// Commands between two snapshots: what a restart replays at most.
+    /// Commands between two snapshots: the most that a restart replays.
     #[arg(long, default_value_t = 1_000_000)]
     every: u64,
     #[arg(long, default_value_t = 1)]
     instruments: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder in which the journal gets a folder of its own; the system's for temporary files by default.
+    /// Folder for the journal; default: the system's temporary folder.
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Leave the replay from the first record out.
+    /// Skip the replay from the first record.
     #[arg(long)]
     no_replay: bool,
     /// Print one line of JSON.
@@ -57,7 +57,7 @@ fn start(dir: &Path) -> anyhow::Result<SequencerHandle> {
     Ok(SequencerHandle::start(Config::new(dir), backlog)?)
 }
 
-/// Sends the load as fast as it is taken, until `commands` are journalled.
+/// Sends the load as fast as the node accepts it, until `commands` are journalled.
 fn fill(
     handle: &SequencerHandle,
     front: &mut RingPort,
@@ -78,12 +78,12 @@ fn fill(
             match front.submit(Asked::default(), &request) {
                 Ok(()) => sent += 1,
                 Err(NotTaken::Busy) => pending = Some(request),
-                Err(other) => anyhow::bail!("the node ended: {other}"),
+                Err(other) => anyhow::bail!("the node stopped: {other}"),
             }
         }
         read(front, load, &mut answered, &mut last)?;
     }
-    wait(commit.wait(last)).context("the journal")?;
+    wait(commit.wait(last)).context("waiting for the journal")?;
     Ok(())
 }
 
@@ -111,10 +111,10 @@ fn state(port: &Port) -> anyhow::Result<(Sequence, u64, usize)> {
             core.admission().orders().count(),
         )
     }));
-    looked.map_err(|error| anyhow::anyhow!("the node ended: {error}"))
+    looked.map_err(|error| anyhow::anyhow!("the node stopped: {error}"))
 }
 
-/// Bytes of the files in a folder with this ending.
+/// Total size of the files in a folder with this extension.
 fn bytes(dir: &Path, ending: &str) -> anyhow::Result<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir)? {
@@ -148,16 +148,16 @@ fn main() -> anyhow::Result<()> {
     let replica = LiveReplica::start(node, handle.replica_parts(), Some(checkpoints))?;
     let mut front = handle.port().rings(WINDOW, Arc::default())?;
     let mut load = Load::open(&handle.port(), &mut front, args.instruments, args.seed)
-        .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
     let filling = Instant::now();
     fill(&handle, &mut front, &mut load, args.commands)?;
     let fill_s = filling.elapsed().as_secs_f64();
     load.close(&handle.port())
-        .map_err(|error| anyhow::anyhow!("the sessions stay open: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("cannot close the sessions: {error}"))?;
     let (last, live, open) = state(&handle.port())?;
-    wait(handle.commit().wait(last)).context("the journal")?;
+    wait(handle.commit().wait(last)).context("waiting for the journal")?;
 
-    // The replica is behind the flood: a moment later it has made its last snapshot.
+    // The replica lags after the load; wait for its last snapshot.
     let snapshots = journal::Snapshots::new(&dir.join("snapshots"));
     let wanted = last.get().saturating_sub(args.every);
     let waiting = Instant::now();
@@ -168,7 +168,7 @@ fn main() -> anyhow::Result<()> {
         }
         ensure!(
             waiting.elapsed() < Duration::from_secs(300),
-            "the replica stands at {newest}"
+            "timed out: the newest snapshot is {newest}, expected {wanted} or later"
         );
         std::thread::sleep(Duration::from_millis(50));
     };
@@ -197,7 +197,7 @@ fn main() -> anyhow::Result<()> {
         replay_s = Some(replaying.elapsed().as_secs_f64());
         ensure!(
             (core.sequence(), core.state_hash()) == (last, live),
-            "replayed from the first record to another state"
+            "the replay from the first record reached another state"
         );
     }
     let replayed = last.get() - snapshot;
@@ -231,7 +231,8 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     println!(
-        "load: {} commands, {} instruments, {} users, {MIX}, seed {}, {CACHE}; journalled in {fill_s:.1} s, {} open orders",
+        "load: {} commands, {} instruments, {} users, {MIX}, seed {}, {CACHE}; \
+        journalled in {fill_s:.1} s, {} open orders",
         last.get(),
         args.instruments,
         benches::load::USERS,
@@ -239,17 +240,17 @@ fn main() -> anyhow::Result<()> {
         open
     );
     println!(
-        "journal {:.2} GB; snapshot at {snapshot}, {:.1} MB, {lag_s:.1} s behind the flood",
+        "journal {:.2} GB; snapshot at {snapshot}, {:.1} MB, {lag_s:.1} s after the load",
         journal_bytes as f64 / 1e9,
         snapshot_bytes as f64 / 1e6
     );
-    println!("restart: {restart_s:.2} s, with {replayed} commands replayed behind the snapshot");
+    println!("restart: {restart_s:.2} s, with {replayed} commands replayed after the snapshot");
     if let Some(seconds) = replay_s {
         println!(
             "replay from the first record: {seconds:.2} s, {:.2} M commands/s",
             last.get() as f64 / seconds / 1e6
         );
     }
-    println!("one state: live, restarted and replayed, {live:#x}");
+    println!("state hash of live, restarted and replayed node: {live:#x}");
     Ok(())
 }

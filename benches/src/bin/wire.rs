@@ -1,6 +1,6 @@
-//! Orders over the wire of a running platform, from a client that spins: what *accepted* and *durable*
-//! take with one request under way, how many requests a second of a generated flow become durable with many, and
-//! the echo over the same transport beside them.
+//! Orders over the wire of a running platform, from a spinning client: *accepted* and *durable*
+//! latency with one request in flight, durable requests per second of a generated flow with many in
+//! flight, and an echo over the same transport for comparison.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,12 +24,12 @@ use sequencer::inspect::Folder;
 use types::{InstrumentIx, OrderType, Side, StpMode, TimeInForce};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
-/// Roubles of each member, of which half are blocked for trading, and units.
+/// Roubles of each member, half of them in a trading hold, and units.
 const ROUBLES: u64 = 20_000_000_000;
 const UNITS: u64 = 400_000_000;
-/// Price in ticks: next to nothing, so that nothing trades and money never runs out.
+/// Price in ticks: so low that nothing trades and money never runs out.
 const PRICE: i64 = 100;
-/// Bytes of an order and of all that answers it until it is durable.
+/// Bytes of an order and of all its answers until it is durable.
 const QUESTION: usize = 55;
 const ANSWER: usize = 46 + 99;
 /// Durable writes of the floor.
@@ -47,37 +47,38 @@ struct Args {
     /// Data folder of the platform, for its certificate.
     #[arg(long, default_value = "data")]
     data_dir: PathBuf,
-    /// Requests with one under way.
+    /// Requests with one in flight.
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
     /// Members of the flow.
     #[arg(long, default_value_t = 16)]
     users: u16,
-    /// Sessions of each; 63 at most together.
+    /// Sessions per member; at most 63 in total.
     #[arg(long, default_value_t = 2)]
     sessions: u16,
-    /// Requests under way per session.
+    /// Requests in flight per session.
     #[arg(long, default_value_t = 32)]
     window: u64,
-    /// Requests offered per second; without, as many as the windows allow.
+    /// Requests offered per second; default: as many as the windows allow.
     #[arg(long)]
     rate: Option<u64>,
     /// Seconds of the flow.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Sessions beside them that send heartbeats only.
+    /// Additional sessions that only send heartbeats.
     #[arg(long, default_value_t = 0)]
     idle: usize,
     /// Replay the run's journal in the reference book and compare every trade.
     #[arg(long)]
     judge: bool,
-    /// File with a flow, format `XFLOW001`; the run ends with it at the latest. Without, one is made.
+    /// File with a flow, format `XFLOW001`; the run ends with it at the latest. Default: a
+    /// generated flow.
     #[arg(long)]
     file: Option<PathBuf>,
-    /// Requests of a flow that is made.
+    /// Requests of a generated flow.
     #[arg(long, default_value_t = 8_000_000)]
     flow: u64,
-    /// Of a flow that is made.
+    /// Seed of a generated flow.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Core of this client, and of the echo's server.
@@ -114,7 +115,7 @@ fn cancel(id: u64) -> ClientMessage {
     .into()
 }
 
-/// The request of this number: an order, then its cancel.
+/// The request with this number: an order, then its cancel.
 fn request(instrument: u32, number: u64) -> ClientMessage {
     match number % 2 {
         1 => order(instrument, number.div_ceil(2)),
@@ -122,7 +123,7 @@ fn request(instrument: u32, number: u64) -> ClientMessage {
     }
 }
 
-/// One request at a time: the next one leaves after the durable answer of the last.
+/// One request at a time, each sent after the durable answer of the previous one.
 fn one_at_a_time(
     connection: &mut Connection,
     instrument: u32,
@@ -133,7 +134,7 @@ fn one_at_a_time(
     for number in 1..=(count + warm_up) as u64 {
         let sent = Instant::now();
         let request = connection.send(0, &request(instrument, number))?;
-        let request = request.context("too much waits to be sent")?;
+        let request = request.context("the send buffer is full")?;
         connection.flush();
         let (mut hinted, mut answered) = (None, None);
         while answered.is_none() {
@@ -142,7 +143,7 @@ fn one_at_a_time(
                 match &report.message {
                     ServerMessage::Accepted(_) => hinted = Some(sent.elapsed()),
                     ServerMessage::Rejected(m) => {
-                        anyhow::bail!("request {number} was refused: {}", m.reason);
+                        anyhow::bail!("request {number} was rejected: {}", m.reason);
                     }
                     other if other.answers() == request => answered = Some(sent.elapsed()),
                     _ => {}
@@ -150,7 +151,7 @@ fn one_at_a_time(
             }
             anyhow::ensure!(
                 sent.elapsed() < Duration::from_secs(30),
-                "no answer to {number}"
+                "no answer to request {number}"
             );
         }
         if number as usize > warm_up {
@@ -167,11 +168,11 @@ fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
     serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
 }
 
-/// Rates and lags over the flow.
+/// Rates and lags during the flow.
 fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
     let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-    // Who lags more and more does the rest of what comes.
+    // The processed rate of a follower is the arrival rate minus the growth of its lag.
     let done_per_s = |of: fn(&Sample) -> f64| match samples {
         [first, .., last] => {
             let grown = (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64();
@@ -201,7 +202,7 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     })
 }
 
-/// A member for one request at a time, then those of the flow, who also have units.
+/// One member for single requests, then those of the flow, who also have units.
 fn members(caller: &Caller, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
     let users = (0..=count)
         .map(|_| caller.member(ROUBLES))
@@ -214,12 +215,15 @@ fn members(caller: &Caller, instrument: &str, count: u16) -> anyhow::Result<Vec<
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    anyhow::ensure!(args.users > 0 && args.sessions > 0, "a flow needs members");
+    anyhow::ensure!(
+        args.users > 0 && args.sessions > 0,
+        "--users and --sessions must be at least 1"
+    );
     anyhow::ensure!(
         args.users * args.sessions < 64,
-        "a connection has 64 channels"
+        "--users times --sessions must be below 64, the channels of a connection"
     );
-    // Before this thread is bound to one of them.
+    // Before this thread is pinned to one of them.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let caller = Caller { address: args.rpc };
     let id = caller.instrument()?;
@@ -243,7 +247,11 @@ fn main() -> anyhow::Result<()> {
     };
     let mut flow = Flow::new(records, &load, 1);
     let idle = Idle::start(args.trading, &trust, &users[1..], args.idle)?;
-    anyhow::ensure!(hop::pin(args.core), "there is no core {}", args.core);
+    anyhow::ensure!(
+        hop::pin(args.core),
+        "cannot pin the client to core {}",
+        args.core
+    );
 
     let mut connection = Connection::connect(args.trading, &trust)?;
     let kopecks = i64::try_from(ROUBLES * 50)?;
@@ -261,7 +269,9 @@ fn main() -> anyhow::Result<()> {
     }
     let mut known = connection.instruments();
     let traded = known.find(|definition| definition.id.as_str() == id);
-    let instrument = traded.context("the instrument is not traded")?.instrument;
+    let instrument = traded
+        .context("the gateway does not list the instrument")?
+        .instrument;
     drop(known);
     let (accepted, durable) = one_at_a_time(&mut connection, instrument, args.requests)?;
     let sampler = Sampler::start(args.rpc);
@@ -289,7 +299,7 @@ fn main() -> anyhow::Result<()> {
                   "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
                   "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
-        // What the platform takes on this machine unless it is configured.
+        // Layout that the platform uses on this machine unless configured otherwise.
         "layout": format!("{:?}", Layout::for_cores(cores)).to_lowercase(),
         "bounds": status.bounds,
         "echo": spread(&echoed),

@@ -1,7 +1,7 @@
-//! The floor under the ledger: given rows written by bare statements, without a service. The same
-//! file with its indexes, checks and triggers, the same settings of the connection, many rows a
-//! statement, one update for each row that changed, as many operations a transaction as the service
-//! made. Rows are made, and changes netted, before the clock runs.
+//! The floor of the ledger: captured rows written by bare statements, without a service. The same
+//! file with its indexes, checks and triggers, the same connection settings, many rows per
+//! statement, one update per changed row, as many operations per transaction as the service. Rows
+//! are created, and changes netted, before the clock runs.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,13 +12,13 @@ use rusqlite::{Connection, TransactionBehavior, params_from_iter, types::Value};
 use super::capture::{Captured, Rows, Table};
 use crate::load::Random;
 
-/// Rows of one INSERT, largest first: what is left over goes into the next smaller ones.
+/// Rows per INSERT, largest first: the remainder uses the next smaller sizes.
 const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
 
 /// Writes to one table in one transaction.
 pub(super) struct Write {
     pub table: usize,
-    /// Place of the size, and the values of all its rows.
+    /// Index of the size, and the values of all its rows.
     pub inserts: Vec<(usize, Vec<Value>)>,
     /// Changed columns, then the key.
     pub updates: Vec<Vec<Value>>,
@@ -29,7 +29,7 @@ struct Sql {
     update: String,
 }
 
-/// Bare statements ready to be run.
+/// Bare statements ready to run.
 pub struct Bare {
     db: Connection,
     sql: Vec<Sql>,
@@ -38,7 +38,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// `merge`: requests of one transaction.
+    /// `merge`: requests per transaction.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -70,13 +70,13 @@ impl Bare {
         self.transactions.len()
     }
 
-    /// Runs so many transactions, or those for which there is time; gives operations and time.
+    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
     ///
     /// # Errors
-    /// The store refuses a row.
+    /// The store rejects a row.
     pub fn run(&mut self, transactions: usize, limit: Duration) -> anyhow::Result<(f64, Duration)> {
-        // Dropped after the clock has stopped. What there is no time for stays: blocks of the audit
-        // chain follow each other.
+        // Dropped after the clock has stopped. Transactions after the limit stay queued: blocks of
+        // the audit chain are consecutive.
         let mut done: Vec<Vec<Write>> = Vec::with_capacity(transactions);
         let began = Instant::now();
         while done.len() < transactions && began.elapsed() <= limit {
@@ -145,7 +145,7 @@ fn statements(table: &Table) -> Sql {
     }
 }
 
-/// The writes of one transaction: each changed row once, as it ends.
+/// Writes of one transaction: each changed row once, in its final state.
 pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
     let mut rows: Vec<Rows> = tables.iter().map(|_| Rows::default()).collect();
     for request in requests {
@@ -164,7 +164,7 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
                     .map(|key| format!("{:?}", row[*key]))
                     .collect()
             };
-            // A row that is made and changed in one transaction is written once.
+            // A row inserted and updated in one transaction is written once.
             let mut made: HashMap<Vec<String>, usize> = HashMap::new();
             for (at, row) in rows.inserted.iter().enumerate() {
                 made.insert(key(row), at);
@@ -208,11 +208,11 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
 const PLAIN_ACCOUNTS: u64 = 10_000;
 
 /// The same statements on a ledger of three tables of integers, to compare this floor with others:
-/// so many operations of two entries a transaction, an update for each account; gives operations a
+/// `batch` operations of two entries per transaction, an update per account. Returns operations per
 /// second.
 ///
 /// # Errors
-/// The store refuses.
+/// The store rejects a statement.
 pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result<f64> {
     std::fs::create_dir_all(folder)?;
     let db = open(&folder.join(format!("plain-{batch}.sqlite")))?;
@@ -220,7 +220,8 @@ pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result
         "PRAGMA cache_size = -200000; \
          CREATE TABLE account (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance >= 0)) STRICT; \
          CREATE TABLE operation (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, ts INTEGER NOT NULL) STRICT; \
-         CREATE TABLE posting (op INTEGER NOT NULL, leg INTEGER NOT NULL, account INTEGER NOT NULL, amount INTEGER NOT NULL, \
+            CREATE TABLE posting (op INTEGER NOT NULL, leg INTEGER NOT NULL, account INTEGER NOT NULL, \
+            amount INTEGER NOT NULL, \
          PRIMARY KEY (op, leg)) WITHOUT ROWID, STRICT; \
          WITH RECURSIVE n (id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM n WHERE id < 9999) \
          INSERT INTO account SELECT id, 1000000000 FROM n;",

@@ -1,6 +1,6 @@
-//! Which rows the service writes: triggers beside its tables copy each inserted and each updated
-//! row, and every request says where it ends. So the bare statements write the same rows whatever
-//! the schema is.
+//! Captures the rows that the service writes: triggers on its tables copy each inserted and each
+//! updated row, and the end of every request is recorded. So the bare statements write the same
+//! rows whatever the schema is.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rusqlite::{Connection, types::Value};
 
 use super::{flow::Ask, node::Node};
 
-/// Tables in the order in which they refer to each other; others follow.
+/// Tables in dependency order; others follow.
 pub(super) const ORDER: [&str; 7] = [
     "instruments",
     "users",
@@ -20,36 +20,36 @@ pub(super) const ORDER: [&str; 7] = [
     "postings",
 ];
 
-/// A table, and which of its columns updates changed.
+/// A table, and the columns that updates changed.
 pub struct Table {
     pub name: String,
     pub columns: Vec<String>,
-    /// Places of the columns of the primary key.
+    /// Indexes of the primary key's columns.
     pub key: Vec<usize>,
-    /// Places of the columns that any update changed.
+    /// Indexes of the columns that any update changed.
     pub changed: Vec<usize>,
 }
 
-/// What one request wrote to one table.
+/// Rows that one request wrote to one table.
 #[derive(Default)]
 pub struct Rows {
     pub inserted: Vec<Vec<Value>>,
-    /// Whole rows as they became, in order.
+    /// Whole rows after the update, in order.
     pub updated: Vec<Vec<Value>>,
 }
 
-/// What requests wrote: `requests[request][table]`.
+/// Rows that requests wrote: `requests[request][table]`.
 pub struct Captured {
     pub tables: Vec<Table>,
     pub requests: Vec<Vec<Rows>>,
     pub operations: usize,
 }
 
-/// Sends the requests one after the other to a ledger that is started on the folder, and notes what
-/// each wrote, until there are no more or the time is over.
+/// Sends the requests one after the other to a ledger started on the folder, and records the rows
+/// of each, until no requests or no time are left.
 ///
 /// # Errors
-/// The ledger refuses, or its file cannot be read.
+/// The ledger refuses a request, or its file cannot be read.
 pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::Result<Captured> {
     let db = Connection::open(folder.join("ledger.sqlite"))?;
     db.busy_timeout(Duration::from_secs(30))?;
@@ -93,7 +93,8 @@ pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::
 fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
     let mut names: Vec<String> = db
         .prepare(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name NOT LIKE '\\_%' ESCAPE '\\'",
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' \
+            AND name NOT LIKE '\\_%' ESCAPE '\\'",
         )?
         .query_map([], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
@@ -123,7 +124,7 @@ fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
         .collect()
 }
 
-/// `written` is 0 for an insert and a bit for each changed column for an update.
+/// `written` is 0 for an insert and a bit per changed column for an update.
 fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let all = columns.join(", ");
@@ -175,7 +176,7 @@ fn read(
         while ends.get(request).is_some_and(|ends| ends[place] < rowid) {
             request += 1;
         }
-        // What chores wrote after the last answer belongs to no request.
+        // Rows that background tasks wrote after the last answer belong to no request.
         let Some(of) = requests.get_mut(request) else {
             break;
         };

@@ -1,8 +1,8 @@
-//! Requests for the ledger, seeded: `CreateOperations` of so many operations, each with its own
-//! idempotency key and two or more postings.
+//! Seeded requests for the ledger: `CreateOperations`, each operation with its own idempotency key
+//! and two or more postings.
 //!
-//! One-phase: money moves at once. Two-phase: a request opens a hold for each operation, the next
-//! one of the same client consumes them. An operation counts once, when its postings are written.
+//! One-phase: money moves at once. Two-phase: a request opens a hold per operation, the next one of
+//! the same client consumes them. An operation counts once, when its postings are written.
 
 use proto::common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext};
 use proto::ledger::v1::{
@@ -14,21 +14,21 @@ use crate::load::Random;
 
 /// Users with money; each has one sub-account.
 pub const USERS: u64 = 10_000;
-/// Minor units that each starts with.
+/// Initial minor units of each user.
 const START_MINOR: u64 = 1_000_000_000;
 const AMOUNT_MINOR_MAX: u64 = 1_000;
 pub const INSTRUMENT: &str = types::CFA_RUB;
 const RESERVE: &str = "system:reserve:CFA-RUB";
-/// The house: the credit side of everything when accounts are hot.
+/// The house: the credit side of all postings if accounts are hot.
 const HOUSE: &str = "system:fees:CFA-RUB";
-/// Users credited by one request of the seeding.
+/// Users credited per seeding request.
 const SEED_BATCH: u64 = 5_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounts {
     /// Both sides drawn from all users.
     Uniform,
-    /// One house account on one side of everything.
+    /// One house account on one side of every posting.
     Hot,
 }
 
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// A request and how many operations it writes.
+/// A request and the number of operations it writes.
 pub struct Ask {
     pub message: CreateOperationsRequest,
     pub operations: usize,
@@ -80,7 +80,7 @@ impl Flow {
         }
     }
 
-    /// The next requests that write so many operations: one, or two that belong together.
+    /// The next requests that write this many operations: one, or two that belong together.
     pub fn next(&mut self, operations: usize) -> Vec<Ask> {
         let news: Vec<NewOperation> = (0..operations).map(|_| self.operation()).collect();
         let mut asks = Vec::with_capacity(2);
@@ -129,7 +129,7 @@ impl Flow {
     }
 }
 
-/// Requests that give every user his money.
+/// Requests that fund every user.
 pub fn seeding() -> impl Iterator<Item = CreateOperationsRequest> {
     (0..USERS)
         .step_by(SEED_BATCH as usize)
@@ -223,5 +223,5 @@ fn minor_of(posting: &Posting) -> u64 {
         .as_ref()
         .and_then(|amount| amount.amount.as_ref());
     let digits = amount.map_or_else(String::new, |value| value.value.replace('.', ""));
-    digits.parse().expect("made above from a number")
+    digits.parse().expect("digits of a formatted amount")
 }

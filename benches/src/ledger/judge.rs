@@ -1,15 +1,16 @@
-//! After each run: is every operation balanced, is money conserved, is what is held what open holds
-//! have left. Read from the rows of the closed ledger, not from the service.
+//! Verifies each run: every operation is balanced, money is conserved, held amounts equal the
+//! remainder of open holds. Reads the rows of the closed ledger, not the service.
 
 use proto::ledger::v1::TrialBalanceLine;
 
 use super::place::Place;
 
-/// Each question counts what is wrong.
+/// Each query counts violations.
 const QUESTIONS: [(&str, &str); 6] = [
     (
         "operations unbalanced",
-        "SELECT COUNT(*) FROM operations o WHERE NOT EXISTS (SELECT 1 FROM postings p WHERE p.operation_id = o.operation_id) \
+        "SELECT COUNT(*) FROM operations o WHERE NOT EXISTS (SELECT 1 FROM postings p \
+        WHERE p.operation_id = o.operation_id) \
          OR EXISTS (SELECT 1 FROM postings p JOIN sub_accounts d ON d.subaccount_id = p.debit_subaccount_id \
          JOIN sub_accounts c ON c.subaccount_id = p.credit_subaccount_id WHERE p.operation_id = o.operation_id \
          AND (d.instrument_id <> p.instrument_id OR c.instrument_id <> p.instrument_id))",
@@ -21,33 +22,38 @@ const QUESTIONS: [(&str, &str); 6] = [
     (
         "sub-accounts that are not the sum of their postings",
         "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT id, SUM(amount) AS amount, COUNT(*) AS entries FROM \
-         (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings UNION ALL SELECT credit_subaccount_id, amount FROM postings) sides \
+        (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings \
+        UNION ALL SELECT credit_subaccount_id, amount FROM postings) sides \
          GROUP BY id) e ON e.id = s.subaccount_id \
          WHERE s.balance <> COALESCE(e.amount, 0) OR s.version <> COALESCE(e.entries, 0)",
     ),
     (
-        "postings whose running balance is not where the one before ended",
+        "postings whose running balance does not continue the previous one",
         "SELECT COUNT(*) FROM (SELECT after - amount AS before, version, LAG(after, 1, 0) OVER w AS last_after, \
          LAG(version, 1, 0) OVER w AS last_version FROM \
-         (SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS after, -amount AS amount FROM postings \
+        (SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS after, \
+        -amount AS amount FROM postings \
          UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after, amount FROM postings) sides \
-         WINDOW w AS (PARTITION BY id ORDER BY version)) entries WHERE before <> last_after OR version <> last_version + 1",
+        WINDOW w AS (PARTITION BY id ORDER BY version)) entries \
+        WHERE before <> last_after OR version <> last_version + 1",
     ),
     (
-        "sub-accounts that hold other than their open holds",
-        "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT subaccount_id, SUM(remaining) AS held FROM holds WHERE status = 1 \
+        "sub-accounts whose held amount differs from their open holds",
+        "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN \
+        (SELECT subaccount_id, SUM(remaining) AS held FROM holds WHERE status = 1 \
          GROUP BY subaccount_id) h ON h.subaccount_id = s.subaccount_id WHERE s.held <> COALESCE(h.held, 0)",
     ),
     (
         "idempotency keys with more than one operation",
-        "SELECT COUNT(*) FROM (SELECT 1 FROM operations GROUP BY user_id, idempotency_key, scope HAVING COUNT(*) > 1) keys",
+        "SELECT COUNT(*) FROM (SELECT 1 FROM operations \
+        GROUP BY user_id, idempotency_key, scope HAVING COUNT(*) > 1) keys",
     ),
 ];
 
-/// Judges a closed ledger with so many operations.
+/// Verifies a closed ledger with this many operations.
 ///
 /// # Errors
-/// Anything is wrong, or its rows cannot be read.
+/// A query finds a violation, or the rows cannot be read.
 pub async fn judge(place: &Place, operations: usize) -> anyhow::Result<()> {
     for (what, sql) in QUESTIONS {
         let wrong = place.number(sql, sql).await?;
@@ -57,12 +63,12 @@ pub async fn judge(place: &Place, operations: usize) -> anyhow::Result<()> {
     let found = place.number(sql, sql).await?;
     anyhow::ensure!(
         usize::try_from(found) == Ok(operations),
-        "{operations} operations were answered, {found} are there"
+        "{operations} operations were answered, the ledger has {found}"
     );
     Ok(())
 }
 
-/// Judges what the ledger says of itself.
+/// Verifies the ledger's own trial balance.
 ///
 /// # Errors
 /// An instrument does not add up to zero.
@@ -76,12 +82,12 @@ pub fn judge_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Operations a transaction, on average, among those written after the first `skip`.
+/// Mean operations per transaction, among those written after the first `skip`.
 ///
 /// # Errors
 /// The rows cannot be read.
 pub async fn operations_per_transaction(place: &Place, skip: usize) -> anyhow::Result<f64> {
-    // All rows of a group carry one time.
+    // All rows of a transaction have the same time.
     let of = |what: &str| {
         let rows = "FROM (SELECT created_at_us FROM operations ORDER BY created_at_us";
         [

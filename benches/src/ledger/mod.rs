@@ -1,5 +1,5 @@
-//! What the benchmark of the ledger is made of: its load, the service under it, the bare statements
-//! beside it, the judge after it.
+//! Parts of the ledger benchmark: its load, the service under load, the bare statements, the
+//! verification.
 
 pub mod bare;
 pub mod capture;

@@ -1,5 +1,5 @@
-//! The ledger as a node runs it: its own store and event log in a folder, relay and sweeper beside
-//! the committer, called through the contract by clients of the same process.
+//! The ledger as in a node: its own store and event log in a folder, relay and sweeper running with
+//! the committer, called through the contract by clients in the same process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ pub struct Node {
     shutdown: CancellationToken,
 }
 
-/// What clients saw.
+/// Measurements of the clients.
 pub struct Measured {
     pub operations: usize,
     pub elapsed: Duration,
-    /// Nanoseconds from the sending of a request to its answer.
+    /// Nanoseconds from sending a request to its answer.
     pub latency: Histogram<u64>,
 }
 
 impl Node {
-    /// Opens what the folder has, or begins there. `url`: of its rows in PostgreSQL; empty: they are in the folder.
+    /// Opens or creates the store. `url`: rows are in PostgreSQL; empty: rows are in the folder.
     ///
     /// # Errors
     /// Store or log cannot be opened.
@@ -69,10 +69,10 @@ impl Node {
             .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
     }
 
-    /// Gives every user of the load his money.
+    /// Funds every user of the load.
     ///
     /// # Errors
-    /// The ledger refuses.
+    /// The ledger refuses a request.
     pub async fn seed(&self) -> anyhow::Result<()> {
         for request in flow::seeding() {
             self.client().create_operations(request).await?;
@@ -80,8 +80,8 @@ impl Node {
         Ok(())
     }
 
-    /// Sends what each client has, one request of a client at a time, all clients at once, until
-    /// they have nothing more or the time is over.
+    /// Sends the requests of all clients concurrently, one request of a client at a time, until no
+    /// requests or no time are left.
     ///
     /// # Errors
     /// A request is refused.
@@ -107,7 +107,7 @@ impl Node {
         })
     }
 
-    /// The ledger's own trial balance.
+    /// Trial balance, as computed by the ledger.
     ///
     /// # Errors
     /// The ledger does not answer.
@@ -117,7 +117,7 @@ impl Node {
         Ok(answer.into_inner().lines)
     }
 
-    /// Ends everything and closes the files.
+    /// Stops the ledger and closes the files.
     pub async fn stop(self) {
         self.shutdown.cancel();
         self.slot.clear();

@@ -1,5 +1,5 @@
-//! Where a ledger of the benchmark is: a folder with its SQLite file, or a folder for its event log
-//! and a PostgreSQL database.
+//! Location of a benchmark ledger: a folder with its SQLite file, or a folder for its event log and
+//! a PostgreSQL database.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// An empty one. `server`: a URL of PostgreSQL; none: SQLite.
+    /// An empty ledger. `server`: a URL of PostgreSQL; none: SQLite.
     ///
     /// # Errors
-    /// The server makes no database.
+    /// The server cannot create a database.
     pub async fn new(folder: PathBuf, server: Option<&str>, name: &str) -> anyhow::Result<Self> {
         let database = match server {
             Some(server) => Some(Database::create(server, name, None).await?),
@@ -32,10 +32,10 @@ impl Place {
         Ok(Self { folder, database })
     }
 
-    /// A copy of a ledger that is closed.
+    /// A copy of a closed ledger.
     ///
     /// # Errors
-    /// It cannot be copied.
+    /// The copy fails.
     pub async fn copy(
         &self,
         folder: PathBuf,
@@ -52,7 +52,7 @@ impl Place {
         Ok(Self { folder, database })
     }
 
-    /// Starts a ledger on it.
+    /// Starts a ledger at this location.
     ///
     /// # Errors
     /// Store or log cannot be opened.
@@ -64,10 +64,10 @@ impl Place {
         Node::start(&self.folder, &url).await
     }
 
-    /// One number of its rows: the statement of either database.
+    /// Runs a query for one number: the statement of either database.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The query fails.
     pub async fn number(&self, sqlite: &str, postgres: &str) -> anyhow::Result<i64> {
         match &self.database {
             Some(database) => database.number(postgres).await,
@@ -79,10 +79,11 @@ impl Place {
         }
     }
 
-    /// Waits until the relay has moved everything, so long at most; events that were left, and how long they took.
+    /// Waits until the relay has drained the outbox, at most `at_most`; returns the events left
+    /// before and the time taken.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The query fails.
     pub async fn drain(&self, at_most: Duration) -> anyhow::Result<(i64, Duration)> {
         let left = async || {
             self.number(
@@ -99,10 +100,10 @@ impl Place {
         Ok((first, began.elapsed()))
     }
 
-    /// Which rows these requests write.
+    /// Captures the rows that these requests write.
     ///
     /// # Errors
-    /// The ledger refuses, or its rows cannot be read.
+    /// The ledger refuses a request, or its rows cannot be read.
     pub async fn capture(&self, asks: Vec<Ask>, limit: Duration) -> anyhow::Result<Captured> {
         match &self.database {
             Some(database) => postgres::capture(database, &self.folder, asks, limit).await,
@@ -110,7 +111,7 @@ impl Place {
         }
     }
 
-    /// Bare statements that write such rows, `merge` requests a transaction.
+    /// Bare statements that write such rows, `merge` requests per transaction.
     ///
     /// # Errors
     /// The store cannot be opened.
@@ -121,7 +122,7 @@ impl Place {
         })
     }
 
-    /// Removes what the server keeps of it; a folder is its owner's.
+    /// Removes the server's database; the owner removes the folder.
     ///
     /// # Errors
     /// The server refuses.
@@ -134,7 +135,7 @@ impl Place {
 }
 
 /// The floor of either store.
-#[allow(clippy::large_enum_variant, reason = "there is one")]
+#[allow(clippy::large_enum_variant, reason = "only one instance exists")]
 pub enum Bare {
     Sqlite(bare::Bare),
     Postgres(postgres::Bare),
@@ -149,10 +150,10 @@ impl Bare {
         }
     }
 
-    /// Runs so many transactions, or those for which there is time; gives operations and time.
+    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
     ///
     /// # Errors
-    /// The store refuses a row.
+    /// The store rejects a row.
     pub async fn run(
         &mut self,
         transactions: usize,

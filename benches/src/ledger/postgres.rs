@@ -1,6 +1,6 @@
-//! The same three things on PostgreSQL: databases of the benchmark's own, which rows the service
-//! writes, and bare statements that write them. Rows travel as texts, one array a column, so that
-//! nothing here knows the schema; the server casts them.
+//! The PostgreSQL variants: the benchmark's own databases, captured rows, and bare statements that
+//! write them. Rows are passed as text, one array per column, so that this code is independent of
+//! the schema; the server casts them.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ pub struct Database {
 }
 
 impl Database {
-    /// An empty database beside the one that the URL names, or a copy of another one that nobody is connected to.
+    /// An empty database on the server of the URL, or a copy of another one without connections.
     ///
     /// # Errors
-    /// The server cannot be reached or makes no databases for this user.
+    /// The server cannot be reached or refuses to create databases for this user.
     pub async fn create(server: &str, name: &str, of: Option<&Self>) -> anyhow::Result<Self> {
         let name = format!("bench_{}_{name}", std::process::id());
         let template = of.map_or_else(String::new, |of| format!(" TEMPLATE {}", of.name));
@@ -38,7 +38,7 @@ impl Database {
         })
     }
 
-    /// Where it is.
+    /// URL of the database.
     pub fn url(&self) -> String {
         let (head, query) = self
             .server
@@ -56,14 +56,14 @@ impl Database {
         Ok(PgConnection::connect(&self.url()).await?)
     }
 
-    /// One number.
+    /// Runs a query for one number.
     pub async fn number(&self, sql: &str) -> anyhow::Result<i64> {
         let mut db = self.connect().await?;
         let sql = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()));
         Ok(sql.fetch_one(&mut db).await?)
     }
 
-    /// Removes it, whoever is connected.
+    /// Drops the database, including open connections.
     pub async fn drop(self) -> anyhow::Result<()> {
         let mut db = PgConnection::connect(&self.server).await?;
         run(
@@ -92,7 +92,7 @@ struct Typed {
 /// As [`super::capture::capture`].
 ///
 /// # Errors
-/// The ledger refuses, or its rows cannot be read.
+/// The ledger refuses a request, or its rows cannot be read.
 pub async fn capture(
     database: &Database,
     folder: &std::path::Path,
@@ -157,8 +157,10 @@ async fn tables(db: &mut PgConnection) -> anyhow::Result<Vec<Typed>> {
     for name in names {
         let columns: Vec<PgRow> = sqlx::query(
             "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), \
-             EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY(i.indkey)) \
-             FROM pg_attribute a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+             EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary \
+             AND a.attnum = ANY(i.indkey)) \
+             FROM pg_attribute a WHERE a.attrelid = $1::regclass AND a.attnum > 0 \
+             AND NOT a.attisdropped ORDER BY a.attnum",
         )
         .bind(&name)
         .fetch_all(&mut *db)
@@ -187,7 +189,7 @@ async fn tables(db: &mut PgConnection) -> anyhow::Result<Vec<Typed>> {
     Ok(tables)
 }
 
-/// `written` is 0 for an insert and a bit for each changed column for an update.
+/// `written` is 0 for an insert and a bit per changed column for an update.
 fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let each = |term: &dyn Fn(usize, &String) -> String, between: &str| {
@@ -238,7 +240,7 @@ async fn read(
         while ends.get(request).is_some_and(|ends| ends[place] < seq) {
             request += 1;
         }
-        // What chores wrote after the last answer belongs to no request.
+        // Rows that background tasks wrote after the last answer belong to no request.
         let Some(of) = requests.get_mut(request) else {
             break;
         };
@@ -266,7 +268,7 @@ async fn read(
 /// Columns of many rows.
 type Columns = Vec<Vec<Option<String>>>;
 
-/// Bare statements ready to be run: one INSERT and one UPDATE for each table a transaction writes.
+/// Bare statements ready to run: one INSERT and one UPDATE per table that a transaction writes.
 pub struct Bare {
     db: PgConnection,
     /// INSERT and UPDATE of each table.
@@ -276,7 +278,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// `merge`: requests of one transaction.
+    /// `merge`: requests per transaction.
     ///
     /// # Errors
     /// The database cannot be reached.
@@ -300,7 +302,10 @@ impl Bare {
             .iter()
             .map(|table| {
                 let of = typed.iter().find(|typed| typed.table.name == table.name);
-                Ok(statements(table, &of.context("a table is gone")?.types))
+                Ok(statements(
+                    table,
+                    &of.context("a captured table is missing")?.types,
+                ))
             })
             .collect::<anyhow::Result<_>>()?;
         let count = captured.requests.len().div_ceil(merge);
@@ -327,10 +332,10 @@ impl Bare {
         self.transactions.len()
     }
 
-    /// Runs so many transactions, or those for which there is time; gives operations and time.
+    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
     ///
     /// # Errors
-    /// The store refuses a row.
+    /// The store rejects a row.
     pub async fn run(
         &mut self,
         transactions: usize,

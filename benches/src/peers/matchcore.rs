@@ -1,4 +1,4 @@
-//! matchcore: a single-threaded book of commands. They are made before, untimed, like ours.
+//! matchcore: a single-threaded book of commands, which are translated before, untimed.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use matchcore::{
 use super::Peer;
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
-/// Orders carry the sequence of the command that made them.
+/// Orders have the sequence of their command as id.
 struct Translator {
     /// By file id.
     ids: Vec<OrderId>,
@@ -74,7 +74,7 @@ impl Translator {
     }
 }
 
-/// `matchcore`: the median of `runs`, and a run behind them that is judged.
+/// `matchcore`: the median of `runs`, then one verified run.
 pub fn matchcore(flow: &Flow, runs: usize) -> Peer {
     let header = &flow.header;
     let mut translator = Translator {
@@ -102,7 +102,7 @@ pub fn matchcore(flow: &Flow, runs: usize) -> Peer {
         .collect();
     speeds.sort_by(f64::total_cmp);
 
-    // By command: the file's id of the order that it makes or names.
+    // By command: the file's id of its order.
     let ids: Vec<u64> = flow.records.iter().map(|record| record.id).collect();
     let mut book = OrderBook::new("FLOW");
     let (mut trades, mut traded, mut tape) = (0, 0, TapeHash::default());

@@ -1,4 +1,4 @@
-//! OrderBook-rs: a book for many threads, here on one.
+//! OrderBook-rs: a multi-threaded book, used here on one thread.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use pricelevel::{OrderUpdate, Price, Quantity};
 use super::Peer;
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
-/// A run that takes longer is stopped.
+/// A longer run is stopped.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Commands between two looks at the clock.
+/// Commands between two clock reads.
 const LOOK_EVERY: usize = 1_024;
 
 /// Maker, taker, price, quantity.
 type Trades = Arc<Mutex<Vec<(u64, u64, i64, u64)>>>;
 
-/// One run, timed and judged: the trades are what its listener is told, written down and hashed afterwards.
+/// One timed and verified run: its listener records the trades, which are hashed afterwards.
 pub fn orderbook_rs(flow: &Flow) -> Peer {
     let header = &flow.header;
     let told = Trades::default();
@@ -82,7 +82,7 @@ fn number(id: Id) -> u64 {
     }
 }
 
-/// What a book refuses (an order that is gone, nothing to trade with) is part of the flow.
+/// Rejections (an order that is gone, nothing to trade with) are part of the flow.
 fn execute(book: &OrderBook<()>, record: &Record) {
     let id = Id::Sequential(record.id);
     let side = if record.side == 0 {

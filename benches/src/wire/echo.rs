@@ -1,4 +1,4 @@
-//! The floor: the same transport on both sides, and a server that only sends each message back.
+//! The floor: the same transport on both sides, and a server that only echoes each message.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use transport::{Driver, Endpoint, Incoming, Link, Taken};
 
 use crate::hop;
 
-/// Sends back what comes, a message of `answer` bytes for each of `question`.
+/// Answers each message of `question` bytes with one of `answer` bytes.
 struct Echo {
     question: usize,
     answer: usize,
-    /// Bytes of a question that is not complete.
+    /// Bytes of an incomplete question.
     pending: usize,
 }
 
@@ -46,7 +46,7 @@ impl Driver<()> for Echo {
     fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
 }
 
-/// Counts what comes.
+/// Counts received bytes.
 #[derive(Default)]
 pub struct Count {
     bytes: usize,
@@ -75,7 +75,7 @@ impl Driver<()> for Count {
     fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
 }
 
-/// A self-signed certificate, and both sides' settings with it.
+/// A self-signed certificate, and the configurations of both sides with it.
 fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
     let certificate = made.cert.der().clone();
@@ -97,7 +97,7 @@ fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
     Ok((server, client))
 }
 
-/// There and back, one message at a time, server on `core`, nanoseconds.
+/// Round trips of one message at a time, server on `core`, nanoseconds.
 ///
 /// # Errors
 /// No socket, or no connection.
@@ -139,13 +139,18 @@ pub fn run(
     };
     let since = Instant::now();
     while !count.is_open {
-        anyhow::ensure!(since.elapsed().as_secs() < 10, "the echo does not answer");
+        anyhow::ensure!(
+            since.elapsed().as_secs() < 10,
+            "timed out connecting to the echo server"
+        );
         poll(&mut endpoint, &mut count)?;
     }
     let mut histogram = hop::histogram();
     for round in 0..rounds + rounds / 10 {
         let sent = Instant::now();
-        let link = endpoint.link(key).context("the echo is gone")?;
+        let link = endpoint
+            .link(key)
+            .context("the echo server closed the connection")?;
         let out = link.out();
         out.resize(out.len() + question, 7);
         let wanted = count.bytes + answer;

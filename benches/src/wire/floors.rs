@@ -1,5 +1,5 @@
-//! What the machine takes for the parts of a round trip, without anything of ours: datagrams there and back, and
-//! a durable write by a thread that has to be woken.
+//! Floors of the parts of a round trip, without the platform's code: datagram round trips, and a
+//! durable write by a thread that has to be woken.
 
 use std::fs::{File, OpenOptions};
 use std::hint::spin_loop;
@@ -19,17 +19,17 @@ use crate::hop;
 
 /// Bytes of a durable write.
 const BLOCK: usize = 4_096;
-/// The file is written round and round.
+/// Blocks of the file, which is written cyclically.
 const BLOCKS: u64 = 4_096;
-/// A datagram that has not come back by then was lost.
+/// A datagram that has not returned by then is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Datagrams of these sizes there and back, one at a time, between spinning threads, server on `core`;
-/// nanoseconds.
+/// Round trips of datagrams of these sizes, one at a time, between spinning threads, server on
+/// `core`; nanoseconds.
 ///
 /// # Errors
 /// No socket, or a datagram was lost.
@@ -52,7 +52,7 @@ pub fn net(
         let mut bytes = [7; 2_048];
         while !over.load(Ordering::Relaxed) {
             if there.recv(&mut bytes).is_ok() {
-                // What could not be sent is lost: the other side sees it.
+                // A failed send is a lost datagram, which the other side detects.
                 let _ = there.send(&bytes[..answer]);
             }
         }
@@ -70,12 +70,12 @@ pub fn net(
         }
     }
     is_over.store(true, Ordering::Relaxed);
-    serving.join().expect("the echo does not panic");
+    serving.join().expect("the echo panicked");
     Ok(histogram)
 }
 
-/// Durable writes of 4 KiB in `dir` by a parked thread, on any of the first `cores`, that the caller wakes and then
-/// spins for, beside a second spinning thread on `core`; nanoseconds.
+/// Durable writes of 4 KiB in `dir` by a parked thread on any of the first `cores`. The caller
+/// wakes it and spins for the result, while a second thread spins on `core`; nanoseconds.
 ///
 /// # Errors
 /// The file system refuses the file, or direct writes.
@@ -109,7 +109,8 @@ pub fn durable(
     let writer = {
         let (asked, written, over) = (asked.clone(), written.clone(), is_over.clone());
         std::thread::spawn(move || {
-            // Threads inherit the one core of who starts them; the journal's has them all.
+            // Threads inherit their creator's affinity of one core; the journal's thread has all
+            // cores.
             let mut all = CpuSet::new();
             (0..cores).for_each(|core| all.set(core));
             sched_setaffinity(None, &all)?;
@@ -131,8 +132,8 @@ pub fn durable(
     }
     is_over.store(true, Ordering::Relaxed);
     writer.thread().unpark();
-    writer.join().expect("the writer does not panic")?;
-    beside.join().expect("a loop does not panic");
+    writer.join().expect("the writer panicked")?;
+    beside.join().expect("the spinning thread panicked");
     Ok(histogram)
 }
 

@@ -1,5 +1,5 @@
-//! Generated order flow from many members over one connection: as much as their windows allow, in the order of
-//! the flow.
+//! Generated order flow from many members over one connection: as much as their windows allow, in
+//! the order of the flow.
 
 use std::time::{Duration, Instant};
 
@@ -15,60 +15,60 @@ const PRICE_LOW: i64 = 2_000;
 const WARM_UP: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the members do.
+/// Load of the members.
 pub struct Load {
     pub users: u16,
     pub sessions_per_user: u16,
-    /// Requests under way per session.
+    /// Requests in flight per session.
     pub window: u64,
-    /// Requests offered per second; none: as many as the windows allow.
+    /// Requests offered per second; `None`: as many as the windows allow.
     pub rate: Option<u64>,
-    /// The run ends before it when the flow does.
+    /// Duration; the run ends earlier if the flow does.
     pub duration: Duration,
 }
 
-/// What was counted after the warm-up.
+/// Counters after the warm-up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Requests answered durably.
     pub durable: u64,
-    /// Of those: refused before matching.
+    /// Of those: rejected before matching.
     pub refused: u64,
-    /// Of those: the order had ended, by self-trade prevention or on its way.
+    /// Of those: the order had already ended, by self-trade prevention or in flight.
     pub too_late: u64,
     pub trades: u64,
     pub prevented: u64,
     pub seconds: f64,
 }
 
-/// An order of the flow: whose it is, and what was filled of it.
+/// An order of the flow: channel of its owner, and filled quantity.
 #[derive(Clone, Copy, Default)]
 struct Order {
     channel: u16,
     filled: u64,
 }
 
-/// The flow on its way.
+/// A running flow.
 pub struct Flow {
     records: Vec<Record>,
     next: usize,
-    /// By the flow's order id, which is the client's order id too.
+    /// By the flow's order id, which is the client order id too.
     orders: Vec<Order>,
     /// By channel: requests sent, and answered.
     sent: Vec<u64>,
     answered: Vec<u64>,
-    /// Channels of the sessions begin here.
+    /// First channel of the sessions.
     first_channel: u16,
-    /// From the flow's prices to those of the instrument.
+    /// Offset from the flow's prices to those of the instrument.
     price_offset: i64,
     counts: Counts,
 }
 
 impl Flow {
-    /// Sessions are on the channels from `first_channel` on, a user's next to each other.
+    /// Sessions are on the channels from `first_channel` on, those of a user adjacent.
     pub fn new(flow: xflow::Flow, load: &Load, first_channel: u16) -> Self {
         let channels = usize::from(first_channel + load.users * load.sessions_per_user);
-        let count = usize::try_from(flow.header.id_max).expect("fits the memory") + 1;
+        let count = usize::try_from(flow.header.id_max).expect("order ids fit memory") + 1;
         Self {
             records: flow.records,
             next: 0,
@@ -81,10 +81,10 @@ impl Flow {
         }
     }
 
-    /// Runs it for the load's duration.
+    /// Runs the flow for the load's duration.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// The connection is lost.
     pub fn run(
         &mut self,
         connection: &mut Connection,
@@ -102,7 +102,7 @@ impl Flow {
             }
             let is_over = now >= end || self.next == self.records.len();
             if is_over {
-                let from = from.context("no requests were left after the warm-up")?;
+                let from = from.context("the flow ended during the warm-up")?;
                 self.counts.seconds = now.duration_since(from).as_secs_f64();
                 let counted = self.counts;
                 self.drain(connection)?;
@@ -115,22 +115,19 @@ impl Flow {
         }
     }
 
-    /// Waits for the answers that are under way.
+    /// Waits for the answers in flight.
     fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
         let since = Instant::now();
         while self.sent != self.answered {
-            anyhow::ensure!(
-                since.elapsed() < PATIENCE,
-                "requests are left without an answer"
-            );
+            anyhow::ensure!(since.elapsed() < PATIENCE, "timed out waiting for answers");
             connection.poll()?;
             self.hear(connection);
         }
         Ok(())
     }
 
-    /// Sends those of the first `due` that the windows allow. A session whose window is full holds up those
-    /// behind: the flow keeps its order.
+    /// Sends the first `due` requests as far as the windows allow. A session with a full window
+    /// delays the following requests: the flow keeps its order.
     fn send(
         &mut self,
         connection: &mut Connection,
@@ -187,7 +184,7 @@ impl Flow {
     }
 }
 
-/// Requests that are due after so long.
+/// Requests due after `elapsed`.
 fn due(elapsed: Duration, rate: u64) -> usize {
     let due = elapsed.as_nanos() * u128::from(rate) / 1_000_000_000;
     usize::try_from(due).unwrap_or(usize::MAX)

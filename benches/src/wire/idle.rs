@@ -1,4 +1,4 @@
-//! Sessions that are logged in and send nothing but heartbeats, from a thread of their own.
+//! Logged-in sessions that only send heartbeats, from a separate thread.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use client::{LoginOptions, Trust};
 
 /// Channels of a connection.
 const CHANNELS: usize = 64;
-/// Between two looks at the connections: far below any heartbeat interval.
+/// Pause between two polls of the connections: far below any heartbeat interval.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Idle sessions until they are stopped.
@@ -22,7 +22,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Logs `count` sessions in, the users in turn.
+    /// Logs `count` sessions in, the users round-robin.
     ///
     /// # Errors
     /// A connection or a login fails.
@@ -48,21 +48,21 @@ impl Idle {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the connections.
+    /// Closes the connections.
     ///
     /// # Errors
-    /// One of them had ended before.
+    /// One of them was lost earlier.
     pub fn stop(self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();
-        ended.map_err(|_| anyhow::anyhow!("the idle sessions' thread has panicked"))?
+        ended.map_err(|_| anyhow::anyhow!("the idle sessions' thread panicked"))?
     }
 }
 
 fn beat(connections: &mut [Connection], stop: &AtomicBool) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         for connection in connections.iter_mut() {
-            connection.poll().context("an idle session has ended")?;
+            connection.poll().context("polling an idle session")?;
             while connection.recv().is_some() {}
         }
         std::thread::sleep(PAUSE);

@@ -1,5 +1,5 @@
-//! Members on the spinning client, as fast as the protocol allows: generated flow, the echo over
-//! the same transport that they are compared with, and what they need on the platform.
+//! Members on the spinning client, as fast as the protocol allows: generated flow, an echo over the
+//! same transport for comparison, and their setup on the platform.
 
 pub mod echo;
 pub mod floors;

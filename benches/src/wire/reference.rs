@@ -1,7 +1,8 @@
-//! A second, plain book that replays a run's journal: which trades its orders had to make, one by one.
+//! A plain reference book that replays a run's journal and recomputes its trades one by one.
 //!
-//! It knows what the flow sends: limit and market orders that rest, take, or fill or kill, cancels, amends, and
-//! self-trade prevention that cancels the newest order. Anything else on the instrument is an error.
+//! It supports what the flow sends: limit and market orders that rest, take, or fill or kill,
+//! cancels, amends, and self-trade prevention that cancels the newest order. Anything else on the
+//! instrument is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -12,11 +13,11 @@ use sequencer::inspect::Folder;
 use types::command::{Amend, New, Route};
 use types::{Command, Event, Handle, InstrumentIx, Side, StpGroup, StpMode, TimeInForce};
 
-/// For the journal to be written, what the replay itself takes not counted.
+/// Longest wait for the journal to be written, excluding the replay's own time.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// An order that rests: open and total quantity in lots, and whose it is.
+/// A resting order: open and total quantity in lots, and its owner's group.
 #[derive(Clone, Copy, Debug)]
 struct Resting {
     handle: Handle,
@@ -25,7 +26,7 @@ struct Resting {
     total: u64,
 }
 
-/// An order that is looking for makers.
+/// An incoming order.
 struct Taker {
     order: Resting,
     side: Side,
@@ -35,27 +36,28 @@ struct Taker {
 /// Maker, taker, price in ticks, quantity in lots.
 type Trade = (Handle, Handle, i64, u64);
 
-/// What a run's journal held of one instrument.
+/// Counts of one instrument in a run's journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
     pub commands: u64,
     pub trades: u64,
 }
 
-/// The plain book. A side's key is its price, of buys negated, so that the best comes first.
+/// The plain book. A side's key is its price, negated for buys, so that the best comes first.
 #[derive(Default)]
 pub struct Reference {
     sides: [BTreeMap<i64, VecDeque<Resting>>; 2],
-    /// Side and key of the orders that rest.
+    /// Side and key of the resting orders.
     places: HashMap<Handle, (Side, i64)>,
-    /// Of the command at hand.
+    /// Trades of the current command.
     trades: Vec<Trade>,
 }
 
 /// Replays the journal of a running platform, records 1 to `through`.
 ///
 /// # Errors
-/// A trade differs, the journal holds what the flow does not send, or is not written so far within half a minute.
+/// A trade differs, the journal has a command that the flow does not send, or it is not written
+/// that far within half a minute.
 pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow::Result<Judged> {
     let (mut book, mut judged, mut last) = (Reference::default(), Judged::default(), 0);
     let mut waited = Duration::ZERO;
@@ -80,7 +82,7 @@ pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow
     )?;
     ensure!(
         last == through,
-        "the journal ends at {last}, before {through}"
+        "timed out: the journal ends at {last}, before {through}"
     );
     Ok(judged)
 }
@@ -93,10 +95,10 @@ fn key(side: Side, price: i64) -> i64 {
 }
 
 impl Reference {
-    /// Carries out a command and compares the trades; gives how many they are.
+    /// Executes a command and compares the trades; returns their number.
     ///
     /// # Errors
-    /// They differ, or the flow has no such command.
+    /// The trades differ, or the flow has no such command.
     pub fn step(&mut self, record: &Record) -> anyhow::Result<u64> {
         self.trades.clear();
         match &record.command.command {
@@ -106,7 +108,10 @@ impl Reference {
                 self.part(cancel.handle);
             }
             Command::SetInstrument(_) | Command::SetPhase(_) => {}
-            other => bail!("record {}: {other:?}", record.command.sequence.get()),
+            other => bail!(
+                "record {}: unexpected command {other:?}",
+                record.command.sequence.get()
+            ),
         }
         let told = record.events.iter().filter_map(|event| match &event.event {
             Event::Trade(t) => Some((t.maker, t.taker, t.price.0, t.quantity.get())),
@@ -114,7 +119,7 @@ impl Reference {
         });
         ensure!(
             told.clone().eq(self.trades.iter().copied()),
-            "record {}: trades {:?}, the reference makes {:?}",
+            "record {}: trades {:?}, expected by the reference {:?}",
             record.command.sequence.get(),
             told.collect::<Vec<_>>(),
             self.trades,
@@ -144,21 +149,22 @@ impl Reference {
             TimeInForce::Ioc | TimeInForce::Fok => {
                 self.take(taker);
             }
-            other => bail!("the flow has no order that is {other:?}"),
+            other => bail!("the flow has no order with time in force {other:?}"),
         }
         Ok(())
     }
 
-    /// The amended quantity is the new total (T22); only less at the same price keeps its place.
+    /// The amended quantity is the new total (T22). Only less quantity at the same price keeps
+    /// priority.
     fn amend(&mut self, amend: &Amend) -> anyhow::Result<()> {
         let Some(&(side, at)) = self.places.get(&amend.handle) else {
             return Ok(());
         };
         let queue = self.sides[side.index()]
             .get_mut(&at)
-            .expect("the level of its order");
+            .expect("the level of the order");
         let order = queue.iter_mut().find(|order| order.handle == amend.handle);
-        let order = order.expect("an order at its place");
+        let order = order.expect("the order is in its level");
         let total = amend
             .quantity
             .map_or(order.total, |quantity| quantity.get());
@@ -181,14 +187,14 @@ impl Reference {
         Ok(())
     }
 
-    /// Takes an order out of the book, if it is there.
+    /// Removes an order from the book, if it rests.
     fn part(&mut self, handle: Handle) {
         let Some((side, at)) = self.places.remove(&handle) else {
             return;
         };
         let level = self.sides[side.index()]
             .get_mut(&at)
-            .expect("the level of its order");
+            .expect("the level of the order");
         level.retain(|order| order.handle != handle);
         if level.is_empty() {
             self.sides[side.index()].remove(&at);
@@ -206,7 +212,8 @@ impl Reference {
         }
     }
 
-    /// Trades inside the limit; gives what is left, unless self-trade prevention has ended it.
+    /// Trades within the limit; returns the remainder, `None` if filled or ended by self-trade
+    /// prevention.
     fn take(&mut self, taker: Taker) -> Option<Resting> {
         let Taker {
             mut order,
@@ -242,7 +249,7 @@ impl Reference {
         (order.open > 0).then_some(order)
     }
 
-    /// True when trades alone would fill it.
+    /// True if trades alone would fill it.
     fn can_fill(&self, taker: &Taker) -> bool {
         let other = taker.side.opposite();
         let mut missing = taker.order.open;

@@ -1,4 +1,4 @@
-//! Looks at the platform while it works: a call a second, from a thread of its own.
+//! Samples the platform under load: one call per second, from a separate thread.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use super::setup::Caller;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What was seen at one moment. Lags in records.
+/// One sample. Lags are in records.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub at: Instant,
     pub replica_lag: f64,
     pub history_lag: f64,
     pub settlement_lag: f64,
-    /// 0 open, 1 to 3 as followers of the journal are behind.
+    /// 0 = open, 1 to 3 = followers of the journal lag.
     pub stage: f64,
     pub resident_bytes: f64,
-    /// Of the hot thread, since the platform's start.
+    /// Page faults of the hot thread since the platform's start.
     pub page_faults: f64,
 }
 
@@ -31,7 +31,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Of the platform with this JSON port.
+    /// Samples the platform with this JSON port.
     pub fn start(address: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
@@ -47,7 +47,7 @@ impl Sampler {
         Self { stop, thread }
     }
 
-    /// What was seen; moments at which the platform did not answer are missing.
+    /// Stops and returns the samples; those without an answer of the platform are missing.
     pub fn stop(self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()

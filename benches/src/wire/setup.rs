@@ -1,4 +1,4 @@
-//! Brings a user with money into a running platform, over its JSON port.
+//! Creates users with money in a running platform, over its JSON port.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,9 +9,9 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// How long a deposit may take until it is final on chain.
+/// Longest time until a deposit is final on chain.
 const DEPOSIT_MAX: Duration = Duration::from_secs(60);
-/// How long the replica may be behind, and the pause between two looks.
+/// Longest lag of the replica, and the pause between two calls.
 const BEHIND: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -24,12 +24,12 @@ pub struct Caller {
 pub struct Status {
     /// Last durable record of the journal.
     pub commit: u64,
-    /// As the contract shows them.
+    /// In the form of the contract.
     pub bounds: Value,
 }
 
 impl Caller {
-    /// One call in JSON; the context is added.
+    /// One call in JSON; adds the context.
     ///
     /// # Errors
     /// No connection, or an answer other than 200.
@@ -53,7 +53,7 @@ impl Caller {
         Ok(serde_json::from_str(body)?)
     }
 
-    /// A new user who may trade, with so much CFA-RUB; gives its id.
+    /// Creates a user who may trade, with this much CFA-RUB; returns its id.
     ///
     /// # Errors
     /// A call fails, or the deposit does not become final.
@@ -103,7 +103,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Waits until that much is available.
+    /// Waits until exactly this amount is available.
     fn balance_is(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
         let balance = json!({ "subaccountId": format!("{user}:{asset}") });
         let since = Instant::now();
@@ -119,13 +119,13 @@ impl Caller {
             }
             anyhow::ensure!(
                 since.elapsed() < DEPOSIT_MAX,
-                "{amount} {asset} do not arrive"
+                "timed out waiting for {amount} {asset}"
             );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// How far the journal is durable, and what a user may take.
+    /// Commit position of the journal, and the user's limits.
     ///
     /// # Errors
     /// The call fails.
@@ -135,7 +135,7 @@ impl Caller {
         let since = Instant::now();
         let mut status = loop {
             match self.call(&token, method, json!({})) {
-                // Asked right behind the load: it says by how much, and to come again.
+                // Right after the load the replica may lag: the error asks for a retry.
                 Err(error)
                     if error.to_string().contains("REPLICA_BEHIND") && since.elapsed() < BEHIND =>
                 {
@@ -151,7 +151,7 @@ impl Caller {
         })
     }
 
-    /// What the platform counts, by name; a metric with labels is left out.
+    /// Metrics of the platform by name, without those with labels.
     ///
     /// # Errors
     /// No connection.
@@ -171,7 +171,7 @@ impl Caller {
         Ok(answer.lines().filter_map(named).collect())
     }
 
-    /// A new instrument whose market is open; gives its id.
+    /// Registers an instrument and waits until its market is open; returns its id.
     ///
     /// # Errors
     /// A call fails, or the market does not open.
@@ -208,7 +208,10 @@ impl Caller {
             if is_open {
                 return Ok(id);
             }
-            anyhow::ensure!(since.elapsed() < DEPOSIT_MAX, "the market does not open");
+            anyhow::ensure!(
+                since.elapsed() < DEPOSIT_MAX,
+                "timed out waiting for the market to open"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }

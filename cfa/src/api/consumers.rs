@@ -1,8 +1,8 @@
-//! Events this service listens to (specification 6.6): deposits and payouts, trades, new users, receipts.
+//! Consumed events (specification 6.6): deposits, payouts, trades, new users, receipts.
 //!
-//! Each topic has a group of its own, so that one that stands still keeps no other. What a handler
-//! cannot do now it leaves to the sweep where the state is stored already; otherwise it answers
-//! with an error and the event comes again. A terminal state is acknowledged (T50).
+//! Each topic has its own consumer group, so a blocked one delays no other. If the state is stored
+//! already, a handler leaves a failed step to the sweep; otherwise it returns an error and the
+//! event is redelivered. Events of a terminal operation are acknowledged (T50).
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ use crate::model::{Operation, TradeLeg};
 use crate::service::{Asked, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
-/// Trades handed over together.
+/// Trades per batch.
 const TRADES_MAX: usize = 256;
 
-/// One group for each topic.
+/// One consumer group per topic.
 const GROUPS: [(&str, &str); 4] = [
     ("cfa.payments", topics::PAYMENTS),
     ("cfa.market", topics::MARKET),
@@ -31,7 +31,7 @@ const GROUPS: [(&str, &str); 4] = [
     ("cfa.chain", topics::CHAIN),
 ];
 
-/// Shows what keeps events from moving in the health of cfa.
+/// Reports blocked event consumers in the health of cfa.
 pub async fn show_events(log: Arc<dyn Log>, health: rpc::Health, shutdown: CancellationToken) {
     let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
     events::report_health(log, &GROUPS.map(|(group, _)| group), tell, shutdown).await;
@@ -51,7 +51,7 @@ pub fn spawn(
                 let service = service.clone();
                 async move { handle_in_order(&service, group, &events).await }
             };
-            // Of the others each has calls of its own, between which a stop must be heard.
+            // Other events make calls of their own, between which shutdown must be checked.
             let at_once = if topic == topics::MARKET {
                 TRADES_MAX
             } else {
@@ -60,7 +60,7 @@ pub fn spawn(
             if let Err(error) =
                 events::consume_batches(log, group, &[topic], at_once, handler, shutdown).await
             {
-                tracing::error!(group, %error, "consumer ended");
+                tracing::error!(group, %error, "consumer stopped");
             }
         });
     }
@@ -79,8 +79,8 @@ fn asked(event: &Event, key: &str) -> Asked {
     }
 }
 
-/// What an error says about the event: a refusal stays one, a peer or store that is away comes
-/// back, anything else is tried some times.
+/// Maps an error to a consumer failure: a refusal is poison, an unavailable peer or store is
+/// retried later, anything else a limited number of times.
 fn failed(error: Error) -> Failure {
     match error {
         Error::Refused(refusal) => Poison(refusal.to_string()).into(),
@@ -89,7 +89,7 @@ fn failed(error: Error) -> Failure {
     }
 }
 
-/// Handles events one after the other, but for trades: a run of them shares a transaction.
+/// Handles events in order; a run of trades shares one transaction.
 async fn handle_in_order(service: &Service, group: &str, events: &[Event]) -> BatchResult {
     let mut handled = 0;
     while handled < events.len() {
@@ -140,8 +140,8 @@ async fn handle(service: &Service, event: &Event) -> HandlerResult {
             let message: chain::TransactionReceiptReadyEvent = decode(event)?;
             match service.on_receipt(&message.tx_hash).await {
                 Err(error) => {
-                    // the fact is stored or will be found by the sweep
-                    tracing::warn!(tx_hash = message.tx_hash, %error, "operation goes on later");
+                    // the fact is stored, or the sweep finds it
+                    tracing::warn!(tx_hash = message.tx_hash, %error, "operation is left to the sweep");
                     Ok(())
                 }
                 Ok(()) => Ok(()),
@@ -175,11 +175,11 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
             );
             Ok(())
         }
-        // paid back already
+        // refunded already
         Err(Error::Refused(Refusal::DepositResolved)) => {
             tracing::warn!(
                 payment_id = message.payment_id,
-                "deposit came again after it was decided"
+                "deposit was redelivered after its refund"
             );
             Ok(())
         }
@@ -190,9 +190,9 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
 async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerResult {
     match service.finalize_redemption(payout_id).await {
         Ok(_) => Ok(()),
-        // a redemption that ended before
+        // a redemption that has ended
         Err(Error::Refused(Refusal::PayoutFailed)) => Ok(()),
-        // a refund of a deposit, or nothing of ours
+        // a deposit's refund, or not our payout
         Err(Error::Refused(Refusal::OperationNotFound)) => service
             .refund_news(&event.correlation_id, payout_id)
             .await
@@ -201,7 +201,7 @@ async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerRes
     }
 }
 
-/// Enters trades up to the first that cannot be.
+/// Enters trades up to the first failure.
 async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> BatchResult {
     let mut trades = Vec::with_capacity(events.len());
     let mut failure = None;
@@ -222,7 +222,7 @@ async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> Batch
     failure.map_or(Ok(()), |error| Err(Stopped { handled, error }))
 }
 
-/// The operation that a trade asks for.
+/// Builds the operation of a trade.
 async fn operation_of(service: &Service, event: &Event) -> Result<Operation, Failure> {
     let leg = leg(event)?;
     let asked = asked(event, &leg.trade_id);

@@ -1,4 +1,4 @@
-//! Between wire shapes and the service's own types, and from refusals to D23.
+//! Conversions between messages and the service's own types, and from refusals to statuses (D23).
 
 use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
@@ -15,7 +15,7 @@ use crate::model::{
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
 
-/// A refusal or failure as the caller sees it.
+/// Maps an error to the caller's status.
 pub fn to_status(error: Error) -> Status {
     match error {
         Error::Refused(refusal) => refusal_status(&refusal),
@@ -87,8 +87,9 @@ pub fn user_id(field: &'static str, text: String) -> Result<String, Error> {
     id(field, text)
 }
 
-/// The caller's name of a redemption, which may be empty. `:` joins the parts of this service's own references, such as
-/// `<redemption>:<address>` of a maturing issue, which share their scope with it.
+/// The caller's reference of a redemption, possibly empty. `:` separates the parts of this
+/// service's own references, such as `<redemption>:<address>` of a maturing issue, which share its
+/// scope.
 pub fn redemption_reference(field: &'static str, text: String) -> Result<String, Error> {
     if text.contains(':') {
         return Err(Refusal::field(field, "must not contain `:`").into());
@@ -96,7 +97,7 @@ pub fn redemption_reference(field: &'static str, text: String) -> Result<String,
     Ok(text)
 }
 
-/// The payout of a redemption. `refund-<payment>` is that of a refused deposit.
+/// Payout id of a redemption. `refund-<payment>` is reserved for refunds of deposits.
 pub fn payout_id(field: &'static str, text: String) -> Result<String, Error> {
     if text.starts_with("refund-") {
         return Err(Refusal::field(field, "must not start with `refund-`").into());
@@ -104,14 +105,14 @@ pub fn payout_id(field: &'static str, text: String) -> Result<String, Error> {
     id(field, redemption_reference(field, text)?)
 }
 
-/// Bank money: roubles, greater than zero.
+/// Bank money: roubles, above zero.
 pub fn roubles(field: &'static str, money: Option<&common::Money>) -> Result<Decimal, Error> {
     let money = money.ok_or(ConvertError::Missing).map_err(bad(field))?;
     convert::currency(&money.currency_code, "RUB").map_err(bad(field))?;
     convert::positive(money.amount.as_ref()).map_err(bad(field))
 }
 
-/// An amount of an instrument, greater than zero. The currency code may be left out.
+/// An amount of an instrument, above zero. The currency code is optional.
 pub fn amount_of(
     field: &'static str,
     instrument_id: &str,
@@ -369,7 +370,7 @@ pub fn deposit(deposit: &SuspendedDeposit) -> pb::SuspendedDeposit {
     }
 }
 
-/// A part of the chain's log.
+/// A page of the chain's transfers.
 pub fn chain_transfers(replayed: Replayed) -> Result<pb::ReplayChainTransfersResponse, Error> {
     let address = |side: Option<Address>| side.map(|side| side.to_string()).unwrap_or_default();
     let transfers = replayed
@@ -379,7 +380,7 @@ pub fn chain_transfers(replayed: Replayed) -> Result<pb::ReplayChainTransfersRes
             let quantity = i128::try_from(transfer.units)
                 .ok()
                 .and_then(|units| Decimal::new(units, instrument.decimals).ok())
-                .ok_or_else(|| Error::Damaged("a transfer beyond 38 digits".into()))?;
+                .ok_or_else(|| Error::Damaged("a transfer exceeds 38 digits".into()))?;
             Ok(pb::ChainTransfer {
                 instrument_id: instrument.instrument_id,
                 token_address: transfer.token.to_string(),

@@ -35,7 +35,7 @@ impl Filters {
     }
 }
 
-/// Reads a name with or without the prefix of the contract (T40); an unknown one matches nothing.
+/// Parses a name with or without its enum prefix (T40); an unknown name matches nothing.
 fn code(text: &str, prefix: &str, known: impl Fn(&str) -> Option<i32>) -> i32 {
     if text.is_empty() {
         0

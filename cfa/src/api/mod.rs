@@ -1,4 +1,4 @@
-//! `CfaRegistryService` and its HTTP reads: conversion and access only, the work is in `service`.
+//! `CfaRegistryService` and its HTTP reads: conversion and access control only.
 
 pub mod consumers;
 mod convert;
@@ -26,9 +26,9 @@ use convert::to_status;
 
 /// Longest wait of GetTradeBatch, in milliseconds.
 const BATCH_WAIT_MS_MAX: u32 = 5_000;
-/// How long StartRedemption waits for the issue's open operations.
+/// Longest wait of StartRedemption for the issue's open operations.
 const OPERATIONS_WAIT: Duration = Duration::from_secs(5);
-/// Transactions of which operations are listed at once.
+/// Limit of transaction hashes per list request.
 const TX_HASHES_MAX: usize = 100;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -50,7 +50,7 @@ pub fn service(service: Arc<Service>, health: rpc::Health) -> rpc::Service {
     }
 }
 
-/// Who asks, with the context that every write carries.
+/// The caller and the context of a write.
 fn asked(
     caller: &rpc::Caller,
     context: Option<proto::common::v1::RequestContext>,
@@ -63,7 +63,7 @@ fn asked(
     })
 }
 
-/// A stored answer says so in its metadata (T12).
+/// Marks a replayed response in its metadata (T12).
 fn respond<T>(message: T, replayed: bool) -> Response<T> {
     let mut response = Response::new(message);
     if replayed {
@@ -99,7 +99,7 @@ impl Api {
             .await
             .map_err(to_status)?;
         let operation = operation.ok_or_else(|| to_status(Refusal::OperationNotFound.into()))?;
-        // to others a foreign operation looks like none
+        // an operation of others is reported as not found
         let may_see = caller.acts_for_anyone()
             || caller
                 .user_id
@@ -126,7 +126,7 @@ impl Api {
         if request.onchain_tx_hashes.len() > TX_HASHES_MAX {
             return Err(status::invalid_argument(
                 "onchain_tx_hashes",
-                format!("must be at most {TX_HASHES_MAX}"),
+                format!("must contain at most {TX_HASHES_MAX} hashes"),
             ));
         }
         let filter = OperationFilter {
@@ -145,7 +145,7 @@ impl Api {
             &filter.tx_hashes.join(" "),
             &filter.without_trades.to_string(),
         ]);
-        // a kind or state that this service never has: an empty page (D45)
+        // a kind or status that this service never uses: an empty page (D45)
         let known = filter
             .kind
             .is_none_or(|kind| OperationType::from_code(kind).is_some())
@@ -259,7 +259,7 @@ impl Api {
         Ok(convert::redemption(redemption, instrument.decimals))
     }
 
-    /// An issuer acts on his own issues only.
+    /// Only an issue's issuer passes.
     async fn require_issuer(
         &self,
         caller: &rpc::Caller,
@@ -501,7 +501,7 @@ impl CfaRegistryService for Api {
             .await
             .is_err()
         {
-            // a holder sees his own payment
+            // a holder sees only the own payment
             redemption
                 .lines
                 .retain(|line| caller.user_id.as_deref() == Some(line.user_id.as_str()));

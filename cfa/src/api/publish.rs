@@ -1,4 +1,4 @@
-//! Events of this service as they travel (specification 6.2, D27, D28) and its audit records (D34).
+//! Published events (specification 6.2, D27, D28) and audit records (D34).
 
 use events::{Event, topics};
 use prost::Message;
@@ -14,8 +14,8 @@ use chain::Address;
 
 const SOURCE: &str = "cfa";
 
-/// Event id: the same fact has the same id, so that a consumer recognises a repeat. Facts of a
-/// time-ordered id (UUIDv7) are time-ordered too, so that consumers' inboxes grow at one end.
+/// Event id: equal for the same fact, so that consumers recognise a repeat. Time-ordered if the
+/// fact's id is (UUIDv7), so that consumers' inboxes grow at one end.
 fn derived(fact: &str, id: &str) -> Uuid {
     match id.parse::<Uuid>() {
         Ok(parent) => {
@@ -225,7 +225,7 @@ pub fn instrument_updated(instrument: &Instrument, correlation_id: &str) -> Even
     )
 }
 
-/// The allow-list transaction of a user's address is in the queue (6.5).
+/// The allow-list transaction of a user's address was submitted (6.5).
 pub fn registration_requested(
     user_id: &str,
     tx_hash: &str,
@@ -249,7 +249,7 @@ pub fn registration_requested(
     )
 }
 
-/// It was executed.
+/// The allow-list transaction was executed.
 pub fn registration_confirmed(
     user_id: &str,
     tx_hash: &str,
@@ -314,7 +314,7 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
     )
 }
 
-/// `action` such as `issuance.rejected`; `after` is what the object became.
+/// `action` is for example `issuance.rejected`; `after` is the new state of the object.
 pub fn audit(
     action: &str,
     object_id: &str,
@@ -349,7 +349,7 @@ pub fn audit(
     )
 }
 
-/// Audit record of an operation that reached a state worth a record.
+/// Audit record of an operation's state change.
 pub fn audit_operation(operation: &Operation, action: &str, before: &str) -> Event {
     let reason = operation
         .rejection

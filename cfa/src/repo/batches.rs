@@ -17,8 +17,8 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The batch that went out in a transaction. One whose trades were all settled before names
-    /// that transaction too, but is final.
+    /// The batch of a transaction. A batch whose trades were all settled before has the same
+    /// transaction, but is final.
     pub async fn batch_by_tx(&self, tx_hash: &str) -> Result<Option<Batch>, Error> {
         let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1 ORDER BY status LIMIT 1")
             .bind(tx_hash)
@@ -34,7 +34,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// What the batch sends to the chain, as it was first asked for.
+    /// The batch's stored chain payload.
     pub async fn batch_payload(&self, batch_id: &str) -> Result<String, Error> {
         Ok(
             sqlx::query_scalar("SELECT payload FROM batch WHERE batch_id = $1")
@@ -52,7 +52,8 @@ impl Repo {
         now_us: i64,
     ) -> Result<bool, Error> {
         let done = sqlx::query(
-            "INSERT INTO batch (batch_id, status, tx_hash, block_number, trades, failed, gas_used, payload, created_at_us)
+            "INSERT INTO batch (batch_id, status, tx_hash, block_number, trades, failed, gas_used, \
+                payload, created_at_us)
              VALUES ($1, $2, $7, NULL, $3, $4, 0, $5, $6) ON CONFLICT (batch_id) DO NOTHING",
         )
         .bind(&batch.batch_id)
@@ -68,35 +69,41 @@ impl Repo {
     }
 
     pub async fn save_batch_in_tx(&self, tx: &mut Tx, batch: &Batch) -> Result<(), Error> {
-        sqlx::query("UPDATE batch SET status = $2, tx_hash = $3, block_number = $4, failed = $5, gas_used = $6 WHERE batch_id = $1")
-            .bind(&batch.batch_id)
-            .bind(batch.status.code())
-            .bind(&batch.tx_hash)
-            .bind(batch.block_number.map(|number| number as i64))
-            .bind(failed_text(batch)?)
-            .bind(batch.gas_used as i64)
-            .execute(&mut **tx)
-            .await?;
+        sqlx::query(
+            "UPDATE batch SET status = $2, tx_hash = $3, block_number = $4, failed = $5, \
+             gas_used = $6 WHERE batch_id = $1",
+        )
+        .bind(&batch.batch_id)
+        .bind(batch.status.code())
+        .bind(&batch.tx_hash)
+        .bind(batch.block_number.map(|number| number as i64))
+        .bind(failed_text(batch)?)
+        .bind(batch.gas_used as i64)
+        .execute(&mut **tx)
+        .await?;
         Ok(())
     }
 
-    /// Every operation of the batch that goes to the chain is there now.
+    /// Marks the batch's operations as submitted.
     pub async fn submit_batch_operations_in_tx(
         &self,
         tx: &mut Tx,
         batch: &Batch,
         now_us: i64,
     ) -> Result<(), Error> {
-        sqlx::query("UPDATE operation SET status = 6, tx_hash = $2, fact_chain = 1, updated_at_us = $3 WHERE batch_id = $1 AND status = 5")
-            .bind(&batch.batch_id)
-            .bind(&batch.tx_hash)
-            .bind(now_us)
-            .execute(&mut **tx)
-            .await?;
+        sqlx::query(
+            "UPDATE operation SET status = 6, tx_hash = $2, fact_chain = 1, \
+             updated_at_us = $3 WHERE batch_id = $1 AND status = 5",
+        )
+        .bind(&batch.batch_id)
+        .bind(&batch.tx_hash)
+        .bind(now_us)
+        .execute(&mut **tx)
+        .await?;
         Ok(())
     }
 
-    /// Puts an operation into a batch, whatever batch it was in before.
+    /// Assigns an operation to a batch, replacing an earlier batch.
     pub async fn assign_batch_in_tx(
         &self,
         tx: &mut Tx,

@@ -58,7 +58,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// The instrument behind a token contract.
+    /// The instrument of a token contract.
     pub async fn instrument_by_token(&self, token: &str) -> Result<Option<Instrument>, Error> {
         let row = sqlx::query("SELECT * FROM instrument WHERE contract_address = $1")
             .bind(token)
@@ -67,7 +67,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// Instruments whose contract is ordered but not known to stand.
+    /// Instruments whose contract deployment is not confirmed.
     pub async fn draft_instruments(&self) -> Result<Vec<Instrument>, Error> {
         let rows =
             sqlx::query("SELECT * FROM instrument WHERE status = 1 ORDER BY registered_at_us")
@@ -76,7 +76,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// How many deployments of the instrument's contract reverted.
+    /// Number of reverted deployments of the instrument's contract.
     pub async fn deploy_attempts(&self, instrument_id: &str) -> Result<u32, Error> {
         let attempts: i64 =
             sqlx::query_scalar("SELECT deploy_attempts FROM instrument WHERE instrument_id = $1")
@@ -100,12 +100,13 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Instruments past their maturity whose redemption is not recorded, whether they trade, could,
-    /// or were stopped for it already.
+    /// Instruments past maturity without a recorded redemption: trading, halted, or stopped for it
+    /// already.
     pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
         let rows = sqlx::query(
             "SELECT * FROM instrument WHERE status IN (2, 3, 4) AND matures_at_us <= $1
-             AND NOT EXISTS (SELECT 1 FROM issue_redemption WHERE issue_redemption.instrument_id = instrument.instrument_id)
+             AND NOT EXISTS (SELECT 1 FROM issue_redemption \
+                WHERE issue_redemption.instrument_id = instrument.instrument_id)
              ORDER BY matures_at_us",
         )
         .bind(now_us)
@@ -114,27 +115,32 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Instruments that stopped trading, have no redemption and are not among `due_instruments`.
+    /// Instruments that stopped trading, have no redemption and are not in `due_instruments`.
     pub async fn unrecorded_redemptions(&self, now_us: i64) -> Result<Vec<String>, Error> {
         let ids = sqlx::query_scalar(
-            "SELECT instrument_id FROM instrument INDEXED BY instrument_matured WHERE status = 4 AND (matures_at_us IS NULL OR matures_at_us > $1)
-             AND NOT EXISTS (SELECT 1 FROM issue_redemption WHERE issue_redemption.instrument_id = instrument.instrument_id)",
+            "SELECT instrument_id FROM instrument INDEXED BY instrument_matured \
+             WHERE status = 4 AND (matures_at_us IS NULL OR matures_at_us > $1)
+             AND NOT EXISTS (SELECT 1 FROM issue_redemption \
+                WHERE issue_redemption.instrument_id = instrument.instrument_id)",
         )
         .bind(now_us);
         Ok(ids.fetch_all(self.db.read()).await?)
     }
 
-    /// False when the id is taken.
+    /// False if the id exists.
     pub async fn insert_instrument_in_tx(
         &self,
         tx: &mut Tx,
         instrument: &Instrument,
     ) -> Result<bool, Error> {
         let done = sqlx::query(
-            "INSERT INTO instrument (instrument_id, name, kind, decimals, issuer_id, contract_address, currency_code, status, issue_limit_minor,
-                issued_minor, nominal, coupons, issued_at_us, matures_at_us, tick_size, lot_size, price_band_low, price_band_high, document_hash,
+            "INSERT INTO instrument (instrument_id, name, kind, decimals, issuer_id, \
+                contract_address, currency_code, status, issue_limit_minor,
+                issued_minor, nominal, coupons, issued_at_us, matures_at_us, tick_size, lot_size, \
+                price_band_low, price_band_high, document_hash,
                 document_uri, idempotency_key, registered_at_us, updated_at_us)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, \
+                $18, $19, $20, $21, $22, $23)
              ON CONFLICT (instrument_id) DO NOTHING",
         )
         .bind(&instrument.instrument_id)
@@ -165,14 +171,15 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Writes what may change, except how much is issued.
+    /// Updates the mutable columns, except the issued units.
     pub async fn save_instrument_in_tx(
         &self,
         tx: &mut Tx,
         instrument: &Instrument,
     ) -> Result<(), Error> {
         sqlx::query(
-            "UPDATE instrument SET name = $2, contract_address = $3, status = $4, issue_limit_minor = $5, matures_at_us = $6, price_band_low = $7,
+            "UPDATE instrument SET name = $2, contract_address = $3, status = $4, \
+                issue_limit_minor = $5, matures_at_us = $6, price_band_low = $7,
                 price_band_high = $8, document_hash = $9, document_uri = $10, updated_at_us = $11
              WHERE instrument_id = $1",
         )
@@ -192,8 +199,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Takes units out of the issue's limit; false when they do not fit (R027: also under
-    /// concurrency, the writer is one).
+    /// Reserves units of the issue's limit; false if they exceed it. Safe under concurrency: there
+    /// is one writer (R027).
     pub async fn reserve_issue_in_tx(
         &self,
         tx: &mut Tx,
@@ -211,7 +218,7 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Refuses once the redemption of the issue has begun. Called in the transaction that stores an
+    /// Refuses once the issue's redemption has started. Called in the transaction that stores an
     /// operation, so that none is added after `count_moving`.
     ///
     /// # Errors
@@ -231,7 +238,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Gives units of an issue that did not happen back to the limit.
+    /// Returns units of a failed issue to the limit.
     pub async fn unreserve_issue_in_tx(
         &self,
         tx: &mut Tx,

@@ -1,8 +1,7 @@
-//! SQLite under the service. The only files with SQL; everything else speaks of rows as `model` has them.
+//! The SQLite store: the only module with SQL; rows have the types of `model`.
 //!
-//! Reads go through the pool of readers. Writes take a transaction of the caller (`*_in_tx`), so
-//! that a state, the events that tell of it and the inbox row of what caused it stand or fall
-//! together.
+//! Reads use the reader pool. Writes use the caller's transaction (`*_in_tx`), so that a state, its
+//! events and the inbox row of its cause are atomic.
 
 mod batches;
 mod instruments;
@@ -24,7 +23,10 @@ use crate::error::Error;
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry", "0005_moving", "0006_lists");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
+    "0005_moving", "0006_lists"
+);
 
 #[derive(Clone)]
 pub struct Repo {
@@ -61,11 +63,14 @@ impl Repo {
 
     pub async fn set_setting(&self, name: &str, value: &str) -> Result<(), Error> {
         let mut tx = self.begin().await?;
-        sqlx::query("INSERT INTO setting (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-            .bind(name)
-            .bind(value)
-            .execute(&mut *tx)
-            .await?;
+        sqlx::query(
+            "INSERT INTO setting (name, value) VALUES ($1, $2) \
+             ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        )
+        .bind(name)
+        .bind(value)
+        .execute(&mut *tx)
+        .await?;
         Ok(tx.commit().await?)
     }
 }

@@ -12,38 +12,41 @@ use crate::error::Error;
 use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
 use crate::saga::{Chain, Facts, Payout};
 
-/// What became of an insert.
+/// Result of an insert.
 #[derive(Debug)]
 pub enum Inserted {
     Done,
-    /// The scope or the external reference is taken; this operation has it.
+    /// The scope or the external reference exists already, for this operation.
     Exists(Box<Operation>),
 }
 
 #[derive(Debug, Default, Clone)]
 pub struct OperationFilter {
-    /// Empty: everybody's.
+    /// Empty: all users.
     pub user_id: String,
     pub kind: Option<i32>,
     pub status: Option<i32>,
     pub external_ref: String,
-    /// Empty: of any transaction or none.
+    /// Empty: any transaction or none.
     pub tx_hashes: Vec<String>,
     pub without_trades: bool,
 }
 
-const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, amount, units_minor, currency_code, idempotency_key, \
-     external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, from_user_id, to_user_id, trade_id, bookbuilding_id, \
-     payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, correlation_id, fact_gated, fact_chain, fact_payout, \
+const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
+     amount, units_minor, currency_code, idempotency_key, \
+     external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, \
+     from_user_id, to_user_id, trade_id, bookbuilding_id, \
+     payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, \
+     correlation_id, fact_gated, fact_chain, fact_payout, \
      fact_settled, fact_minted_back, fact_undone, fact_blocked";
 
-/// Rows of `operation_reference` and of `operation_refused`. SQLite uses a partial index only for a
-/// statement that repeats its condition.
+/// Conditions of the partial indexes `operation_reference` and `operation_refused`. SQLite uses a
+/// partial index only if the statement repeats its condition.
 const ACTED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
 const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
-/// Indexes of a user's operations and what leads there: together they have each operation once. A
-/// page is merged from a page of each.
+/// Indexes of a user's operations with their conditions: together they contain each operation once.
+/// A page is merged from one page of each.
 const OF_USER: [(&str, &str); 3] = [
     ("operation_of_user", "user_id"),
     (
@@ -59,7 +62,7 @@ const OF_USER: [(&str, &str); 3] = [
 const ORDER: &str = " ORDER BY created_at_us DESC, operation_id DESC LIMIT ";
 
 impl OperationFilter {
-    /// Everything but the user.
+    /// Appends all conditions except the user's.
     fn push_to(&self, query: &mut QueryBuilder<sqlx::Sqlite>) {
         if let Some(kind) = self.kind {
             query.push(" AND kind = ").push_bind(kind);
@@ -122,7 +125,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The operation that a payment, payout or trade acted through; a rejected one did not act.
+    /// The operation that executed a payment, payout or trade; a rejected one did not execute it.
     pub async fn operation_by_reference(
         &self,
         kind: OperationType,
@@ -138,7 +141,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The operation of a trade, whatever its status; a batch uses the row of a rejected one again.
+    /// The operation of a trade in any status; a batch reuses the row of a rejected one.
     pub async fn operation_of_trade(&self, trade_id: &str) -> Result<Option<Operation>, Error> {
         let acted = self.operation_by_reference(OperationType::P2pTransfer, trade_id);
         if let Some(acted) = acted.await? {
@@ -174,7 +177,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Holders' operations of a redemption that are not at their end, by address.
+    /// Open operations of a redemption's holders, ordered by address.
     pub async fn open_maturity_operations(
         &self,
         redemption_id: &str,
@@ -192,7 +195,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// References of a redemption's holders whose operations acted or are under way.
+    /// References of a redemption's holders whose operations executed or are open.
     pub async fn served_holders(&self, redemption_id: &str) -> Result<HashSet<String>, Error> {
         let (first, end) = holders_of(redemption_id);
         let mut query = QueryBuilder::<sqlx::Sqlite>::new(
@@ -207,9 +210,9 @@ impl Repo {
         Ok(served.into_iter().collect())
     }
 
-    /// Operations that go their way alone, are not at their end and were not touched since
-    /// `before_us`: oldest first, strictly after the one named. Trades move with their batch and
-    /// holders of a maturing issue with its redemption, so they are not among them.
+    /// Open operations not changed since `before_us`, oldest first, strictly after the given one.
+    /// Excludes trades, driven by their batch, and holders of a maturing issue, driven by its
+    /// redemption.
     pub async fn open_operations(
         &self,
         before_us: i64,
@@ -231,7 +234,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// How many operations may still move units of the instrument.
+    /// Number of operations that may still move units of the instrument.
     pub async fn count_moving(&self, instrument_id: &str) -> Result<i64, Error> {
         let count = sqlx::query_scalar(
             "SELECT COUNT(*) FROM operation WHERE instrument_id = $1 AND status NOT IN (7, 8, 9, 11, 12) AND flow <> 7",
@@ -240,7 +243,7 @@ impl Repo {
         Ok(count.fetch_one(self.db.read()).await?)
     }
 
-    /// Payouts not released after this many refusals: how many, and the oldest one's id.
+    /// Number of payouts whose release was refused this often, and the oldest one's id.
     pub async fn refused_releases(&self, attempts: u32) -> Result<Option<(i64, String)>, Error> {
         let found = sqlx::query_as(
             "SELECT COUNT(*), external_ref, MIN(created_at_us) FROM operation INDEXED BY operation_unreleased
@@ -252,7 +255,7 @@ impl Repo {
         Ok(oldest.map(|oldest| (count, oldest)))
     }
 
-    /// Newest first, strictly after the bound (D04).
+    /// A page of operations, newest first, strictly after the bound (D04).
     pub async fn list_operations(
         &self,
         filter: &OperationFilter,
@@ -270,7 +273,8 @@ impl Repo {
         let mut query = if filter.user_id.is_empty() || leads {
             let mut query = select("");
             if !filter.user_id.is_empty() {
-                // In this form it leads nowhere: a reference or a transaction has fewer operations than a user.
+                // In this form no index: a reference or a transaction has fewer operations than a
+                // user.
                 query.push_bind(filter.user_id.clone());
                 query.push(" IN (user_id, from_user_id, to_user_id) AND ");
             }
@@ -294,7 +298,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Inserts unless the idempotency scope or the external reference is taken.
+    /// Inserts the operation unless its idempotency scope or external reference exists.
     pub async fn insert_operation_in_tx(
         &self,
         tx: &mut Tx,
@@ -370,7 +374,7 @@ impl Repo {
         Ok(Inserted::Done)
     }
 
-    /// Writes everything that may change in the life of an operation.
+    /// Updates all mutable columns of an operation.
     pub async fn save_operation_in_tx(
         &self,
         tx: &mut Tx,
@@ -379,8 +383,10 @@ impl Repo {
         operation.assert_whole();
         let facts = &operation.facts;
         let done = sqlx::query(
-            "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, tx_hash = $5, rejection = $6, rejection_message = $7,
-                finalized_at_us = $8, updated_at_us = $9, block_number = $10, attempts = $11, fact_gated = $12, fact_chain = $13, fact_payout = $14,
+            "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, \
+                tx_hash = $5, rejection = $6, rejection_message = $7,
+                finalized_at_us = $8, updated_at_us = $9, block_number = $10, attempts = $11, \
+                fact_gated = $12, fact_chain = $13, fact_payout = $14,
                 fact_settled = $15, fact_minted_back = $16, fact_undone = $17, fact_blocked = $18
              WHERE operation_id = $1",
         )
@@ -389,7 +395,12 @@ impl Repo {
         .bind(operation.status_before_block.map(Status::code))
         .bind(&operation.hold_id)
         .bind(&operation.tx_hash)
-        .bind(operation.rejection.as_ref().map(|(reason, _)| reason.code()))
+        .bind(
+            operation
+                .rejection
+                .as_ref()
+                .map(|(reason, _)| reason.code()),
+        )
         .bind(operation.rejection.as_ref().map(|(_, message)| message))
         .bind(operation.finalized_at_us)
         .bind(operation.updated_at_us)
@@ -407,7 +418,7 @@ impl Repo {
         assert_eq!(
             done.rows_affected(),
             1,
-            "an operation is never deleted once it acted"
+            "an executed operation is never deleted"
         );
         Ok(())
     }
@@ -418,7 +429,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Takes back an intention that was refused before it did anything; false when there is none any more.
+    /// Deletes an operation refused before it had any effect; false if none is left in that state.
     pub async fn delete_created_operation_in_tx(
         &self,
         tx: &mut Tx,
@@ -435,16 +446,19 @@ impl Repo {
 
     // ---- suspended deposits (T24)
 
-    /// Lists the deposit, or opens it again when it had been issued again and that failed too.
+    /// Lists the deposit, or reopens it after another failed issue.
     pub async fn suspend_deposit_in_tx(
         &self,
         tx: &mut Tx,
         deposit: &SuspendedDeposit,
     ) -> Result<(), Error> {
         sqlx::query(
-            "INSERT INTO suspended_deposit (payment_id, user_id, amount_minor, operation_id, reason, created_at_us, resolved)
+            "INSERT INTO suspended_deposit (payment_id, user_id, amount_minor, operation_id, \
+                reason, created_at_us, resolved)
              VALUES ($1, $2, $3, $4, $5, $6, 0)
-             ON CONFLICT (payment_id) DO UPDATE SET resolved = 0, amount_minor = excluded.amount_minor, operation_id = excluded.operation_id, reason = excluded.reason",
+             ON CONFLICT (payment_id) DO UPDATE SET resolved = 0, \
+                amount_minor = excluded.amount_minor, operation_id = excluded.operation_id, \
+                reason = excluded.reason",
         )
         .bind(&deposit.payment_id)
         .bind(&deposit.user_id)
@@ -465,7 +479,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Was the deposit refused once, and is that decided?
+    /// Whether the deposit was refused and then resolved.
     pub async fn is_resolved_in_tx(&self, tx: &mut Tx, payment_id: &str) -> Result<bool, Error> {
         let resolved: Option<bool> =
             sqlx::query_scalar("SELECT resolved FROM suspended_deposit WHERE payment_id = $1")

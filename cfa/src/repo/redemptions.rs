@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::model::{IssueRedemption, RedemptionLine, RedemptionReason, RedemptionStatus};
 
 static LINES: Many = Many::new(
-    "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, payment_minor) SELECT * FROM (VALUES ",
+    "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, \
+     payment_minor) SELECT * FROM (VALUES ",
     6,
     ") LIMIT +?",
 );
@@ -61,14 +62,15 @@ impl Repo {
         Ok(Some(redemption))
     }
 
-    /// False when the issue has a redemption already.
+    /// False if the issue has a redemption already.
     pub async fn insert_redemption_in_tx(
         &self,
         tx: &mut Tx,
         redemption: &IssueRedemption,
     ) -> Result<bool, Error> {
         let done = sqlx::query(
-            "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, record_date_us, total_minor, parts_done, tx_hash,
+            "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, \
+                record_date_us, total_minor, parts_done, tx_hash,
                 idempotency_key, created_at_us, finalized_at_us)
              VALUES ($1, $2, $3, $4, $5, $6, 0, NULL, $7, $8, NULL) ON CONFLICT DO NOTHING",
         )
@@ -85,7 +87,7 @@ impl Repo {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        // One for each holder of the issue.
+        // One line per holder of the issue.
         let lines: Vec<(usize, &RedemptionLine)> = redemption.lines.iter().enumerate().collect();
         let mut script = Script::default();
         script
@@ -102,14 +104,15 @@ impl Repo {
         Ok(true)
     }
 
-    /// Takes a failed redemption up again under a new key; false when it is not failed any more.
+    /// Restarts a failed redemption under a new key; false if it is no longer failed.
     pub async fn restart_redemption_in_tx(
         &self,
         tx: &mut Tx,
         redemption: &IssueRedemption,
     ) -> Result<bool, Error> {
         let done = sqlx::query(
-            "UPDATE issue_redemption SET status = $2, idempotency_key = $3, attempt = $4 WHERE redemption_id = $1 AND status = 6",
+            "UPDATE issue_redemption SET status = $2, idempotency_key = $3, attempt = $4 \
+             WHERE redemption_id = $1 AND status = 6",
         )
         .bind(&redemption.redemption_id)
         .bind(redemption.status.code())
@@ -125,14 +128,17 @@ impl Repo {
         tx: &mut Tx,
         redemption: &IssueRedemption,
     ) -> Result<(), Error> {
-        sqlx::query("UPDATE issue_redemption SET status = $2, parts_done = $3, tx_hash = $4, finalized_at_us = $5 WHERE redemption_id = $1")
-            .bind(&redemption.redemption_id)
-            .bind(redemption.status.code())
-            .bind(redemption.parts_done as i64)
-            .bind(&redemption.tx_hash)
-            .bind(redemption.finalized_at_us)
-            .execute(&mut **tx)
-            .await?;
+        sqlx::query(
+            "UPDATE issue_redemption SET status = $2, parts_done = $3, tx_hash = $4, \
+             finalized_at_us = $5 WHERE redemption_id = $1",
+        )
+        .bind(&redemption.redemption_id)
+        .bind(redemption.status.code())
+        .bind(redemption.parts_done as i64)
+        .bind(&redemption.tx_hash)
+        .bind(redemption.finalized_at_us)
+        .execute(&mut **tx)
+        .await?;
         Ok(())
     }
 }

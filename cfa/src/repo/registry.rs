@@ -1,4 +1,4 @@
-//! The holder registry as the chain's own events tell it: current units and their history by block.
+//! The holder registry, built from the chain's events: current units and their history by block.
 
 use events::Tx;
 use sqlx::Row;
@@ -10,7 +10,7 @@ use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
 
-/// Units that came to (or, negative, left) an address in a block.
+/// Units received (or, negative, sent) by an address in a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMove {
     pub token: String,
@@ -21,16 +21,16 @@ pub struct HolderMove {
 }
 
 impl Repo {
-    /// The last block whose moves are in the registry.
+    /// The last block applied to the registry.
     pub async fn registry_block(&self) -> Result<Option<u64>, Error> {
         let text = self.setting(CURSOR).await?;
         text.map(|text| text.parse().map_err(|_| super::damaged(CURSOR)))
             .transpose()
     }
 
-    /// Token contracts of all instruments but drafts; with a block: its events from there on are
-    /// not in the registry yet. Activation notes the block of its first event, so events of a draft
-    /// would count twice.
+    /// Token contracts of all instruments except drafts. The block, if set, is the first whose
+    /// events are not in the registry yet. Activation stores the block of the token's first event;
+    /// with a draft's events included they would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
@@ -46,7 +46,7 @@ impl Repo {
             .collect())
     }
 
-    /// Notes that a token is new, and that its first event may be in this block.
+    /// Registers a new token whose first event may be in this block.
     pub async fn note_token_in_tx(
         &self,
         tx: &mut Tx,
@@ -63,7 +63,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Applies the moves of one new token, and notes that its events below `next_block` are in, or all of them.
+    /// Applies moves of one new token and stores the next block to read, or that none is left.
     pub async fn apply_backlog(
         &self,
         token: &str,
@@ -90,23 +90,28 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Applies moves in the order given and notes that everything up to `through` is in.
+    /// Applies moves in order and stores `through` as the last applied block.
     pub async fn apply_moves(&self, moves: &[HolderMove], through: u64) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         self.apply_in_tx(&mut tx, moves).await?;
-        sqlx::query("INSERT INTO setting (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-            .bind(CURSOR)
-            .bind(through.to_string())
-            .execute(&mut *tx)
-            .await?;
+        sqlx::query(
+            "INSERT INTO setting (name, value) VALUES ($1, $2) \
+             ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        )
+        .bind(CURSOR)
+        .bind(through.to_string())
+        .execute(&mut *tx)
+        .await?;
         Ok(tx.commit().await?)
     }
 
     async fn apply_in_tx(&self, tx: &mut Tx, moves: &[HolderMove]) -> Result<(), Error> {
         for change in moves {
             sqlx::query(
-                "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) VALUES ($1, $2, $3, $4, $5, $4)
-                 ON CONFLICT (token, address) DO UPDATE SET units = units + excluded.units, block_number = excluded.block_number,
+                "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
+                 VALUES ($1, $2, $3, $4, $5, $4)
+                 ON CONFLICT (token, address) DO UPDATE SET units = units + excluded.units, \
+                    block_number = excluded.block_number,
                     updated_at_us = excluded.updated_at_us",
             )
             .bind(&change.token)
@@ -131,7 +136,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Sum of all holders' units: the supply as the registry knows it.
+    /// Sum of all holders' units: the supply in the registry.
     pub async fn registry_supply(&self, token: &str) -> Result<i64, Error> {
         let sum: Option<i64> =
             sqlx::query_scalar("SELECT CAST(SUM(units) AS BIGINT) FROM holding WHERE token = $1")
@@ -150,7 +155,8 @@ impl Repo {
     ) -> Result<Vec<Holder>, Error> {
         let rows = sqlx::query(
             "SELECT holding.*, user_id FROM holding LEFT JOIN user_address USING (address)
-             WHERE token = $1 AND units <> 0 AND (since_us, address) < ($2, $3) ORDER BY since_us DESC, address DESC LIMIT $4",
+             WHERE token = $1 AND units <> 0 AND (since_us, address) < ($2, $3) \
+             ORDER BY since_us DESC, address DESC LIMIT $4",
         )
         .bind(token)
         .bind(bound.0)
@@ -161,7 +167,7 @@ impl Repo {
         Ok(rows.iter().map(decode).collect())
     }
 
-    /// Holders with units at an instant: by the last block sealed at or before it.
+    /// Holders with units at a time: by the last block sealed at or before it.
     pub async fn holders_at(
         &self,
         token: &str,
@@ -173,7 +179,8 @@ impl Repo {
             "SELECT h.token, h.address, h.units, h.block_number, h.time_us AS updated_at_us, holding.since_us, user_id
              FROM holding_history h JOIN holding USING (token, address) LEFT JOIN user_address USING (address)
              WHERE h.token = $1 AND h.units <> 0 AND (since_us, h.address) < ($2, $3)
-               AND h.block_number = (SELECT MAX(block_number) FROM holding_history p WHERE p.token = h.token AND p.address = h.address AND p.time_us <= $4)
+               AND h.block_number = (SELECT MAX(block_number) FROM holding_history p \
+                WHERE p.token = h.token AND p.address = h.address AND p.time_us <= $4)
              ORDER BY since_us DESC, h.address DESC LIMIT $5",
         )
         .bind(token)

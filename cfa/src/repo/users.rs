@@ -1,4 +1,4 @@
-//! Who is who on chain.
+//! Users' addresses on the chain.
 
 use events::Event;
 
@@ -6,8 +6,8 @@ use super::Repo;
 use crate::error::{Error, Refusal};
 
 impl Repo {
-    /// Notes a user's address; refuses one that another user has. Returns whether the allow-list
-    /// transaction was ordered already.
+    /// Stores a user's address; refuses an address of another user. Returns whether the allow-list
+    /// transaction was submitted already.
     pub async fn note_address(
         &self,
         user_id: &str,
@@ -27,12 +27,15 @@ impl Repo {
             return Ok(registered);
         }
         let mut tx = self.begin().await?;
-        let done = sqlx::query("INSERT INTO user_address (user_id, address, registered, created_at_us) VALUES ($1, $2, 0, $3) ON CONFLICT DO NOTHING")
-            .bind(user_id)
-            .bind(address)
-            .bind(now_us)
-            .execute(&mut *tx)
-            .await?;
+        let done = sqlx::query(
+            "INSERT INTO user_address (user_id, address, registered, created_at_us) \
+             VALUES ($1, $2, 0, $3) ON CONFLICT DO NOTHING",
+        )
+        .bind(user_id)
+        .bind(address)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
         if done.rows_affected() == 0 {
             let owner: String =
                 sqlx::query_scalar("SELECT user_id FROM user_address WHERE address = $1")
@@ -47,7 +50,7 @@ impl Repo {
         Ok(false)
     }
 
-    /// Notes that these users are on the allow-list from the beginning.
+    /// Marks these users as on the allow-list from the start.
     pub async fn mark_registered(&self, user_ids: &[&str]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         for user_id in user_ids {
@@ -59,7 +62,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Notes that the allow-list transaction of these users is in the queue, with the events that tell of it.
+    /// Marks these users' allow-list transaction as submitted, with its events.
     pub async fn mark_ordered(
         &self,
         user_ids: &[String],
@@ -69,19 +72,21 @@ impl Repo {
     ) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         for user_id in user_ids {
-            sqlx::query("UPDATE user_address SET registered = 1, tx_hash = $2, correlation_id = $3 WHERE user_id = $1")
-                .bind(user_id)
-                .bind(tx_hash)
-                .bind(correlation_id)
-                .execute(&mut *tx)
-                .await?;
+            sqlx::query(
+                "UPDATE user_address SET registered = 1, tx_hash = $2, correlation_id = $3 \
+                 WHERE user_id = $1",
+            )
+            .bind(user_id)
+            .bind(tx_hash)
+            .bind(correlation_id)
+            .execute(&mut *tx)
+            .await?;
         }
         self.publish_in_tx(&mut tx, events).await?;
         Ok(tx.commit().await?)
     }
 
-    /// Users whom this transaction puts on the allow-list and whose receipt was not seen yet, with
-    /// the correlation ids under which that was ordered.
+    /// Users of an unconfirmed allow-list transaction, with the correlation ids of its request.
     pub async fn users_to_confirm(&self, tx_hash: &str) -> Result<Vec<(String, String)>, Error> {
         Ok(sqlx::query_as(
             "SELECT user_id, correlation_id FROM user_address WHERE tx_hash = $1 AND confirmed = 0 ORDER BY user_id",
@@ -91,7 +96,7 @@ impl Repo {
         .await?)
     }
 
-    /// Allow-list transactions whose receipt was not seen yet.
+    /// Allow-list transactions without a confirmed receipt.
     pub async fn open_registrations(&self, limit: i64) -> Result<Vec<String>, Error> {
         Ok(sqlx::query_scalar(
             "SELECT DISTINCT tx_hash FROM user_address WHERE tx_hash IS NOT NULL AND confirmed = 0 LIMIT $1",
@@ -101,8 +106,8 @@ impl Repo {
         .await?)
     }
 
-    /// Notes the receipt of an allow-list transaction, with the events that tell of it; nothing
-    /// when that was done before.
+    /// Stores the confirmation of an allow-list transaction with its events; does nothing on a
+    /// repeat.
     pub async fn confirm_registered(&self, tx_hash: &str, events: &[Event]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(

@@ -1,8 +1,8 @@
-//! The contracts that serve every instrument, deployed on the first start, and CFA-RUB in the list of instruments.
+//! Deploys the contracts shared by all instruments on the first start, and registers CFA-RUB.
 //!
-//! Every transaction has a fixed key in the submission queue, so a crash in between is continued,
-//! not repeated. The addresses are noted in the service's own store: a chain that was replaced
-//! under it is found out at the start, not by a failing redemption.
+//! Every transaction has a fixed key in the submission queue, so that a restart continues the
+//! deployment. The service stores the addresses: a replaced chain is detected at startup, not by a
+//! failing redemption.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn deploy(chain: &Connector, name: &str, action: &Action) -> Result<Addres
     Ok(submitted.contract.expect("a deployment has an address"))
 }
 
-/// Deploys what is not there yet and waits until it stands.
+/// Deploys the missing contracts and waits for their receipts.
 pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Error> {
     if let Some(text) = repo.setting(SETTING).await? {
         let stored: Stored =
@@ -66,7 +66,7 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
             .ok_or_else(|| Error::Damaged(SETTING.into()))?;
         if !chain.has_code(&contracts.money).await? {
             return Err(Error::Damaged(format!(
-                "no CFA-RUB contract at {}: the chain was replaced under this store",
+                "no CFA-RUB contract at {}: this store belongs to another chain",
                 contracts.money
             )));
         }
@@ -137,7 +137,7 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
     Ok(contracts)
 }
 
-/// CFA-RUB is an instrument from the first start (R023), and so are the house's accounts users.
+/// Registers CFA-RUB as an instrument on the first start (R023), and the system accounts as users.
 pub async fn money_instrument(
     repo: &Repo,
     contracts: &Contracts,

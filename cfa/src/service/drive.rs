@@ -1,8 +1,8 @@
-//! Performs the steps of an operation until it has to wait for news or is at its end.
+//! Executes the steps of an operation until it waits for an event or ends.
 //!
-//! One worker at a time per operation. A step is performed first and its fact stored after; a crash
-//! between the two performs it again, which every step allows: ledger and payments calls carry keys
-//! derived from the operation, chain submissions carry its id.
+//! One worker at a time per operation. A step is executed first and its fact stored after. A crash
+//! between the two repeats the step, which is safe: calls to ledger and payments have keys derived
+//! from the operation, chain submissions have its id.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, Payout, Step};
 use chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 
-/// How long a mint-back is waited for before the next sweep looks again.
+/// Longest wait for a mint-back before the next sweep checks again.
 const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
 
 impl Service {
-    /// Goes on with the operation as far as it can and returns it. An error leaves it where it was;
-    /// the sweep tries again.
+    /// Executes steps until none is possible and returns the operation. An error leaves it
+    /// unchanged for the next sweep.
     pub async fn drive(&self, operation_id: &str) -> Result<Operation, Error> {
         let _turn = self.turns.lock(operation_id).await;
         let operation = self
@@ -38,9 +38,9 @@ impl Service {
         self.drive_held(operation).await
     }
 
-    /// As `drive`; the caller has the turn.
+    /// Like `drive`; the caller holds the operation's lock.
     async fn drive_held(&self, mut operation: Operation) -> Result<Operation, Error> {
-        // trades move with their batch, holders of a maturing issue with its redemption
+        // a batch drives its trades, a redemption the holders of its issue
         while !operation.status.is_terminal()
             && !matches!(operation.flow, Flow::Trade | Flow::Maturity)
         {
@@ -73,11 +73,11 @@ impl Service {
         Ok(operation)
     }
 
-    /// As `drive`, but what cannot be done now is left to the sweep: the call answers with the operation as it stands.
+    /// Like `drive`, but leaves a failed step to the sweep and returns the operation as stored.
     pub(super) async fn drive_or_leave(&self, operation: Operation) -> Result<Operation, Error> {
         match self.drive(&operation.operation_id).await {
             Ok(operation) => Ok(operation),
-            // money that trading has is not there yet and nothing was done: the caller asks again
+            // trading money is not available yet and nothing was done: the caller retries
             Err(error @ Error::Unavailable(MARKET)) => {
                 let _turn = self.turns.lock(&operation.operation_id).await;
                 if self.take_back(&operation).await? {
@@ -90,7 +90,7 @@ impl Service {
                 if error.is_transient()
                     || matches!(error, Error::Chain(ChainError::Refused(_))) =>
             {
-                tracing::warn!(operation_id = operation.operation_id, %error, "operation goes on later");
+                tracing::warn!(operation_id = operation.operation_id, %error, "operation is left to the sweep");
                 Ok(self
                     .repo
                     .operation(&operation.operation_id)
@@ -106,7 +106,7 @@ impl Service {
         self.repo.save_operation(operation).await
     }
 
-    /// Money leaves the reach of its owner before anything happens on chain. A refusal takes the intention back.
+    /// Reserves the money or units before the chain moves them. A refusal deletes the operation.
     async fn gate(&self, operation: &mut Operation) -> Result<(), Error> {
         let gated = if operation.flow == Flow::RedeemRub {
             let hold_id = derived::redemption_hold(&operation.operation_id);
@@ -126,7 +126,7 @@ impl Service {
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 self.take_back(operation).await?;
-                // who never had any has no sub-account; the text is the same
+                // a user who never had any units has no sub-account; the text is the same
                 let nothing = error.is_for("SUB_ACCOUNT_NOT_FOUND");
                 return Err(if nothing {
                     Refusal::InsufficientBalance.into()
@@ -140,7 +140,7 @@ impl Service {
         self.repo.save_operation(operation).await
     }
 
-    /// Forgets an operation that did nothing yet; false when it has gone on meanwhile.
+    /// Deletes an operation without effects; false if it has advanced meanwhile.
     async fn take_back(&self, operation: &Operation) -> Result<bool, Error> {
         let mut tx = self.repo.begin().await?;
         let taken = self
@@ -156,7 +156,7 @@ impl Service {
         Ok(taken)
     }
 
-    /// The postings that mirror what the chain will do (T18).
+    /// The ledger postings that mirror the chain action (T18).
     async fn ledger_operation(&self, operation: &Operation) -> Result<LedgerOperation, Error> {
         let instrument = self.known_instrument(&operation.instrument_id).await?;
         let amount = peers::units(&instrument, operation.units_minor)?;
@@ -243,7 +243,7 @@ impl Service {
         Ok(peers::operation(id, kind, &operation.user_id, postings))
     }
 
-    /// What the operation orders on chain, and whom that needs on the allow-list.
+    /// The operation's chain action, and the users that it needs on the allow-list.
     fn action(
         &self,
         operation: &Operation,
@@ -366,15 +366,15 @@ impl Service {
                 }
                 Ok(tx.commit().await?)
             }
-            // too little gas, no coins, a node that wants another nonce: an operator can mend it,
-            // so it is tried again, but not for ever
+            // Too little gas, no coins, another nonce expected: an operator can fix it, so it is
+            // retried a limited number of times.
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 operation.attempts += 1;
                 tracing::error!(
                     operation_id = operation.operation_id,
                     reason,
                     attempts = operation.attempts,
-                    "blockchain refused a transaction"
+                    "blockchain refused a transaction, retrying up to cfa.submit_attempts_max"
                 );
                 if operation.attempts >= self.config.submit_attempts_max {
                     operation.facts.chain = Chain::Refused;
@@ -387,7 +387,7 @@ impl Service {
         }
     }
 
-    /// Records the payout at the gateway; the money waits there for the burn (T06).
+    /// Records the payout at payments, which holds it until the burn (T06).
     async fn start_payout(&self, operation: &mut Operation) -> Result<(), Error> {
         let profile = self
             .peers
@@ -414,7 +414,7 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Lets the money leave. A refusal is tried again, since payments may see the burn later. After
+    /// Releases the payout. A refusal is retried, since payments may see the burn later. After
     /// `submit_attempts_max` refusals `report_releases` counts the payout.
     async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
         let context = caused_by(&operation.correlation_id);
@@ -425,7 +425,7 @@ impl Service {
             && operation.attempts < self.config.submit_attempts_max
         {
             operation.attempts += 1;
-            // Keeps `updated_at`: a sweep reads by it and would meet the operation again.
+            // Keeps `updated_at`: the sweep pages by it and would read the operation again.
             self.repo.save_operation(operation).await?;
         }
         released?;
@@ -433,7 +433,7 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Health gives the number of payouts whose release payments keeps refusing, and the oldest.
+    /// Reports the number of payouts whose release is refused, and the oldest one, to health.
     pub(super) async fn report_releases(&self) -> Result<(), Error> {
         let refused = self
             .repo
@@ -467,7 +467,7 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Burned tokens come back (T09): a compensation, not an issuance. The saga asks for it only
+    /// Returns burned tokens (T09): a compensation, not an issuance. The saga asks for it only
     /// after a final burn (T07).
     async fn mint_back(&self, operation: &mut Operation) -> Result<(), Error> {
         assert_eq!(
@@ -495,7 +495,8 @@ impl Service {
             ReceiptStatus::Reverted => {
                 operation.attempts += 1;
                 self.save(operation).await?;
-                tracing::error!(operation_id = operation.operation_id, tx_hash = %receipt.tx_hash, severity = "critical", "mint-back reverted");
+                tracing::error!(operation_id = operation.operation_id,
+                    tx_hash = %receipt.tx_hash, severity = "critical", "mint-back reverted, retrying");
                 return Err(Error::Unavailable("Blockchain"));
             }
         }
@@ -532,7 +533,7 @@ impl Service {
         let (status, message) = match end {
             End::Finalized => (Status::Finalized, None),
             End::Reverted => (Status::Rejected, Some(REVERTED_MESSAGE)),
-            // the deposit did not act: it may be issued again or paid back (T24)
+            // the deposit was not used: it can be issued again or refunded (T24)
             End::Refused if operation.flow == Flow::IssueRub => {
                 (Status::Rejected, Some(REFUSED_MESSAGE))
             }
@@ -594,7 +595,7 @@ impl Service {
         Ok(())
     }
 
-    /// A receipt is there: everything that waited for the hash goes on. Unknown hashes are other people's.
+    /// Applies a receipt and drives the operations that wait for it. Ignores unknown hashes.
     pub async fn on_receipt(&self, tx_hash: &str) -> Result<(), Error> {
         let hash: TxHash = tx_hash
             .parse()
@@ -638,7 +639,7 @@ impl Service {
     }
 }
 
-/// A deposit whose tokens did not come to be (T24).
+/// A deposit whose tokens were not issued (T24).
 pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> SuspendedDeposit {
     SuspendedDeposit {
         payment_id: operation.external_ref.clone(),
@@ -651,7 +652,7 @@ pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> Sus
     }
 }
 
-/// Metrics of an operation that is at its end (specification 1.6, T39).
+/// Metrics of an ended operation (specification 1.6, T39).
 pub(super) fn count(operation: &Operation) {
     let kind = operation.flow.as_str();
     let status = operation.status.as_str();
@@ -669,7 +670,8 @@ pub(super) fn count(operation: &Operation) {
         }
         Flow::Transfer | Flow::Trade => {
             if operation.status == Status::Finalized {
-                metrics::counter!("cfa_transfers_total", "instrument_id" => operation.instrument_id.clone()).increment(1);
+                let id = operation.instrument_id.clone();
+                metrics::counter!("cfa_transfers_total", "instrument_id" => id).increment(1);
             }
         }
     }

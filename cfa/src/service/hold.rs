@@ -1,6 +1,7 @@
-//! The hold of a redemption. Money that trading has and no order has drawn is the user's to redeem:
-//! what is missing in available money is taken out of it first, and only then there is
-//! `Insufficient balance` (`design.md` 4).
+//! The hold of a redemption, covered from undrawn trading money if necessary (`design.md` 4).
+//!
+//! Trading money that no order has drawn is redeemable. A shortage of available money is taken from
+//! it first; only then `Insufficient balance` is returned.
 
 use std::time::Duration;
 
@@ -14,18 +15,18 @@ use crate::error::Error;
 use crate::model::{CFA_RUB_DECIMALS, Operation};
 use crate::peers::{MARKET, SOURCE};
 
-/// The market may answer before the ledger has given the money back: so often, with such pauses,
-/// the hold is tried again.
+/// The market may respond before the ledger has returned the money: number of retries of the hold,
+/// and the pause between them.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Service {
-    /// Makes the hold, or finds it made.
+    /// Creates the hold, or finds the existing one.
     ///
     /// # Errors
-    /// The ledger's refusal, `Insufficient balance` with what trading has among its facts;
-    /// `Unavailable` of the market when it did not say what it has, or the ledger has not given it
-    /// back yet.
+    /// The ledger's refusal; for `Insufficient balance` with the trading money in its metadata.
+    /// `Unavailable` of the market if it does not respond, or the ledger has not returned the money
+    /// yet.
     pub(super) async fn hold_redemption(
         &self,
         operation: &Operation,
@@ -52,7 +53,7 @@ impl Service {
             let market = &self.peers.market;
             match market.set_undrawn(&context, &key, hold.hold_id, rest).await {
                 Ok(()) => {}
-                // orders drew it meanwhile, or the hold was closed
+                // Orders drew it meanwhile, or the hold was closed.
                 Err(CallError::Refused(_)) => return Err(with_trading(shortage, Some(hold))),
                 Err(error) => return Err(error.into()),
             }
@@ -88,7 +89,7 @@ impl Service {
     }
 }
 
-/// The ledger's breakdown, with what of the held is trading's.
+/// Adds trading's part of the held money to the ledger's metadata.
 fn with_trading(mut shortage: Error, trading: Option<&TradingHold>) -> Error {
     if let Error::Peer(status) = &mut shortage
         && let Some(mut info) = status.get_details_error_info()

@@ -1,4 +1,4 @@
-//! The life of an issue: registered with a contract of its own, changed, halted, matured
+//! Life cycle of an issue: registered with its own contract, changed, halted, matured
 //! (specification 1.1, 2.3, 4.1; D07, T32).
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
 use chain::{Action, Address, ReceiptStatus};
 
-/// How long RegisterInstrument waits for the contract before it answers with a DRAFT.
+/// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
 
@@ -22,7 +22,7 @@ pub struct NewInstrument {
     pub kind: InstrumentType,
     pub decimals: u8,
     pub issuer_id: String,
-    /// Empty: deploy.
+    /// Empty: deploy one.
     pub contract_address: String,
     pub currency_code: String,
     pub issue_limit: Option<Decimal>,
@@ -38,7 +38,7 @@ pub struct NewInstrument {
     pub document_uri: String,
 }
 
-/// Unset fields stay as they are.
+/// Unset fields stay unchanged.
 #[derive(Debug, Clone, Default)]
 pub struct InstrumentChange {
     pub status: Option<InstrumentStatus>,
@@ -52,8 +52,8 @@ pub struct InstrumentChange {
 }
 
 impl Service {
-    /// Registers an issue, and deploys its token or adopts the one at the address given. ACTIVE as
-    /// soon as the contract stands.
+    /// Registers an issue, and deploys its token or adopts the contract at the given address. It is
+    /// ACTIVE as soon as the contract is deployed.
     pub async fn register_instrument(
         &self,
         asked: &Asked,
@@ -99,14 +99,15 @@ impl Service {
         tx.commit().await?;
         match self.complete_instrument(instrument.clone()).await {
             Err(error) if error.is_transient() => {
-                tracing::warn!(instrument_id = instrument.instrument_id, %error, "contract is deployed later");
+                tracing::warn!(instrument_id = instrument.instrument_id, %error, "deployment is left to the sweep");
                 Ok(instrument)
             }
             done => done,
         }
     }
 
-    /// Brings a DRAFT to ACTIVE: contract ordered, standing, event out. Any other status: nothing to do.
+    /// Activates a DRAFT: orders and awaits its contract, publishes the event. Ignores other
+    /// statuses.
     pub(super) async fn complete_instrument(
         &self,
         instrument: Instrument,
@@ -119,7 +120,7 @@ impl Service {
         let issuer = instrument.issuer_id.as_str();
         self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
-        // a contract that stood before may have moved units already
+        // An adopted contract may have moved units before.
         let mut from_block = 0;
         if instrument.contract_address.is_empty() {
             let action = Action::DeployToken {
@@ -163,8 +164,8 @@ impl Service {
         Ok(instrument)
     }
 
-    /// Deploys the token and returns its address and block; `None` while it is in no block. A
-    /// deployment that reverted is tried again under a key of its own, not for ever.
+    /// Deploys the token and returns its address and block; `None` until it is in a block. A
+    /// reverted deployment is retried under another key, a limited number of times.
     async fn deploy(
         &self,
         instrument_id: &str,
@@ -198,14 +199,15 @@ impl Service {
                 })?;
                 return Ok(Some((contract, receipt.block_number)));
             }
-            tracing::error!(instrument_id, attempt, tx_hash = %receipt.tx_hash, "deployment reverted");
+            tracing::error!(instrument_id, attempt, tx_hash = %receipt.tx_hash,
+                "deployment reverted, retrying");
             self.repo
                 .set_deploy_attempts(instrument_id, attempt + 1)
                 .await?;
         }
     }
 
-    /// T32: code, decimals and symbol at the address, and our contracts among its agents.
+    /// T32: checks code, decimals and symbol at the address, and that our contracts are its agents.
     async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
@@ -251,7 +253,8 @@ impl Service {
         if let Some(status) = change.status
             && status != instrument.status
         {
-            // contracts make DRAFT active, redemption ends an issue; people do the moves between
+            // DRAFT becomes active by its contract and an issue ends by redemption; all other moves
+            // are by hand.
             let by_hand = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
                 && instrument.status != InstrumentStatus::Draft;
             if !by_hand || !instrument.status.may_become(status) {
@@ -319,7 +322,7 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
     }
 }
 
-/// Everything that can be said about a request without asking anyone.
+/// Checks of the request that need no other service.
 fn check(
     request: &NewInstrument,
     instrument_id: String,
@@ -363,7 +366,7 @@ fn check(
         return Err(Refusal::field("lot_size", "must be greater than zero"));
     }
     units("lot_size", lot_size, request.decimals)?;
-    // quantity times price must be exact in kopecks (D35)
+    // Quantity times price must be exact in kopecks (D35).
     if tick_size
         .checked_mul(lot_size)
         .and_then(|value| value.to_minor(2))

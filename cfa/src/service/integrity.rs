@@ -1,4 +1,4 @@
-//! CheckIntegrity (T33) and GetSupply (D22): what the chain itself says.
+//! CheckIntegrity (T33) and GetSupply (D22), read from the chain.
 
 use sha2::Digest as _;
 use streebog::Digest as _;
@@ -10,7 +10,7 @@ use chain::TxHash;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashAlgorithm {
-    /// The chain's own block hash.
+    /// The chain's block hash.
     Keccak256,
     Sha256,
     /// GOST R 34.11-2012, 256 bits.
@@ -24,7 +24,7 @@ pub struct Integrity {
 }
 
 impl Service {
-    /// Hashes the canonical header of the block anew and compares, ignoring case and `0x`.
+    /// Hashes the block's canonical header and compares, ignoring case and `0x`.
     pub async fn check_integrity(
         &self,
         block_number: u64,
@@ -43,7 +43,10 @@ impl Service {
                     .parse()
                     .map_err(|_| Error::Damaged("keccak256".into()))?;
                 if !self.chain.verify_block_hash(block_number, &hash).await? {
-                    tracing::error!(block_number, computed, chain = %block.hash, severity = "critical", "block hash does not follow from its header");
+                    tracing::error!(
+                        block_number, computed, chain = %block.hash, severity = "critical",
+                        "block hash differs from the hash of its header"
+                    );
                 }
                 computed
             }
@@ -62,7 +65,7 @@ impl Service {
         })
     }
 
-    /// Tokens in existence and a block that knew so.
+    /// Total supply, and a block at or after which it was read.
     pub async fn supply(&self, instrument_id: &str) -> Result<(Decimal, u64), Error> {
         let instrument = self.known_instrument(instrument_id).await?;
         if instrument.contract_address.is_empty() {

@@ -1,5 +1,5 @@
-//! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits
-//! that were paid and refused (T24).
+//! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and suspended deposits
+//! (T24).
 
 use service_clients::{LimitType, OperationType, PaymentStatus, caused_by};
 use types::{Decimal, Minor};
@@ -15,7 +15,7 @@ use crate::model::{
 };
 use crate::repo::Inserted;
 
-/// `refund-<payment>` pays a deposit back; `refund-<payment>:<n>` does after the first try failed.
+/// `refund-<payment>` refunds a deposit; `refund-<payment>:<n>` is a retry.
 const REFUND_PREFIX: &str = "refund-";
 
 /// A request for units of an issue.
@@ -25,14 +25,14 @@ pub struct IssueInvestment {
     pub investor_id: String,
     pub amount: Decimal,
     pub bookbuilding_id: String,
-    /// CFA-RUB for the issuer, in kopecks; 0: nothing is paid here.
+    /// CFA-RUB paid to the issuer, in kopecks; 0: no payment.
     pub payment_minor: i64,
 }
 
 impl Service {
-    /// Mints CFA-RUB against a deposit. Refusals by limit, KYC or sanctions are a REJECTED
-    /// operation, and the deposit goes to the suspense list. `delivered` names the event that
-    /// asked, whose inbox row is written with the operation.
+    /// Mints CFA-RUB for a deposit. A refusal by limit, KYC or sanctions makes a REJECTED operation
+    /// and suspends the deposit. `delivered` is the event that caused the call; its inbox row is
+    /// written with the operation.
     pub async fn issue_rub(
         &self,
         asked: &Asked,
@@ -66,7 +66,7 @@ impl Service {
         let context = caused_by(&asked.correlation_id);
         let profile = self.peers.profile(&asked.correlation_id, user_id).await;
         let refusal = match profile {
-            // the money is there already: it must not vanish with an error
+            // The money has arrived: it must not be lost in an error.
             Err(Error::Refused(Refusal::UserNotFound)) if delivered.is_some() => {
                 Some((Rejection::KycRequired, "KYC: user not found".to_owned()))
             }
@@ -135,7 +135,7 @@ impl Service {
                     )
                     .await?;
             }
-            // a retry that passed settles an earlier refusal of the same payment
+            // A successful retry resolves an earlier refusal of the same payment.
             None => self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?,
         }
         self.repo.publish_in_tx(&mut tx, &events).await?;
@@ -154,10 +154,11 @@ impl Service {
         })
     }
 
-    /// Money of a refused deposit is issued or paid back, never both. The caller has the deposit's turn.
+    /// Checks that a refused deposit is not refunded too. The caller holds the deposit's lock.
     ///
     /// # Errors
-    /// `DepositResolved` when it was paid back or that is under way; `ReferenceTaken` when it is another user's.
+    /// `DepositResolved` if it was refunded or a refund is open; `ReferenceTaken` if it belongs to
+    /// another user.
     async fn check_undecided(&self, operation: &Operation) -> Result<(), Error> {
         let payment_id = &operation.external_ref;
         let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
@@ -170,14 +171,14 @@ impl Service {
             .repo
             .operation_by_reference(OperationType::Issuance, payment_id)
             .await?;
-        // issued again already: the insert answers with that operation
+        // Issued already: the insert returns that operation.
         if acted.is_some() {
             return Ok(());
         }
         if deposit.resolved {
             return Err(Refusal::DepositResolved.into());
         }
-        // a refund that was begun is on its way or must be finished
+        // A started refund must be finished.
         let (_, refund) = self
             .latest_refund(&operation.correlation_id, payment_id)
             .await?;
@@ -187,8 +188,8 @@ impl Service {
         }
     }
 
-    /// Issues units of an instrument: reserved against the issue limit, posted in the ledger, then
-    /// one exchange on chain.
+    /// Issues units of an instrument: reserved in the issue limit, posted in the ledger, then
+    /// exchanged in one chain transaction.
     pub async fn issue_investment(
         &self,
         asked: &Asked,
@@ -270,7 +271,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            // dropped with the transaction: the units stay unreserved
+            // Rolled back with the transaction: the units are not reserved.
             return Ok(replayed(*stored, units_minor));
         }
         if operation.status == Status::Rejected {
@@ -298,7 +299,7 @@ impl Service {
         })
     }
 
-    /// FinalizeIssuance (D42): looks at the receipt now instead of waiting for its event.
+    /// FinalizeIssuance (D42): reads the receipt now instead of waiting for its event.
     pub async fn finalize_issuance(&self, tx_hash: &str) -> Result<Operation, Error> {
         let tx_hash = tx_hash.to_lowercase();
         let found = self
@@ -316,10 +317,11 @@ impl Service {
             .ok_or(Refusal::OperationNotFound)?)
     }
 
-    /// An operator decides about a deposit that was paid and refused: issue after all, or pay the money back.
+    /// An operator resolves a paid and refused deposit: issues it after all or refunds it.
     ///
     /// # Errors
-    /// `PaymentUnpaid` unless payments holds the deposit as received from the same user in the same amount.
+    /// `PaymentUnpaid` unless payments has the deposit as received from the same user in the same
+    /// amount.
     pub async fn resolve_deposit(
         &self,
         asked: &Asked,
@@ -347,7 +349,8 @@ impl Service {
                 .await?
                 .operation);
         }
-        // against another operator, against an issue of the same money, and against the news that this refund failed
+        // Excludes another operator, an issue of the same money, and the event that this refund
+        // failed.
         let _turn = self.deposits.lock(payment_id).await;
         let undecided = self.repo.suspended_deposit(payment_id).await?;
         let deposit = undecided
@@ -361,7 +364,8 @@ impl Service {
         let (payout_id, state) = self
             .latest_refund(&asked.correlation_id, payment_id)
             .await?;
-        // One that the bank has made already, after its answer was lost, is only recorded: its payment is REFUNDED.
+        // A refund already paid by the bank, with its response lost, is only recorded: the payment
+        // is REFUNDED.
         if state == Some(PaymentStatus::Success) {
             self.require(PaymentStatus::Refunded, asked, &deposit)
                 .await?;
@@ -427,8 +431,8 @@ impl Service {
         }
     }
 
-    /// The refund payout of a deposit that has not failed, and how it stands; `None`: it is not
-    /// recorded yet. A payout that failed is final, so each try has an id of its own.
+    /// The deposit's latest refund payout and its status; `None`: not recorded yet. A failed payout
+    /// is final, so each attempt has its own id.
     async fn latest_refund(
         &self,
         correlation_id: &str,
@@ -447,9 +451,9 @@ impl Service {
         }
     }
 
-    /// News of a payout that may be a deposit's refund: the bank did not take it, so the deposit is
-    /// open again for an operator (T24). The operation stays REFUNDED, which is what was decided.
-    /// An event that comes late, after another try, changes nothing.
+    /// Handles a payout event that may be a deposit's refund: if the bank refused it, the deposit
+    /// is open again for an operator (T24). The operation stays REFUNDED, as decided. A late event
+    /// after another attempt changes nothing.
     pub async fn refund_news(&self, correlation_id: &str, payout_id: &str) -> Result<(), Error> {
         let Some(rest) = payout_id.strip_prefix(REFUND_PREFIX) else {
             return Ok(());
@@ -474,7 +478,7 @@ impl Service {
             payment_id,
             payout_id,
             severity = "critical",
-            "refund of a deposit failed, the deposit is open again"
+            "refund of a deposit failed: resolve the deposit again"
         );
         let record = publish::audit(
             "deposit.refund_failed",
@@ -493,8 +497,8 @@ impl Service {
     }
 }
 
-/// The stored operation in whose place `operation` would have stood. Another user's is none of the
-/// caller's business, and his own request is not done by it.
+/// Returns the stored operation instead of `operation`. `ReferenceTaken` if it belongs to another
+/// user or flow: the caller must not see it, and its own request is not done by it.
 pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started, Error> {
     if stored.user_id != operation.user_id || stored.flow != operation.flow {
         tracing::error!(
@@ -507,12 +511,12 @@ pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started,
     Ok(replayed(stored, operation.units_minor))
 }
 
-/// The stored operation for a key that was used before; another amount under the same key is worth a warning (T12).
+/// The stored operation of a used key. A different amount under the same key logs a warning (T12).
 pub(super) fn replayed(operation: Operation, units_minor: i64) -> Started {
     if operation.units_minor != units_minor {
         tracing::warn!(
             operation_id = operation.operation_id,
-            "idempotency key came back with another content; the stored operation stands"
+            "idempotency key was used with another amount, returning the stored operation"
         );
         metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.as_str())
             .increment(1);

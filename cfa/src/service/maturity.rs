@@ -1,24 +1,24 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
-//! 0. Checked before anything changes: the issue has a nominal, the record date is the day of
-//!    maturity (before maturity: today, and an operator's call), and what is owed is not zero while
-//!    there are units.
-//! 1. The issue stops trading (MATURED). Its open operations become final: units that they move
-//!    later would be burned unpaid.
-//! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
+//! 0. Checks before any change: the issue has a nominal, the record date is the day of maturity
+//!    (before maturity: today, by an operator's call), and the payment is not zero while there are
+//!    units.
+//! 1. The issue stops trading (MATURED). Its open operations become final: units moved later would
+//!    be burned unpaid.
+//! 2. The holders at the record date are read from the registry and their payments computed.
 //! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without
-//!    enough money the redemption stays UNDERFUNDED and is tried again.
-//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted for a holder while
-//!    an order still holds his units), the contract distributes and burns, the ledger is finalized.
+//!    enough money the redemption stays UNDERFUNDED and is retried.
+//! 4. In parts of `PART`: the ledger posts payments and burns (except for a holder whose units an
+//!    order still holds), the contract distributes and burns, the ledger is finalized.
 //! 5. Holders are notified.
 //!
-//! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the
-//! redemption ends when all are served. One that failed because the chain reverted a step may be
-//! started again under another key: what is done stays done.
+//! A holder whose operation the ledger refuses is deferred and delays no other; the redemption ends
+//! when all are served. A redemption that failed because the chain reverted a step can be restarted
+//! under another key; completed parts stay.
 //!
-//! Paid are the holders of the record date: those of step 2 where trading stopped by its end. A
-//! holder whose units changed since is neither paid nor burned until an operator has settled the
-//! difference: a trade that settlement sends again or that is known late moves units after step 2.
+//! Paid are the holders at the record date: those of step 2 if trading stopped by its end. A holder
+//! whose units changed since is neither paid nor burned until an operator resolves the difference:
+//! a trade that settlement sends again or that is known late moves units after step 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,33 +42,33 @@ use crate::repo::Inserted;
 use crate::saga::Chain;
 use chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 
-/// Holders in one chain transaction.
+/// Holders per chain transaction.
 const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
-/// How often a call looks for the issue's open operations.
+/// Polling interval for the issue's open operations.
 const MOVING_POLL: Duration = Duration::from_millis(50);
 const NOT_RECORDED: &str = "trading has stopped and no redemption is recorded: start it again";
 
-/// A request to redeem a whole issue.
+/// Arguments of `start_redemption`.
 #[derive(Debug, Clone)]
 pub struct NewRedemption {
     pub instrument_id: String,
-    /// Unset: the day of maturity, or the current one before it.
+    /// Unset: the day of maturity, or the current day before it.
     pub record_date_us: Option<i64>,
     pub reason: RedemptionReason,
     /// The caller may redeem before maturity.
     pub may_be_early: bool,
-    /// How long the call waits for the issue's open operations.
+    /// Longest wait of the call for the issue's open operations.
     pub wait: Duration,
 }
 
 impl Service {
-    /// Starts the process, or returns the one that runs for the issue. A new key starts one that has failed again.
+    /// Starts a redemption, or returns the issue's running one. A new key restarts a failed one.
     ///
     /// # Errors
-    /// Before anything changes: `NominalMissing`, `NotMatured`, a refused `record_date`,
-    /// `NothingToPay`. After trading has stopped, with the issue MATURED and no redemption recorded:
-    /// `OperationsOpen`, and `NothingToPay` for units that an operation has moved meanwhile.
+    /// Before any change: `NominalMissing`, `NotMatured`, a refused `record_date`, `NothingToPay`.
+    /// After the stop of trading, with the issue MATURED and no redemption recorded:
+    /// `OperationsOpen`, and `NothingToPay` for units that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         asked: &Asked,
@@ -98,7 +98,7 @@ impl Service {
             return Err(Refusal::InstrumentNotActive.into());
         }
         let record_date_us = record_date(&instrument, &request, self.clock.now_us())?;
-        // the snapshot is that of the end of the record day (R099)
+        // The snapshot is at the end of the record day (R099).
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.owed(&instrument, cut_off_us).await?;
         self.stop_trading(asked, instrument).await?;
@@ -150,7 +150,7 @@ impl Service {
         self.drive_redemption_or_leave(redemption).await
     }
 
-    /// What each holder is owed at the end of the record day, and the sum.
+    /// Each holder's payment at the end of the record day, and the sum.
     async fn owed(
         &self,
         instrument: &Instrument,
@@ -187,7 +187,7 @@ impl Service {
         mut redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
         let before = redemption.status.as_str();
-        // a part of the distribution went out: the issuer's money is there
+        // A part was distributed, so the redemption is funded.
         redemption.status = if redemption.tx_hash.is_some() {
             RedemptionStatus::Funded
         } else {
@@ -225,7 +225,7 @@ impl Service {
         match self.drive_redemption(&redemption.redemption_id).await {
             Ok(redemption) => Ok(redemption),
             Err(error) => {
-                tracing::warn!(redemption_id = redemption.redemption_id, %error, "redemption goes on later");
+                tracing::warn!(redemption_id = redemption.redemption_id, %error, "redemption is left to the sweep");
                 Ok(self
                     .repo
                     .redemption(&redemption.redemption_id)
@@ -241,7 +241,7 @@ impl Service {
         if instrument.status == InstrumentStatus::Matured {
             return Ok(());
         }
-        // another caller may have ended the issue meanwhile
+        // Another caller may have ended the issue meanwhile.
         if !instrument.status.may_become(InstrumentStatus::Matured) {
             return Err(Refusal::InstrumentNotActive.into());
         }
@@ -263,7 +263,7 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Waits for operations that move units of the issue. Trading has stopped: none is added but
+    /// Waits for operations that move units of the issue. Trading has stopped: none is added except
     /// trades that the market matched before it received the stop.
     async fn wait_for_moving(&self, instrument_id: &str, wait: Duration) -> Result<(), Error> {
         let part = health_part(instrument_id);
@@ -283,7 +283,7 @@ impl Service {
         }
     }
 
-    /// Goes on with a redemption as far as it can.
+    /// Drives a redemption until it waits or ends.
     pub async fn drive_redemption(&self, redemption_id: &str) -> Result<IssueRedemption, Error> {
         let _turn = self.turns.lock(redemption_id).await;
         let mut redemption = self
@@ -296,7 +296,7 @@ impl Service {
             redemption.status,
             RedemptionStatus::Finalized | RedemptionStatus::Failed
         );
-        // The total was 0 when it was recorded; units may have been issued since.
+        // The total was 0 when recorded; units may have been issued since.
         if is_open && redemption.total_minor == 0 {
             self.catch_up_registry().await?;
         }
@@ -336,7 +336,7 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// The issuer's money to the redemption account; false when he has not enough (R101).
+    /// Moves the issuer's money to the redemption account; false if it is not enough (R101).
     async fn fund(
         &self,
         redemption: &mut IssueRedemption,
@@ -370,7 +370,7 @@ impl Service {
                             instrument_id = redemption.instrument_id,
                             needed_minor = redemption.total_minor,
                             severity = "critical",
-                            "issuer has not funded the redemption"
+                            "issuer lacks the money for the redemption: fund the issuer's CFA-RUB"
                         );
                         let record = publish::audit(
                             "redemption.underfunded",
@@ -449,9 +449,9 @@ impl Service {
         self.save_redemption(redemption, &[record]).await
     }
 
-    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones
-    /// for holders not served yet, but for those who were refused in this round. Refuses holders
-    /// whose units are not those of their line.
+    /// The operations of the next part: open ones left by a crash or an unavailable peer, else new
+    /// ones for holders not served yet, except those refused in this round. Refuses holders whose
+    /// units differ from their line.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
@@ -482,11 +482,11 @@ impl Service {
                     payment_minor: 0,
                 });
         }
-        // The next drive of the redemption ends it as failed.
+        // The next drive ends the redemption as failed.
         if redemption.total_minor == 0 && !held.is_empty() {
             return Err(Refusal::NothingToPay.into());
         }
-        // one whose part was reverted is served anew when the redemption is started again
+        // Holders of a reverted part are served again after a restart of the redemption.
         let served = self.repo.served_holders(&redemption.redemption_id).await?;
         let now_us = self.now_us();
         let mut rows = Vec::new();
@@ -505,12 +505,12 @@ impl Service {
                     address,
                     owed_minor = line.units_minor,
                     held_minor = burn_minor,
-                    "units of a holder changed after the redemption was recorded"
+                    "units of a holder changed after the redemption was recorded: resolve the difference"
                 );
                 refused.insert(reference);
                 continue;
             }
-            // a holder that no user id leads to is served on chain only
+            // A holder without a user id is served on chain only.
             let user_id = if line.user_id.is_empty() {
                 &address
             } else {
@@ -538,7 +538,7 @@ impl Service {
             {
                 Inserted::Done => rows.push(operation),
                 Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
-                // leaving the holder out would end the redemption without his money
+                // Skipping the holder would end the redemption without paying.
                 Inserted::Exists(stored) => {
                     return Err(Error::Damaged(format!(
                         "reference {} belongs to operation {}",
@@ -554,8 +554,8 @@ impl Service {
         Ok(rows)
     }
 
-    /// Runs the next part, or ends the redemption when none is left. False when only holders are
-    /// left whom the ledger has refused.
+    /// Runs the next part, or ends the redemption if none is left. False if only holders refused by
+    /// the ledger are left.
     async fn distribute(
         &self,
         redemption: &mut IssueRedemption,
@@ -676,9 +676,9 @@ impl Service {
         Ok(true)
     }
 
-    /// Posts the operations of a part: together, or one by one when the ledger refuses that.
-    /// Answers with those refused, and why. Not in the ledger's independent mode, which keeps a
-    /// refusal under its operation's key for ever.
+    /// Posts the operations of a part together, or one by one if the ledger refuses that. Returns
+    /// the refused ones with their reasons. Not in the ledger's independent mode, which stores a
+    /// refusal under its operation's key forever.
     async fn post_part(
         &self,
         correlation_id: &str,
@@ -704,7 +704,8 @@ impl Service {
         Ok(refused)
     }
 
-    /// Holders whose units an order still holds or a court has frozen: amounts are taken anew next time.
+    /// Deletes operations of holders whose units an order holds or a court froze: the next round
+    /// recreates them with current amounts.
     async fn forget(&self, rows: &[Operation]) -> Result<(), Error> {
         let mut tx = self.repo.begin().await?;
         for row in rows {
@@ -792,7 +793,7 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Issues whose maturity has come start their redemption (R097).
+    /// Starts the redemptions of issues that have matured (R097).
     pub(super) async fn start_due_redemptions(&self) -> Result<(), Error> {
         for instrument in self.repo.due_instruments(self.clock.now_us()).await? {
             let asked = Asked {
@@ -805,7 +806,7 @@ impl Service {
                 record_date_us: instrument.matures_at_us,
                 reason: RedemptionReason::Maturity,
                 may_be_early: false,
-                // The next sweep looks again.
+                // The next sweep retries.
                 wait: Duration::ZERO,
             };
             let started = self.start_redemption(&asked, request).await;
@@ -814,7 +815,8 @@ impl Service {
         Ok(())
     }
 
-    /// Health names issues that wait for a call: trading has stopped and no sweep redeems them.
+    /// Reports issues that wait for StartRedemption to health: trading has stopped and no sweep
+    /// redeems them.
     pub(super) async fn report_unrecorded(&self) -> Result<(), Error> {
         let unrecorded = self
             .repo
@@ -837,7 +839,8 @@ fn health_part(instrument_id: &str) -> String {
     format!("redemption of {instrument_id}")
 }
 
-/// The record date is the day of maturity; before maturity it is the current day, until issues have terms for a call.
+/// The record date: the day of maturity, or before maturity the current day (issues have no call
+/// terms yet).
 fn record_date(
     instrument: &Instrument,
     request: &NewRedemption,
@@ -861,7 +864,7 @@ fn record_date(
     }
 }
 
-/// A key or id of a step of this try; those of the first have no number.
+/// A key or id of a step in this attempt; the first attempt has no suffix.
 fn tried(name: String, redemption: &IssueRedemption) -> String {
     match redemption.attempt {
         0 => name,
@@ -869,7 +872,7 @@ fn tried(name: String, redemption: &IssueRedemption) -> String {
     }
 }
 
-/// The reference of a holder's operation ends in his address.
+/// The reference of a holder's operation ends in the holder's address.
 fn holder_address(operation: &Operation) -> Result<Address, Error> {
     let address = operation
         .external_ref

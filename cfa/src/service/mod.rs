@@ -1,14 +1,14 @@
 //! The use cases of the service: a thin shell around `saga` and `plan`.
 //!
-//! | file | what |
+//! | module | content |
 //! |---|---|
 //! | `bootstrap` | the platform's contracts, deployed once |
-//! | `drive` | performs what `saga::next` says, for one operation |
-//! | `hold` | the money behind a redemption |
+//! | `drive` | executes the steps of `saga::next` for one operation |
+//! | `hold` | the hold of a redemption |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `settle` | batches of trades |
-//! | `instruments`, `maturity` | the life of an issue |
-//! | `registry` | who holds what, from the chain's own events |
+//! | `instruments`, `maturity` | life cycle of an issue |
+//! | `registry` | holders, from the chain's events |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
@@ -48,23 +48,23 @@ pub use maturity::NewRedemption;
 pub use registry::Replayed;
 pub use transfer::NewTransfer;
 
-/// Calls to a peer under way at a time, where each row of a page or of a batch needs one.
+/// Concurrent calls to a peer when each row of a page or batch needs one.
 const PEER_CALLS: usize = 8;
 
-/// Who asks, and under which key.
+/// The caller and the idempotency key.
 #[derive(Debug, Clone)]
 pub struct Asked {
     pub idempotency_key: String,
     pub correlation_id: String,
-    /// Subject of the credential, for audit.
+    /// Subject of the credential, for the audit.
     pub actor: String,
 }
 
-/// An operation with how it came to be.
+/// An operation and how it was obtained.
 #[derive(Debug)]
 pub struct Started {
     pub operation: Operation,
-    /// The key (or the payment, payout, trade) was known: this is the stored operation.
+    /// The key (or the payment, payout or trade) existed: this is the stored operation.
     pub replayed: bool,
 }
 
@@ -78,12 +78,12 @@ pub struct Service {
     pub health: rpc::Health,
     /// One worker at a time per operation, batch, instrument or redemption.
     turns: KeyedMutex<String>,
-    /// One decision at a time per deposit. Taken before `turns`, never by who has one of those.
+    /// One decision at a time per deposit. Lock order: before `turns`.
     deposits: KeyedMutex<String>,
     registry_turn: tokio::sync::Mutex<()>,
-    /// Users whose allow-list transaction is in the queue.
+    /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
-    /// Counts finished batches; waiters look again when it moves.
+    /// Number of finished batches; wakes waiters when it changes.
     batches_done: watch::Sender<u64>,
 }
 
@@ -113,7 +113,7 @@ impl Service {
         }
     }
 
-    /// Time of rows and events. Maturity looks at `clock` instead, which tests and the sandbox may move.
+    /// Time of rows and events. Maturity uses `clock`, which tests and the sandbox can move.
     fn now_us(&self) -> i64 {
         clock::now_us()
     }
@@ -134,7 +134,7 @@ impl Service {
         Ok(instrument)
     }
 
-    /// The token contract of an instrument that has one.
+    /// Parses the address of an instrument's token contract.
     fn token(&self, instrument: &Instrument) -> Result<Address, Error> {
         instrument.contract_address.parse().map_err(|_| {
             Error::Damaged(format!("contract address of {}", instrument.instrument_id))
@@ -142,7 +142,7 @@ impl Service {
     }
 }
 
-/// Smallest units of an amount; a refusal that names the field when digits would be lost (R029).
+/// Smallest units of an amount; a refusal with the field's name if digits would be lost (R029).
 pub fn units(field: &'static str, amount: Decimal, decimals: u8) -> Result<i64, Refusal> {
     amount.to_minor(decimals).map_err(|_| {
         Refusal::field(

@@ -18,8 +18,8 @@ use crate::repo::Inserted;
 use crate::saga::Payout;
 
 impl Service {
-    /// Burns CFA-RUB and pays the user. KYC below STANDARD is an error, a limit refusal is a
-    /// REJECTED operation, in that order.
+    /// Burns CFA-RUB and pays the user. First KYC below STANDARD is an error, then a limit refusal
+    /// is a REJECTED operation.
     pub async fn redeem_rub(
         &self,
         asked: &Asked,
@@ -103,11 +103,11 @@ impl Service {
         })
     }
 
-    /// FinalizeRedemption (D42) and what PayoutConfirmed and PayoutFailed lead to. A payout that is
-    /// still under way changes nothing (T08).
+    /// FinalizeRedemption (D42), also for PayoutConfirmed and PayoutFailed. An open payout changes
+    /// nothing (T08).
     ///
     /// # Errors
-    /// `Operation not found`; `Payout failed` after the tokens were given back (the state is kept).
+    /// `Operation not found`; `Payout failed` after the tokens were returned (the state is kept).
     pub async fn finalize_redemption(&self, payout_id: &str) -> Result<Operation, Error> {
         let found = self
             .repo
@@ -145,7 +145,8 @@ impl Service {
         Ok(operation)
     }
 
-    /// Compliance stops a redemption before its money is at the bank, or lets it go on (115-FZ, specification 1.5).
+    /// Blocks a redemption before its money is at the bank, or unblocks it (115-FZ, specification
+    /// 1.5).
     pub async fn block_redemption(
         &self,
         asked: &Asked,
@@ -211,7 +212,7 @@ impl Service {
                 return Ok(operation);
             }
         }
-        // a receipt may have come while it stood still
+        // A receipt may have arrived while it was blocked.
         if let Some(tx_hash) = self
             .repo
             .operation(operation_id)
@@ -223,7 +224,8 @@ impl Service {
         self.drive(operation_id).await
     }
 
-    /// One holder gives units back to the issuer for nominal (buyback) or nominal and due coupons (maturity).
+    /// Returns one holder's units to the issuer for nominal (buyback) or nominal and due coupons
+    /// (maturity).
     pub async fn redeem_investment(
         &self,
         asked: &Asked,
@@ -311,7 +313,8 @@ impl Service {
     }
 }
 
-/// Counts requests, whatever becomes of them (T39).
+/// Counts requests, whatever their result (T39).
 fn requested(operation: &Operation) {
-    metrics::counter!("redemptions_total", "type" => operation.flow.as_str(), "status" => operation.status.as_str()).increment(1);
+    let (kind, status) = (operation.flow.as_str(), operation.status.as_str());
+    metrics::counter!("redemptions_total", "type" => kind, "status" => status).increment(1);
 }

@@ -1,6 +1,7 @@
-//! Who holds what: the registry of holders, folded from the tokens' own Transfer events block by
-//! block, so it is what the chain is (specification 1.1, R030). Reads catch up first. Events of
-//! other contracts are not read: anyone may emit one, with any amount.
+//! The holder registry, folded from the tokens' Transfer events block by block.
+//!
+//! It equals the state of the chain (specification 1.1, R030). Reads catch up first. Events of
+//! other contracts are ignored: anyone can emit one, with any amount.
 
 use std::collections::HashMap;
 
@@ -14,36 +15,37 @@ use crate::model::{Holder, Instrument};
 use crate::repo::HolderMove;
 use chain::{Address, TokenTransfer};
 
-/// Blocks whose events are asked for at once.
+/// Blocks per query of events.
 const BLOCKS: u64 = 16;
-/// A part of a replay ends with the step that reaches one of these.
+/// A page of a replay ends with the query that reaches one of these limits.
 const REPLAY_TRANSFERS: usize = 2_000;
 const REPLAY_BLOCKS: u64 = 4_096;
 
-/// A part of the chain's log, straight from the chain.
+/// A page of the chain's transfers, read from the chain.
 #[derive(Debug)]
 pub struct Replayed {
     /// With the token's instrument.
     pub transfers: Vec<(TokenTransfer, Instrument)>,
-    /// The last block of this part.
+    /// The last block of this page.
     pub through: u64,
-    /// The last block that was read.
+    /// The last read block.
     pub last: u64,
 }
 
-/// A holder as ListHolders shows him.
+/// A holder in ListHolders.
 #[derive(Debug)]
 pub struct ListedHolder {
     pub holder: Holder,
-    /// Reserved in the ledger; not known for a moment in the past.
+    /// Reserved in the ledger; unknown for a past time.
     pub locked: Option<Decimal>,
 }
 
 impl Service {
-    /// Brings the registry up to the last block that was read.
+    /// Applies all read blocks to the registry.
     pub async fn catch_up_registry(&self) -> Result<(), Error> {
         let _turn = self.registry_turn.lock().await;
-        // the head first: a token is listed before its first transfer is sent, so none up to the head is missed
+        // Head first: a token is stored before its first transfer is sent, so none up to the head
+        // is missed.
         let head = self.chain.last_read().await?;
         let mut next = self
             .repo
@@ -67,7 +69,8 @@ impl Service {
         Ok(())
     }
 
-    /// Reads the events of a new token from `from_block` up to where the registry stands; from there on it takes part.
+    /// Applies a new token's events from `from_block` up to the registry's block, from which on it
+    /// is included.
     async fn read_backlog(
         &self,
         text: &str,
@@ -94,7 +97,7 @@ impl Service {
         }
     }
 
-    /// What the tokens' events of the blocks from..=through move.
+    /// Moves of the tokens' events in the blocks from..=through.
     async fn moves(
         &self,
         tokens: &[Address],
@@ -121,8 +124,8 @@ impl Service {
         Ok(moves)
     }
 
-    /// Reads the log of our tokens' transfers again from block `from` on: a part of bounded size.
-    /// Nothing that is stored here is asked, but which token is which instrument.
+    /// Reads our tokens' transfers again from block `from`: a page of bounded size. Of the store it
+    /// uses only the mapping of tokens to instruments.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
         let last = self.chain.last_read().await?;
         let mut transfers = Vec::new();
@@ -152,13 +155,13 @@ impl Service {
         }
         Ok(Replayed {
             transfers,
-            // Nothing was read where nothing is yet.
+            // No block was read if none exists yet.
             through: next.saturating_sub(1).min(last),
             last,
         })
     }
 
-    /// Holders with units, newest holder first; `as_of_us` looks back to the last block sealed by then.
+    /// Holders with units, newest holder first; with `as_of_us`, at the last block sealed by then.
     pub async fn holders(
         &self,
         instrument: &Instrument,
@@ -181,8 +184,8 @@ impl Service {
                 .sum(),
             None => self.repo.registry_supply(token).await?,
         };
-        // One call a row, for the rows of a page alone: the ledger lists sub-accounts in an order of its own, and to
-        // find these it would give all holders of the instrument.
+        // One call per row of the page: the ledger lists sub-accounts in its own order and would
+        // return all holders of the instrument.
         let listed = stream::iter(holders).map(|holder| async move {
             let locked = match as_of_us {
                 None if !holder.user_id.is_empty() => {
@@ -200,7 +203,7 @@ impl Service {
         Ok((listed, supply))
     }
 
-    /// Every holder with units, now or at an instant.
+    /// All holders with units, now or at a time.
     pub(super) async fn all_holders(
         &self,
         token: &str,
@@ -242,7 +245,7 @@ fn push_moves(
     time_us: i64,
 ) -> Result<(), Error> {
     let units = i64::try_from(transfer.units)
-        .map_err(|_| Error::Damaged("a transfer beyond 64 bits".into()))?;
+        .map_err(|_| Error::Damaged("a transfer exceeds 64 bits".into()))?;
     let sides = [(transfer.from, -units), (transfer.to, units)];
     for (address, units) in sides {
         if let Some(address) = address {

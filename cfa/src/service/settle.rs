@@ -1,14 +1,13 @@
 //! SettleTrades: many trades in one chain transaction (`design.md` 4 and 7, T02, T11).
 //!
-//! One operation per trade, keyed by its trade id for ever; one batch per batch id. Life of a
-//! batch: stored with its trades -> submitted (raw transaction stored) -> final, with the trades
-//! that the contract left out. Trades of sanctioned users are left out before the chain (T46), and
-//! so are those that no waiting makes fit for it: settlement hears of each by name, and no batch
-//! stands in the way of the next. A trade that was left out may come again in a later batch; one
-//! that is settled is not sent again and counts as settled.
+//! One operation per trade, keyed by its trade id; one batch per batch id. A batch is stored with
+//! its trades -> submitted (raw transaction stored) -> final, with the trades that the contract
+//! left out. Trades of sanctioned users are left out before the chain (T46), and so are those that
+//! can never be executed: the batch lists each for settlement, and no batch blocks the next. A
+//! left-out trade may be in a later batch; a settled trade is not sent again and counts as settled.
 //!
-//! A node that refuses the transaction says nothing about the trades: the batch waits for an
-//! operator. Only the contract's word ends it.
+//! A refusal of the transaction by the node says nothing about the trades: the batch waits for an
+//! operator. Only the contract's result ends it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -33,10 +32,10 @@ use crate::saga::Chain;
 use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
-/// Part of health that tells of batches which the node refuses.
+/// Health part of batches refused by the node.
 const HEALTH: &str = "trade batches";
 
-/// A trade as the batch sends it to the chain; stored with the batch, so that a resumed one sends the same.
+/// A trade as sent to the chain; stored with the batch, so that a resumed batch sends the same.
 #[derive(Serialize, Deserialize)]
 struct Sent {
     trade_id: String,
@@ -50,8 +49,8 @@ struct Sent {
 }
 
 impl Service {
-    /// Takes a batch in and submits it. Idempotent by `batch_id`: the stored batch is answered,
-    /// submitted first if it was not yet.
+    /// Stores and submits a batch. Idempotent by `batch_id`: returns the stored batch, after
+    /// submitting it if necessary.
     pub async fn settle_trades(
         &self,
         asked: &Asked,
@@ -65,7 +64,7 @@ impl Service {
         if legs.is_empty() || legs.len() > self.config.batch_trades_max {
             return Err(Refusal::field(
                 "trades",
-                format!("must be 1 to {}", self.config.batch_trades_max),
+                format!("must contain 1 to {} trades", self.config.batch_trades_max),
             )
             .into());
         }
@@ -92,8 +91,8 @@ impl Service {
         let mut settled_before = None;
         let mut tx = self.repo.begin().await?;
         for leg in legs {
-            // a member whose sessions have groups of their own may trade with himself: units and
-            // money stay, the fee moves
+            // Buyer and seller may be equal if the member's sessions have different groups: units
+            // and money stay, the fee moves.
             let instrument = instruments.get(&leg.instrument_id);
             let read = instrument
                 .ok_or(Refusal::InstrumentNotFound)
@@ -134,7 +133,7 @@ impl Service {
                         settled_before = tx_hash.or(settled_before);
                         continue;
                     }
-                    // its own batch decides, then this one is asked for again
+                    // Its own batch decides; the caller then retries this one.
                     TakenUp::UnderWay => return Err(Error::Unavailable("Trade batch")),
                     TakenUp::Other => {
                         leave_out(&mut batch, leg, "the id belongs to another trade");
@@ -173,7 +172,7 @@ impl Service {
         self.submit_batch(batch).await
     }
 
-    /// The instruments of the batch that there are. Trades matched before a halt or maturity are settled all the same.
+    /// The batch's existing instruments. Trades matched before a halt or maturity are settled.
     async fn instruments_of(
         &self,
         legs: &[TradeLeg],
@@ -189,7 +188,7 @@ impl Service {
     }
 
     /// Parties that may not or cannot trade on chain, with the reason: sanctioned, unknown, or
-    /// without an address of their own. Each party is asked for once.
+    /// without their own address. Each party is checked once.
     async fn barred(
         &self,
         asked: &Asked,
@@ -229,7 +228,7 @@ impl Service {
         }
     }
 
-    /// Sends the batch to the chain unless it is there already. The caller has the turn.
+    /// Submits the batch unless it is submitted. The caller holds the batch's lock.
     async fn submit_batch(&self, mut batch: Batch) -> Result<Batch, Error> {
         if batch.status != BatchStatus::Submitted || batch.tx_hash.is_some() {
             return Ok(batch);
@@ -282,14 +281,14 @@ impl Service {
                 tx.commit().await?;
                 Ok(batch)
             }
-            // too little gas, no coins, a node that wants another nonce: nothing was sent and the
-            // trades are sound, so they wait for an operator
+            // Too little gas, no coins, another nonce expected: nothing was sent and the trades are
+            // valid, so they wait for an operator.
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 tracing::error!(
                     batch_id = batch.batch_id,
                     reason,
                     severity = "critical",
-                    "blockchain refuses a batch, it will be sent again"
+                    "blockchain refuses a batch of trades, retrying"
                 );
                 self.health
                     .set_failing(HEALTH, "the blockchain refuses a batch of trades");
@@ -304,7 +303,7 @@ impl Service {
             .map_err(|error| Error::Damaged(error.to_string()))
     }
 
-    /// The receipt of a batch is there.
+    /// Applies the receipt of a batch.
     pub(super) async fn finish_batch(
         &self,
         batch_id: &str,
@@ -338,7 +337,7 @@ impl Service {
         self.close_batch(&mut batch, &failed, None).await
     }
 
-    /// Ends the batch and its operations: all failed with a reason, or final but for those named.
+    /// Ends the batch and its operations: all failed with `reason`, or final except `failed`.
     async fn close_batch(
         &self,
         batch: &mut Batch,
@@ -396,8 +395,8 @@ impl Service {
         Ok(())
     }
 
-    /// The batch as it stands; waits up to `wait` for it to be final. While it waits it looks for
-    /// the receipt itself at every block, which is sooner than the receipt's event.
+    /// Returns the batch, after waiting up to `wait` for it to be final. It reads the receipt at
+    /// every block, which is earlier than the receipt's event.
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
         let mut done = self.batches_done.subscribe();
@@ -428,8 +427,9 @@ impl Service {
         }
     }
 
-    /// Sweeps batches that a crash left behind or whose receipt was missed. One that cannot be sent
-    /// keeps those behind it, which may need what it brings, but no receipt.
+    /// Resumes batches after a crash or a missed receipt. After a batch that cannot be submitted,
+    /// later ones are not submitted either, because they may depend on it; only their receipts are
+    /// read.
     pub(super) async fn resume_batches(&self) -> Result<(), Error> {
         let mut first_refused = None;
         for batch in self.repo.open_batches().await? {
@@ -449,8 +449,8 @@ impl Service {
         first_refused.map_or(Ok(()), Err)
     }
 
-    /// What is noted of a trade under its key (TradeExecuted, T11); its chain step starts only when
-    /// settlement hands it over, after the money.
+    /// The operation of a TradeExecuted event (T11), stored under the trade's id. Its chain step
+    /// starts only when settlement sends the trade, after the money.
     pub async fn operation_of_trade(
         &self,
         asked: &Asked,
@@ -461,7 +461,7 @@ impl Service {
         Ok(operation_of(leg, units_minor, asked, self.now_us()))
     }
 
-    /// Notes trades, each event once, in one transaction.
+    /// Stores trades in one transaction, each event once.
     pub async fn enter_trades(
         &self,
         consumer: &str,
@@ -510,15 +510,15 @@ pub(super) fn operation_of(
     operation
 }
 
-/// What a trade that is known already means for the batch it comes in.
+/// How a known trade affects its new batch.
 enum TakenUp {
-    /// Noted from its event, or left out of an earlier batch.
+    /// Stored from its event, or left out of an earlier batch.
     Again(Box<Operation>),
-    /// On chain already, in this transaction.
+    /// Settled by this transaction.
     Settled(Option<String>),
     /// In another batch that is not final.
     UnderWay,
-    /// The id is another trade's.
+    /// The id belongs to another trade.
     Other,
 }
 
@@ -546,7 +546,7 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
     stored.facts = wanted.facts;
     stored.rejection = wanted.rejection.clone();
     if stored.status == Status::Rejected && wanted.status == Status::Processing {
-        // a sanctions hit that was cleared: the same trade, looked at anew
+        // A sanctions hit was cleared: the trade is processed again.
         stored.status = Status::Created;
     }
     if stored.status == Status::Failed && wanted.status == Status::Rejected {
@@ -556,7 +556,7 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
     TakenUp::Again(Box::new(stored))
 }
 
-/// Names a trade as failed before the chain; settlement tries it once more and then takes it back.
+/// Marks a trade as failed before the chain; settlement retries it once and then reverses it.
 fn leave_out(batch: &mut Batch, leg: &TradeLeg, reason: &str) {
     tracing::error!(
         batch_id = batch.batch_id,
@@ -564,7 +564,7 @@ fn leave_out(batch: &mut Batch, leg: &TradeLeg, reason: &str) {
         instrument_id = leg.instrument_id,
         reason,
         severity = "critical",
-        "trade is not sent to the chain"
+        "trade is left out of the chain transaction"
     );
     batch.failed_trade_ids.push(leg.trade_id.clone());
 }

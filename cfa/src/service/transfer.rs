@@ -1,4 +1,4 @@
-//! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally against
+//! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally for
 //! CFA-RUB in the same exchange.
 
 use service_clients::{LimitType, OperationType, caused_by};
@@ -20,7 +20,8 @@ pub struct NewTransfer {
     pub from_user_id: String,
     pub to_user_id: String,
     pub amount: Decimal,
-    /// Set: the transfer of this trade, which settlement makes with its money side; one per trade for ever (T11).
+    /// Set: the transfer of this trade, executed by settlement with its money leg; one per trade
+    /// (T11).
     pub trade_id: String,
     /// Paid by the receiver to the sender, and the fee on top, in kopecks.
     pub payment_minor: i64,
@@ -84,7 +85,7 @@ impl Service {
         } else {
             LimitType::Trading
         };
-        // the answer to a blocked user's own call, whichever side of the transfer is blocked (D47)
+        // The response to a blocked user's call, whichever side is blocked (D47).
         let mut refusal = is_blocked.then(|| limit_rejection(USER_BLOCKED_MESSAGE.to_owned()));
         if refusal.is_none() {
             let (from, kind) = (&request.from_user_id, OperationType::P2pTransfer);
@@ -125,11 +126,12 @@ impl Service {
         })
     }
 
-    /// The transfer of a trade. Settlement sends it, in a batch and after the trade's ledger
-    /// transaction (`design.md` 4), so this only enters it, as the trade's event does: a trade that
-    /// neither the event nor the ledger tells of is none (T11).
+    /// The transfer of a trade. Settlement sends it in a batch, after the trade's ledger
+    /// transaction (`design.md` 4), so this only enters it, like the trade's event. A trade unknown
+    /// to both the event and the ledger does not exist (T11).
     ///
     /// # Errors
+    /// `Operation not found`; `ReferenceTaken` if the stored trade differs.
     /// `Operation not found`; `ReferenceTaken` when the trade was another one.
     async fn trade_transfer(
         &self,

@@ -1,9 +1,8 @@
-//! Users on chain: whose address is what, and the allow-list.
+//! Users' on-chain addresses and the allow-list.
 //!
-//! The allow-list transaction goes into the same queue as everything else, so whatever is submitted
-//! after it is executed after it: nobody has to wait for its receipt (D27: after UserCreated, and
-//! lazily before the first tokens). Both are told on the ledger's topic (6.5): that it was ordered,
-//! and that it is done.
+//! The allow-list transaction is in the same queue as all others, so later submissions are executed
+//! after it without waiting for its receipt (D27: after UserCreated, and lazily before the first
+//! tokens). Its submission and its confirmation are published on the ledger's topic (6.5).
 
 use std::sync::PoisonError;
 
@@ -15,14 +14,14 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use chain::{Action, Address, Receipt, ReceiptStatus};
 
-/// Allow-list transactions asked for in one sweep.
+/// Allow-list transactions per sweep.
 const REGISTRATIONS_MAX: i64 = 100;
 
 impl Service {
-    /// Puts the users' addresses on the allow-list unless that is under way already.
+    /// Submits the users' addresses for the allow-list, unless submitted already.
     ///
     /// # Errors
-    /// `AddressTaken` when two ids give one address (T14); the chain's errors.
+    /// `AddressTaken` if two ids have the same address (T14); the chain's errors.
     pub async fn ensure_registered(
         &self,
         user_ids: &[&str],
@@ -62,18 +61,19 @@ impl Service {
         self.repo
             .mark_ordered(&missing, &tx_hash, correlation_id, &requested)
             .await?;
-        tracing::info!(users = missing.len(), tx_hash = %submitted.tx_hash, "addresses put on the allow-list");
+        tracing::info!(users = missing.len(), tx_hash = %submitted.tx_hash,
+            "allow-list transaction submitted");
         for user_id in &missing {
             self.remember(user_id);
         }
         Ok(())
     }
 
-    /// Tells that users are on the allow-list, once the receipt of their transaction is here. One
-    /// that was reverted stays open and is told in the log.
+    /// Publishes that users are on the allow-list, given the receipt of their transaction. A
+    /// reverted one stays open and is logged.
     ///
     /// # Errors
-    /// The chain's and the store's.
+    /// Errors of the chain and the store.
     pub(super) async fn confirm_registration(
         &self,
         tx_hash: &str,
@@ -87,7 +87,7 @@ impl Service {
             tracing::error!(
                 tx_hash,
                 users = users.len(),
-                "the allow-list transaction was reverted"
+                "allow-list transaction reverted"
             );
             return Ok(());
         }
@@ -100,7 +100,8 @@ impl Service {
         self.repo.confirm_registered(tx_hash, &confirmed).await
     }
 
-    /// Asks for receipts of allow-list transactions whose event came before their hash was noted, or not at all.
+    /// Reads receipts of allow-list transactions whose event arrived before their hash was stored,
+    /// or never.
     pub(super) async fn confirm_registrations(&self) -> Result<(), Error> {
         for tx_hash in self.repo.open_registrations(REGISTRATIONS_MAX).await? {
             self.on_receipt(&tx_hash).await?;
@@ -108,10 +109,10 @@ impl Service {
         Ok(())
     }
 
-    /// Notes the user's address; true when it is on the allow-list or on its way there.
+    /// Stores the user's address; true if it is on the allow-list or submitted for it.
     ///
     /// # Errors
-    /// A `Refusal` when the id gives no address of its own (T14).
+    /// A `Refusal` if the id has no address of its own (T14).
     pub(super) async fn address_noted(&self, user_id: &str) -> Result<bool, Error> {
         if self
             .registered

@@ -1,6 +1,6 @@
-//! What the service does by itself: keeps the holder registry up to the chain, resumes what a crash
-//! or an absent peer left (T13), asks after payouts whose event never came (T29), and starts
-//! redemptions at maturity.
+//! Background work: follows the chain with the holder registry, resumes operations after a crash or
+//! an unavailable peer (T13), polls payouts without an event (T29), and starts redemptions at
+//! maturity.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::error::Error;
 use crate::model::{Flow, Operation, Status};
 use crate::saga::{Chain, Payout};
 
-/// Operations younger than this are being worked on by whoever touched them.
+/// Younger operations are still being driven by their caller.
 const QUIET_US: i64 = 1_500_000;
-/// Payouts are asked for in every so-manyeth sweep: the event is the normal way.
+/// Payouts are polled in every n-th sweep: normally the event arrives.
 const PAYOUT_SWEEPS: u64 = 10;
-/// Rows looked at in one read.
+/// Rows per read.
 const SWEEP_PAGE: i64 = 500;
 
-/// Follows the chain.
+/// Applies new blocks to the holder registry.
 pub async fn follow_chain(service: Arc<Service>, shutdown: CancellationToken) {
     let mut read_to = service.chain.read_to();
     loop {
         read_to.borrow_and_update();
         if let Err(error) = service.catch_up_registry().await {
-            tracing::warn!(%error, "holder registry is behind");
+            tracing::warn!(%error, "holder registry cannot catch up, retrying at the next block");
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -39,7 +39,7 @@ pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: Cancell
     let interval = Duration::from_millis(service.config.sweep_interval_ms.max(1));
     let mut sweeps = 0u64;
     loop {
-        // cut off at shutdown as by a crash: every step can be taken again
+        // Cancelled at shutdown as by a crash: every step can be repeated.
         let swept = tokio::select! {
             biased;
             () = shutdown.cancelled() => return,
@@ -61,7 +61,7 @@ pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: Cancell
 }
 
 impl Service {
-    /// One round over everything that is not at its end. `all` also takes what was touched just now.
+    /// One sweep over all open operations. `all` includes those changed just now.
     pub async fn sweep_once(&self, ask_payouts: bool, all: bool) -> Result<(), Error> {
         for instrument in self.repo.draft_instruments().await? {
             let instrument_id = instrument.instrument_id.clone();
@@ -126,9 +126,9 @@ impl Service {
     }
 }
 
-/// One that does not go on must not keep the others.
+/// Logs a failure, so that the sweep continues with the others.
 pub(super) fn leave(what: &str, id: &str, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
-        tracing::warn!(what, id, %error, "not resumed yet");
+        tracing::warn!(what, id, %error, "cannot be resumed yet, retrying at the next sweep");
     }
 }

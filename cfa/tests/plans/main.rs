@@ -1,8 +1,8 @@
-//! No statement of the service costs more the more rows are stored: every statement that runs in
-//! the life of deposits, trades, redemptions and sweeps is explained on the databases that it ran
-//! on.
+//! No statement of the service gets slower as the stores grow.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! Every statement executed in the life of deposits, trades, redemptions and sweeps is explained on
+//! the databases it ran on. A test binary of its own, because the record of statements is
+//! process-wide.
 #![allow(clippy::inconsistent_digit_grouping)]
 
 #[path = "../service/losing.rs"]
@@ -23,7 +23,7 @@ use crate::world::*;
 const ALLOWED: [Allowed; 6] = [
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row for each version, read at a start",
+        reason: "one row per version, read at startup",
     },
     Allowed {
         statement: "FROM block ORDER BY number DESC LIMIT 1",
@@ -35,7 +35,7 @@ const ALLOWED: [Allowed; 6] = [
     },
     Allowed {
         statement: "FROM operation WHERE (created_at_us, operation_id) < (?, ?) AND kind = ? AND status =",
-        reason: "staff alone list operations without a user",
+        reason: "only staff lists operations without a user",
     },
     Allowed {
         statement: "FROM instrument WHERE (registered_at_us, instrument_id) <",
@@ -72,7 +72,7 @@ async fn operations_of(world: &mut World, reference: &str) -> Vec<pb::CfaOperati
     listed.into_inner().operations
 }
 
-/// Trades told by events and by settlement, and one that waits for good.
+/// Trades from events and from settlement, and one that waits for ever.
 async fn trade(world: &mut World) {
     let executed = |number: u64| market::TradeExecutedEvent {
         context: context("trade"),
@@ -154,7 +154,7 @@ async fn redeem(world: &mut World) {
         payout_id: "payout-1".into(),
     };
     world.cfa.finalize_redemption(request).await.expect("asked");
-    // the ledger has no part in the trades above, so these units are of another issue
+    // the trades above had no ledger postings, so these units are of another issue
     world
         .register(|request| request.symbol = "BOND-2".into())
         .await
@@ -171,7 +171,7 @@ async fn redeem(world: &mut World) {
     assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
 }
 
-/// Every list with the filters that its callers have.
+/// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
         for (r#type, status, tx_hash) in [(0, 0, None), (3, 7, None), (0, 0, Some(tx_hash.clone()))]
@@ -212,7 +212,7 @@ async fn lists(world: &mut World, tx_hash: String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_walks_over_what_is_stored() {
     let folder = tempfile::tempdir().expect("folder");
-    // Before the start: the log's first write may come at any moment after it.
+    // Before startup: the log's first write may follow at any time.
     plans::record();
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -239,7 +239,7 @@ async fn no_statement_walks_over_what_is_stored() {
     assert_eq!(operations_of(&mut world, "refused").await, [refused]);
     world.stop().await;
 
-    // The service's own stores, and those of the embedded log and the embedded chain.
+    // The service's stores, and those of the embedded log and the embedded chain.
     let files = [
         "cfa/cfa.sqlite",
         "chain/connector.sqlite",

@@ -125,7 +125,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
 
 // rows: R039 R052
 #[tokio::test(flavor = "multi_thread")]
-async fn r039_same_key_answers_the_stored_operation() {
+async fn r039_same_key_returns_the_stored_operation() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let first = world
@@ -154,8 +154,12 @@ async fn r039_same_key_answers_the_stored_operation() {
         (again.operation_id.clone(), again.external_ref.as_str()),
         (first.operation_id.clone(), "pay-1")
     );
-    assert_eq!(world.double.trail().len(), asked, "nobody was asked again");
-    // another key with the same payment acts no second time; another user's key is another scope
+    assert_eq!(
+        world.double.trail().len(),
+        asked,
+        "no service was called again"
+    );
+    // another key with the same payment has no second effect; another user's key is another scope
     let other_key = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
@@ -220,7 +224,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     assert_eq!(
         world.connector().block_number().await.expect("asked"),
         head,
-        "nothing went to the chain"
+        "nothing was sent to the chain"
     );
     let records = world.events_until(events::topics::AUDIT, |event| {
         audit::AuditRecordEvent::decode(event.payload.as_slice())
@@ -236,7 +240,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         ),
         ("issuance.rejected", "alice")
     );
-    // paid but refused: seen by an operator, who tries again or pays back (T24)
+    // paid but refused: listed for an operator, who retries the issue or refunds (T24)
     let suspended = world
         .cfa
         .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
@@ -299,7 +303,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .deposits
             .is_empty()
     );
-    // the bank does not take it: open again, and the next try is a payout of its own
+    // the bank refuses: open again, and the next attempt is another payout
     let first = "refund-pay KYC level too low";
     world.double.payout_becomes(first, PaymentStatus::Failed);
     let failed = payments::PayoutFailedEvent {
@@ -319,7 +323,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         .cfa
         .resolve_suspended_deposit(resolve("pay KYC level too low", true))
         .await
-        .expect("paid back by another payout");
+        .expect("refunded by another payout");
     assert!(
         world
             .double
@@ -384,13 +388,13 @@ async fn r056_reverted_mint_rejects_the_operation() {
         .expect("listed")
         .into_inner()
         .deposits;
-    assert_eq!(suspended.len(), 1, "the money is at the bank all the same");
+    assert_eq!(suspended.len(), 1, "the money is still at the bank");
     world.stop().await;
 }
 
 // rows: R061 R062
 #[tokio::test(flavor = "multi_thread")]
-async fn r061_fiat_deposited_mints_once_however_often_it_comes() {
+async fn r061_a_redelivered_fiat_deposited_mints_once() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let deposited = |payment_id: &str, amount: &str| payments::FiatDepositedEvent {
@@ -424,7 +428,7 @@ async fn r061_fiat_deposited_mints_once_however_often_it_comes() {
         .publish(&[first.clone(), first, again, last])
         .await
         .expect("published");
-    // nobody asks for finality: receipts arrive as events
+    // finality without a call: receipts arrive as events
     world.balance_becomes("alice:CFA-RUB", "101.00").await;
     assert_eq!(world.supply("CFA-RUB").await, "101.00");
     let listed = pb::ListOperationsRequest {
@@ -555,7 +559,7 @@ async fn refused_deposit(world: &mut World) {
 
 // rows: R133
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_refused_deposit_is_decided_only_with_proof_of_its_payment() {
+async fn t24_a_refused_deposit_is_resolved_only_with_proof_of_payment() {
     type Change = fn(&mut payments::PaymentIntent);
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
@@ -604,7 +608,7 @@ async fn t24_refused_deposit_is_decided_only_with_proof_of_its_payment() {
         assert_eq!(away.code(), tonic::Code::Unavailable);
     }
     world.double.with(|outside| outside.payments_away = false);
-    assert_eq!(suspended(&mut world).await.len(), 1, "nothing was decided");
+    assert_eq!(suspended(&mut world).await.len(), 1, "nothing was resolved");
     assert!(world.double.with(|outside| outside.payouts.is_empty()));
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     world.double.paid("pay-1", "alice", "100.00");
@@ -617,11 +621,11 @@ async fn t24_refused_deposit_is_decided_only_with_proof_of_its_payment() {
 
 // rows: R133
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_refund_that_the_bank_has_made_is_recorded_when_it_is_asked_for_again() {
+async fn t24_a_refund_paid_by_the_bank_is_recorded_by_a_retry() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
-    // the answer to the first call was lost before it was stored here
+    // the response to the first call was lost before it was stored here
     world.double.with(|outside| {
         let refund = payments::Payout {
             payout_id: "refund-pay-1".into(),
@@ -642,7 +646,7 @@ async fn t24_refund_that_the_bank_has_made_is_recorded_when_it_is_asked_for_agai
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_deposit_whose_second_mint_reverts_is_open_again() {
+async fn t24_a_deposit_is_open_again_after_its_second_mint_reverts() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
@@ -665,7 +669,7 @@ async fn t24_deposit_whose_second_mint_reverts_is_open_again() {
         (refunded.operation_id.clone(), refunded.status()),
         (again.operation_id, OperationStatus::Refunded)
     );
-    // the money is on its way back: no key and no operator makes tokens of it
+    // the refund is on its way: no key and no operator can issue tokens for it
     call_contract(&mut world, "CFA-RUB", "unpause()").await;
     let issued = world
         .cfa
@@ -679,7 +683,7 @@ async fn t24_deposit_whose_second_mint_reverts_is_open_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_one_of_two_operators_decides_about_a_deposit() {
+async fn t24_one_of_two_operators_resolves_a_deposit() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;

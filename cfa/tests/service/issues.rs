@@ -12,7 +12,7 @@ use crate::world::*;
 
 // rows: R011 R025 R026 R028 R029
 #[tokio::test(flavor = "multi_thread")]
-async fn r025_registration_deploys_a_contract_of_its_own() {
+async fn r025_registration_deploys_an_own_contract() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let first = world
@@ -52,7 +52,7 @@ async fn r025_registration_deploys_a_contract_of_its_own() {
         (InstrumentType::CfaBond, "issuer")
     );
     assert!(registered.registered_at.is_some());
-    // the key again: the same; the symbol again under another key: refused
+    // the same key: the same instrument; the same symbol under another key: refused
     let again = world
         .register(|request| request.context = context("k-1"))
         .await
@@ -63,7 +63,7 @@ async fn r025_registration_deploys_a_contract_of_its_own() {
         (taken.code(), taken.message()),
         (tonic::Code::AlreadyExists, "Instrument already exists")
     );
-    // amounts keep to the decimals
+    // amounts must fit the decimals
     let error = world
         .cfa
         .issue_investment_cfa(issue_request("BOND-1", "alice", "1.5", None))
@@ -105,7 +105,7 @@ async fn r025_registration_deploys_a_contract_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t32_contract_is_adopted_only_if_it_fits() {
+async fn t32_only_a_matching_contract_is_adopted() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let first = world.register(|_| {}).await.expect("registered");
@@ -262,7 +262,7 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
             .balance
             .to_string(),
         "-5000.00",
-        "the reserve is only passed through"
+        "the reserve balance is unchanged"
     );
     assert_eq!(
         world
@@ -272,7 +272,8 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
             .to_string(),
         "-4"
     );
-    // Money through the reserve to the issuer, units out of theirs to the investor (T18).
+    // Money through the reserve to the issuer, units from the issuer's reserve to the investor
+    // (T18).
     let expected = [
         ("alice:CFA-RUB", "system:reserve:CFA-RUB", "4000.00"),
         ("system:reserve:CFA-RUB", "issuer:CFA-RUB", "4000.00"),
@@ -291,7 +292,7 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
     assert_eq!(
         world.instrument("BOND-1").await.issued,
         decimal("4"),
-        "the limit is given back"
+        "the limit is restored"
     );
     call_contract(&mut world, "BOND-1", "pause()").await;
     let reverted = world
@@ -316,7 +317,7 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
 
 // rows: R010 R030 R031 R217
 #[tokio::test(flavor = "multi_thread")]
-async fn r031_holders_are_the_chain_and_the_ledger() {
+async fn r031_holders_match_the_chain_and_the_ledger() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -421,7 +422,7 @@ async fn r031_holders_are_the_chain_and_the_ledger() {
 
 // rows: R032
 #[tokio::test(flavor = "multi_thread")]
-async fn r032_block_hashes_are_computed_anew() {
+async fn r032_block_hashes_are_recomputed() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let operation = world.deposit("alice", "1.00").await;
@@ -633,7 +634,7 @@ async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
             .count(),
         2
     );
-    // swept again, asked again: nothing more happens
+    // another sweep and another call change nothing
     world.sweep().await;
     assert_eq!(redemption(&mut world).await, done);
     let closed = world
@@ -692,7 +693,7 @@ async fn r098_buyback_of_the_whole_issue_by_call() {
         .cfa
         .start_redemption(start("k-2"))
         .await
-        .expect_err("one redemption an issue");
+        .expect_err("one redemption per issue");
     assert_eq!(other.code(), tonic::Code::AlreadyExists);
     world.stop().await;
 }
@@ -714,7 +715,7 @@ async fn start(
     Ok(answer.into_inner().redemption.expect("redemption"))
 }
 
-/// The issue trades on and its holder has his units.
+/// The issue still trades and its holder still has the units.
 async fn assert_untouched(world: &mut World, units: &str) {
     assert_eq!(
         world.instrument("BOND-1").await.status(),
@@ -782,14 +783,14 @@ async fn r098_units_without_a_nominal_are_not_redeemed() {
 
 // rows: R098 R100
 #[tokio::test(flavor = "multi_thread")]
-async fn r098_units_are_not_redeemed_for_nothing() {
+async fn r098_units_are_not_redeemed_without_payment() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world
         .register(|request| request.decimals = 18)
         .await
         .expect("registered");
-    // 1000 roubles a unit: less than half a kopeck
+    // 1000 roubles per unit: less than half a kopeck
     let dust = "0.000000000000000001";
     world.issue("BOND-1", "alice", dust).await;
     let refused = [
@@ -816,7 +817,7 @@ async fn r098_units_are_not_redeemed_for_nothing() {
 
 // rows: R098 R099
 #[tokio::test(flavor = "multi_thread")]
-async fn r099_record_date_is_that_of_maturity_or_today() {
+async fn r099_record_date_is_the_day_of_maturity_or_today() {
     const DAY: i64 = 24 * 3_600;
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
@@ -941,7 +942,7 @@ async fn r330_http_reads_show_what_the_calls_return() {
     world.stop().await;
 }
 
-/// Takes the key of a submission that is to come, with a transaction that reverts.
+/// Uses the key of a future submission for a transaction that reverts.
 async fn revert_under(world: &mut World, key: &str) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
     let stranger = chain::Action::Mint {
@@ -964,14 +965,14 @@ async fn revert_under(world: &mut World, key: &str) {
 
 // rows: R025
 #[tokio::test(flavor = "multi_thread")]
-async fn r025_deployment_that_reverted_is_tried_under_another_key() {
+async fn r025_a_reverted_deployment_is_retried_under_another_key() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     revert_under(&mut world, "instrument:BOND-1").await;
     let bond = world.register(|_| {}).await.expect("registered");
     assert_eq!(bond.status(), pb::InstrumentStatus::Active);
     world.issue("BOND-1", "alice", "1").await;
-    // not for ever
+    // a limited number of times
     for key in ["", ":1", ":2"] {
         revert_under(&mut world, &format!("instrument:BOND-2{key}")).await;
     }
@@ -984,7 +985,7 @@ async fn r025_deployment_that_reverted_is_tried_under_another_key() {
 
 // rows: R098
 #[tokio::test(flavor = "multi_thread")]
-async fn r098_failed_redemption_is_started_again() {
+async fn r098_a_failed_redemption_can_be_restarted() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -999,7 +1000,7 @@ async fn r098_failed_redemption_is_started_again() {
         record_date: None,
         reason: pb::RedemptionReason::Buyback.into(),
     };
-    // the funding reverts, then the distribution, then all is well
+    // the funding reverts, then the distribution, then both succeed
     for (key, status) in [
         ("k-1", pb::RedemptionStatus::Failed),
         ("k-2", pb::RedemptionStatus::Failed),
@@ -1036,7 +1037,7 @@ async fn r098_failed_redemption_is_started_again() {
 
 // rows: R098 R099
 #[tokio::test(flavor = "multi_thread")]
-async fn r099_restart_of_a_failed_redemption_is_judged_as_a_start() {
+async fn r099_a_restart_of_a_failed_redemption_is_checked_like_a_start() {
     const DAY: i64 = 24 * 3_600;
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
@@ -1099,7 +1100,7 @@ async fn r099_restart_of_a_failed_redemption_is_judged_as_a_start() {
 
 // rows: R098 R100
 #[tokio::test(flavor = "multi_thread")]
-async fn r100_units_that_came_after_a_redemption_of_nothing_are_not_burned() {
+async fn r100_units_issued_after_an_empty_redemption_are_not_burned() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world
@@ -1109,8 +1110,9 @@ async fn r100_units_that_came_after_a_redemption_of_nothing_are_not_burned() {
     let dust = "0.000000000000000001";
     world.issue("BOND-1", "alice", dust).await;
     world.stop().await;
-    // A crash after the record of a redemption that found no holder; units were issued since.
-    let recorded = "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, record_date_us, total_minor, parts_done,
+    // A crash after the record of a redemption without holders; units were issued since.
+    let recorded = "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, \
+            record_date_us, total_minor, parts_done,
             idempotency_key, created_at_us) VALUES ('r-1', 'BOND-1', 2, 1, 1800000000000000, 0, 0, 'k-1', 1)";
     let stopped = "UPDATE instrument SET status = 4 WHERE instrument_id = 'BOND-1'";
     for statement in [recorded, stopped] {
@@ -1171,7 +1173,7 @@ async fn r098_health_names_an_issue_whose_redemption_is_not_recorded() {
 
 // rows: R099 R100
 #[tokio::test(flavor = "multi_thread")]
-async fn r100_units_that_moved_after_the_record_day_are_not_burned_unpaid() {
+async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
     const DAY_US: i64 = 24 * 3_600 * 1_000_000;
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
@@ -1221,7 +1223,7 @@ async fn r100_units_that_moved_after_the_record_day_are_not_burned_unpaid() {
         "2 holders cannot be paid yet"
     );
 
-    // An operator settles the difference.
+    // An operator resolves the difference.
     let back = chain::Action::Transfer {
         token: world
             .instrument("BOND-1")
@@ -1268,7 +1270,7 @@ async fn r100_units_that_moved_after_the_record_day_are_not_burned_unpaid() {
 
 // rows: R097
 #[tokio::test(flavor = "multi_thread")]
-async fn r097_holder_who_is_refused_keeps_nobody_else_waiting() {
+async fn r097_a_refused_holder_delays_no_other() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -1316,7 +1318,7 @@ async fn r097_holder_who_is_refused_keeps_nobody_else_waiting() {
     world.stop().await;
 }
 
-/// The chain's log, folded here, gives what the registry of holders says (R217).
+/// The chain's log, folded here, equals the holder registry (R217).
 async fn assert_replay_gives_the_registry(world: &mut World) {
     let mut balances: std::collections::BTreeMap<(String, String), types::Decimal> =
         std::collections::BTreeMap::new();

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use events::{Delivery, Embedded, Error, Event, Log, Position, Record, Subscription, Waiting};
 use tokio::sync::watch;
 
-/// A log that loses what it is told to lose.
+/// A log that drops selected records.
 pub struct Losing {
     log: Arc<Embedded>,
-    /// Short names of types to lose, and what was lost.
+    /// Short names of the dropped types, and the dropped events.
     lost: Mutex<(Vec<&'static str>, Vec<Event>)>,
 }
 

@@ -1,5 +1,5 @@
-//! The CFA lifecycle service judged at its boundary, on a real chain and a real ledger.
-// `100_00` is a hundred roubles in kopecks
+//! Tests of the CFA lifecycle service at its boundary, with a real chain and a real ledger.
+// `100_00` is a hundred roubles in kopecks.
 #![allow(clippy::inconsistent_digit_grouping)]
 
 mod issue;

@@ -1,4 +1,4 @@
-//! Events of this service that never reach the log, and what the ledger makes of the blocks (R221).
+//! Events of this service missing from the log, and recovery by the ledger from blocks (R221).
 
 use events::{Event, Log};
 use prost::Message;
@@ -25,13 +25,13 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     let issued = world.cfa.issue_cfa_rub(issue).await.expect("issued");
     let issued = issued.into_inner().operation.expect("operation");
     world.settle(&issued).await;
-    // No event told of it: the block alone.
+    // No event was published: only the block has it.
     world.balance_becomes("user-a:CFA-RUB", "100.00").await;
     let lost = world.losing.lost();
     assert_eq!(lost.len(), 1, "{lost:?}");
 
-    // The event turns up after all, and the block once more under another id. What is behind them
-    // comes from a block alone again.
+    // The event arrives after all, and the block again under another id. Later operations come from
+    // a block alone again.
     let is_its_block = |event: &Event| {
         let block = chain::BlockReadEvent::decode(event.payload.as_slice());
         event.short_type() == "BlockReadEvent"

@@ -1,4 +1,4 @@
-//! What a crash or an absent node leaves is taken up again (T13).
+//! Recovery after a crash or while a node is unavailable (T13).
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::world::*;
 
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
 
-/// A chain of its own that is reached over HTTP only.
+/// A chain of its own, reached only over HTTP.
 struct Node {
     handle: ChainHandle,
     shutdown: CancellationToken,
@@ -69,7 +69,7 @@ fn deposit(key: &str) -> pb::IssueCfaRubRequest {
 
 // rows: R047 R064
 #[tokio::test(flavor = "multi_thread")]
-async fn r047_operation_stands_in_processing_while_the_node_is_away() {
+async fn r047_operation_stays_in_processing_while_the_node_is_away() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::start(folder.path(), "127.0.0.1:0").await;
@@ -122,7 +122,7 @@ async fn r047_operation_stands_in_processing_while_the_node_is_away() {
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
-async fn r064_transaction_that_the_node_forgot_is_sent_again() {
+async fn r064_a_transaction_lost_by_the_node_is_resent() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("bob", "1.00").await;
@@ -137,7 +137,7 @@ async fn r064_transaction_that_the_node_forgot_is_sent_again() {
         .expect("operation");
     assert_ne!(sent.status(), OperationStatus::Finalized);
     world.stop().await;
-    // the pool was memory; the raw transaction is in the connector's store
+    // the pool was in memory; the raw transaction is in the connector's store
     let mut world = World::start(folder.path()).await;
     world.sweep().await;
     let resumed = world.operation(&sent.operation_id).await;
@@ -150,8 +150,8 @@ async fn r064_transaction_that_the_node_forgot_is_sent_again() {
     world.stop().await;
 }
 
-/// Between the service and its node: hands everything on, but refuses transactions when told to, as
-/// a node does whose account has no coins.
+/// Proxy between the service and its node: forwards requests, but can refuse transactions, like a
+/// node whose account has no coins.
 #[derive(Clone)]
 struct Gate {
     node: String,
@@ -173,7 +173,7 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
     answer.text().await.expect("text")
 }
 
-/// A world whose node can be told to refuse.
+/// A world whose node can refuse transactions.
 async fn gated_world(folder: &Path) -> (World, Node, Arc<AtomicBool>) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let node = Node::start(folder, "127.0.0.1:0").await;
@@ -199,7 +199,7 @@ async fn gated_world(folder: &Path) -> (World, Node, Arc<AtomicBool>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_deposit_whose_mint_the_node_refused_may_be_issued_again() {
+async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     world.deposit("alice", "1.00").await;
@@ -245,7 +245,7 @@ async fn t24_deposit_whose_mint_the_node_refused_may_be_issued_again() {
 
 // rows: R094
 #[tokio::test(flavor = "multi_thread")]
-async fn r094_batch_outlives_a_node_that_refuses_it() {
+async fn r094_a_batch_survives_refusals_of_the_node() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -266,7 +266,7 @@ async fn r094_batch_outlives_a_node_that_refuses_it() {
             fee: decimal("0"),
         }],
     };
-    // more often than anything else is tried
+    // more often than any other retry limit
     for _ in 0..5 {
         let refused = world
             .cfa
@@ -299,7 +299,7 @@ async fn r094_batch_outlives_a_node_that_refuses_it() {
 
 // rows: R030
 #[tokio::test(flavor = "multi_thread")]
-async fn r030_events_of_a_drafts_adopted_token_count_once() {
+async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -385,7 +385,7 @@ async fn redeem_once_final(world: &World) -> Result<pb::IssueRedemption, tonic::
     started.expect("the operations become final")
 }
 
-/// A trade that the ledger has posted and the node refuses, and the call that sends it again.
+/// A trade posted by the ledger and refused by the node, and the call that sends it again.
 async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTradesRequest {
     world.deposit("alice", "1000.00").await;
     world.deposit("issuer", "3000.00").await;
@@ -435,7 +435,7 @@ async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTrade
 
 // rows: R098 R099
 #[tokio::test(flavor = "multi_thread")]
-async fn r099_redemption_waits_for_units_under_way() {
+async fn r099_redemption_waits_for_units_in_flight() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -504,7 +504,7 @@ async fn r099_redemption_waits_for_units_under_way() {
             world.tokens("CFA-RUB", "bob").await
         ),
         (1_000_00, 3_000_00),
-        "each is paid for the units that are burned"
+        "each holder is paid for the burned units"
     );
     world.stop().await;
     node.stop().await;
@@ -530,7 +530,7 @@ async fn trading_stops(mut cfa: CfaRegistryServiceClient<rpc::Channel>) {
 
 // rows: R097 R099
 #[tokio::test(flavor = "multi_thread")]
-async fn r097_sweep_does_not_wait_for_units_under_way() {
+async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
@@ -557,7 +557,7 @@ async fn r097_sweep_does_not_wait_for_units_under_way() {
         let batch = answer.into_inner().batch.expect("batch");
         assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
     };
-    // The trade becomes final after the sweep has looked for open operations.
+    // The trade becomes final after the sweep has counted open operations.
     tokio::join!(world.sweep(), settled);
     let part = "redemption of BOND-1";
     assert_eq!(
@@ -585,7 +585,7 @@ async fn r097_sweep_does_not_wait_for_units_under_way() {
 
 // rows: R098 R100
 #[tokio::test(flavor = "multi_thread")]
-async fn r100_units_that_come_while_trading_stops_are_not_redeemed_for_nothing() {
+async fn r100_units_issued_while_trading_stops_are_not_redeemed_without_payment() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, refusing) = gated_world(folder.path()).await;
     world
@@ -631,7 +631,7 @@ async fn r100_units_that_come_while_trading_stops_are_not_redeemed_for_nothing()
 
 // rows: R234
 #[tokio::test(flavor = "multi_thread")]
-async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told() {
+async fn r234_allow_list_request_and_confirmation_of_a_new_user_are_published() {
     let folder = tempfile::tempdir().expect("folder");
     let world = World::start(folder.path()).await;
     let created = proto::identity::v1::UserCreatedEvent {
@@ -640,7 +640,7 @@ async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told
     };
     let name = "dfa.identity.v1.UserCreatedEvent";
     let created = event(topics::IDENTITY, "nina", name, &created);
-    // Told twice, as by a relay that crashed.
+    // Published twice, as by a relay that crashed.
     let twice = [created.clone(), created];
     world.log.publish(&twice).await.expect("published");
     let confirmed = "UserOnchainRegistrationConfirmedEvent";

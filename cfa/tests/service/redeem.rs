@@ -107,7 +107,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
         ("alice:CFA-RUB", amount("CFA-RUB", "40.00"))
     );
     assert!(taken.reason.contains("payout-1"));
-    // the same key: one hold, one burn, one payout
+    // the same key: still one hold, one burn, one payout
     let again = world
         .cfa
         .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
@@ -118,7 +118,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
         .expect("operation");
     assert_eq!(again.operation_id, operation.operation_id);
     assert_eq!(holds(&mut world).await, 1);
-    // the bank has not answered: finalization changes nothing and is no error (T08)
+    // the bank has not responded: finalization changes nothing and is no error (T08)
     world.settle(&operation).await;
     assert_eq!(
         world.double.trail().last().map(String::as_str),
@@ -247,7 +247,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .await
         .expect_err("foreign");
     assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
-    // a payout id that another user redeemed with says nothing about his operation
+    // a payout id of another user's redemption discloses nothing about it
     world.double.with(|outside| outside.limit_refusal = None);
     redeem(&mut world, "1", "payout-3").await;
     let taken = pb::RedeemCfaRubRequest {
@@ -271,7 +271,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn payout_id_does_not_reach_into_the_references_of_the_service() {
+async fn payout_id_cannot_equal_references_of_the_service() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -369,7 +369,7 @@ async fn r079_failed_payout_returns_the_tokens() {
     );
     let hold = hold(&mut world, &operation.hold_id.expect("hold")).await;
     assert_eq!(hold.status(), ledger::HoldStatus::Released);
-    // asked again, and by event: the same answer, nothing more is minted
+    // repeated, and by event: the same result, nothing more is minted
     assert_eq!(
         finalize(&mut world, "payout-1")
             .await
@@ -388,7 +388,7 @@ async fn r079_failed_payout_returns_the_tokens() {
             .filter(|event| event.short_type() == "CfaIssuedEvent")
             .count(),
         1,
-        "a mint-back is no issuance (T09)"
+        "a mint-back is not an issuance (T09)"
     );
     world.stop().await;
 }
@@ -398,7 +398,7 @@ async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    // tokens leave by the chain behind the ledger's back, so the burn finds too few
+    // tokens leave on the chain without the ledger, so the burn finds too few
     let token = world
         .instrument("CFA-RUB")
         .await
@@ -495,7 +495,7 @@ async fn r085_payout_confirmed_finalizes_by_event() {
 
 // rows: R089
 #[tokio::test(flavor = "multi_thread")]
-async fn r089_blocked_redemption_stands_still_until_it_is_cleared() {
+async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -507,7 +507,7 @@ async fn r089_blocked_redemption_stands_still_until_it_is_cleared() {
         reason: "115-FZ".into(),
     };
     let blocked = world.cfa.set_redemption_block(block(true)).await;
-    // the receipt may have been quicker than compliance: then the money is on its way and cannot be stopped
+    // the receipt may arrive before the block: then the money is on its way and cannot be stopped
     match blocked {
         Ok(blocked) => {
             assert_eq!(
@@ -569,7 +569,7 @@ async fn r089_blocked_redemption_stands_still_until_it_is_cleared() {
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
-async fn r064_what_stood_still_goes_on_after_a_restart() {
+async fn r064_open_operations_continue_after_a_restart() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -655,8 +655,8 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
     let left = world
         .double
         .with(|outside| outside.trading_hold.clone().expect("hold").undrawn);
-    assert_eq!(left, decimal("40.00"), "only what was missing");
-    // more than that: nothing is taken, and the refusal tells what trading has
+    assert_eq!(left, decimal("40.00"), "only the shortage");
+    // more than that: nothing is taken, and the refusal contains the trading money
     let short = world
         .cfa
         .redeem_cfa_rub(request("40.01", "p-2", &key()))
@@ -676,7 +676,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
         ],
         [Some("100.00"), Some("100.00"), Some("40.00"), Some("10.00")]
     );
-    // who cannot be asked is not a lack of money
+    // an unavailable market is not a lack of money
     world.double.with(|outside| outside.market_away = true);
     let away = world
         .cfa
@@ -692,7 +692,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
 
 // rows: R080
 #[tokio::test(flavor = "multi_thread")]
-async fn r080_hold_that_was_released_before_is_no_obstacle() {
+async fn r080_a_released_hold_does_not_stop_a_redemption() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -717,7 +717,7 @@ async fn r080_hold_that_was_released_before_is_no_obstacle() {
 
 // rows: R123
 #[tokio::test(flavor = "multi_thread")]
-async fn r123_health_names_a_payout_whose_release_stays_refused() {
+async fn r123_health_names_a_payout_with_a_refused_release() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -734,7 +734,7 @@ async fn r123_health_names_a_payout_whose_release_stays_refused() {
     assert_eq!(world.service.health.failing()[part], both);
     let waiting = world.operation(&operation.operation_id).await;
     assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
-    // Neither a stopped payout nor one that failed is waited for.
+    // A stopped or failed payout is not counted.
     let block = |blocked| pb::SetRedemptionBlockRequest {
         context: context(&key()),
         operation_id: operation.operation_id.clone(),
@@ -772,7 +772,7 @@ async fn r123_health_names_a_payout_whose_release_stays_refused() {
     let done = finalize(&mut world, "payout-1").await.expect("paid");
     assert_eq!(done.status(), OperationStatus::Finalized);
     world.stop().await;
-    // Refusals are counted no further than health needs: three in this world.
+    // Refusals are counted up to the limit of health: three in this world.
     let counted =
         "UPDATE operation SET attempts = 0 WHERE external_ref = 'payout-1' AND attempts = 3";
     alter_store(folder.path(), counted).await;

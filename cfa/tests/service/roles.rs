@@ -1,4 +1,4 @@
-//! A caller with several roles: each call is judged by the roles that admit it.
+//! A caller with several roles: the roles that admit a call decide its rights.
 
 use proto::cfa::v1 as pb;
 
@@ -45,12 +45,12 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
     assert_eq!(world.instrument("BOND-1").await.name, "A bond");
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
 
-    // What is his own, and what the reading role admits, works as before.
+    // Own data, and reads admitted by the read role, work as before.
     world
         .as_caller("sandbox.issuer+auditor.issuer")
         .update_instrument(renaming("Renamed"))
         .await
-        .expect("his own bond");
+        .expect("the caller's own bond");
     let listed = world
         .as_caller("sandbox.auditor+investor.mallory")
         .list_operations(pb::ListOperationsRequest {

@@ -1,4 +1,4 @@
-//! A chain that others use too: what their transactions and contracts do is none of this service's business.
+//! A chain shared with others: their transactions and contracts are ignored.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::world::*;
 
-/// Code of a contract that emits one `Transfer(from, to, units)` while it is deployed.
+/// Code of a contract that emits one `Transfer(from, to, units)` during its deployment.
 fn telling_transfer(units: [u8; 32]) -> Vec<u8> {
     let mut code = vec![0x7f];
     code.extend(units);
@@ -31,8 +31,8 @@ fn telling_transfer(units: [u8; 32]) -> Vec<u8> {
     code
 }
 
-/// Deploys over the node's JSON-RPC with the operator's key, past the connector of the platform,
-/// which does not know these transactions. Returns their hashes.
+/// Deploys over the node's JSON-RPC with the operator's key but without the connector, which does
+/// not know these transactions. Returns their hashes.
 async fn deploy_past_the_connector(world: &World, folder: &Path, codes: &[Vec<u8>]) -> Vec<String> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -79,7 +79,7 @@ async fn deploy_past_the_connector(world: &World, folder: &Path, codes: &[Vec<u8
 
 // rows: R030 R217
 #[tokio::test(flavor = "multi_thread")]
-async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
+async fn r030_transfer_events_of_other_contracts_do_not_stop_the_registry() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
@@ -108,7 +108,7 @@ async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
             .iter()
             .all(|transfer| transfer.instrument_id == "BOND-1")
     );
-    // no one is told of transactions that this platform did not send
+    // transactions not sent by this platform are not published
     let told = world.events_until(events::topics::CHAIN, |event| {
         event.short_type() == "BlockReadEvent"
             && chain::BlockReadEvent::decode(event.payload.as_slice())
@@ -133,7 +133,7 @@ async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
 
 // rows: R030
 #[tokio::test(flavor = "multi_thread")]
-async fn r030_adopted_contract_brings_its_holders_of_before() {
+async fn r030_an_adopted_contract_keeps_its_earlier_holders() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");

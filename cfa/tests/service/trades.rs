@@ -99,7 +99,7 @@ async fn market_world(folder: &std::path::Path) -> World {
 
 // rows: R094 R095
 #[tokio::test(flavor = "multi_thread")]
-async fn r094_batch_exchanges_both_legs_and_leaves_out_what_fails() {
+async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
     let trades = vec![
@@ -121,7 +121,7 @@ async fn r094_batch_exchanges_both_legs_and_leaves_out_what_fails() {
     );
     assert_eq!(batch.onchain_tx_hash, submitted.onchain_tx_hash);
     assert!(batch.block_number > 0 && batch.gas_used > 0);
-    // exactly once, whoever asks again
+    // exactly once, for every repeat
     assert_eq!(
         settle(&mut world, "n1:1-3", trades)
             .await
@@ -202,7 +202,7 @@ async fn r094_batch_exchanges_both_legs_and_leaves_out_what_fails() {
         (event.amount.clone(), event.tx_hash.as_str()),
         (amount("BOND-1", "4"), batch.onchain_tx_hash.as_str())
     );
-    // a trade that was left out may come again, one that is settled may not
+    // a left-out trade can be sent again, a settled one cannot
     let again = settle(
         &mut world,
         "n1:4-4",
@@ -345,7 +345,7 @@ async fn r096_event_and_batch_make_one_transfer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
+async fn t46_trades_of_a_sanctioned_party_are_left_out_before_the_chain() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
     world.issue("BOND-1", "carol", "10").await;
@@ -382,7 +382,7 @@ async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
 
 // rows: R094 R095
 #[tokio::test(flavor = "multi_thread")]
-async fn t46_transfer_to_or_from_a_blocked_user_is_refused_as_his_own_call_is() {
+async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
     world.deposit("mallory", "5000.00").await;
@@ -437,7 +437,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_as_his_own_call_is() 
         ),
         (10, 5_000_00)
     );
-    // a trade was matched before the block: it is settled (D47)
+    // a trade matched before the block is settled (D47)
     let trades = vec![leg("t-1", 1, "mallory", "bob", "4", "4000.00", "4.00")];
     settle(&mut world, "n1:1-1", trades)
         .await
@@ -534,14 +534,14 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
         world.balance("alice:CFA-RUB").await.balance.to_string(),
         "8999.00"
     );
-    // more than he has: nothing happens
+    // more than the balance: nothing happens
     let refused = world
         .cfa
         .transfer_cfa(request("1000", None))
         .await
         .expect_err("too many");
     assert_eq!(refused.message(), "Insufficient balance");
-    // the chain says no: the ledger takes its part back
+    // the chain reverts: the ledger reverses its posting
     call_contract(&mut world, "BOND-1", "pause()").await;
     let reverted = world
         .cfa
@@ -566,7 +566,7 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
     world.stop().await;
 }
 
-// What no waiting mends is named, and stands in nobody's way.
+// A trade that can never be sent is named and blocks no other.
 // rows: R094
 #[tokio::test(flavor = "multi_thread")]
 async fn r094_trades_that_cannot_be_sent_are_named() {
@@ -587,7 +587,7 @@ async fn r094_trades_that_cannot_be_sent_are_named() {
     let batch = wait_batch(&mut world, "n1:1-3").await;
     assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
     assert_eq!(batch.failed_trade_ids, ["t-2", "t-3"]);
-    // the id of a trade that was another one
+    // the id of a different trade
     let other = vec![
         leg("t-1", 1, "alice", "bob", "2", "2000.00", "0"),
         leg("t-4", 4, "alice", "bob", "1", "1000.00", "0"),
@@ -621,7 +621,7 @@ async fn r096_transfer_of_a_trade_waits_for_settlement() {
         .cfa
         .transfer_cfa(request("2"))
         .await
-        .expect_err("nobody knows this trade");
+        .expect_err("unknown trade");
     assert_eq!(
         (nothing.code(), nothing.message()),
         (tonic::Code::NotFound, "Operation not found")

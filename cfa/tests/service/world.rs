@@ -1,5 +1,5 @@
-//! The service in its world: real chain, real ledger, real event log; identity, payments and the
-//! market are doubles that record their calls in one trail.
+//! Test environment: real chain, real ledger, real event log. Identity, payments and the market are
+//! doubles that record their calls in one trail.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct World {
     /// Identity, payments and the market.
     pub double: Arc<Peers>,
     pub log: Arc<events::Embedded>,
-    /// The log as this service writes to it.
+    /// The log for this service's writes.
     pub losing: Arc<Losing>,
     pub chain: ChainHandle,
     pub ledger: LedgerServiceClient<rpc::Channel>,
@@ -44,12 +44,12 @@ pub struct World {
 }
 
 impl World {
-    /// On a chain inside the process.
+    /// Starts with an embedded chain.
     pub async fn start(folder: &Path) -> Self {
         Self::start_on(folder, None).await
     }
 
-    /// On a node at the address, if one is given.
+    /// Starts with a remote node if `rpc_url` is set.
     pub async fn start_on(folder: &Path, rpc_url: Option<String>) -> Self {
         let log = Arc::new(
             events::Embedded::open(folder.join("log"))
@@ -101,7 +101,7 @@ impl World {
             chain: chain.connector(),
             clock: clock.clone(),
         };
-        // sweeps run when a test says so
+        // the tests run the sweeps
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
             sweep_interval_ms: 3_600_000,
@@ -142,17 +142,17 @@ impl World {
         self.chain.stopped().await;
     }
 
-    /// Stops the chain alone: what is submitted from now on is in no block.
+    /// Stops the sealer: later submissions are in no block.
     pub async fn stop_sealing(&self) {
         self.below.cancel();
     }
 
-    /// The service as somebody else sees it.
+    /// A client with another caller's credential.
     pub fn as_caller(&self, credential: &str) -> CfaRegistryServiceClient<rpc::Channel> {
         CfaRegistryServiceClient::new(rpc::Channel::local(&self.slot, credential))
     }
 
-    /// Sets the service's clock this far before the time of the blocks that are sealed now.
+    /// Sets the service's clock back by this much against the block times.
     pub fn turn_back_us(&self, by_us: i64) {
         let now_us = Clock::System.now_us();
         self.clock.advance_us(now_us - by_us - self.clock.now_us());
@@ -166,7 +166,7 @@ impl World {
         self.handle.sweep().await.expect("sweep");
     }
 
-    /// Waits for the receipt of an operation's transaction and lets the service look at it.
+    /// Waits for the receipt of an operation's transaction and delivers it to the service.
     pub async fn settle(&mut self, operation: &pb::CfaOperation) -> pb::CfaOperation {
         self.receipt(&operation.onchain_tx_hash).await;
         let request = pb::FinalizeIssuanceRequest {
@@ -205,7 +205,7 @@ impl World {
             .expect("operation")
     }
 
-    /// Deposit by RPC, through to the ledger.
+    /// A deposit by RPC, through to the ledger.
     pub async fn deposit(&mut self, user_id: &str, amount: &str) -> pb::CfaOperation {
         let before = self.balance(&format!("{user_id}:CFA-RUB")).await.balance;
         let request = pb::IssueCfaRubRequest {
@@ -275,7 +275,7 @@ impl World {
             .collect()
     }
 
-    /// Follows the ledger's events until the balance is this.
+    /// Waits for ledger events until the balance has this value.
     pub async fn balance_becomes(&mut self, subaccount_id: &str, wanted: &str) {
         let wanted: types::Decimal = wanted.parse().expect("number");
         loop {
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// On chain, in smallest units.
+    /// Balance on chain, in smallest units.
     pub async fn tokens(&mut self, instrument_id: &str, user_id: &str) -> u128 {
         let token = self
             .instrument(instrument_id)
@@ -352,7 +352,7 @@ impl World {
             .expect("instrument"))
     }
 
-    /// Issues units without payment, through to finality.
+    /// Issues units without payment, until final.
     pub async fn issue(
         &mut self,
         instrument_id: &str,
@@ -398,7 +398,7 @@ impl World {
         holders
     }
 
-    /// Everything published so far on a topic, through the end of the named event.
+    /// All events of a topic up to the matching one.
     pub async fn events_until(&self, topic: &str, last: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut subscription = self
             .log
@@ -409,7 +409,7 @@ impl World {
         loop {
             let delivery = tokio::time::timeout(WAIT, subscription.next())
                 .await
-                .expect("the event comes")
+                .expect("the event arrives")
                 .expect("event");
             let event = delivery.record.event;
             let found = last(&event);
@@ -428,7 +428,7 @@ pub struct Balance {
     pub available: types::Decimal,
 }
 
-/// Changes the service's store as a crash or time would have left it.
+/// Alters the service's store to the state after a crash or a later time.
 pub async fn alter_store(folder: &Path, statement: &'static str) {
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(folder.join("cfa/cfa.sqlite"));
     let pool = sqlx::SqlitePool::connect_with(options)
@@ -488,7 +488,7 @@ pub fn event<M: Message>(topic: &str, key: &str, type_name: &str, message: &M) -
     }
 }
 
-/// Calls a function without arguments of a contract as its owner, e.g. `pause()`.
+/// Calls a contract's function without arguments as its owner, e.g. `pause()`.
 pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &str) {
     let token = world.instrument(instrument_id).await.smart_contract_address;
     let hash = chain::keccak256(signature.as_bytes());

@@ -6,14 +6,17 @@ import {IdentityRegistry} from "./IdentityRegistry.sol";
 
 /// Units of one issue, or the money claim CFA-RUB. Names follow ERC-3643.
 ///
-/// Holders are addresses on the allow-list. Agents (the operator of the platform, the settlement and the redemption contract)
-/// mint, burn and move; a holder who has a key may transfer for himself. There are no allowances.
+/// Holders are addresses on the allow-list. Agents (the platform's operator, the settlement and the
+/// redemption contract) mint, burn and transfer. A holder with a key can transfer own units. There
+/// are no allowances.
 ///
-/// Rules of a move: the sender is not frozen and has enough units that are not frozen; the receiver is on the allow-list and not
-/// frozen; the token is not paused. `forcedTransfer` and `burn` (a court's decision, an inheritance, maturity) look only at the
-/// balance and thaw what they take.
+/// Rules of a transfer: the sender is not frozen and has enough units that are not frozen; the
+/// receiver is on the allow-list and not frozen; the token is not paused. `forcedTransfer` and
+/// `burn` (court decision, inheritance, maturity) check only the balance and unfreeze what they
+/// take.
 ///
-/// Cost: a holder is one storage slot; a move reads and writes two of them and one slot of settings.
+/// Cost: a holder is one storage slot. A transfer reads and writes two of them and reads one slot
+/// of settings.
 contract CfaToken is AgentRole {
     struct Holder {
         uint128 balance;
@@ -25,7 +28,7 @@ contract CfaToken is AgentRole {
     string public symbol;
     uint8 public immutable decimals;
     uint256 public totalSupply;
-    // one slot: read together by every move
+    // one slot: every transfer reads both
     IdentityRegistry public identityRegistry;
     bool public paused;
     mapping(address account => Holder) private holders;
@@ -44,7 +47,13 @@ contract CfaToken is AgentRole {
     error TokenPaused();
     error AmountTooLarge(uint256 amount);
 
-    constructor(string memory name_, string memory symbol_, uint8 decimals_, IdentityRegistry registry, address[] memory agents_) {
+    constructor(
+        string memory name_,
+        string memory symbol_,
+        uint8 decimals_,
+        IdentityRegistry registry,
+        address[] memory agents_
+    ) {
         name = name_;
         symbol = symbol_;
         decimals = decimals_;
@@ -67,7 +76,7 @@ contract CfaToken is AgentRole {
         return holders[account].frozen;
     }
 
-    /// Would a move with these arguments pass? Asks everything the move itself asks.
+    /// Whether a transfer with these arguments would pass now. Runs the same checks.
     function canTransfer(address from, address to, uint256 amount) external view returns (bool) {
         Holder storage source = holders[from];
         if (paused || source.frozen || holders[to].frozen) return false;
@@ -75,7 +84,7 @@ contract CfaToken is AgentRole {
         return identityRegistry.isVerified(to);
     }
 
-    // ---- moves
+    // ---- transfers
 
     function transfer(address to, uint256 amount) external returns (bool) {
         _checkMove(to);
@@ -83,7 +92,7 @@ contract CfaToken is AgentRole {
         return true;
     }
 
-    /// A move ordered through the platform; the holder's rules apply.
+    /// A transfer ordered through the platform, under the rules of a transfer.
     function operatorTransfer(address from, address to, uint256 amount) external onlyAgent returns (bool) {
         _checkMove(to);
         _move(from, to, amount);
@@ -97,7 +106,7 @@ contract CfaToken is AgentRole {
         if (fee != 0) _move(from, feeTo, fee);
     }
 
-    /// A move that freezes cannot stop; takes frozen units last and thaws them.
+    /// Transfers despite freezes; takes frozen units last and unfreezes them.
     function forcedTransfer(address from, address to, uint256 amount) external onlyAgent returns (bool) {
         if (!identityRegistry.isVerified(to)) revert NotVerified(to);
         _take(from, amount);
@@ -110,7 +119,7 @@ contract CfaToken is AgentRole {
         if (paused) revert TokenPaused();
         if (!identityRegistry.isVerified(to)) revert NotVerified(to);
         uint256 supply = totalSupply + amount;
-        // every balance is at most the supply, so one check here keeps all uint128 sums safe
+        // every balance is at most the supply, so this check keeps all uint128 sums safe
         if (supply > type(uint128).max) revert AmountTooLarge(amount);
         totalSupply = supply;
         unchecked {
@@ -166,7 +175,7 @@ contract CfaToken is AgentRole {
         emit IdentityRegistryAdded(address(registry));
     }
 
-    // ---- inside
+    // ---- internal
 
     function _checkMove(address to) private view {
         if (paused) revert TokenPaused();
@@ -181,7 +190,7 @@ contract CfaToken is AgentRole {
             if (free < amount) revert InsufficientBalance(from, free, amount);
             source.balance -= uint128(amount);
             holders[from] = source;
-            // read after the write, so that a move to oneself is right
+            // read after the write, so that a transfer to oneself is correct
             Holder memory target = holders[to];
             if (target.frozen) revert Frozen(to);
             target.balance += uint128(amount);

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {AgentRole} from "./AgentRole.sol";
 
-/// Allow-list of addresses that may hold tokens. One registry serves every token of the platform.
+/// Allow-list of addresses that may hold tokens. One registry serves all tokens.
 contract IdentityRegistry is AgentRole {
     mapping(address account => bool) private verified;
 
@@ -14,7 +14,7 @@ contract IdentityRegistry is AgentRole {
         return verified[account];
     }
 
-    /// Registering twice is harmless and says nothing the second time.
+    /// Idempotent: a repeat emits no event.
     function registerIdentity(address account) external onlyAgent {
         _register(account);
     }

@@ -4,16 +4,19 @@ pragma solidity 0.8.37;
 import {AgentRole} from "./AgentRole.sol";
 import {CfaToken} from "./CfaToken.sol";
 
-/// Pays holders out of a redemption account and burns what they held. Long lists come in parts, in order, each accepted once;
-/// a part is paid and burned whole or not at all.
+/// Pays holders from a redemption account and burns their units.
 ///
-/// Payment and burn are forced: a frozen holder's claim ends with the issue, and his money stays frozen at the same address.
+/// Long lists are split into parts. Parts are accepted in order and once, and each is atomic.
+/// Payment and burn are forced: a frozen holder's claim ends with the issue, and the money stays
+/// frozen at the same address.
 contract Redemption is AgentRole {
     CfaToken public immutable money;
 
     mapping(bytes32 redemptionId => uint256) public partsDone;
 
-    event Redeemed(bytes32 indexed redemptionId, address indexed token, address indexed holder, uint256 units, uint256 payment);
+    event Redeemed(
+        bytes32 indexed redemptionId, address indexed token, address indexed holder, uint256 units, uint256 payment
+    );
     event PartDistributed(bytes32 indexed redemptionId, uint256 part, uint256 units, uint256 paid);
 
     error WrongPart(uint256 expected, uint256 given);
@@ -24,7 +27,7 @@ contract Redemption is AgentRole {
         money = money_;
     }
 
-    /// `account` is the redemption account of the issue (or the issuer himself for a single buyback).
+    /// `account` is the issue's redemption account, or the issuer's for a single buyback.
     function distribute(
         bytes32 redemptionId,
         uint256 part,

@@ -6,14 +6,16 @@ import {CfaToken} from "./CfaToken.sol";
 
 /// Delivery against payment, many trades in one transaction.
 ///
-/// A trade is one exchange: units from the seller to the buyer, CFA-RUB from the buyer to the seller, the fee from the buyer to
-/// the fee account. All of it happens or none: each trade runs in a call of its own, and when that call fails its trade leaves the
-/// batch (`TradeFailed`) while the others stand.
+/// A trade moves units from the seller to the buyer, CFA-RUB from the buyer to the seller, and the
+/// fee from the buyer to the fee account. It is atomic: each trade runs in its own call, and a
+/// failed call removes only its trade from the batch (`TradeFailed`).
 ///
-/// Once only: a batch by its id, a trade by its number. Trades are numbered densely per token from 1, so "seen" is one bit, 256 to
-/// a storage slot. A failed trade's bit is restored with its legs: it may come again in a later batch.
+/// A batch is accepted once by its id, a trade once by its number. Trades have dense numbers per
+/// token from 1, so "seen" is one bit, 256 per storage slot. A failed trade's bit is restored with
+/// its legs: a later batch can contain it again.
 contract Settlement is AgentRole {
-    /// Enough for the costliest trade (every slot cold and new), so that a thin gas limit fails the batch and never single trades.
+    /// Enough for the costliest trade (every slot cold and new): a low gas limit fails the whole
+    /// batch and never a single trade.
     uint256 public constant GAS_RESERVE_PER_TRADE = 300_000;
 
     CfaToken public immutable money;
@@ -25,7 +27,9 @@ contract Settlement is AgentRole {
     event BatchSettled(bytes32 indexed batchId, uint256 settled, uint256 failed);
     event TradeSettled(bytes32 indexed batchId, address indexed token, uint256 indexed tradeNumber);
     event TradeFailed(bytes32 indexed batchId, address indexed token, uint256 indexed tradeNumber, bytes reason);
-    event IssueSettled(bytes32 indexed issueId, address indexed token, address indexed investor, uint256 units, uint256 payment);
+    event IssueSettled(
+        bytes32 indexed issueId, address indexed token, address indexed investor, uint256 units, uint256 payment
+    );
 
     error BatchAlreadyAccepted(bytes32 batchId);
     error TradeAlreadyAccepted(address token, uint256 tradeNumber);
@@ -42,10 +46,12 @@ contract Settlement is AgentRole {
         return tradesSeen[token][tradeNumber >> 8] & (1 << (tradeNumber & 0xff)) != 0;
     }
 
-    /// `trades` holds two words a trade, most significant first:
-    ///   word 0: trade number (64 bits) | index into tokens (16) | index of the buyer in members (24) | of the seller (24) | quantity (128)
+    /// `trades` holds two words per trade, most significant bits first:
+    ///   word 0: trade number (64 bits) | index into tokens (16) | buyer's index in members (24)
+    ///           | seller's index in members (24) | quantity (128)
     ///   word 1: payment to the seller (128) | fee (128)
-    /// Trade number 0 is a paid transfer that is no trade: only its batch id guards it.
+    /// Trade number 0 is a paid transfer without a trade: only its batch id protects it from a
+    /// repeat.
     function settleTrades(
         bytes32 batchId,
         address[] calldata tokens,
@@ -81,7 +87,7 @@ contract Settlement is AgentRole {
         emit BatchSettled(batchId, trades.length / 2 - failed, failed);
     }
 
-    /// One trade; a function of its own only so that its failure undoes it alone.
+    /// One trade. External only so that its failure reverts it alone.
     function exchange(
         address token,
         uint256 tradeNumber,
@@ -102,7 +108,8 @@ contract Settlement is AgentRole {
         money.operatorPay(buyer, seller, payment, feeAccount, fee);
     }
 
-    /// Primary placement: new units to the investor against his CFA-RUB to the issuer. `issueId` is accepted once.
+    /// Primary placement: new units to the investor against CFA-RUB to the issuer. `issueId` is
+    /// accepted once.
     function issueAgainstPayment(
         bytes32 issueId,
         CfaToken token,

@@ -1,13 +1,12 @@
-//! The one way to the chain, the same for the embedded chain and for a remote node: alloy's
-//! `Provider` over whatever transport `connect` was given.
+//! The connector: the same code for the embedded chain and a remote node.
 //!
-//! Submission is one queue. A submission has a key of its caller; the signed transaction and its
-//! nonce are stored under the key before they are sent, so asking again with the key after a crash
-//! sends the very same bytes (T13). Nonces are given in queue order without gaps; a transaction
-//! that the node refuses outright gives its nonce back.
+//! It uses alloy's `Provider` over the transport passed to `connect`. Submission is one queue. Each
+//! submission has a key from its caller. The signed transaction and its nonce are stored under the
+//! key before they are sent, so a repeat with the key after a crash sends the same bytes (T13).
+//! Nonces are assigned in queue order without gaps; the nonce of a refused transaction is reused.
 //!
-//! Errors tell apart what the caller must do: `Unavailable` = try again later with the same key,
-//! `Refused` = this will never work.
+//! Errors state what the caller must do: `Unavailable` = retry later with the same key, `Refused` =
+//! a retry will fail too.
 
 mod repo;
 mod watcher;
@@ -35,19 +34,19 @@ pub use watcher::Watcher;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// The node could not be asked. Nothing is lost: ask again.
+    /// The node did not answer. Nothing is lost: retry.
     #[error("chain unavailable: {0}")]
     Unavailable(String),
-    /// The node answered no, and will again.
+    /// The node refused, and would refuse a retry.
     #[error("chain refused: {0}")]
     Refused(String),
-    #[error("the node is on chain {node}, configuration says {configured}")]
+    #[error("the node is on chain {node}, but chain.chain_id is {configured}")]
     WrongChain { node: u64, configured: u64 },
     #[error("connector store: {0}")]
     Store(#[from] events::Error),
     #[error("connector store: {0}")]
     Sql(#[from] sqlx::Error),
-    #[error("answer of the chain does not make sense: {0}")]
+    #[error("invalid response of the node: {0}")]
     Malformed(String),
 }
 
@@ -63,11 +62,11 @@ impl From<TransportError> for ChainError {
     }
 }
 
-/// Addresses in one question for events; nodes refuse long lists.
+/// Addresses per log query; nodes refuse long lists.
 const FILTER_ADDRESSES: usize = 200;
 
-/// Words with which nodes say that a transaction or call did not and will not happen. Any other
-/// error may hide a transaction that was taken, so its nonce must not be given away.
+/// Error texts of nodes that mean a transaction or call did not and will not execute. Any other
+/// error may hide an accepted transaction, so its nonce must not be reused.
 const FINAL_WORDS: [&str; 12] = [
     "nonce too low",
     "already known",
@@ -119,16 +118,16 @@ pub struct BlockInfo {
     pub header: Vec<u8>,
 }
 
-/// What was sent under a key.
+/// A transaction sent under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submitted {
     pub tx_hash: TxHash,
     pub nonce: u64,
-    /// Where the contract will stand, when the call deploys one.
+    /// Address of the contract, if the call deploys one.
     pub contract: Option<Address>,
 }
 
-/// Units of a token that went from one address to another; `None` = minted or burned.
+/// Units transferred from one address to another; `None` = minted or burned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenTransfer {
     pub token: Address,
@@ -138,7 +137,7 @@ pub struct TokenTransfer {
     pub block_number: u64,
 }
 
-/// Facts a token contract tells about itself.
+/// Metadata of a token contract.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenFacts {
     pub symbol: String,
@@ -155,14 +154,14 @@ struct Inner {
     chain_id: u64,
     signer: PrivateKeySigner,
     repo: Repo,
-    /// Next nonce; the lock is the queue.
+    /// Next nonce; the lock serializes submissions.
     queue: Mutex<u64>,
     /// Number of the last block whose receipts were read.
     read_to: watch::Sender<u64>,
 }
 
 impl Connector {
-    /// Checks that the node is on the configured chain and takes up the queue where it stopped.
+    /// Checks the node's chain id and loads the submission queue.
     pub(super) async fn connect(
         client: RpcClient,
         chain_id: u64,
@@ -206,7 +205,7 @@ impl Connector {
         self.inner.chain_id
     }
 
-    /// The account that signs everything.
+    /// The account that signs all transactions.
     pub fn operator(&self) -> Address {
         Address::from(self.inner.signer.address())
     }
@@ -216,10 +215,10 @@ impl Connector {
         self.inner.read_to.subscribe()
     }
 
-    /// Signs and sends. The same key gives the same transaction for ever, whatever the call says then.
+    /// Signs and sends. A key is bound to its first transaction, whatever later calls contain.
     ///
-    /// Cancel safe: once begun it goes on when the caller has gone. Given up between the stored row
-    /// and the next nonce, it would leave a nonce that every later submission would collide with.
+    /// Cancel safe: a started submission completes after the caller is gone. Stopped between the
+    /// stored row and the next nonce, it would leave a nonce that later submissions collide with.
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
         tokio::spawn(async move { connector.submit_in_turn(&key, &call).await })
@@ -232,7 +231,8 @@ impl Connector {
         if let Some(known) = self.inner.repo.by_key(key).await? {
             if !known.included {
                 self.send(&known).await.map_err(|error| match error {
-                    // stored and sent again by the resender: it may be in a block yet, so this is not the end of it
+                    // Stored and resent later: it can still enter a block, so this refusal is not
+                    // final.
                     ChainError::Refused(reason) => ChainError::Unavailable(reason),
                     other => other,
                 })?;
@@ -244,7 +244,7 @@ impl Connector {
             None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
         };
         let fees = self.inner.provider.estimate_eip1559_fees().await?;
-        // twice: the second time with the nonce that the node told, in case someone else used the key
+        // A second attempt uses the node's nonce, in case the key was used elsewhere.
         for attempt in 0..2 {
             let submission = self.sign(
                 *next_nonce,
@@ -262,7 +262,7 @@ impl Connector {
                     return Ok(submission.submitted);
                 }
                 Err(ChainError::Refused(reason)) => {
-                    // never in a block: the nonce is free again
+                    // Never in a block: the nonce is reused.
                     self.inner.repo.delete(key).await?;
                     metrics::counter!("blockchain_transactions_total", "status" => "REFUSED")
                         .increment(1);
@@ -277,7 +277,7 @@ impl Connector {
                     return Err(ChainError::Refused(reason));
                 }
                 Err(other) => {
-                    // stored, maybe sent: the resender goes on with it
+                    // Stored, maybe sent: the resender repeats it.
                     *next_nonce += 1;
                     return Err(other);
                 }
@@ -327,7 +327,7 @@ impl Connector {
         })
     }
 
-    /// Sends signed bytes; a node that has them already is fine.
+    /// Sends signed bytes; succeeds if the node has them already.
     async fn send(&self, submission: &Submission) -> Result<(), ChainError> {
         match self
             .inner
@@ -356,7 +356,7 @@ impl Connector {
         }
     }
 
-    /// Sends again what is stored and in no block, oldest first.
+    /// Resends stored transactions that are in no block, oldest first.
     pub(super) async fn resend_waiting(&self) -> Result<usize, ChainError> {
         let _queue = self.inner.queue.lock().await;
         let waiting = self.inner.repo.waiting().await?;
@@ -366,7 +366,8 @@ impl Connector {
         Ok(waiting.len())
     }
 
-    /// The receipt of a transaction whose block was read, so that it has its confirmations; `None` before.
+    /// The receipt of a transaction whose block was read, so that it has its confirmations, else
+    /// `None`.
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         match self.receipt_of_node(tx_hash).await? {
             Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
@@ -375,7 +376,8 @@ impl Connector {
     }
 
     async fn is_read(&self, number: u64) -> Result<bool, ChainError> {
-        // the stored position is ahead of the told one for a moment, in which events of the block may be out already
+        // The stored position is briefly ahead of the watch channel, and the block's events may be
+        // out already.
         Ok(number <= *self.inner.read_to.borrow() || number <= self.last_read().await?)
     }
 
@@ -385,7 +387,7 @@ impl Connector {
         Ok(cursor.map_or(0, |(number, _)| number))
     }
 
-    /// As the node has it now, however young its block is.
+    /// The receipt at the node, without confirmations.
     async fn receipt_of_node(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         let receipt = self
             .inner
@@ -395,7 +397,7 @@ impl Connector {
         Ok(receipt.as_ref().map(to_receipt))
     }
 
-    /// The receipt once the transaction is in a block that was read; `None` when that takes longer than `timeout`.
+    /// The receipt once its block was read; `None` after `timeout`.
     pub async fn wait_receipt(
         &self,
         tx_hash: &TxHash,
@@ -415,7 +417,7 @@ impl Connector {
         }
     }
 
-    /// A block by number; the latest without one.
+    /// A block by number; `None` means the latest.
     pub async fn block(&self, number: Option<u64>) -> Result<Option<BlockInfo>, ChainError> {
         let tag = number.map_or(BlockNumberOrTag::Latest, BlockNumberOrTag::Number);
         let Some(block) = self.inner.provider.get_block(BlockId::Number(tag)).await? else {
@@ -435,7 +437,7 @@ impl Connector {
         Ok(self.inner.provider.get_block_number().await?)
     }
 
-    /// Is this the hash of the block with this number? False for a block that does not exist.
+    /// Whether the block with this number exists and has this hash.
     pub async fn verify_block_hash(&self, number: u64, hash: &TxHash) -> Result<bool, ChainError> {
         Ok(self
             .block(Some(number))
@@ -468,7 +470,7 @@ impl Connector {
             .is_empty())
     }
 
-    /// Smallest units of a token that an address holds.
+    /// An address's balance in smallest units of the token.
     pub async fn balance_of(&self, token: &Address, holder: &Address) -> Result<u128, ChainError> {
         to_units(
             self.read(
@@ -481,7 +483,7 @@ impl Connector {
         )
     }
 
-    /// Supply in smallest units, and the number of a block it was true at or after.
+    /// Supply in smallest units, and a block at or after which it was read.
     pub async fn total_supply(&self, token: &Address) -> Result<(u128, u64), ChainError> {
         let block = self.block_number().await?;
         Ok((
@@ -497,8 +499,8 @@ impl Connector {
         })
     }
 
-    /// Every transfer of these tokens in the blocks from..=to, in chain order. Other contracts'
-    /// events are not asked for: what they say means nothing here.
+    /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
+    /// contracts are not queried: they have no meaning here.
     pub async fn transfers(
         &self,
         tokens: &[Address],
@@ -518,7 +520,7 @@ impl Connector {
         logs.sort_by_key(|log| (log.block_number, log.log_index));
         let mut transfers = Vec::with_capacity(logs.len());
         for log in logs {
-            // an adopted contract may have another event of that name
+            // An adopted contract may have another event of that name.
             let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
                 continue;
             };
@@ -549,7 +551,7 @@ impl Connector {
         .await
     }
 
-    /// Would a move by the operator pass now?
+    /// Whether a transfer by the operator would pass now.
     pub async fn can_transfer(
         &self,
         token: &Address,
@@ -584,7 +586,7 @@ impl Connector {
 }
 
 fn to_units(value: U256) -> Result<u128, ChainError> {
-    u128::try_from(value).map_err(|_| ChainError::Malformed("amount beyond 128 bits".into()))
+    u128::try_from(value).map_err(|_| ChainError::Malformed("amount exceeds 128 bits".into()))
 }
 
 fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {

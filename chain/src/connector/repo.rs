@@ -1,5 +1,5 @@
-//! SQLite under the connector: submissions and the reading position. Events of a block and the
-//! position are one transaction.
+//! The connector's SQLite store: submissions and the read position. A block's events and the
+//! position share one transaction.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ impl Repo {
         Self { db }
     }
 
-    /// One above the highest nonce ever given.
+    /// One above the highest assigned nonce.
     pub async fn next_nonce(&self) -> Result<u64, ChainError> {
         let highest: Option<i64> = sqlx::query_scalar("SELECT MAX(nonce) FROM submission")
             .fetch_one(self.db.read())
@@ -43,7 +43,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// Those of the transactions that were submitted here, in the order given.
+    /// Filters the transactions submitted here, in the same order.
     pub async fn submitted(&self, tx_hashes: &[TxHash]) -> Result<Vec<TxHash>, ChainError> {
         let texts: Vec<String> = tx_hashes.iter().map(TxHash::to_string).collect();
         let texts = serde_json::to_string(&texts)
@@ -63,23 +63,35 @@ impl Repo {
     }
 
     pub async fn waiting(&self) -> Result<Vec<Submission>, ChainError> {
-        let rows = sqlx::query("SELECT nonce, tx_hash, raw, contract, block_number FROM submission WHERE block_number IS NULL ORDER BY nonce")
-            .fetch_all(self.db.read())
-            .await?;
+        let rows = sqlx::query(
+            "SELECT nonce, tx_hash, raw, contract, block_number FROM submission \
+             WHERE block_number IS NULL ORDER BY nonce",
+        )
+        .fetch_all(self.db.read())
+        .await?;
         rows.iter().map(decode).collect()
     }
 
     pub async fn insert(&self, key: &str, submission: &Submission) -> Result<(), ChainError> {
         let mut tx = self.db.write().await?;
-        sqlx::query("INSERT INTO submission (key, nonce, tx_hash, raw, contract, submitted_us) VALUES ($1, $2, $3, $4, $5, $6)")
-            .bind(key)
-            .bind(submission.submitted.nonce as i64)
-            .bind(submission.submitted.tx_hash.to_string())
-            .bind(submission.raw.as_slice())
-            .bind(submission.submitted.contract.map(|address| address.to_string()).unwrap_or_default())
-            .bind(service_kit::clock::now_us())
-            .execute(&mut *tx)
-            .await?;
+        sqlx::query(
+            "INSERT INTO submission (key, nonce, tx_hash, raw, contract, submitted_us) \
+             VALUES ($1, $2, $3, $4, $5, $6)",
+        )
+        .bind(key)
+        .bind(submission.submitted.nonce as i64)
+        .bind(submission.submitted.tx_hash.to_string())
+        .bind(submission.raw.as_slice())
+        .bind(
+            submission
+                .submitted
+                .contract
+                .map(|address| address.to_string())
+                .unwrap_or_default(),
+        )
+        .bind(service_kit::clock::now_us())
+        .execute(&mut *tx)
+        .await?;
         tx.commit().await?;
         Ok(())
     }
@@ -94,7 +106,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Number and hash of the last block read.
+    /// Number and hash of the last read block.
     pub async fn cursor(&self) -> Result<Option<(u64, String)>, ChainError> {
         let row = sqlx::query("SELECT block_number, block_hash FROM cursor WHERE id = 1")
             .fetch_optional(self.db.read())
@@ -107,7 +119,7 @@ impl Repo {
         }))
     }
 
-    /// Marks what the block included, moves the position and puts the events into the outbox, all or nothing.
+    /// Marks the included submissions, moves the position and appends the events, atomically.
     pub async fn record_block(
         &self,
         number: u64,

@@ -1,10 +1,9 @@
-//! Reads the chain block by block, in order and without a gap, and publishes what it read:
-//! `TransactionReceiptReady` for every transaction that was submitted here, then `BlockRead` with
-//! their hashes, on `platform.chain.events.v1`. Transactions of others on the same chain are passed
-//! over. Also sends again what waits too long.
+//! Reads the chain block by block, in order and without gaps, and publishes what it read.
 //!
-//! A block counts as read when it is `confirmations` below the head; a permissioned chain with
-//! immediate finality needs none.
+//! On `platform.chain.events.v1`: `TransactionReceiptReady` per transaction submitted here, then
+//! `BlockRead` with their hashes. Other transactions are skipped. It also resends waiting
+//! transactions. A block is read when it is `confirmations` below the head; a permissioned chain
+//! with immediate finality needs none.
 
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Watcher {
     pub connector: Connector,
     pub confirmations: u64,
-    /// How often a node is asked for new blocks when `head` cannot tell.
+    /// Polling interval for new blocks without `head`.
     pub poll_interval: Duration,
     /// Wakes the watcher at each block of the embedded chain.
     pub head: Option<watch::Receiver<u64>>,
@@ -51,7 +50,7 @@ impl Watcher {
                 () = next_block(&mut self.head, pause) => {}
                 _ = resend.tick() => {
                     if let Err(error) = self.connector.resend_waiting().await {
-                        tracing::warn!(%error, "sending waiting transactions again failed");
+                        tracing::warn!(%error, "resending waiting transactions failed");
                     }
                 }
             }
@@ -81,7 +80,7 @@ impl Watcher {
                 && block.parent_hash.to_string() != *hash
             {
                 return Err(ChainError::Malformed(format!(
-                    "block {number} does not follow the block read before it; was the chain replaced?"
+                    "block {number} is not a child of the last read block: reorganised or replaced chain"
                 )));
             }
             self.read(&block).await?;
@@ -101,14 +100,14 @@ impl Watcher {
                 .get_block_receipts(BlockId::number(block.number))
                 .await?;
             receipts.ok_or_else(|| {
-                ChainError::Unavailable(format!("receipts of block {} are not there", block.number))
+                ChainError::Unavailable(format!("node has no receipts of block {}", block.number))
             })?
         };
         let mut receipts: Vec<_> = receipts.iter().map(to_receipt).collect();
         receipts.retain(|receipt| ours.contains(&receipt.tx_hash));
         if receipts.len() != ours.len() {
             return Err(ChainError::Unavailable(format!(
-                "block {} has {} of our transactions and {} receipts of them",
+                "block {} has {} of our transactions but {} of their receipts",
                 block.number,
                 ours.len(),
                 receipts.len()
@@ -120,7 +119,8 @@ impl Watcher {
                 ReceiptStatus::Success => pb::ReceiptStatus::Success,
                 ReceiptStatus::Reverted => pb::ReceiptStatus::Reverted,
             };
-            metrics::counter!("blockchain_transactions_total", "status" => status_label(receipt.status)).increment(1);
+            let label = status_label(receipt.status);
+            metrics::counter!("blockchain_transactions_total", "status" => label).increment(1);
             let event = pb::TransactionReceiptReadyEvent {
                 context: context(),
                 tx_hash: receipt.tx_hash.to_string(),
@@ -184,7 +184,7 @@ fn block_time(block: &BlockInfo) -> prost_types::Timestamp {
     }
 }
 
-/// The id is derived: reading the chain again from its first block gives the same events, which consumers know.
+/// The id is derived: rereading the chain from its first block produces the same events.
 fn event_of(key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
     let id = uuid::Uuid::new_v5(
         &uuid::Uuid::NAMESPACE_OID,

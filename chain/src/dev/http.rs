@@ -1,7 +1,7 @@
-//! JSON-RPC 2.0 over HTTP for tools that want to look at the development chain (wallets, explorers, `cast`).
+//! JSON-RPC 2.0 over HTTP for tools that read the development chain (wallets, explorers, `cast`).
 //!
-//! The port has the bounds of all ports (`rpc::Limits`), and bodies of [`rpc::MESSAGE_BYTES_MAX`].
-//! Pages of a browser may read it from the configured origins alone.
+//! The port has the limits of all ports (`rpc::Limits`) and bodies of [`rpc::MESSAGE_BYTES_MAX`].
+//! Browser pages may read it only from the configured origins.
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::header::CONTENT_TYPE;
@@ -46,7 +46,10 @@ async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
         Value::Array(requests) if requests.is_empty() || requests.len() > BATCH_MAX => {
             Json(failure(
                 Value::Null,
-                RpcFailure::new(-32600, format!("a batch has 1 to {BATCH_MAX} requests")),
+                RpcFailure::new(
+                    -32600,
+                    format!("a batch must have 1 to {BATCH_MAX} requests"),
+                ),
             ))
         }
         Value::Array(requests) => {

@@ -1,21 +1,19 @@
-//! A development chain inside the process: real EVM, real bytecode, real blocks, kept on disk.
+//! In-process development chain: real EVM, real bytecode, real blocks, stored on disk.
 //!
-//! `DevChain` takes signed transactions, seals blocks on demand (at once after a pause, at most one
-//! per `seal_interval`) and answers JSON-RPC both in process (`transport`) and over HTTP (`http`),
-//! so that the one connector of this platform reaches it by the very code it reaches a remote node
-//! with.
+//! `DevChain` accepts signed transactions, seals blocks on demand (immediately after a pause, at
+//! most one per `seal_interval`) and serves JSON-RPC in process (`transport`) and over HTTP
+//! (`http`). So the connector uses the same code as for a remote node.
 //!
-//! Invariants: a block is durable before anyone can see it; readers never see a state between two
-//! blocks; a transaction that waits in the pool is in memory only, as on any node (the connector
-//! keeps what it sent and sends it again).
+//! Invariants: a block is durable before it is visible; readers never see a state between two
+//! blocks; a pooled transaction is only in memory, as on any node (the connector stores and resends
+//! its transactions).
 //!
-//! What other users can take from the platform is bounded: gas per transaction and block
-//! ([`BLOCK_GAS_LIMIT`]), gas per call (`rpc`), places in the pool (`pool`), requests, bodies and
-//! connections (`http`).
+//! Resources of external users are bounded: gas per transaction and block ([`BLOCK_GAS_LIMIT`]),
+//! gas per call (`rpc`), places in the pool (`pool`), requests, bodies and connections (`http`).
 //!
-//! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`.
-//! Not bounded yet: the block range of `eth_getLogs`, the sum of the results of a batch, estimates
-//! over gRPC (staff). A contract that executes `SELFDESTRUCT` stops this chain.
+//! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`. Not
+//! bounded yet: the block range of `eth_getLogs`, the sum of the results of a batch, estimates over
+//! gRPC (staff). A contract that executes `SELFDESTRUCT` stops this chain.
 
 pub mod http;
 mod pool;
@@ -46,10 +44,10 @@ use repo::{Store, StoredTransaction};
 pub use rpc::RpcFailure;
 use state::{Block, SPEC, State};
 
-/// Gas of one block. Far above what a batch of settlement needs, low enough to notice a runaway.
+/// Gas limit of a block. Far above the need of a settlement batch, low enough to stop a runaway.
 const BLOCK_GAS_LIMIT: u64 = 500_000_000;
 
-/// Pauses between two tries to store a block, on a full disk for example.
+/// Pauses between attempts to store a block, for example on a full disk.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -59,8 +57,8 @@ pub struct DevChainConfig {
     pub data_dir: PathBuf,
     pub chain_id: u64,
     pub seal_interval: Duration,
-    /// Accounts of the configured keys, which own native coins in block 0. All others are strangers:
-    /// they pay for gas, and have fewer places in the pool.
+    /// Accounts of the configured keys, funded in block 0. All others are external: they pay for
+    /// gas and have fewer places in the pool.
     pub funded: Vec<Address>,
 }
 
@@ -75,17 +73,17 @@ struct Inner {
     store: Store,
     state: Arc<RwLock<State>>,
     pool: Mutex<Pool>,
-    /// Calls of the JSON-RPC port that execute at once.
+    /// Concurrent calls of the JSON-RPC port.
     port_calls: Arc<Semaphore>,
     work: Notify,
     head: watch::Sender<u64>,
-    /// Set while a block cannot be written, for good where waiting cannot help: the memory is then
-    /// ahead of the disk and must not be shown.
+    /// Set while a block cannot be stored, permanently if a retry cannot help. The memory is then
+    /// ahead of the disk and must not be visible.
     halted: AtomicBool,
 }
 
 impl DevChain {
-    /// Opens the chain of the folder, or starts a new one at block 0, and seals until `shutdown`.
+    /// Opens the chain in the folder, or creates one at block 0, and seals until `shutdown`.
     pub async fn start(
         config: DevChainConfig,
         shutdown: CancellationToken,
@@ -125,7 +123,7 @@ impl DevChain {
         Ok((chain, sealer))
     }
 
-    /// The number of the last block; changes when a block has become visible.
+    /// Number of the last block; changes when a block becomes visible.
     pub fn head(&self) -> watch::Receiver<u64> {
         self.inner.head.subscribe()
     }
@@ -144,7 +142,10 @@ impl DevChain {
             let sealed_at = tokio::time::Instant::now();
             if let Err(error) = self.seal(&shutdown).await {
                 self.inner.halted.store(true, Ordering::Release);
-                tracing::error!(%error, "development chain stopped: a block could not be stored");
+                tracing::error!(
+                    %error,
+                    "development chain stopped: block not stored; free or repair the disk, then restart"
+                );
                 break;
             }
             tokio::select! {
@@ -155,7 +156,7 @@ impl DevChain {
         self.inner.store.close().await;
     }
 
-    /// Seals one block of what is ready and fits; no block when nothing is.
+    /// Seals one block of the ready transactions that fit; no block without one.
     async fn seal(&self, shutdown: &CancellationToken) -> Result<(), StoreError> {
         let mut state = self.inner.state.clone().write_owned().await;
         let Ready {
@@ -167,7 +168,7 @@ impl DevChain {
         if ready.is_empty() {
             return Ok(());
         }
-        // the write lock is held until the block is on disk: no reader sees it before
+        // The write lock is held until the block is on disk, so readers see only stored blocks.
         let (state, block) = tokio::task::spawn_blocking(move || {
             let block = state.execute_block(ready, clock::now_s() as u64);
             (state, block)
@@ -192,7 +193,7 @@ impl DevChain {
                 return Err(error);
             }
             self.inner.halted.store(true, Ordering::Release);
-            tracing::error!(%error, block = header.number, "a block cannot be stored, tried again");
+            tracing::error!(%error, block = header.number, "block cannot be stored, retrying");
             tokio::select! {
                 () = shutdown.cancelled() => return Err(error),
                 () = tokio::time::sleep(doubled(RETRY_FIRST, failures, RETRY_MAX)) => {}
@@ -207,14 +208,14 @@ impl DevChain {
         Ok(())
     }
 
-    /// Takes a signed transaction into the pool.
+    /// Adds a signed transaction to the pool.
     async fn submit_raw(&self, raw: &Bytes) -> Result<B256, RpcFailure> {
         let envelope = TxEnvelope::decode_2718_exact(raw.as_ref())
             .map_err(|error| RpcFailure::invalid_params(format!("transaction: {error}")))?;
         if envelope.ty() > 2 {
             return Err(RpcFailure::rejected("transaction type not supported"));
         }
-        // a transaction without chain id could be replayed from another chain (EIP-155)
+        // Without a chain id a transaction could be replayed from another chain (EIP-155).
         if envelope.chain_id() != Some(self.inner.chain_id) {
             return Err(RpcFailure::rejected("invalid chain id for signer"));
         }
@@ -241,7 +242,8 @@ impl DevChain {
                 tx.nonce()
             )));
         }
-        // What execution would refuse must not get there: it would pay nothing and be sent again for ever.
+        // Refused here because execution would refuse it: it would pay nothing and could be sent
+        // forever.
         if tx
             .max_priority_fee_per_gas()
             .is_some_and(|tip| tip > tx.max_fee_per_gas())
@@ -253,7 +255,7 @@ impl DevChain {
         if tx.is_create() && tx.input().len() > MAX_INITCODE_SIZE {
             return Err(RpcFailure::rejected("max initcode size exceeded"));
         }
-        // with a base fee of zero, what is paid is the tip
+        // With a base fee of zero the fee is the tip.
         let fee = tx.effective_tip_per_gas(0).unwrap_or_default();
         if fee == 0 && !self.pool().is_own(&transaction.signer()) {
             return Err(RpcFailure::rejected(
@@ -283,7 +285,7 @@ impl DevChain {
     }
 
     fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
-        // the pool's methods leave it whole even if they panic
+        // The pool's methods keep it consistent even if they panic.
         self.inner
             .pool
             .lock()

@@ -1,9 +1,9 @@
-//! Transactions that wait for a block, by sender and nonce. In memory only.
+//! Transactions waiting for a block, by sender and nonce. In memory only.
 //!
-//! Bounds: [`POOL_MAX`] in all. The chain's own accounts (those funded in block 0, the platform's
-//! operator among them) may use every place. All others are strangers: [`SENDER_MAX`] per account
-//! and [`STRANGERS_MAX`] together, so they leave room for the platform whatever they send. A
-//! stranger's transaction that waits [`WAITING_MAX`] gives its place to the next one.
+//! Bounds: [`POOL_MAX`] in total. The chain's own accounts (funded in block 0, the platform's
+//! operator among them) may use all places. External accounts have [`SENDER_MAX`] each and
+//! [`STRANGERS_MAX`] together, so they always leave room for the platform. An external transaction
+//! that waits [`WAITING_MAX`] is evicted by the next one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -14,14 +14,13 @@ use alloy::primitives::{Address, B256};
 
 use super::rpc::RpcFailure;
 
-/// Transactions that wait at once, of all senders.
+/// Waiting transactions of all senders.
 const POOL_MAX: usize = 4_096;
-/// Of all strangers together.
+/// Waiting transactions of all external accounts.
 const STRANGERS_MAX: usize = 512;
-/// Of one stranger.
+/// Waiting transactions per external account.
 const SENDER_MAX: usize = 64;
-/// A gap before a nonce may never be filled: the time after which a stranger's transaction makes
-/// room.
+/// A nonce gap may never be filled: age at which an external transaction can be evicted.
 const WAITING_MAX: Duration = Duration::from_secs(600);
 
 const _: () = assert!(SENDER_MAX < STRANGERS_MAX && STRANGERS_MAX < POOL_MAX);
@@ -35,7 +34,7 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Pool {
     own: HashSet<Address>,
-    /// No sender without a transaction.
+    /// No empty entries.
     waiting: HashMap<Address, BTreeMap<u64, Waiting>>,
 }
 
@@ -43,12 +42,12 @@ pub struct Pool {
 #[derive(Debug, Default)]
 pub struct Ready {
     pub transactions: Vec<Recovered<TxEnvelope>>,
-    /// Others are ready too and did not fit.
+    /// More transactions were ready and did not fit.
     pub is_more: bool,
 }
 
 impl Pool {
-    /// An empty pool; `own` are the accounts that are no strangers.
+    /// An empty pool; `own` are the accounts that are not external.
     pub fn new(own: impl IntoIterator<Item = Address>) -> Self {
         Self {
             own: own.into_iter().collect(),
@@ -60,7 +59,7 @@ impl Pool {
         self.own.contains(sender)
     }
 
-    /// The nonce must not be below the sender's; the caller has checked that.
+    /// The caller has checked that the nonce is not below the sender's.
     pub fn insert(
         &mut self,
         transaction: Recovered<TxEnvelope>,
@@ -102,7 +101,7 @@ impl Pool {
         }
         if count(&|from| from == sender) >= SENDER_MAX {
             return Err(RpcFailure::rejected(format!(
-                "txpool is full for this account: {SENDER_MAX} of its transactions wait"
+                "txpool is full for this account: {SENDER_MAX} transactions are waiting"
             )));
         }
         if count(&|from| !self.is_own(from)) >= STRANGERS_MAX {
@@ -129,7 +128,7 @@ impl Pool {
             .find(|transaction| *transaction.inner().tx_hash() == tx_hash)
     }
 
-    /// The nonce after the last one of an unbroken row that starts at `next`.
+    /// The nonce after the last one of a sequence without gaps from `next`.
     pub fn next_nonce(&self, sender: Address, next: u64) -> u64 {
         let Some(by_nonce) = self.waiting.get(&sender) else {
             return next;
@@ -139,8 +138,8 @@ impl Pool {
             .unwrap_or(next)
     }
 
-    /// Removes and returns what one block can execute now: per sender, nonces without a gap; in
-    /// all, gas limits up to `gas_max`. Own accounts come first.
+    /// Removes and returns the transactions that one block can execute: per sender, nonces without
+    /// a gap; in total, gas limits up to `gas_max`. Own accounts come first.
     pub fn take_ready(&mut self, gas_max: u64, next_nonce: impl Fn(Address) -> u64) -> Ready {
         let mut senders: Vec<Address> = self.waiting.keys().copied().collect();
         senders.sort_unstable_by_key(|sender| (!self.is_own(sender), *sender));
@@ -152,7 +151,7 @@ impl Pool {
                 .get_mut(&sender)
                 .expect("the key was just listed");
             let mut next = next_nonce(sender);
-            // below the sender's nonce: another transaction took the number
+            // Below the sender's nonce: another transaction used it.
             by_nonce.retain(|nonce, _| *nonce >= next);
             while let Some(first) = by_nonce.first_entry()
                 && *first.key() == next
@@ -174,7 +173,7 @@ impl Pool {
     }
 }
 
-/// A transaction takes the place of another with its nonce for a tenth more.
+/// A transaction with the same nonce replaces another for a tenth more in fees.
 fn check_replacement(
     waiting: &Recovered<TxEnvelope>,
     transaction: &Recovered<TxEnvelope>,
@@ -225,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_has_its_places_and_not_one_more() {
+    fn an_external_account_fills_its_places_and_not_one_more() {
         let (mut pool, now) = pool();
-        // Nonces with a gap never leave the pool.
+        // Nonces after a gap never leave the pool.
         for nonce in 1..=SENDER_MAX as u64 {
             pool.insert(transaction(stranger(0), nonce), now)
                 .expect("within the bound");
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_together_leave_the_rest_to_the_operator() {
+    fn external_accounts_together_leave_room_for_the_operator() {
         let (mut pool, now) = pool();
         for n in 0..STRANGERS_MAX as u64 {
             pool.insert(transaction(stranger(n), 1), now)
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_strangers_transaction_expires() {
+    fn only_an_external_transaction_expires() {
         let (mut pool, now) = pool();
         pool.insert(transaction(stranger(0), 1), now).expect("room");
         pool.insert(transaction(OPERATOR, 1), now).expect("room");
@@ -290,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_takes_gas_limits_up_to_its_own_and_the_operators_first() {
+    fn a_block_is_filled_to_its_gas_limit_and_by_the_operator_first() {
         let (mut pool, now) = pool();
         let lowest = Address::ZERO;
         for transaction in [

@@ -1,5 +1,6 @@
-//! SQLite under the development chain. `append` writes a block with everything it changed in one transaction with
-//! `synchronous = FULL`: after a kill the chain is at the last block whose receipt anyone could have seen.
+//! The development chain's SQLite store. `append` writes a block and its changes in one transaction
+//! with `synchronous = FULL`: after a kill the chain is at the last block whose receipt was
+//! visible.
 
 use std::path::Path;
 
@@ -28,19 +29,19 @@ pub enum StoreError {
     #[error("development chain store is damaged: {0}")]
     Damaged(String),
     #[error(
-        "the chain in the data directory has chain id {stored}, configuration says {configured}"
+        "the chain in the data directory has chain id {stored}, but chain.chain_id is {configured}"
     )]
     OtherChain { stored: u64, configured: u64 },
 }
 
 impl StoreError {
-    /// True when the file cannot be written at the moment, so that the same may work later.
+    /// Whether the store is temporarily not writable, so that a retry may succeed.
     pub fn is_away(&self) -> bool {
         matches!(self, StoreError::Sql(error) if events::is_away(error))
     }
 }
 
-/// A transaction as it is stored: the signed bytes and its receipt.
+/// A stored transaction: the signed bytes and the receipt.
 #[derive(Debug, Clone)]
 pub struct StoredTransaction {
     pub raw: Bytes,
@@ -73,7 +74,7 @@ impl Store {
         self.pool.close().await;
     }
 
-    /// The last block and the whole state; `None` on a new store.
+    /// The last block and the whole state; `None` if the store is new.
     pub async fn load(
         &self,
         chain_id: u64,
@@ -161,14 +162,17 @@ impl Store {
         for (position, stored) in transactions.iter().enumerate() {
             let receipt = serde_json::to_string(&stored.receipt)
                 .map_err(|error| StoreError::Damaged(error.to_string()))?;
-            sqlx::query("INSERT INTO transaction_ (hash, block_number, position, raw, receipt) VALUES ($1, $2, $3, $4, $5)")
-                .bind(stored.receipt.transaction_hash.as_slice())
-                .bind(number)
-                .bind(position as i64)
-                .bind(stored.raw.as_ref())
-                .bind(receipt)
-                .execute(&mut *tx)
-                .await?;
+            sqlx::query(
+                "INSERT INTO transaction_ (hash, block_number, position, raw, receipt) \
+                 VALUES ($1, $2, $3, $4, $5)",
+            )
+            .bind(stored.receipt.transaction_hash.as_slice())
+            .bind(number)
+            .bind(position as i64)
+            .bind(stored.raw.as_ref())
+            .bind(receipt)
+            .execute(&mut *tx)
+            .await?;
         }
         for (code_hash, code) in &diff.codes {
             sqlx::query(
@@ -187,7 +191,8 @@ impl Store {
             };
             sqlx::query(
                 "INSERT INTO account (address, nonce, balance, code_hash) VALUES ($1, $2, $3, $4)
-                 ON CONFLICT (address) DO UPDATE SET nonce = excluded.nonce, balance = excluded.balance, code_hash = excluded.code_hash",
+                 ON CONFLICT (address) DO UPDATE SET nonce = excluded.nonce, \
+                 balance = excluded.balance, code_hash = excluded.code_hash",
             )
             .bind(address.as_slice())
             .bind(info.nonce as i64)
@@ -198,7 +203,8 @@ impl Store {
         }
         for ((address, key), value) in &diff.slots {
             sqlx::query(
-                "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
+                "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) \
+                 ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
             )
             .bind(address.as_slice())
             .bind(key.to_be_bytes::<32>().as_slice())
@@ -232,11 +238,14 @@ impl Store {
         from: u64,
         to: u64,
     ) -> Result<Vec<StoredTransaction>, StoreError> {
-        let rows = sqlx::query("SELECT raw, receipt FROM transaction_ WHERE block_number BETWEEN $1 AND $2 ORDER BY block_number, position")
-            .bind(from as i64)
-            .bind(to.min(i64::MAX as u64) as i64)
-            .fetch_all(&self.pool)
-            .await?;
+        let rows = sqlx::query(
+            "SELECT raw, receipt FROM transaction_ \
+             WHERE block_number BETWEEN $1 AND $2 ORDER BY block_number, position",
+        )
+        .bind(from as i64)
+        .bind(to.min(i64::MAX as u64) as i64)
+        .fetch_all(&self.pool)
+        .await?;
         rows.iter().map(decode_transaction).collect()
     }
 

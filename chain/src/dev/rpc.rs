@@ -1,11 +1,12 @@
-//! The JSON-RPC methods of the development chain, as Ethereum's execution API names them.
+//! The development chain's JSON-RPC methods, named as in Ethereum's execution API.
 //!
-//! State is known for the head only: a block parameter other than the head's number or a tag of it is refused.
+//! Only the head's state is available: a block parameter other than the head's number or one of its
+//! tags is refused.
 //!
-//! A message (`eth_call`, `eth_estimateGas`) executes on a thread of its own, with the state locked
-//! for one execution. Those of the JSON-RPC port have [`PORT_CALL_GAS_MAX`] each and execute
-//! [`PORT_CALLS_MAX`] at once; as at other nodes, a larger gas limit is lowered, not refused. The
-//! connector's have the gas of a block.
+//! A message (`eth_call`, `eth_estimateGas`) executes on its own thread; the state is locked for
+//! one execution. Messages of the JSON-RPC port have [`PORT_CALL_GAS_MAX`] each, and
+//! [`PORT_CALLS_MAX`] execute concurrently. As on other nodes, a larger gas limit is lowered, not
+//! refused. Messages of the connector have the gas of a block.
 
 use std::borrow::Cow;
 
@@ -28,18 +29,17 @@ use super::repo::StoredTransaction;
 use super::state::{ExecutionError, State};
 use super::{BLOCK_GAS_LIMIT, DevChain, StoreError};
 
-/// Logs one query may return.
+/// Logs per query.
 const LOG_LIMIT: usize = 20_000;
 
-/// Gas of one message of the JSON-RPC port; what other nodes allow by default. A tenth of a second
-/// of one core.
+/// Gas per message of the JSON-RPC port: the default of other nodes, 0.1 s of one core.
 const PORT_CALL_GAS_MAX: u64 = 50_000_000;
-/// Messages of the port that execute at once. Two would leave nothing of two cores.
+/// Concurrent messages of the port. Two would occupy a machine of two cores.
 pub const PORT_CALLS_MAX: usize = 1;
 
 const _: () = assert!(PORT_CALL_GAS_MAX <= BLOCK_GAS_LIMIT);
 
-/// Where a request comes from.
+/// Source of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The connector of this process.
@@ -57,7 +57,7 @@ impl Origin {
     }
 }
 
-/// An error object of JSON-RPC.
+/// JSON-RPC error object.
 #[derive(Debug, Serialize)]
 pub struct RpcFailure {
     code: i64,
@@ -79,7 +79,7 @@ impl RpcFailure {
         Self::new(-32602, message)
     }
 
-    /// The transaction pool's refusals.
+    /// A refusal by the transaction pool.
     pub fn rejected(message: impl Into<String>) -> Self {
         Self::new(-32000, message)
     }
@@ -150,7 +150,7 @@ impl DevChain {
         if !self.is_healthy() {
             return Err(RpcFailure::new(
                 -32603,
-                "the chain waits: a block cannot be stored",
+                "the chain is halted: a block cannot be stored",
             ));
         }
         let mut params = match params {
@@ -166,7 +166,7 @@ impl DevChain {
             "eth_accounts" => json!([]),
             "eth_chainId" => json!(U64::from(self.inner.chain_id)),
             "eth_blockNumber" => json!(U64::from(self.inner.state.read().await.head.number)),
-            // The least that a stranger pays.
+            // The lowest price accepted from external accounts.
             "eth_gasPrice" | "eth_maxPriorityFeePerGas" => json!(U64::ONE),
             "eth_feeHistory" => json!(self.fee_history(params.take(0, "blockCount")?).await),
             "eth_sendRawTransaction" => json!(self.submit_raw(&params.take(0, "data")?).await?),
@@ -268,8 +268,8 @@ impl DevChain {
         Ok(state)
     }
 
-    /// One execution on the head, on a blocking thread, so that it delays no other request. An
-    /// execution that has begun completes even if the caller is gone, and keeps its place.
+    /// One execution on the head, on a blocking thread so that it delays no other request. A
+    /// started execution completes and keeps its permit even if the caller is gone.
     async fn call(
         &self,
         origin: Origin,
@@ -294,8 +294,8 @@ impl DevChain {
             .map_err(|error| RpcFailure::new(-32603, format!("execution stopped: {error}")))
     }
 
-    /// The smallest gas limit that works, to 1 in 64: tries the gas used plus what nested calls
-    /// must leave behind, then halves the range. Blocks may be sealed between the tries.
+    /// The smallest sufficient gas limit, to 1 in 64: tries the gas used plus the reserve of nested
+    /// calls, then bisects. Blocks may be sealed between attempts.
     async fn estimate_gas(
         &self,
         origin: Origin,
@@ -316,7 +316,8 @@ impl DevChain {
         let mut too_little = gas.tx_gas_used().saturating_sub(1);
         let mut attempt = (gas.total_gas_spent() + gas.total_gas_spent() / 63 + 2300).min(enough);
         while too_little + 1 < enough && (enough - too_little) > enough / 64 {
-            // a limit below the intrinsic gas is an error, not a failed execution; both mean "more"
+            // A limit below the intrinsic gas is an error, not a failed execution; both mean
+            // "more".
             let result = with_limit(attempt).await?;
             if result.is_ok_and(|result| result.is_success()) {
                 enough = attempt
@@ -481,7 +482,7 @@ fn message(request: TransactionRequest, gas_max: u64) -> TxEnv {
     TxEnv {
         caller: request.from.unwrap_or_default(),
         gas_limit: request.gas.unwrap_or(gas_max).min(gas_max),
-        // free of gas price, so that a reader needs no coins
+        // Zero gas price, so that a reader needs no coins.
         gas_price: 0,
         kind: request.to.unwrap_or(TxKind::Create),
         value: request.value.unwrap_or(U256::ZERO),

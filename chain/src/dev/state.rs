@@ -1,13 +1,12 @@
-//! The state of the development chain and the execution of transactions on it: revm on an in-memory database.
+//! State and transaction execution of the development chain: revm on an in-memory database.
 //!
-//! Pure of I/O: `execute_block` turns ready transactions and a time into a block and the
-//! differences of state it made; writing them down is the caller's business. Rules are those of
-//! Shanghai with a base fee of zero: the chain is permissioned and free of gas price, but gas is
-//! counted as on any other chain.
+//! Pure: `execute_block` turns ready transactions and a time into a block and its state
+//! differences; the caller stores them. Rules are those of Shanghai with a base fee of zero: the
+//! chain is permissioned and free of gas price, but gas is counted as on any chain.
 //!
 //! `state_root` is not a Merkle root: it is keccak256 over the parent's value and the block's
-//! sorted differences, so it commits to the whole history of the state at a cost that follows the
-//! block, not the state. The other roots, the bloom and the header hash are the real ones.
+//! sorted differences. It commits to the whole history of the state, at a cost proportional to the
+//! block. The other roots, the bloom and the header hash are the real ones.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +25,7 @@ use revm::primitives::hardfork::SpecId;
 use revm::state::{AccountInfo, Bytecode, EvmState};
 use revm::{Context, DatabaseCommit, ExecuteEvm, MainBuilder, MainContext};
 
-/// Rules of execution.
+/// EVM rules.
 pub const SPEC: SpecId = SpecId::SHANGHAI;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +45,7 @@ impl<E: std::fmt::Debug> From<EVMError<E>> for ExecutionError {
     }
 }
 
-/// What one block changed, keyed so that its encoding is unique.
+/// State changes of one block, keyed so that the encoding is unique.
 #[derive(Debug, Default)]
 pub struct StateDiff {
     pub accounts: BTreeMap<Address, AccountInfo>,
@@ -95,7 +94,7 @@ impl StateDiff {
     }
 }
 
-/// A transaction in a block with what came of it.
+/// A transaction in a block, with its result.
 #[derive(Debug)]
 pub struct Included {
     pub transaction: Recovered<TxEnvelope>,
@@ -132,7 +131,7 @@ pub struct Block {
     pub hash: B256,
     pub transactions: Vec<Included>,
     pub diff: StateDiff,
-    /// Ready transactions that turned out to be impossible, with the reason.
+    /// Ready transactions that could not execute, with the reason.
     pub dropped: Vec<(B256, String)>,
 }
 
@@ -156,7 +155,7 @@ impl State {
         }
     }
 
-    /// Block 0 and the state in which some accounts own native coins.
+    /// Block 0, with native coins for some accounts.
     pub fn genesis(
         chain_id: u64,
         block_gas_limit: u64,
@@ -208,7 +207,7 @@ impl State {
             .unwrap_or_default()
     }
 
-    /// Runs a message without keeping what it does. Nonce, balance and fee are not looked at.
+    /// Executes a message and discards its changes. Nonce, balance and fee are not checked.
     pub fn call(&self, message: TxEnv) -> Result<ExecutionResult, ExecutionError> {
         let block = self.next_block_env(self.head.timestamp);
         let chain_id = self.chain_id;
@@ -225,8 +224,8 @@ impl State {
         Ok(evm.transact(message)?.result)
     }
 
-    /// Executes the transactions in the order given and moves the head. The caller makes the result
-    /// durable before anyone may see it.
+    /// Executes the transactions in order and moves the head. The caller makes the result durable
+    /// before it is visible.
     pub fn execute_block(&mut self, ready: Vec<Recovered<TxEnvelope>>, time_s: u64) -> Block {
         let time_s = time_s.max(self.head.timestamp);
         let env = self.next_block_env(time_s);
@@ -261,7 +260,7 @@ impl State {
             let gas_used = outcome.result.tx_gas_used();
             cumulative_gas_used += gas_used;
             let success = outcome.result.is_success();
-            // a reverted transaction leaves no logs, whatever it emitted on the way
+            // A reverted transaction leaves no logs.
             let logs = if success {
                 outcome.result.logs().to_vec()
             } else {

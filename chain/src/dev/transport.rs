@@ -1,4 +1,4 @@
-//! The development chain as an alloy transport: a JSON-RPC packet in, a packet out, without a socket.
+//! The development chain as an alloy transport: JSON-RPC packets in process, without a socket.
 
 use std::task::{Context, Poll};
 

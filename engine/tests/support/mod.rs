@@ -1,4 +1,4 @@
-//! What the book's tests share: commands made short, events as text, scripts of both.
+//! Shared by the book's tests: short commands, events as text, and scripts of both.
 #![allow(dead_code)]
 
 use engine::{Book, BookConfig, EventSink, RestingOrder};
@@ -11,7 +11,7 @@ use types::*;
 
 pub const IX: InstrumentIx = InstrumentIx(3);
 
-/// Prices 1 to 1,000 allowed, one tick a kopeck, one lot a unit.
+/// Prices 1 to 1,000 allowed; tick 0.01, lot 1.
 pub fn spec() -> InstrumentSpec {
     spec_with_band(1, 1_000)
 }
@@ -71,7 +71,7 @@ pub fn handle(number: u32) -> Handle {
     }
 }
 
-/// A good-till-cancelled limit order of a user of its own.
+/// A good-till-cancelled limit order; each order has its own user.
 pub fn limit(number: u32, side: Side, price: i64, quantity: u64) -> New {
     New {
         handle: handle(number),
@@ -97,7 +97,7 @@ pub fn limit(number: u32, side: Side, price: i64, quantity: u64) -> New {
     }
 }
 
-/// Applies commands one after the other, a microsecond apart.
+/// Applies commands one after the other, one microsecond apart.
 pub struct Runner {
     pub book: Book,
     pub sequence: Sequence,
@@ -115,7 +115,7 @@ impl Runner {
         }
     }
 
-    /// The command's events.
+    /// Applies a command and returns its events.
     pub fn apply(&mut self, command: Command) -> Vec<EventEnvelope> {
         self.sequence = self.sequence.next();
         self.time_ns += 1_000;
@@ -132,11 +132,15 @@ impl Runner {
         assert_eq!(
             self.tape.quote,
             self.book.quote(),
-            "published best is the best"
+            "the published best prices differ from the book's"
         );
         for (index, event) in events.iter().enumerate() {
             assert_eq!(event.index as usize, index);
-            assert_eq!(event.number as usize, from + index + 1, "dense numbers");
+            assert_eq!(
+                event.number as usize,
+                from + index + 1,
+                "event numbers have a gap"
+            );
             assert_eq!(event.sequence, self.sequence);
         }
         events
@@ -154,7 +158,7 @@ pub fn apply(book: &mut Book, envelope: &Envelope, tape: &mut Tape) -> u32 {
     }
 }
 
-/// The orders that a command ends, as admission lists them: in slot order.
+/// Orders that a command ends, as admission lists them: in slot order.
 pub fn listed(book: &Book, command: &Command) -> Vec<Listed> {
     let is_in = |order: &RestingOrder| match command {
         Command::MassCancel(c) => {
@@ -181,7 +185,7 @@ pub fn listed(book: &Book, command: &Command) -> Vec<Listed> {
     listed
 }
 
-/// One event as a script writes it.
+/// One event in script notation.
 pub fn text(event: &Event) -> String {
     match event {
         Event::Accepted(e) => format!(
@@ -227,11 +231,14 @@ pub fn text(event: &Event) -> String {
     }
 }
 
-/// Runs a script: a command a line, the events it must cause indented below it. Ends with a check of the structure.
+/// Runs a script and checks the structure after each command.
+///
+/// A line is a command; the events it must cause follow it, indented.
 ///
 /// ```text
 /// new N buy|sell PRICE|market xQTY [ioc|fok|gtd:TIME] [post] [user:U] [stp:MODE] [at:PRICE]
-/// cancel N | amend N [price:P] [qty:Q] | phase PHASE [cancel] | mass all|user:U|session:S [buy|sell] [REASON] | expire | time NS
+/// cancel N | amend N [price:P] [qty:Q] | phase PHASE [cancel] | expire | time NS
+/// mass all|user:U|session:S [buy|sell] [REASON]
 /// band LOW HIGH                moves the price band
 /// depth                        prints the levels, bids then asks
 /// ```

@@ -1,13 +1,12 @@
 //! The embedded log: one process, two SQLite files, no server.
 //!
-//! `log.db` is synchronous FULL: when `publish` returns, the events survive `kill -9` and power
-//! loss. Group positions are in `offsets.db`, synchronous NORMAL: they survive `kill -9`, and a
-//! power loss only sets them back, which consumers bear. All topics share one sequence, so a
-//! subscription to several topics sees them in the order of publication; each topic is one
-//! partition. Subscribers are woken by publishers of the same process that have something for them,
-//! and look once a second for those of another. Of two members of a group the second waits until
-//! the first is dropped. Records of one topic that are published together share rows
-//! ([`crate::pack`]). Limit: nothing is ever removed from the log.
+//! `log.db` is synchronous FULL: published events survive `kill -9` and power loss. Group positions
+//! are in `offsets.db`, synchronous NORMAL: they survive `kill -9`; a power loss may set them back,
+//! which only redelivers records. All topics share one sequence, so a subscription to several
+//! topics sees publication order; each topic is one partition. Publishers of the same process wake
+//! the subscribers of their topics; subscribers poll once per second for other processes. The
+//! second member of a group waits until the first is dropped. Records of one topic that are
+//! published together share rows ([`crate::pack`]). Limitation: the log is never truncated.
 
 mod recent;
 mod source;
@@ -42,7 +41,7 @@ static APPEND: Many = Many::new(
     ") LIMIT +?",
 );
 
-/// A record where it lies: the event and its further headers.
+/// A borrowed record: the event and its additional headers.
 type Borrowed<'a> = (&'a Event, &'a [(String, String)]);
 
 /// A row of the log.
@@ -53,7 +52,7 @@ struct Run {
     value: Vec<u8>,
 }
 
-/// Rows of records in their order, those of one topic together.
+/// Rows for records, in order; adjacent records of one topic share rows.
 fn runs(records: &[Borrowed<'_>]) -> Vec<Run> {
     let runs = records.chunk_by(|a, b| a.0.topic == b.0.topic);
     let runs = runs.flat_map(|run| run.chunks(pack::RECORDS_MAX));
@@ -65,12 +64,11 @@ fn runs(records: &[Borrowed<'_>]) -> Vec<Run> {
     runs.map(run).collect()
 }
 
-/// Events of a row of an outbox from which on the row is worth more than what its neighbours would
-/// save: those of fewer are put together.
+/// Minimum events of an outbox row that is copied as is. Smaller rows are repacked together.
 const KEPT_MIN: i64 = 32;
 
-/// What of the rows of an outbox is new, rows of the log in its place: kept as they are where all
-/// of it is of one topic.
+/// Log rows for the new events of outbox rows. A row is copied as is if all of it is new and of one
+/// topic.
 fn kept(rows: Vec<(OutboxRow, Survey)>, recent: &mut Recent) -> Result<Vec<Run>, Error> {
     let mut made = Vec::with_capacity(rows.len());
     let mut loose: Vec<Event> = Vec::new();
@@ -112,13 +110,13 @@ pub struct Embedded(Arc<Inner>);
 struct Inner {
     log: Sqlite,
     offsets: Sqlite,
-    /// What the writer knows of the end of the log.
+    /// Recently published ids, as known to the writer.
     recent: tokio::sync::Mutex<Recent>,
     /// Members that wait for records of this process.
     wakes: wakes::Wakes,
     failing: watch::Sender<Option<String>>,
     waiting: Waiting,
-    /// One lock for each group and topic: its holder is the group's active member.
+    /// One lock per group and topic, held by the group's active member.
     members: KeyedMutex<(String, String)>,
 }
 
@@ -156,7 +154,7 @@ impl Embedded {
         })
     }
 
-    /// Closes both files once running calls are done.
+    /// Closes both files after running calls.
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.0.log.close().await;
@@ -164,7 +162,7 @@ impl Embedded {
         })
     }
 
-    /// Writes the records but for those that are there, and wakes who waits for them.
+    /// Writes the records that are not in the log and wakes the members that wait for them.
     async fn add(&self, records: &[Borrowed<'_>]) -> Result<(), Error> {
         if records.is_empty() {
             return Ok(());
@@ -182,8 +180,8 @@ impl Embedded {
         self.write(topics, runs).await
     }
 
-    /// Writes what is made; wakes who waits for the topics, also where everything was there:
-    /// perhaps nobody was woken for it.
+    /// Writes the rows from `make` and wakes the topics' members. Also if there is nothing new: an
+    /// earlier attempt may not have woken them.
     async fn write<'a>(
         &self,
         topics: impl Iterator<Item = &'a str>,
@@ -204,18 +202,18 @@ impl Embedded {
 
 #[async_trait]
 impl Log for Embedded {
-    /// Without a copy of the events, which a relay hands over by the thousand.
+    /// Avoids a copy: a relay passes thousands of events.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Borrowed> = events.iter().map(|event| (event, &[][..])).collect();
         self.add(&records).await
     }
 
-    /// A row of many events of one topic is kept as it is, and not taken apart.
+    /// Copies a row with many events of one topic without unpacking it.
     async fn publish_rows(&self, rows: Vec<OutboxRow>) -> Result<(), Error> {
         if rows.is_empty() {
             return Ok(());
         }
-        // Before anybody waits for the log: a row that cannot be read is no failure of it.
+        // Validated before the write: an unreadable row is not a failure of the log.
         let found: Vec<Survey> = (rows.iter().map(OutboxRow::survey)).collect::<Result<_, _>>()?;
         let topics: BTreeSet<String> = found
             .iter()
@@ -268,7 +266,7 @@ impl Log for Embedded {
 }
 
 impl Inner {
-    /// The last position a group is done with, for each topic; 0 where it has not begun.
+    /// Committed position of a group per topic; 0 if there is none.
     async fn committed(&self, group: &str, topics: &[String]) -> Result<Vec<i64>, Error> {
         let mut cursors = Vec::with_capacity(topics.len());
         for topic in topics {
@@ -298,7 +296,7 @@ impl Inner {
         tx.commit().await
     }
 
-    /// Writes what is made, in one transaction.
+    /// Writes the rows from `make` in one transaction.
     async fn write(
         &self,
         make: impl FnOnce(&mut Recent) -> Result<Vec<Run>, Error>,

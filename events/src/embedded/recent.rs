@@ -1,12 +1,11 @@
-//! Which records were published last, so that a repeated publication of the same ids is recognised.
+//! Recently published ids, to detect a repeated publication.
 //!
-//! A relay that crashed after publishing, or whose deletes a power loss took back, sends the same
-//! ids again: at most some batches, far fewer than are remembered here; so does the market's feed,
-//! which saves its position after 16,384 events. What is older than that
-//! comes twice, and consumers drop it by their inbox as they do with any log. Records with headers
-//! of their own (dead letters, replays) are meant to repeat and are not remembered. Cost: 48 bytes
-//! a record; read from the log at the first write, and again where another process has written
-//! since.
+//! A relay that crashed after publishing, or lost its deletes in a power loss, sends the same ids
+//! again. So does the market's feed, which saves its position every 16,384 events. Both repeat far
+//! fewer ids than are kept here. Older repeats are stored twice, and consumers drop them by their
+//! inbox, as with any log. Records with additional headers (dead letters, replays) are repeated on
+//! purpose and not tracked. Cost: 48 bytes per record. Loaded from the log at the first write, and
+//! again if another process has written since.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -17,12 +16,12 @@ use uuid::Uuid;
 use super::source::malformed;
 use crate::{Error, Event, pack};
 
-/// Records remembered.
+/// Number of ids kept.
 const RECENT_MAX: usize = 65_536;
 
 #[derive(Default)]
 pub(super) struct Recent {
-    /// Next position of the log as it is known here; `None`: to be read.
+    /// Next position of the log when last written; `None`: reload.
     next: Option<i64>,
     topics: Vec<String>,
     ids: HashSet<(u16, Uuid), RandomState>,
@@ -30,23 +29,23 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// The next position in the log. Until [`Self::keep`] nothing is taken as known.
+    /// Returns the next position of the log. Until [`Self::keep`] the ids are not trusted.
     pub async fn begin(&mut self, tx: &mut SqliteConnection) -> Result<i64, Error> {
-        let next = sqlx::query_scalar("SELECT COALESCE(MAX(position + count), 1) FROM (SELECT * FROM log ORDER BY position DESC LIMIT 1)")
-            .fetch_one(&mut *tx)
-            .await?;
+        const NEXT: &str = "SELECT COALESCE(MAX(position + count), 1) \
+                            FROM (SELECT * FROM log ORDER BY position DESC LIMIT 1)";
+        let next = sqlx::query_scalar(NEXT).fetch_one(&mut *tx).await?;
         if self.next.take() != Some(next) {
             self.read(tx, next).await?;
         }
         Ok(next)
     }
 
-    /// What was added since [`Self::begin`] is in the log, up to this position.
+    /// Confirms that the ids added since [`Self::begin`] are in the log, up to this position.
     pub fn keep(&mut self, next: i64) {
         self.next = Some(next);
     }
 
-    /// Remembers a record, an event with these further headers; `false` where it is known.
+    /// Adds a record; returns `false` if its id is known.
     pub fn add(&mut self, event: &Event, headers: &[(String, String)]) -> bool {
         if !headers.is_empty() {
             return true;

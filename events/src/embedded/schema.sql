@@ -1,5 +1,5 @@
--- Records that were published one after the other to one topic, packed into one value (`events::pack`). They have the positions from
--- `position` on. Nothing is ever removed.
+-- Consecutively published records of one topic, packed into one value (`events::pack`). Their
+-- positions start at `position`. Rows are never deleted.
 CREATE TABLE IF NOT EXISTS log (
     position INTEGER PRIMARY KEY,
     topic TEXT NOT NULL,

@@ -1,8 +1,8 @@
-//! A member of a group on the embedded log: cursors, prefetch, waiting.
+//! A group member on the embedded log: cursors, prefetch, waiting.
 //!
-//! Topics are read in chunks and merged by position. A chunk that came full may be followed by more
-//! of its topic, so only records up to the lowest end of a full chunk are handed out before the
-//! next read.
+//! Topics are read in chunks and merged by position. A full chunk may be followed by more records
+//! of its topic, so only records up to the lowest end of a full chunk are returned before the next
+//! read.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -13,9 +13,9 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use super::Embedded;
 use crate::{Delivery, Error, Position, log::Source, pack};
 
-/// Rows read at once from a topic.
+/// Rows per read and topic.
 const CHUNK: i64 = 64;
-/// How long a waiting member sleeps at most, in milliseconds.
+/// Longest sleep of a waiting member, in milliseconds.
 const POLL_MS: u64 = 1_000;
 
 pub(super) struct Member {
@@ -25,12 +25,12 @@ pub(super) struct Member {
     active: Option<Active>,
 }
 
-/// What a member has once it is the active one of its group.
+/// State of a group's active member.
 struct Active {
-    /// Last position handed out or skipped, for each topic.
+    /// Last returned or skipped position, per topic.
     cursors: Vec<i64>,
     ready: VecDeque<Delivery>,
-    /// Notified of records that were published since the last look.
+    /// Notified of records published since the last read.
     published: Arc<Notify>,
     _locks: Vec<OwnedMutexGuard<()>>,
 }
@@ -38,7 +38,7 @@ struct Active {
 impl Member {
     pub(super) fn new(log: Embedded, group: &str, topics: &[&str]) -> Self {
         let mut topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        // Locks are taken in one order, so that members with overlapping topics cannot wait for each other.
+        // Locks are taken in sorted order, so members with overlapping topics cannot deadlock.
         topics.sort();
         topics.dedup();
         Member {
@@ -57,7 +57,7 @@ impl Member {
                 locks.push(self.log.0.members.lock(key).await);
             }
             let cursors = self.log.0.committed(&self.group, &self.topics).await?;
-            // Before the first look, so that nothing published behind it is missed.
+            // Registered before the first read, so no later publication is missed.
             let published = self.log.0.wakes.of(&self.topics);
             self.active = Some(Active {
                 cursors,
@@ -82,7 +82,7 @@ impl Source for Member {
             }
             active.ready = read_chunk(log.0.log.read(), &topics, &mut active.cursors).await?;
             if active.ready.is_empty() {
-                // One that was published meanwhile has left its notice.
+                // A publication in the meantime has left a permit in the `Notify`.
                 let poll = Duration::from_millis(POLL_MS);
                 let _ = tokio::time::timeout(poll, active.published.notified()).await;
             }
@@ -110,7 +110,7 @@ crate::row! {
     }
 }
 
-/// The next records after the cursors, in order; moves the cursors past them.
+/// Returns the next records after the cursors, in order, and advances the cursors.
 pub(super) async fn read_chunk(
     pool: &SqlitePool,
     topics: &[String],
@@ -119,10 +119,12 @@ pub(super) async fn read_chunk(
     let mut ready: Vec<Delivery> = Vec::new();
     let mut horizon = i64::MAX;
     for (topic, cursor) in topics.iter().zip(&*cursors) {
-        // The first row may begin before the cursor and end behind it. `+`: see [`crate::many::Many`].
+        // The first row may start before the cursor and end after it. `+`: see
+        // [`crate::many::Many`].
         let rows: Vec<Row> = sqlx::query_as(
             "SELECT position, count, records FROM log WHERE topic = $1 AND position >= \
-             COALESCE((SELECT MAX(position) FROM log WHERE topic = $1 AND position <= $2), 0) AND position + count > $2 \
+             COALESCE((SELECT MAX(position) FROM log WHERE topic = $1 AND position <= $2), 0) \
+             AND position + count > $2 \
              ORDER BY position LIMIT +$3",
         )
         .bind(topic)

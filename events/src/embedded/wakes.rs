@@ -1,9 +1,8 @@
-//! Who is woken by a publication: members of groups, by topic.
+//! Wakes waiting group members by topic after a publication.
 //!
-//! Why by topic: a service has a dozen members that wait for requests and news which seldom come,
-//! and each that is woken asks the log. Invariant: a member that is registered and waits hears of
-//! every publication to its topics since its last wait; one that is gone is forgotten with the
-//! next.
+//! By topic, because a service has a dozen members that wait for rare records, and each woken
+//! member reads the log. Invariant: a registered waiting member is notified of every publication to
+//! its topics since its last wait. Dropped members are removed at the next publication.
 
 use std::{
     collections::HashMap,
@@ -16,7 +15,7 @@ use tokio::sync::Notify;
 pub(super) struct Wakes(Mutex<HashMap<String, Vec<Weak<Notify>>>>);
 
 impl Wakes {
-    /// Notices of what is published to these topics from now on. For one waiter.
+    /// Registers one waiter for publications to these topics from now on.
     pub fn of(&self, topics: &[String]) -> Arc<Notify> {
         let notice = Arc::new(Notify::new());
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -27,7 +26,7 @@ impl Wakes {
         notice
     }
 
-    /// Wakes the members that wait for any of these topics, named in the order of the records.
+    /// Wakes the members that wait for any of these topics, given in record order.
     pub fn wake<'a>(&self, topics: impl Iterator<Item = &'a str>) {
         let mut last = None;
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,14 +59,14 @@ mod tests {
     }
 
     #[test]
-    fn a_member_hears_of_its_own_topics_once_and_of_no_other() {
+    fn a_member_is_woken_once_and_by_its_own_topics_only() {
         let wakes = Wakes::default();
         let member = |topics: &[&str]| {
             let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
             wakes.of(&topics)
         };
         let (ours, same, other) = (member(&["a", "b"]), member(&["b"]), member(&["c"]));
-        // Published before anybody waits.
+        // Published before any member waits.
         wakes.wake(["a", "a", "b"].into_iter());
         assert!(is_woken(&ours) && is_woken(&same));
         assert!(!is_woken(&ours) && !is_woken(&other));

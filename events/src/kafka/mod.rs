@@ -1,10 +1,10 @@
-//! Kafka behind the same interface: idempotent producer with acks=all, D24 headers, key = event
-//! key, positions stored after the handler.
+//! The log on Kafka: idempotent producer with acks=all, D24 headers, key = event key, positions
+//! stored after the handler.
 //!
-//! A message never expires in the producer (`message.timeout.ms` 0): if one could, a later message
-//! of its key would overtake it. So `publish` waits for as long as the brokers are away, and
-//! [`Log::failing`] says why. Stored positions reach the broker every 200 ms and when a
-//! subscription is dropped; a crash sets a group back by that much at most, which consumers bear.
+//! A message never expires in the producer (`message.timeout.ms` 0): otherwise a later message of
+//! its key would overtake it. So `publish` waits while the brokers are down, and [`Log::failing`]
+//! has the reason. Stored positions reach the broker every 200 ms and when a subscription is
+//! dropped. After a crash at most that much is redelivered.
 
 mod record;
 
@@ -32,14 +32,15 @@ use crate::{
     Delivery, Error, Event, Log, Position, Record, Subscription, Waiting, log::Source, topics,
 };
 
-/// How long to wait before offering a message again to a producer whose queue is full.
+/// Pause before a message is offered again to a producer with a full queue.
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
-/// How long a look from outside waits for a broker.
+/// Broker timeout of backlog reads.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// How long nothing may come before what is read counts as read to its end.
+/// Silence after which a backlog read counts as complete.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How often a topic is asked for before it counts as missing: a broker may not have heard of a new one yet.
+/// Metadata requests before a topic counts as missing: a new topic may not have reached the broker
+/// yet.
 const TOPIC_TRIES: u32 = 3;
 
 /// Handle to a cluster; clones share the producer.
@@ -54,12 +55,12 @@ struct Inner {
 }
 
 impl Kafka {
-    /// Makes the clients; brokers are contacted in the background. `options` are librdkafka's own
-    /// (`security.protocol`, `sasl.*`), so that any cluster can be reached; they cannot weaken what
-    /// this room promises.
+    /// Creates the clients; brokers are contacted in the background. `options` are librdkafka's
+    /// (`security.protocol`, `sasl.*`), to reach any cluster. They cannot weaken this room's
+    /// guarantees.
     ///
     /// # Errors
-    /// [`Error::Kafka`] for an option librdkafka refuses.
+    /// [`Error::Kafka`] for an option that librdkafka refuses.
     pub fn connect(brokers: &str, options: &HashMap<String, String>) -> Result<Self, Error> {
         let mut config = ClientConfig::new();
         for (name, value) in options {
@@ -86,8 +87,8 @@ impl Kafka {
         })))
     }
 
-    /// Creates the platform's topics and their dead-letter topics where they are missing: 12
-    /// partitions (D25), the cluster's replication.
+    /// Creates the missing topics of the platform and their dead-letter topics: 12 partitions
+    /// (D25), the cluster's default replication.
     ///
     /// # Errors
     /// [`Error::Kafka`].
@@ -101,7 +102,7 @@ impl Kafka {
         })
     }
 
-    /// Creates topics where they are missing.
+    /// Creates the topics that do not exist.
     ///
     /// # Errors
     /// [`Error::Kafka`].
@@ -118,7 +119,7 @@ impl Kafka {
                 match result {
                     Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
                     Err((topic, code)) => {
-                        tracing::error!(topic, %code, "topic cannot be created");
+                        tracing::error!(topic, %code, "cannot create the topic");
                         return Err(KafkaError::AdminOp(code).into());
                     }
                 }
@@ -174,9 +175,8 @@ impl Log for Kafka {
             .set("isolation.level", "read_committed")
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("topic.metadata.refresh.interval.ms", "10000")
-            // Longer than the longest pause between two attempts at a record (D26: 5 min). A record
-            // that waits longer leaves the group and comes again after it was handled, which
-            // consumers bear.
+            // Above the longest pause between attempts (D26: 5 min). A member whose record waits
+            // longer leaves the group; the record is redelivered after it was handled.
             .set("max.poll.interval.ms", "900000")
             .create_with_context(self.0.context.clone())?;
         consumer.subscribe(topics)?;
@@ -222,7 +222,7 @@ impl Log for Kafka {
 }
 
 impl Kafka {
-    /// A consumer that reads and sets the positions of a group without being one of its members.
+    /// A consumer that reads and sets a group's positions without joining it.
     fn outsider(&self, group: &str) -> Result<BaseConsumer<Context>, Error> {
         let consumer = self
             .0
@@ -237,8 +237,9 @@ impl Kafka {
     }
 }
 
-/// Tells a record that is never taken for its size, by the producer (`message.max.bytes`) or by the
-/// broker, from a broker that is away.
+/// Distinguishes a record refused for its size from an unavailable broker.
+///
+/// The producer (`message.max.bytes`) or the broker refuses it.
 fn not_taken(error: KafkaError, event: &Event) -> Error {
     match error.rdkafka_error_code() {
         Some(
@@ -254,7 +255,7 @@ fn not_taken(error: KafkaError, event: &Event) -> Error {
     }
 }
 
-/// Reads one topic from the group's positions to the end that each partition has now.
+/// Reads one topic from the group's positions to the current end of each partition.
 fn read_backlog(
     consumer: &BaseConsumer<Context>,
     topic: &str,
@@ -262,7 +263,7 @@ fn read_backlog(
 ) -> Result<(), Error> {
     let from = consumer.committed_offsets(partitions(consumer, topic)?, ANSWER_MAX)?;
     let mut wanted = TopicPartitionList::new();
-    // The offset behind the last record there is now, for each partition of which something is to be read.
+    // High watermark of each partition that has records to read.
     let mut ends = HashMap::new();
     for partition in from.elements_for_topic(topic) {
         let (low, high) = consumer.fetch_watermarks(topic, partition.partition(), ANSWER_MAX)?;
@@ -278,8 +279,8 @@ fn read_backlog(
     consumer.assign(&wanted)?;
     let mut ended = HashSet::new();
     while !ends.is_empty() {
-        // Records still come behind an end told too early; where nothing comes, the last offsets
-        // are no records but ends of transactions.
+        // Records may follow an EOF that was reported early. If none arrive, the last offsets are
+        // transaction markers, not records.
         let all_ended = ends.keys().all(|partition| ended.contains(partition));
         let patience = if all_ended { SILENCE } else { ANSWER_MAX };
         match consumer.poll(patience) {
@@ -310,7 +311,7 @@ fn read_backlog(
     Ok(())
 }
 
-/// The partitions of a topic; none where there is no such topic, also when asked again.
+/// Partitions of a topic; empty if the topic is still missing after retries.
 fn partitions(
     consumer: &BaseConsumer<Context>,
     topic: &str,
@@ -345,7 +346,7 @@ fn partitions(
 
 struct Member {
     consumer: StreamConsumer<Context>,
-    /// Met by a look at what is at hand, to be told by the next call.
+    /// Error found by [`Source::at_hand`], returned by the next call.
     failed: Option<KafkaError>,
 }
 
@@ -386,14 +387,14 @@ impl Source for Member {
             self.consumer
                 .store_offset(&position.topic, position.partition, position.offset);
         match stored {
-            // The partition went to another member meanwhile; the record comes again there.
+            // The partition was reassigned; its new member gets the record again.
             Err(KafkaError::StoreOffset(RDKafkaErrorCode::State)) => Ok(()),
             stored => Ok(stored?),
         }
     }
 }
 
-/// What the clients report in the background.
+/// State reported by the clients in the background.
 #[derive(Clone)]
 struct Context {
     failing: Arc<watch::Sender<Option<String>>>,
@@ -445,7 +446,9 @@ impl ConsumerContext for Context {
     fn commit_callback(&self, result: Result<(), KafkaError>, _: &TopicPartitionList) {
         match result {
             Ok(()) | Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::NoOffset)) => {}
-            Err(error) => tracing::warn!(%error, "positions not committed"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot commit positions; records may be redelivered")
+            }
         }
     }
 }

@@ -1,8 +1,7 @@
-//! A record as a Kafka message and back (D24).
+//! Converts between records and Kafka messages (D24).
 //!
-//! Reading is lenient: producers outside the platform may leave headers out. A message without a
-//! UUID in `ce_id` gets one derived from that text, or from its position, so that repeated
-//! deliveries are still recognised.
+//! Decoding is lenient: external producers may omit headers. Without a UUID in `ce_id` the id is
+//! derived from that text or from the position, so repeated deliveries are still detected.
 
 use rdkafka::{
     Message,

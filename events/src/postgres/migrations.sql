@@ -1,6 +1,6 @@
 CREATE TABLE IF NOT EXISTS outbox (
     position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- Who wrote the row: it is read when every transaction up to this one has ended.
+    -- Transaction of the row. The row is relayed once all transactions up to this one have ended.
     transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id(),
     id TEXT NOT NULL UNIQUE,
     aggregatetype TEXT NOT NULL,

@@ -1,10 +1,10 @@
 //! A service's PostgreSQL database: pools, schema, transactions, the relay's own connection.
 //!
-//! Invariants: a committed transaction is durable (`synchronous_commit` is on for every session,
-//! whatever the server's default); writers overlap at READ COMMITTED, so a service locks what it
-//! decides on. A transaction dropped without [`Tx::commit`] is rolled back. Several processes may
-//! share one database; only one relay publishes at a time (see [`outbox`]). Known limitation: no
-//! session is pinned to a primary; an URL that names several hosts is not understood.
+//! Invariants: a committed transaction is durable (every session sets `synchronous_commit = on`,
+//! whatever the server's default). Writers are concurrent at READ COMMITTED, so a service locks the
+//! rows that its decisions depend on. A transaction dropped without [`Tx::commit`] is rolled back.
+//! Several processes may share one database; one relay publishes at a time (see [`outbox`]). Known
+//! limitation: no session is pinned to a primary, and a URL with several hosts is not supported.
 
 pub mod outbox;
 
@@ -24,27 +24,27 @@ use tokio::sync::{Mutex, Notify};
 
 use crate::Error;
 
-/// Connections for reads of one process.
+/// Read connections per process.
 const READERS: u32 = 8;
-/// Connections for writes of one process: a service has one writer task and a few chores.
+/// Write connections per process: a service has one writer task and a few background jobs.
 const WRITERS: u32 = 4;
-/// How long a call waits for a connection before it fails.
+/// Longest wait for a connection.
 const ACQUIRE_TIMEOUT_MS: u64 = 2_000;
-/// How long a statement waits for a lock of another process before it fails.
+/// Longest wait of a statement for another process's lock.
 const LOCK_TIMEOUT: &str = "4s";
-/// A process that stopped in the middle of a transaction gives its locks back after this time.
+/// Time after which a process stalled in a transaction loses its locks.
 const IDLE_IN_TRANSACTION_TIMEOUT: &str = "30s";
 
 const SCHEMA: &str = include_str!("migrations.sql");
-/// Held while the outbox and inbox tables are made, since `IF NOT EXISTS` of two sessions may collide.
+/// Held while the outbox and inbox tables are created: concurrent `IF NOT EXISTS` may collide.
 const SCHEMA_LOCK: i64 = 0x6576_656e_7473;
 
-/// Classes and codes of SQLSTATE that speak of the server or of other sessions, not of the
-/// statement: connection, resources, limits of the server, operator, system, rollback for another's
-/// sake, a lock not given in time, a server that takes no writes.
+/// SQLSTATE classes and codes caused by the server or other sessions, not by the statement:
+/// connection, resources, server limits, operator, system, transaction rollback, lock timeout,
+/// read-only server.
 const STATES_OF_THE_SERVER: [&str; 8] = ["08", "53", "57", "58", "40", "55P03", "25006", "25P03"];
 
-/// True when the server (or a lock of it) is away, so that the same statement may work later.
+/// Whether the server or a lock of it is unavailable, so the statement may succeed later.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => error.code().is_some_and(|code| {
@@ -56,7 +56,7 @@ pub fn is_away(error: &sqlx::Error) -> bool {
     }
 }
 
-/// True when the connection is lost or not to be had; what was under way may have been committed or not.
+/// Whether the connection is lost or unavailable. The outcome of a running commit is then unknown.
 pub fn is_lost(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => error.code().is_some_and(|code| {
@@ -81,7 +81,7 @@ fn is_connection(error: &sqlx::Error) -> bool {
     )
 }
 
-/// True for an error that came from a PostgreSQL server.
+/// Whether the error is from a PostgreSQL server.
 pub(crate) fn is_ours(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(error) if error.try_downcast_ref::<PgDatabaseError>().is_some())
 }
@@ -93,17 +93,18 @@ pub struct Postgres {
     readers: PgPool,
     writers: PgPool,
     committed: Arc<Notify>,
-    /// Outside the pools, so that its lock goes with it.
+    /// Outside the pools, so that its lock ends with it.
     relay: Arc<Mutex<Option<outbox::Session>>>,
 }
 
 impl Postgres {
-    /// Connects (`postgres://user:password@host:port/database`), makes the outbox and inbox tables
-    /// and then the service's own schema.
+    /// Connects, creates the outbox and inbox tables and then the service's schema.
+    ///
+    /// URL: `postgres://user:password@host:port/database`.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Migrate`]: the URL is malformed, the server is away, the schema
-    /// cannot be brought up to date.
+    /// [`Error::Store`], [`Error::Migrate`]: the URL is malformed, the server is unavailable, or
+    /// the schema cannot be migrated.
     pub async fn open(url: &str, migrator: &Migrator) -> Result<Self, Error> {
         let options = PgConnectOptions::from_str(url)?.options([
             ("synchronous_commit", "on"),
@@ -114,7 +115,8 @@ impl Postgres {
                 IDLE_IN_TRANSACTION_TIMEOUT,
             ),
             ("jit", "off"),
-            // A process whose host is gone gives its locks back within a minute, those of the relay too.
+            // Locks of a process on a vanished host, the relay's included, are released within a
+            // minute.
             ("tcp_keepalives_idle", "20"),
             ("tcp_keepalives_interval", "10"),
             ("tcp_keepalives_count", "3"),
@@ -125,15 +127,15 @@ impl Postgres {
                 .max_connections(max)
                 .acquire_timeout(Duration::from_millis(ACQUIRE_TIMEOUT_MS))
         };
-        // Every statement of a writer goes by key. Its plan must not depend on statistics, which
-        // say "empty" long after a table has grown.
+        // Every writer statement is by key. Its plan must not depend on statistics, which report an
+        // empty table long after it has grown.
         let by_key = options.clone().options([
             ("enable_seqscan", "off"),
             ("enable_hashjoin", "off"),
             ("enable_mergejoin", "off"),
         ]);
         let writers = pool(WRITERS)
-            // A lost connection is found by the statement that meets it, which its caller repeats.
+            // A lost connection is detected by its next statement, which the caller repeats.
             .test_before_acquire(false)
             .connect_with(by_key)
             .await?;
@@ -147,7 +149,7 @@ impl Postgres {
     }
 
     async fn prepare(options: &PgConnectOptions, migrator: &Migrator) -> Result<(), Error> {
-        // Another process may be migrating for longer than a statement usually waits.
+        // Another process's migration may take longer than the usual lock timeout.
         let patient = options.clone().options([("lock_timeout", "0")]);
         let mut connection = PgConnection::connect_with(&patient).await?;
         let mut tx = connection.begin().await?;
@@ -157,7 +159,7 @@ impl Postgres {
             .await?;
         sqlx::raw_sql(SCHEMA).execute(&mut *tx).await?;
         tx.commit().await?;
-        // Not `run`, whose future is not provably `Send`.
+        // Not `run`: its future is not provably `Send`.
         migrator.run_direct(None, &mut connection, false).await?;
         connection.close().await?;
         Ok(())
@@ -171,7 +173,7 @@ impl Postgres {
     /// Begins a write transaction at READ COMMITTED.
     ///
     /// # Errors
-    /// [`Error::Store`], also when no connection is to be had within 2 s.
+    /// [`Error::Store`], also if no connection is available within 2 s.
     pub async fn write(&self) -> Result<Tx, Error> {
         Ok(Tx {
             inner: self.writers.begin().await?,
@@ -179,7 +181,7 @@ impl Postgres {
         })
     }
 
-    /// Host, port and database, for people.
+    /// Host, port and database, for logs.
     pub fn place(&self) -> String {
         format!(
             "{}:{}/{}",
@@ -198,14 +200,14 @@ impl Postgres {
         }
     }
 
-    /// Woken after commits of this process; at least once for each commit made after the last wake.
+    /// Woken after commits of this process; at least once per commit after the last wake.
     pub(crate) async fn committed(&self) {
         self.committed.notified().await;
     }
 }
 
-/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where
-/// `&mut PgConnection` is asked for.
+/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` for
+/// `&mut PgConnection`.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct Tx {
     inner: Transaction<'static, sqlx::Postgres>,
@@ -216,15 +218,15 @@ impl Tx {
     /// Makes the change durable and wakes the outbox relay.
     ///
     /// # Errors
-    /// [`Error::Store`]; when [`is_lost`] says so, the change may be durable all the same.
+    /// [`Error::Store`]; if [`is_lost`], the change may be durable nevertheless.
     pub async fn commit(self) -> Result<(), Error> {
         let committed = self.inner.commit().await;
-        // Also when the answer was lost on the way: the rows may be there.
+        // Also if the answer was lost: the rows may be committed.
         self.committed.notify_one();
         Ok(committed?)
     }
 
-    /// Undoes the change now instead of at drop.
+    /// Rolls back now instead of at drop.
     ///
     /// # Errors
     /// [`Error::Store`].

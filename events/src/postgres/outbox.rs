@@ -1,18 +1,20 @@
-//! Outbox and inbox on PostgreSQL, where transactions overlap.
+//! Outbox and inbox on PostgreSQL, with concurrent transactions.
 //!
-//! Positions are given when a row is written and become visible when its transaction commits, so
-//! they may appear out of order. The relay reads the rows in the order of position, up to the first
-//! one whose transaction is not below the horizon: the oldest transaction that is still under way
-//! anywhere on the server (rows restored from another server may carry ids that are still to come
-//! here: those are settled). Below it nothing can appear any more that was written earlier. It
-//! deletes exactly the rows it read, after the log made them durable, so a row that appears later
-//! at a lower position is never skipped. The order of a key is that of the commits when its writers
-//! hold a lock from before the append until the commit, as the ledger does with its sub-accounts.
-//! Writers of one key that share no lock have no order to keep; their events go out in the order of
-//! position. One relay publishes at a time: an advisory lock of the relay's session, bound to the
-//! outbox table, kept until there is nothing to publish. Known limitations: one that is frozen with
-//! its connection open keeps the others waiting; any transaction that stays open on the server with
-//! changes in it, whoever's it is, holds the relay back.
+//! Positions are assigned when a row is written and become visible at commit, possibly out of
+//! order. The relay reads rows by position, up to the first one whose transaction is not below the
+//! horizon: the oldest open transaction of the whole server. (Rows restored from another server may
+//! carry future ids: they count as settled.) No earlier row can appear below the horizon. The relay
+//! deletes exactly the rows it read, after they are durable in the log, so a row that appears later
+//! at a lower position is not skipped.
+//!
+//! The order of a key is the commit order if its writers hold a lock from before the append until
+//! the commit, as the ledger does with its sub-accounts. Writers of one key without a common lock
+//! have no defined order; their events follow the positions.
+//!
+//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox
+//! table, held until there is nothing to publish. Known limitations: a relay that is frozen with an
+//! open connection blocks the others; any open transaction with changes on the server holds the
+//! relay back.
 
 use async_trait::async_trait;
 use sqlx::{Connection, FromRow, PgConnection, postgres::PgRow};
@@ -24,7 +26,7 @@ use crate::{
     outbox::{Moved, Queue},
 };
 
-/// Rows handed to the log at once.
+/// Rows published at once.
 const BATCH: i64 = 2_048;
 
 crate::row! {
@@ -62,10 +64,10 @@ impl Row {
     }
 }
 
-/// Writes events next to the change that caused them, in one statement. They keep the order of the slice.
+/// Appends events to the outbox in one statement, in the caller's transaction and in slice order.
 ///
 /// # Errors
-/// [`Error::Store`]; an id that is in the outbox already is an error too.
+/// [`Error::Store`], also for an id that is in the outbox already.
 pub async fn append_in_tx(tx: &mut PgConnection, events: &[Event]) -> Result<(), Error> {
     if events.is_empty() {
         return Ok(());
@@ -75,10 +77,13 @@ pub async fn append_in_tx(tx: &mut PgConnection, events: &[Event]) -> Result<(),
     let payloads: Vec<&[u8]> = events.iter().map(|event| &*event.payload).collect();
     let times: Vec<i64> = events.iter().map(|event| event.occurred_at_us).collect();
     sqlx::query(
-        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
+        "INSERT INTO outbox \
+         (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
          SELECT id, topic, key, type, payload, subject, source, correlation_id, at_us \
-         FROM UNNEST($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[], $9::bigint[]) \
-         WITH ORDINALITY AS e (id, topic, key, type, payload, subject, source, correlation_id, at_us, place) ORDER BY place",
+         FROM UNNEST($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], \
+         $7::text[], $8::text[], $9::bigint[]) \
+         WITH ORDINALITY AS e \
+         (id, topic, key, type, payload, subject, source, correlation_id, at_us, place) ORDER BY place",
     )
     .bind(ids)
     .bind(texts(|event| &event.topic))
@@ -94,7 +99,7 @@ pub async fn append_in_tx(tx: &mut PgConnection, events: &[Event]) -> Result<(),
     Ok(())
 }
 
-/// As [`crate::inbox::accept_in_tx`]. A second transaction with the same event waits for the first one to end.
+/// As [`crate::inbox::accept_in_tx`]. A second transaction with the same event waits for the first.
 ///
 /// # Errors
 /// [`Error::Store`].
@@ -117,7 +122,7 @@ pub async fn accept_many_in_tx(
     event_ids: &[Uuid],
 ) -> Result<Vec<bool>, Error> {
     let mut texts: Vec<String> = event_ids.iter().map(Uuid::to_string).collect();
-    // In one order, so that two that take the same events wait for each other instead of both.
+    // Sorted, so concurrent transactions with the same events do not deadlock.
     texts.sort_unstable();
     let accepted: Vec<String> = sqlx::query_scalar(
         "INSERT INTO inbox (consumer, event_id, accepted_at_us) SELECT $1, id, $3 FROM UNNEST($2::text[]) AS id \
@@ -144,7 +149,7 @@ impl Queue for Postgres {
 
     async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
         let mut slot = self.relay.lock().await;
-        // A session that fails, or is dropped in the middle, is not put back: its lock ends with it.
+        // A failed or cancelled session is not put back: its lock ends with it.
         let mut session = match slot.take() {
             Some(session) => session,
             None => Session {
@@ -166,10 +171,10 @@ impl Queue for Postgres {
     }
 }
 
-/// The relay's own.
+/// The relay's connection.
 pub(crate) struct Session {
     connection: PgConnection,
-    /// It is the one that publishes.
+    /// Whether it holds the publishing lock.
     has_lock: bool,
 }
 
@@ -204,8 +209,10 @@ impl Session {
 
 async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
     let found: Vec<PgRow> = sqlx::query(
-        "SELECT position, id, aggregatetype, aggregateid, type AS type_name, payload, subject, source, correlation_id, occurred_at_us, \
-         transaction_id < pg_snapshot_xmin(pg_current_snapshot()) OR transaction_id >= pg_snapshot_xmax(pg_current_snapshot()) \
+        "SELECT position, id, aggregatetype, aggregateid, type AS type_name, payload, subject, \
+         source, correlation_id, occurred_at_us, \
+         transaction_id < pg_snapshot_xmin(pg_current_snapshot()) \
+         OR transaction_id >= pg_snapshot_xmax(pg_current_snapshot()) \
          AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
     )
     .bind(BATCH)

@@ -1,9 +1,8 @@
-//! A writer that runs its statements where it is called, for a service that writes from a thread of its own.
+//! A SQLite writer that runs statements on the calling thread, for services with a writer thread.
 //!
-//! Why: [`Sqlite::write`] sends each statement to the connection's thread and waits for its answer,
-//! some fifty microseconds for the two of them, and carries each value and each row over; here a
-//! statement is a call. Cost: it keeps the calling thread until the disk has answered, so a task
-//! that others share a thread with must not use it but where it may block (tokio's
+//! [`Sqlite::write`] sends each statement, value and row through the connection's thread, a round
+//! trip of some fifty microseconds; here a statement is a call. Cost: the calling thread blocks
+//! until the disk has answered. An async task must use it only where it may block (tokio's
 //! `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
 
 use futures::future::BoxFuture;
@@ -27,7 +26,7 @@ use crate::{
     pack,
 };
 
-/// True when the file (or its lock, disk) is away, as [`super::is_away`].
+/// Whether the file (or its lock, disk) is unavailable, as [`super::is_away`].
 pub fn is_away(error: &rusqlite::Error) -> bool {
     match error {
         rusqlite::Error::SqliteFailure(error, _) => {
@@ -37,7 +36,7 @@ pub fn is_away(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// Handle to one file; clones share its writer and its readers.
+/// Handle to one file; clones share writer and readers.
 #[derive(Clone)]
 pub struct Direct {
     file: Sqlite,
@@ -54,8 +53,8 @@ impl Direct {
         Self::open_with(path, migrator, super::CHECKPOINT_PAGES)
     }
 
-    /// The same with another number of pages of the write-ahead log after which a commit also moves
-    /// them into the file. The log takes four KiB per page of disk, and grows no further.
+    /// Like [`Self::open`], with another checkpoint threshold: WAL pages after which a commit also
+    /// moves them into the file. The WAL takes four KiB of disk per page and grows no further.
     ///
     /// # Errors
     /// As [`Sqlite::open`].
@@ -66,7 +65,7 @@ impl Direct {
     ) -> BoxFuture<'_, Result<Self, Error>> {
         Box::pin(async move {
             let mut file = Sqlite::open(&path, migrator).await?;
-            // One writer: a second one that wrote would make this one forget its pages.
+            // One writer: a write of a second one would invalidate this one's page cache.
             file.writer.close().await;
             file.checkpoint_pages = checkpoint_pages;
             let writer = connect(&file)?;
@@ -77,12 +76,13 @@ impl Direct {
         })
     }
 
-    /// Pool for reads; writing through it fails.
+    /// Pool for reads; a write through it fails.
     pub fn read(&self) -> &SqlitePool {
         self.file.read()
     }
 
-    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or drop.
+    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or
+    /// drop.
     ///
     /// # Errors
     /// [`Error::Sqlite`], [`Error::Closed`].
@@ -92,11 +92,11 @@ impl Direct {
         })
     }
 
-    /// Runs `work` in a write transaction on a thread that may block, and commits it. What `work`
-    /// refuses is rolled back. A caller that goes away meanwhile does not undo it.
+    /// Runs `work` in a write transaction on a thread that may block, and commits it. An error of
+    /// `work` rolls back. Dropping the caller's future does not undo the work.
     ///
     /// # Errors
-    /// [`Error::Sqlite`], [`Error::Closed`], and what `work` refuses.
+    /// [`Error::Sqlite`], [`Error::Closed`], and the error of `work`.
     pub fn transact<'a, T, E>(
         &'a self,
         work: impl FnOnce(&DirectTx) -> Result<T, E> + Send + 'static,
@@ -123,7 +123,7 @@ impl Direct {
         })
     }
 
-    /// Waits for the writer's turn and for the readers, and closes the file.
+    /// Waits for the writer and the readers, and closes the file.
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.file.readers.close().await;
@@ -131,7 +131,7 @@ impl Direct {
         })
     }
 
-    /// Deletes now what may be deleted, if no transaction has done so.
+    /// Deletes relayed rows now if no transaction has done so.
     async fn delete_relayed(&self) -> Result<(), Error> {
         if self.file.relayed.due().is_none() {
             return Ok(());
@@ -143,7 +143,7 @@ impl Direct {
     }
 }
 
-/// The writer with the settings of [`Sqlite`]'s own.
+/// Opens the writer with the settings of [`Sqlite`]'s writer.
 fn connect(file: &Sqlite) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(file.path(), flags)?;
@@ -160,7 +160,8 @@ fn connect(file: &Sqlite) -> Result<Connection, Error> {
     Ok(db)
 }
 
-/// Target of the writer's statements. SQLite reports them only if something listens when the file is opened.
+/// Target of the writer's statements. SQLite reports them only if tracing is enabled when the file
+/// is opened.
 const STATEMENTS: &str = "events::statements";
 
 fn trace(event: TraceEvent<'_>) {
@@ -170,7 +171,7 @@ fn trace(event: TraceEvent<'_>) {
     }
 }
 
-/// Events as the outbox keeps them: rows of their number and their bytes.
+/// Events in outbox form: rows of count and bytes.
 #[derive(Default)]
 pub struct Packed {
     rows: Vec<(i64, Vec<u8>)>,
@@ -184,7 +185,7 @@ impl Packed {
         packed
     }
 
-    /// Puts it behind those that are there.
+    /// Appends an event.
     pub fn push(&mut self, event: EventRef<'_>) {
         self.last.push(event, &[]);
         if self.last.is_full() {
@@ -199,12 +200,12 @@ impl Packed {
     }
 }
 
-/// A write transaction. Use it as a connection; prepare what is asked often with `prepare_cached`.
+/// A write transaction. Use it as a connection, with `prepare_cached` for frequent statements.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct DirectTx {
     writer: OwnedMutexGuard<Option<Connection>>,
     file: Sqlite,
-    /// Rows of the outbox through this position go with it.
+    /// Outbox rows to delete with this transaction, up to this position.
     deletes: Option<i64>,
 }
 
@@ -212,7 +213,7 @@ impl DirectTx {
     fn begin(file: Sqlite, mut writer: OwnedMutexGuard<Option<Connection>>) -> Result<Self, Error> {
         let db = writer.as_mut().ok_or(Error::Closed)?;
         if !db.is_autocommit() && db.execute_batch("ROLLBACK").is_err() {
-            // The transaction before cannot be ended: it ends with its connection.
+            // The previous transaction cannot be rolled back: reconnect, which ends it.
             *db = connect(&file)?;
         }
         db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -275,13 +276,13 @@ impl Deref for DirectTx {
     fn deref(&self) -> &Connection {
         self.writer
             .as_ref()
-            .expect("a closed writer begins no transaction")
+            .expect("a transaction has an open writer")
     }
 }
 
 impl Drop for DirectTx {
     fn drop(&mut self) {
-        // Some failures have ended it already.
+        // Some failures have ended the transaction already.
         if !self.is_autocommit()
             && let Err(error) = self.execute_batch("ROLLBACK")
         {

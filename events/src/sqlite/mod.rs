@@ -1,8 +1,8 @@
-//! A service's SQLite file: WAL, synchronous FULL, one writer, some readers.
+//! A service's SQLite file: WAL, synchronous FULL, one writer, several readers.
 //!
-//! Invariants: a committed transaction survives `kill -9` and power loss; writes are serial
-//! (`BEGIN IMMEDIATE` on the single writer connection), so outbox positions appear in commit order;
-//! readers never wait for the writer. A transaction dropped without [`Tx::commit`] is rolled back.
+//! Invariants: a committed transaction survives `kill -9` and power loss. Writes are serial: the
+//! single writer connection uses `BEGIN IMMEDIATE`. So outbox positions appear in commit order.
+//! Readers never wait for the writer. A transaction dropped without [`Tx::commit`] is rolled back.
 
 pub mod direct;
 pub mod outbox;
@@ -27,34 +27,34 @@ use tokio::sync::Notify;
 
 use crate::{Error, migrations};
 
-/// Reader connections of one file.
+/// Reader connections per file.
 const READERS: u32 = 4;
 const BUSY_TIMEOUT_MS: u64 = 5_000;
-/// Pages that the writer keeps in memory, in KiB. A batch of thousands of operations changes more
-/// than SQLite's own 2 MB, which would write pages out and read them again within one transaction;
-/// with four times as much, ledger and history are no faster.
+/// Page cache of the writer, in KiB. A batch of thousands of operations exceeds SQLite's default of
+/// 2 MB, which would write pages out and read them again within a transaction. With four times this
+/// size ledger and history are no faster.
 const WRITER_CACHE_KIB: u32 = 16 * 1024;
-/// Pages of the log after which a commit also moves them into the file: four times SQLite's own
-/// number, since a page that changes often moves once.
+/// WAL pages after which a commit also checkpoints: four times SQLite's default, since a frequently
+/// changed page moves once.
 const CHECKPOINT_PAGES: u32 = 4_000;
 /// Prepared statements kept by the writer.
 const WRITER_STATEMENTS: usize = 256;
-/// How long a write waits for its turn before it fails.
+/// Longest wait of a write for its turn.
 const WRITER_WAIT_MS: u64 = 30_000;
 
-/// Result codes of SQLite that speak of the statement or its values, not of the file: ERROR,
-/// TOOBIG, CONSTRAINT, MISMATCH, MISUSE, RANGE.
+/// SQLite result codes caused by the statement or its values, not by the file: ERROR, TOOBIG,
+/// CONSTRAINT, MISMATCH, MISUSE, RANGE.
 const CODES_OF_THE_CALL: [u32; 6] = [1, 18, 19, 20, 21, 25];
 
-/// True when the file (or its lock, disk, connection) is away, so that the same statement may work
-/// later; false when the statement or what it read can never work: a broken constraint, a column of
-/// another type.
+/// Whether the file (lock, disk, connection) is unavailable: the statement may succeed later.
+///
+/// False if the statement or its result is at fault: a broken constraint, a column of another type.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => error
             .code()
             .and_then(|code| code.parse::<u32>().ok())
-            // Extended codes carry the plain one in their low byte.
+            // Extended codes have the primary code in the low byte.
             .is_none_or(|code| !CODES_OF_THE_CALL.contains(&(code & 0xFF))),
         sqlx::Error::Io(_)
         | sqlx::Error::PoolTimedOut
@@ -64,18 +64,18 @@ pub fn is_away(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Settings of a pool of connections to a file: for every pool that writes.
+/// Options of every pool that writes to a file.
 ///
-/// A full disk or a failed write makes SQLite end the transaction by itself. sqlx's own `ROLLBACK`
-/// then fails ("no transaction is active"), its count of open transactions is never taken back, and
-/// it refuses every later `BEGIN` on the connection. Such a connection is closed instead of being
-/// handed out again; the pool opens another one.
+/// After a full disk or a failed write SQLite ends the transaction by itself. sqlx's own `ROLLBACK`
+/// then fails ("no transaction is active"), its count of open transactions stays wrong, and it
+/// refuses every later `BEGIN` on the connection. Such a connection is closed instead of reused;
+/// the pool opens a new one.
 pub fn pool_options() -> SqlitePoolOptions {
     SqlitePoolOptions::new().before_acquire(|connection, _| {
         let is_broken = connection.is_in_transaction();
         Box::pin(async move {
             if is_broken {
-                tracing::warn!("a connection whose transaction could not be ended is replaced");
+                tracing::warn!("closing a connection whose transaction could not be rolled back");
             }
             Ok(!is_broken)
         })
@@ -94,9 +94,9 @@ pub struct Sqlite {
     checkpoint_pages: u32,
 }
 
-/// How far the outbox has been relayed, and up to where its rows are gone. Rows that may go do so
+/// Progress of the relay: last relayed position, last deleted position. Relayed rows are deleted
 /// with the next transaction: one of their own would wait for the disk, and one of another
-/// connection would make the writer forget all pages that it has in memory.
+/// connection would invalidate the writer's page cache.
 #[derive(Default)]
 struct Relayed {
     through: AtomicI64,
@@ -104,7 +104,7 @@ struct Relayed {
 }
 
 impl Relayed {
-    /// Up to where rows may be deleted; `None`: they are gone already.
+    /// Position up to which rows may be deleted; `None`: all of them are deleted.
     fn due(&self) -> Option<i64> {
         let through = self.through.load(Ordering::Acquire);
         (through > self.deleted.load(Ordering::Acquire)).then_some(through)
@@ -116,7 +116,7 @@ impl Relayed {
 }
 
 impl Sqlite {
-    /// Opens (and creates) the file, its folder, the outbox and inbox tables and then the service's own schema.
+    /// Opens or creates the file, its folder, the outbox and inbox tables and the service's schema.
     ///
     /// # Errors
     /// [`Error::Files`], [`Error::Store`], [`Error::Migrate`].
@@ -153,8 +153,8 @@ impl Sqlite {
                 pool_options()
                     .idle_timeout(None)
                     .max_lifetime(None)
-                    // A connection to a file of this process does not break; the question costs a trip
-                    // to its thread each time.
+                    // A connection to a local file does not break; the test costs a round trip to
+                    // its thread each time.
                     .test_before_acquire(false)
                     .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
             };
@@ -175,8 +175,8 @@ impl Sqlite {
                 .await?;
             Ok::<_, sqlx::Error>((writer, readers))
         };
-        // By a thread of the runtime: each connection has a thread, which begins with the priority of the one that
-        // opens it, and the caller may be the process's first.
+        // From a runtime thread: each connection's thread inherits the priority of the thread that
+        // opens it, and the caller may be the process's main thread.
         let opened = tokio::spawn(pools).await;
         let (writer, readers) =
             opened.map_err(|panic| Error::Files(std::io::Error::other(panic)))??;
@@ -190,15 +190,16 @@ impl Sqlite {
         })
     }
 
-    /// Pool for reads; writing through it fails.
+    /// Pool for reads; a write through it fails.
     pub fn read(&self) -> &SqlitePool {
         &self.readers
     }
 
-    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or drop.
+    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or
+    /// drop.
     ///
     /// # Errors
-    /// [`Error::Store`], also when the turn does not come within 30 s.
+    /// [`Error::Store`], also if the turn does not come within 30 s.
     pub fn write(&self) -> BoxFuture<'_, Result<Tx, Error>> {
         Box::pin(async move {
             let mut inner = self.writer.begin_with("BEGIN IMMEDIATE").await?;
@@ -218,18 +219,18 @@ impl Sqlite {
         })
     }
 
-    /// The log has every event of the outbox up to this position: the rows go with the next
-    /// transaction that is committed.
+    /// Marks outbox rows up to this position as relayed: the next committed transaction deletes
+    /// them.
     pub(crate) fn set_relayed(&self, through: i64) {
         self.relayed.through.fetch_max(through, Ordering::AcqRel);
     }
 
-    /// Position of the outbox up to which the log has every event, as far as this process knows.
+    /// Last outbox position known to be relayed by this process.
     pub(crate) fn relayed(&self) -> i64 {
         self.relayed.through.load(Ordering::Acquire)
     }
 
-    /// Deletes now what may be deleted, if no transaction has done so.
+    /// Deletes relayed rows now if no transaction has done so.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -252,20 +253,20 @@ impl Sqlite {
         })
     }
 
-    /// Woken after commits; at least once for each commit made after the last wake.
+    /// Woken after commits; at least once per commit after the last wake.
     pub(crate) async fn committed(&self) {
         self.committed.notified().await;
     }
 }
 
-/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where
-/// `&mut SqliteConnection` is asked for.
+/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` for
+/// `&mut SqliteConnection`.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct Tx {
     inner: Transaction<'static, sqlx::Sqlite>,
     committed: Arc<Notify>,
     relayed: Arc<Relayed>,
-    /// Rows of the outbox through this position go with it.
+    /// Outbox rows to delete with this transaction, up to this position.
     deletes: Option<i64>,
 }
 
@@ -285,7 +286,7 @@ impl Tx {
         })
     }
 
-    /// Undoes the change now instead of at drop.
+    /// Rolls back now instead of at drop.
     ///
     /// # Errors
     /// [`Error::Store`].

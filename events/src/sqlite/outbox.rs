@@ -1,10 +1,10 @@
-//! Outbox on SQLite: the events of a transaction share rows ([`crate::pack`]), and rows go with the
-//! next transaction after the log has them.
+//! Outbox on SQLite: events of a transaction share rows ([`crate::pack`]). Relayed rows are deleted
+//! with the next transaction.
 //!
-//! Why not at once: a transaction only to delete would wait for the disk, and one of another
-//! connection would make the writer forget all pages that it has in memory. A crash before has the
-//! rows published again under their ids, which everybody bears. Positions are never given twice, so
-//! that a late delete takes nothing else.
+//! A separate deleting transaction would wait for the disk, and one of another connection would
+//! invalidate the writer's page cache. After a crash before the delete the rows are published again
+//! with the same ids, which consumers drop. Positions are never reused, so a late delete removes
+//! nothing else.
 
 use async_trait::async_trait;
 use sqlx::SqliteConnection;
@@ -17,7 +17,7 @@ use crate::{
     pack::{self, OutboxRow},
 };
 
-/// Rows handed to the log at once, each with up to [`pack::RECORDS_MAX`] events.
+/// Rows published at once, each with up to [`pack::RECORDS_MAX`] events.
 const BATCH: i64 = 64;
 
 static APPEND: Many = Many::new(
@@ -26,7 +26,7 @@ static APPEND: Many = Many::new(
     ") LIMIT +?",
 );
 
-/// Writes events next to the change that caused them. They keep the order of the slice.
+/// Appends events in the caller's transaction, in slice order.
 ///
 /// # Errors
 /// [`Error::Store`].
@@ -42,7 +42,7 @@ pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result
     Ok(script.run(tx).await?)
 }
 
-/// The oldest rows that were not relayed.
+/// The oldest rows that are not relayed.
 async fn oldest(db: &Sqlite) -> Result<Vec<OutboxRow>, Error> {
     // `+`: see [`Many`].
     let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
@@ -60,7 +60,7 @@ async fn oldest(db: &Sqlite) -> Result<Vec<OutboxRow>, Error> {
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// Hands the oldest rows to the log and notes them as relayed; none: there are none.
+/// Publishes the oldest rows and marks them as relayed.
 pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, Error> {
     let rows = oldest(db).await?;
     let moved = Moved {
@@ -69,7 +69,7 @@ pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, 
             .map(|row| row.count.unsigned_abs() as usize)
             .sum(),
         more_soon: rows.len() == BATCH as usize,
-        // A commit of few events is one row.
+        // A commit with few events is one row.
         is_stream: rows.len() > 1,
     };
     if let Some(last) = rows.last().map(|row| row.position) {

@@ -1,7 +1,7 @@
-//! The contract of [`events::Log`], as tests that any implementation must pass.
+//! Contract tests of [`events::Log`], for any implementation.
 //!
-//! Each test makes topics of its own through the fixture. Time limits only turn a hang into a
-//! failure; nothing is asserted about speed.
+//! Each test creates its own topics through the fixture. Time limits only turn a hang into a
+//! failure; no test asserts speed.
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -30,16 +30,16 @@ pub trait Fixture: Send + Sync {
 }
 
 pub async fn all(fixture: &dyn Fixture) {
-    what_goes_in_comes_out_in_the_order_of_each_key(fixture).await;
+    records_are_delivered_in_key_order(fixture).await;
     a_waiting_subscriber_is_woken_by_a_publisher(fixture).await;
-    groups_remember_how_far_they_are_and_do_not_share(fixture).await;
-    failed_records_are_retried_before_the_ones_behind_them(fixture).await;
-    a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture).await;
-    a_record_waits_for_a_store_that_is_away_however_often_it_is_tried(fixture).await;
-    given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
-    a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
-    records_that_are_there_are_handled_together_in_order(fixture).await;
-    a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture).await;
+    groups_have_separate_stored_positions(fixture).await;
+    failed_records_are_retried_before_later_ones(fixture).await;
+    a_record_waits_for_an_unavailable_peer_without_a_limit(fixture).await;
+    a_record_waits_for_an_unavailable_store_without_a_limit(fixture).await;
+    dead_letters_are_replayed_to_their_group_only(fixture).await;
+    a_stopped_consumer_resumes_where_it_stopped(fixture).await;
+    available_records_are_handled_together_in_order(fixture).await;
+    a_stopped_batch_resumes_after_the_handled_records(fixture).await;
 }
 
 /// Retries without waiting.
@@ -70,7 +70,7 @@ pub fn event(topic: &str, key: &str, number: usize) -> Event {
 pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(90), future)
         .await
-        .unwrap_or_else(|_| panic!("{what}: nothing happened"))
+        .unwrap_or_else(|_| panic!("{what}: timed out"))
 }
 
 pub async fn take(subscription: &mut Subscription, count: usize) -> Vec<Delivery> {
@@ -90,7 +90,7 @@ fn by_key(events: impl IntoIterator<Item = Event>) -> BTreeMap<String, Vec<Event
     keys
 }
 
-async fn what_goes_in_comes_out_in_the_order_of_each_key(fixture: &dyn Fixture) {
+async fn records_are_delivered_in_key_order(fixture: &dyn Fixture) {
     let topic = fixture.topic("order").await;
     let sent: Vec<Event> = (0..600)
         .map(|number| event(&topic, &format!("key-{}", number % 7), number))
@@ -137,7 +137,7 @@ async fn a_waiting_subscriber_is_woken_by_a_publisher(fixture: &dyn Fixture) {
     assert_eq!(topics, BTreeSet::from([first, second]));
 }
 
-async fn groups_remember_how_far_they_are_and_do_not_share(fixture: &dyn Fixture) {
+async fn groups_have_separate_stored_positions(fixture: &dyn Fixture) {
     let topic = fixture.topic("groups").await;
     let sent: Vec<Event> = (0..20)
         .map(|number| event(&topic, "one-key", number))
@@ -146,7 +146,7 @@ async fn groups_remember_how_far_they_are_and_do_not_share(fixture: &dyn Fixture
 
     let mut first = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
     let taken = take(&mut first, 12).await;
-    // Taken up to 12, done up to 5: the others come again.
+    // Received up to 12, committed up to 5: the others are redelivered.
     first.commit(&taken[4].position).await.unwrap();
     drop(first);
     let mut again = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
@@ -184,7 +184,7 @@ async fn stop(consumer: (tokio::task::JoinHandle<()>, CancellationToken)) {
     in_time("consumer stops", consumer.0).await.unwrap();
 }
 
-async fn failed_records_are_retried_before_the_ones_behind_them(fixture: &dyn Fixture) {
+async fn failed_records_are_retried_before_later_ones(fixture: &dyn Fixture) {
     let topic = fixture.topic("retry").await;
     let sent: Vec<Event> = (0..5)
         .map(|number| event(&topic, "one-key", number))
@@ -213,7 +213,7 @@ async fn failed_records_are_retried_before_the_ones_behind_them(fixture: &dyn Fi
     stop(consumer).await;
 }
 
-async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture: &dyn Fixture) {
+async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fixture) {
     let topic = fixture.topic("later").await;
     let sent: Vec<Event> = (0..3)
         .map(|number| event(&topic, "one-key", number))
@@ -230,7 +230,8 @@ async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixtur
         report_health(log, &["later"], tell, ended).await;
     });
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
-    // Away for many more tries than a record has attempts, with failures of its own among them, one short of too many.
+    // Unavailable for many more tries than the attempt limit, with the record's own failures in
+    // between, one fewer than the limit.
     let peer = Arc::new(tokio::sync::Semaphore::new(0));
     let tries = Arc::new(Mutex::new(0));
     let (back, seen) = (peer.clone(), tries.clone());
@@ -271,7 +272,7 @@ async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixtur
     report.await.unwrap();
 }
 
-/// A handler passes the error of its store on as it is, or wrapped in its own.
+/// A handler may return its store's error as is or wrapped in its own.
 #[derive(Debug, thiserror::Error)]
 enum OwnError {
     #[error("store: {0}")]
@@ -280,7 +281,7 @@ enum OwnError {
     Database(#[from] sqlx::Error),
 }
 
-async fn a_record_waits_for_a_store_that_is_away_however_often_it_is_tried(fixture: &dyn Fixture) {
+async fn a_record_waits_for_an_unavailable_store_without_a_limit(fixture: &dyn Fixture) {
     let topic = fixture.topic("store").await;
     let sent = [event(&topic, "one-key", 0), event(&topic, "one-key", 1)];
     fixture.log().publish(&sent).await.unwrap();
@@ -313,9 +314,7 @@ async fn a_record_waits_for_a_store_that_is_away_however_often_it_is_tried(fixtu
     assert_eq!(letters.unwrap(), []);
 }
 
-async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
-    fixture: &dyn Fixture,
-) {
+async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
     let topic = fixture.topic("dead").await;
     let sent: Vec<Event> = (0..3)
         .map(|number| event(&topic, "one-key", number))
@@ -361,7 +360,7 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
     assert_eq!(letters[1].header(dlq::REASON), Some("never works"));
     assert_eq!(letters[1].header(dlq::ATTEMPTS), Some("4"));
 
-    // A second group has handled all three; the replay must not reach it.
+    // A second group has handled all three; the replay must skip it.
     let other = run(fixture, "healthy", &topic, move |event| {
         let tx = healthy.clone();
         async move {
@@ -403,7 +402,7 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
         let handled = in_time("the replayed record", rx.recv()).await.unwrap();
         assert_eq!(handled, ("failing", format!("hold-{number}")));
     }
-    // A later record reaches both; nothing of the replay came to the healthy group before it.
+    // A later record reaches both; the healthy group got no replayed record before it.
     fixture
         .log()
         .publish(&[event(&topic, "one-key", 9)])
@@ -425,7 +424,7 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
     stop(other).await;
 }
 
-async fn a_stopped_consumer_goes_on_where_it_stopped(fixture: &dyn Fixture) {
+async fn a_stopped_consumer_resumes_where_it_stopped(fixture: &dyn Fixture) {
     let topic = fixture.topic("stop").await;
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     for round in 0..3 {
@@ -442,21 +441,21 @@ async fn a_stopped_consumer_goes_on_where_it_stopped(fixture: &dyn Fixture) {
                 Ok(())
             }
         });
-        // Committed positions may lag a crash, never a stop: each record is seen once.
+        // Committed positions may lag after a crash, never after a stop: each record is seen once.
         let handled = in_time("handled", rx.recv()).await.unwrap();
         assert_eq!(handled, format!("hold-{round}"));
         stop(consumer).await;
     }
 }
 
-async fn records_that_are_there_are_handled_together_in_order(fixture: &dyn Fixture) {
+async fn available_records_are_handled_together_in_order(fixture: &dyn Fixture) {
     const TOGETHER: usize = 4;
     let topic = fixture.topic("together").await;
     let sent: Vec<Event> = (0..11)
         .map(|number| event(&topic, "one-key", number))
         .collect();
     fixture.log().publish(&sent).await.unwrap();
-    // What was handed over, call by call; the sixth record fails once, in the middle of whatever it comes with.
+    // Records per call. The sixth record fails once, anywhere in its batch.
     let calls = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let (log, token, noted) = (fixture.log(), CancellationToken::new(), calls.clone());
@@ -500,16 +499,16 @@ async fn records_that_are_there_are_handled_together_in_order(fixture: &dyn Fixt
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// How a handler of a batch ends at a stop.
+/// How a batch handler ends at a stop.
 #[derive(Clone, Copy)]
 enum Ends {
-    /// With all that it was given.
+    /// All records are handled.
     Whole,
-    /// With so many of them, and this for the next.
+    /// This number of records is handled; the next one fails with this error.
     Behind(usize, fn() -> Failure),
 }
 
-async fn a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture: &dyn Fixture) {
+async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture) {
     const TOGETHER: usize = 4;
     let topic = fixture.topic("middle").await;
     let sent: Vec<Event> = (0..19)
@@ -518,7 +517,7 @@ async fn a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture: 
     fixture.log().publish(&sent).await.unwrap();
     let subjects: Vec<String> = sent.iter().map(|event| event.subject.clone()).collect();
     let mut handled: Vec<String> = Vec::new();
-    // The consumer is told to stop while a handler works, whatever that one answers then.
+    // The consumer is told to stop while a handler runs, whatever the handler returns.
     for ends in [
         Ends::Behind(2, || "not now".into()),
         Ends::Whole,
@@ -532,7 +531,7 @@ async fn a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture: 
         let handler = |events: Vec<Event>| {
             let stop = stop.clone();
             async move {
-                assert!(!stop.is_cancelled(), "called again behind the stop");
+                assert!(!stop.is_cancelled(), "called again after the stop");
                 stop.cancel();
                 let done = match ends {
                     Ends::Whole => events.len(),
@@ -567,7 +566,7 @@ async fn a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture: 
         .backlog("inspector", &[&topics::dlq(&topic)])
         .await
         .unwrap();
-    assert!(letters.is_empty(), "nothing is given up at a stop");
+    assert!(letters.is_empty(), "a stop creates no dead letters");
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let last = run(fixture, "middle", &topic, move |event| {
         let tx = tx.clone();

@@ -1,4 +1,4 @@
-//! The contract of an outbox and an inbox, as tests that any database of a service must pass.
+//! Contract tests of outbox and inbox, for any database of a service.
 
 use std::sync::{
     Arc,
@@ -17,7 +17,8 @@ use uuid::Uuid;
 use super::{FAST, event, in_time, take};
 
 /// Tables of the service under test.
-pub const TABLES: &str = "CREATE TABLE changes (number BIGINT PRIMARY KEY); CREATE TABLE effects (number BIGINT NOT NULL);";
+pub const TABLES: &str = "CREATE TABLE changes (number BIGINT PRIMARY KEY); \
+                          CREATE TABLE effects (number BIGINT NOT NULL);";
 
 /// How a transaction ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,13 +28,13 @@ pub enum End {
     Drop,
 }
 
-/// A service with one table for the numbers it has changed and one for the effects it has had.
+/// A service with a table of changed numbers and a table of effects.
 #[async_trait]
 pub trait Service: Queue {
     /// One transaction: the number, and its event under the key `k` of the topic `t`.
     async fn change(&self, number: usize, end: End);
-    /// One transaction: the event in the inbox for each of these consumers, and then the effect, if
-    /// the first one had not seen it.
+    /// One transaction: records the event in the inbox for each of these consumers, then the effect
+    /// if it was new to the first.
     async fn accept(
         &self,
         consumers: &[&str],
@@ -45,7 +46,7 @@ pub trait Service: Queue {
 }
 
 pub async fn all<S: Service>(mut fresh: impl AsyncFnMut() -> S) {
-    a_rolled_back_change_has_no_event_and_a_committed_one_has(fresh().await).await;
+    only_a_committed_change_has_an_event(fresh().await).await;
     the_relay_is_woken_by_commits_and_loses_none(fresh().await).await;
     a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(fresh().await).await;
     an_effect_that_is_rolled_back_is_not_in_the_inbox(fresh().await).await;
@@ -66,7 +67,7 @@ pub async fn published(log: &Embedded, count: usize) -> Vec<usize> {
         .collect()
 }
 
-async fn a_rolled_back_change_has_no_event_and_a_committed_one_has(db: impl Service) {
+async fn only_a_committed_change_has_an_event(db: impl Service) {
     let (_folder, log) = log().await;
     db.change(1, End::Drop).await;
     db.change(2, End::Rollback).await;
@@ -95,7 +96,7 @@ async fn the_relay_is_woken_by_commits_and_loses_none(db: impl Service) {
         writer.await.unwrap();
     }
     let seen = published(&log, 100).await;
-    // What one writer did one after the other keeps its order.
+    // The events of one sequential writer keep their order.
     for writer in 0..4 {
         let own: Vec<usize> = seen
             .iter()
@@ -108,7 +109,7 @@ async fn the_relay_is_woken_by_commits_and_loses_none(db: impl Service) {
     in_time("relay stops", relay).await.unwrap();
 }
 
-/// A log that fails on purpose: before it has the events, or after it has them but before it says so.
+/// A log that fails on purpose: before it stores the events, or after it but before it returns.
 struct Faulty {
     log: Embedded,
     calls: AtomicUsize,
@@ -124,7 +125,8 @@ impl Log for Faulty {
                 Err(Error::Closed)
             }
             _ => {
-                // As a log without memory of ids would: everything again, under headers of its own.
+                // Like a log that does not track ids: publishes everything again, under additional
+                // headers.
                 let again: Vec<Record> = records
                     .iter()
                     .cloned()
@@ -159,9 +161,9 @@ impl Log for Faulty {
     }
 }
 
-/// As [`Relay::step`] where there is something to move. On PostgreSQL it may take a moment: a relay
-/// that died has its lock until the server finds its connection gone, and what was committed waits
-/// for older transactions, those of other tests on the server too.
+/// As [`Relay::step`] with something to move. On PostgreSQL it may take a moment: a dead relay
+/// keeps its lock until the server detects the closed connection, and commits wait for older
+/// transactions, also of other tests.
 async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
     let moved = async {
         loop {
@@ -171,7 +173,7 @@ async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
             }
         }
     };
-    in_time("a relay's turn", moved).await
+    in_time("a relay step", moved).await
 }
 
 async fn a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(
@@ -191,7 +193,7 @@ async fn a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_chan
     assert_eq!(step(&db, &log).await.unwrap(), 3);
     assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
 
-    // Six records are in the log; the inbox makes three effects of them.
+    // Six records are in the log; the inbox reduces them to three effects.
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let (target, stop) = (db.clone(), CancellationToken::new());
     let handler = move |event: events::Event| {

@@ -1,5 +1,6 @@
-/* Preloaded into a process: writes down, in order, what the process does to the files of one folder, so that a test can make the states which a power
- * loss may leave behind. DISK_FOLDER names the folder, DISK_RECORD the file of records: kind, path length, offset, length, path, bytes. */
+/* Preloaded library: records, in order, what a process does to the files of one folder, so a test
+ * can derive the states that a power loss may leave. DISK_FOLDER: the folder. DISK_RECORD: the file
+ * of records: kind, path length, offset, length, path, bytes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

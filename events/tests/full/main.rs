@@ -1,6 +1,6 @@
-//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run:
-//! `tests/services/kafka.sh start` and `tests/services/postgres.sh start` first, then
-//! `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<what it prints> cargo test -p events --test full`.
+//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run: first
+//! `tests/services/kafka.sh start` and `tests/services/postgres.sh start`, then
+//! `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<printed URL> cargo test -p events --test full`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 struct Fixture {
     kafka: Kafka,
-    /// Topics and groups of an earlier run stay on the broker.
+    /// Distinguishes topics and groups from those of earlier runs on the broker.
     run: Uuid,
 }
 
@@ -34,7 +34,7 @@ impl common::Fixture for Fixture {
 
 fn kafka() -> Kafka {
     let brokers = std::env::var("KAFKA_BROKERS")
-        .expect("KAFKA_BROKERS names the broker: run `tests/services/kafka.sh start` and pass what it prints");
+        .expect("KAFKA_BROKERS is not set: run `tests/services/kafka.sh start` and pass the printed address");
     Kafka::connect(&brokers, &HashMap::new()).unwrap()
 }
 
@@ -52,7 +52,7 @@ async fn the_contract_holds_on_kafka() {
 async fn r238_the_platforms_topics_exist_after_ensure_topics() {
     let kafka = kafka();
     kafka.ensure_topics().await.unwrap();
-    // Again: they are there already.
+    // Again: they exist already.
     kafka.ensure_topics().await.unwrap();
     for topic in topics::ALL {
         kafka
@@ -61,7 +61,7 @@ async fn r238_the_platforms_topics_exist_after_ensure_topics() {
             .unwrap();
         let group = format!("reader-{}", Uuid::now_v7());
         let mut subscription = kafka.subscribe(&group, &[topic]).await.unwrap();
-        // A broker that stays keeps what others have written there.
+        // A long-lived broker may have records of others.
         while common::take(&mut subscription, 1).await[0].record.event
             != common::event(topic, "k", 1)
         {}

@@ -1,4 +1,4 @@
-//! Outbox and inbox on a real PostgreSQL, where transactions overlap.
+//! Outbox and inbox on a real PostgreSQL, with concurrent transactions.
 
 use async_trait::async_trait;
 use events::{
@@ -19,7 +19,7 @@ use crate::common::{
 
 fn server() -> String {
     std::env::var("POSTGRES_URL").expect(
-        "POSTGRES_URL names the server: run `tests/services/postgres.sh start` and pass what it prints",
+        "POSTGRES_URL is not set: run `tests/services/postgres.sh start` and pass the printed URL",
     )
 }
 
@@ -35,7 +35,7 @@ async fn execute(sql: String) {
     sql.execute(&mut connection).await.unwrap();
 }
 
-/// URL of a schema of one's own.
+/// URL of a new schema.
 async fn fresh() -> String {
     let schema = format!("test_{}", Uuid::now_v7().simple());
     execute(format!("CREATE SCHEMA {schema}")).await;
@@ -134,7 +134,7 @@ async fn log() -> (tempfile::TempDir, Embedded) {
     (folder, log)
 }
 
-/// Relays until nothing is left.
+/// Relays until the outbox is empty.
 async fn drain(db: &Postgres, log: &Embedded) {
     common::in_time("the outbox empties", async {
         while outbox::backlog(db).await.unwrap() > 0 {
@@ -152,7 +152,7 @@ async fn r248_a_slow_transaction_with_an_earlier_position_is_not_skipped() {
     change(&db, "k", 0).await.commit().await.unwrap();
     drain(&db, &log).await;
     let slow = change(&db, "k", 1).await;
-    // Later positions, committed before: they wait for the slow one, whatever their key.
+    // Later positions, committed earlier: they wait for the slow one, whatever their key.
     change(&db, "k", 2).await.commit().await.unwrap();
     change(&db, "other", 3).await.commit().await.unwrap();
     for _ in 0..3 {
@@ -162,7 +162,7 @@ async fn r248_a_slow_transaction_with_an_earlier_position_is_not_skipped() {
     slow.commit().await.unwrap();
     drain(&db, &log).await;
     assert_eq!(published(&log, 4).await, [0, 1, 2, 3]);
-    // One that is given up holds nothing back and leaves nothing.
+    // A rolled back one blocks nothing and leaves nothing.
     let given_up = change(&db, "k", 4).await;
     change(&db, "k", 5).await.commit().await.unwrap();
     given_up.rollback().await.unwrap();
@@ -186,10 +186,11 @@ async fn numbers(log: &Embedded, count: usize) -> Vec<usize> {
 
 // rows: R248
 #[tokio::test(flavor = "multi_thread")]
-async fn r248_the_order_of_a_key_is_that_of_its_locks_however_old_a_transaction_is() {
+async fn r248_the_order_of_a_key_follows_its_locks_not_transaction_age() {
     let (url, (_folder, log)) = (fresh().await, log().await);
     let db = Postgres::open(&url, &migrator()).await.unwrap();
-    // An older transaction than the first writer's appends after him, while a third one in between holds the horizon.
+    // A transaction that is older than the first writer's appends after it, while a third one in
+    // between holds the horizon.
     let mut older = db.write().await.unwrap();
     sqlx::query("SELECT pg_current_xact_id()")
         .execute(&mut *older)
@@ -275,7 +276,7 @@ async fn r248_two_relays_and_overlapping_writers_publish_each_event_once() {
 }
 
 #[tokio::test]
-async fn a_lost_or_locked_server_is_away_and_a_broken_constraint_is_not() {
+async fn a_lost_or_locked_server_is_unavailable_and_a_broken_constraint_is_not() {
     let url = fresh().await;
     let db = Postgres::open(&url, &migrator()).await.unwrap();
     change(&db, "k", 1).await.commit().await.unwrap();
@@ -304,7 +305,7 @@ async fn a_lost_or_locked_server_is_away_and_a_broken_constraint_is_not() {
     db.close().await;
     let closed = db.write().await.err().expect("the pools are closed");
     assert!(closed.is_away(), "{closed}");
-    let refused = Postgres::open("postgres://nobody@127.0.0.1:1/none", &migrator()).await;
-    assert!(refused.err().expect("nobody listens").is_away());
+    let refused = Postgres::open("postgres://none@127.0.0.1:1/none", &migrator()).await;
+    assert!(refused.err().expect("no server listens").is_away());
     forget(&url).await;
 }

@@ -1,5 +1,6 @@
-//! Any target under libFuzzer: `FUZZ_TARGET` names it. With `FUZZ_LIST` the program prints the names, with
-//! `FUZZ_SEEDS` it writes the target's seeds into that folder; it ends in both cases.
+//! Runs the target named by `FUZZ_TARGET` under libFuzzer. With `FUZZ_LIST` the program prints the
+//! names, with `FUZZ_SEEDS` it writes the target's seeds into that folder; in both cases it then
+//! exits.
 #![no_main]
 
 use std::path::Path;
@@ -21,13 +22,13 @@ fn prepare() {
     }
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let Some(target) = fuzz::target(&name) else {
-        eprintln!("FUZZ_TARGET `{name}` is no target");
+        eprintln!("unknown FUZZ_TARGET `{name}`: FUZZ_LIST=1 prints the names");
         std::process::exit(2);
     };
     if let Some(folder) = std::env::var_os("FUZZ_SEEDS") {
         for (number, seed) in (target.seeds)().iter().enumerate() {
             std::fs::write(Path::new(&folder).join(format!("seed-{number}")), seed)
-                .expect("written");
+                .expect("seed written");
         }
         std::process::exit(0);
     }

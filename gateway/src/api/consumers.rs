@@ -1,8 +1,10 @@
-//! What the market does on other services' events (specification 6.6, D28).
+//! Consumers of other services' events (specification 6.6, D28).
 //!
-//! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and
-//!   his trading holds (`design.md` 4); any word about a user drops what is cached of him.
-//! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
+//! - identity: a blocked user enters no more orders and loses open orders (`USER_BLOCKED`),
+//!   sessions and trading holds (`design.md` 4). Any event about a user evicts what is cached of
+//!   that user.
+//! - cfa: instruments are registered, change and end; issues, redemptions and transfers move the
+//!   positions kept here.
 //! - ledger: balances are sent to the sessions of their user; a hold that another service has ended
 //!   cancels the open orders that draw on it.
 
@@ -36,22 +38,22 @@ use crate::instruments;
 use crate::market::{Asset, Market};
 use crate::projection::repo::{self, Moves};
 
-/// Consumer group of this room.
+/// Consumer group of the gateway.
 const GROUP: &str = "market";
-/// Name in the inbox.
+/// Consumer name in the inbox.
 const POSITIONS: &str = "market.positions";
-/// Changes of positions handed over together.
+/// Events per batch on the topic whose events move positions.
 const MOVES_MAX: usize = 256;
 
-/// Topics heard here, each with the part it is in the health read: on its own, so that a block does
-/// not queue after the ledger's many events.
+/// Consumed topics and their health parts. Each has a consumer of its own, so that a block does not
+/// queue after the ledger's many events.
 pub const TOPICS: [(&str, &str); 3] = [
     (topics::IDENTITY, "identity_events"),
     (topics::CFA, "cfa_events"),
     (topics::LEDGER, "ledger_events"),
 ];
 
-/// Handles the events of a topic until shutdown.
+/// Handles a topic's events until shutdown.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -65,13 +67,13 @@ pub async fn run(
         let market = market.clone();
         async move { handle_in_order(&market, &events).await }
     };
-    // Of the others each has calls of its own, between which a stop must be heard.
+    // Events of the other topics make calls, and a stop must take effect between two of them.
     let at_once = if topic == topics::CFA { MOVES_MAX } else { 1 };
     events::consume_batches(log, GROUP, &[topic], at_once, handler, shutdown).await?;
     Ok(())
 }
 
-/// Shows what keeps events from moving in the health of the market, until shutdown.
+/// Shows in the market's health what keeps events from being handled, until shutdown.
 pub async fn show_events(
     log: Arc<dyn events::Log>,
     health: rpc::Health,
@@ -85,7 +87,7 @@ fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(&*event.payload).map_err(|error| Poison(error.to_string()))
 }
 
-/// Handles events one after the other, but for those that move positions: a run of them shares a transaction.
+/// Handles events in order. A run of events that move positions shares a transaction.
 async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult {
     let mut handled = 0;
     while handled < events.len() {
@@ -112,7 +114,7 @@ fn stopped(handled: usize, error: Failure) -> BatchResult {
     Err(Stopped { handled, error })
 }
 
-/// The events at the front that move positions, up to the first other or unreadable one.
+/// The leading events that move positions, up to the first other or unreadable one.
 fn moves_at_front(events: &[Event]) -> Result<Vec<Moves>, Poison> {
     let mut run = Vec::new();
     for event in events {
@@ -154,7 +156,7 @@ fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
     }))
 }
 
-/// What only a store, a peer or the journal can mend waits for it instead of being given up.
+/// Marks a failure for redelivery if only a store, a peer or the journal can resolve it.
 fn or_later(error: Failure) -> Failure {
     use tonic::Code::{Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable};
     let is_away = if let Some(status) = error.downcast_ref::<Status>() {
@@ -203,7 +205,7 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
             let context = Context::new("market");
             instruments::sync_one(market, &context, &message.instrument_id).await?;
         }
-        // Settlement ends holds of orders all day; each is behind an order that has ended.
+        // Settlement ends holds of orders all day, each after its order has ended.
         "HoldReleasedEvent" | "HoldConsumedEvent"
             if event.correlation_id.starts_with("settlement:") => {}
         "HoldReleasedEvent" => {
@@ -224,7 +226,7 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
     Ok(())
 }
 
-/// Forwards a user's balance to its sessions. House sub-accounts and users unknown here have no sessions.
+/// Forwards a user's balance to its sessions. House sub-accounts and users unknown here have none.
 fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), Failure> {
     let name = SubAccountName::parse(&event.subaccount_id);
     let name = name.filter(|name| name.purpose == Purpose::User);
@@ -240,7 +242,7 @@ fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), F
             names.instrument_of(&id).map(Asset::units)
         }
     };
-    // An instrument that is not listed here has no index to be named by.
+    // An instrument that is not listed here has no index to send.
     let Some(asset) = asset else { return Ok(()) };
     let amount = proto::convert::decimal(event.new_balance.as_ref());
     let amount = amount.map_err(|error| Poison(error.to_string()))?;
@@ -270,7 +272,7 @@ fn bound(market: &Market, user_id: &str) -> Option<UserIx> {
     market.replica.names().user_ix(&UserId::new(user_id).ok()?)
 }
 
-/// Drops what is cached of a user; his budget is read again with his next order.
+/// Evicts what is cached of a user. Its next order reads the budget again.
 fn forget(market: &Market, user_id: &str) {
     market.identity.forget(user_id);
     if let Some(user) = bound(market, user_id) {
@@ -283,14 +285,14 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     if UserId::new(user_id).is_err() {
         return Ok(()); // No valid user id: it could not be bound.
     }
-    // Somebody may be binding him this moment, with the profile of before.
+    // Another call may be binding the user now, with the profile from before the block.
     let user = market.bind_user(user_id).await?;
     market.budgets.of(user).drop_figure();
     stop_trading(market, user).await?;
     let end = Order::EndUser(user, DisconnectCode::UserBlocked);
     market.orders.give(end).await;
     tracing::info!(user_id, "user blocked, orders cancelled");
-    // The next event does not wait for his money: what is not closed now the sweeper closes.
+    // The next event does not wait for the user's money: the sweeper closes what stays open.
     let own = market.clone();
     tokio::spawn(async move {
         let pools = own.state(|state| state.core().admission().trading_pools(user).collect());
@@ -303,7 +305,7 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     Ok(())
 }
 
-/// No more orders of a user, the open ones cancelled (`USER_BLOCKED`).
+/// Refuses new orders of a user and cancels the open ones (`USER_BLOCKED`).
 async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
     let cause = BlockCause::Identity;
     ask_or_known(market, Request::BlockUser { user, cause }).await?;
@@ -332,8 +334,7 @@ async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     }
 }
 
-/// The open orders that a ledger hold covers, and its pool where it is a trading hold that is
-/// open.
+/// The open orders that a ledger hold covers, and its index if it is an open trading hold.
 fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
@@ -357,7 +358,7 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
 }
 
 /// The open order whose own main hold this is. The ids of both begin with the same time, so few
-/// orders are looked at twice.
+/// orders need both comparisons.
 fn order_of(state: &State, hold_id: Id128) -> Option<Handle> {
     let time = |id: Id128| id.as_u128() >> 80;
     let (node, wanted) = (state.node(), time(hold_id));
@@ -368,12 +369,13 @@ fn order_of(state: &State, hold_id: Id128) -> Option<Handle> {
     found.map(|order| order.handle)
 }
 
-/// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
+/// Cancels the orders that a vanished hold covered: those that draw on it, or the one whose main
+/// hold it was.
 ///
-/// The market and settlement end a hold only after the journal: its pool is closed there, or its
-/// order has ended, before the ledger says so. What is still open at that moment was ended by another
-/// service; an order that ended a moment ago is simply not there to be cancelled. (The fee hold of an
-/// open order may run out by rounding alone: it is not looked at.)
+/// The market and settlement end a hold only after the journal: it is closed there, or its order
+/// has ended, before the ledger reports it. A hold that still covers open orders was ended by
+/// another service. An order that has just ended is not found and needs no cancel. (The fee hold of
+/// an open order may run out by rounding alone, so it is ignored.)
 async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
     let Some(id) = Id128::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.
@@ -382,7 +384,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
     if pool.is_none() && orders.is_empty() {
         return Ok(());
     }
-    tracing::error!(hold_id, %reason, orders = orders.len(), "a hold behind orders has vanished");
+    tracing::error!(hold_id, %reason, orders = orders.len(), "hold of open orders ended elsewhere: cancelling them");
     for handle in orders {
         let request = Request::Cancel(CancelRequest {
             order: OrderRef::Handle(handle),
@@ -393,7 +395,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             key_hash: Id128::NONE,
         });
         match market.ask(request).await {
-            // Gone by itself meanwhile.
+            // The order has ended meanwhile.
             Ok(_) | Err(NotTaken::Refused(_)) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,6 +1,6 @@
-//! What the books show: depth of one instrument, state of all. Read from the replica once it has
-//! passed what has a sequence, so that no reader sees what a crash could withdraw. Nothing is cached:
-//! a snapshot is never older than the last durable order (R178, T42).
+//! Views of the books: depth of one instrument, state of all. Read from the replica after the last
+//! assigned sequence, so that no reader sees what a crash could withdraw. Nothing is cached: a
+//! snapshot is never older than the last durable order (R178, T42).
 
 use proto::convert::{to_decimal, to_timestamp_us};
 use proto::market::v1 as pb;
@@ -13,15 +13,14 @@ use crate::config::GatewayConfig;
 use crate::market::{MONEY_DECIMALS, Market, now_us};
 use crate::refusal;
 
-/// Levels a side when the caller names none (D40).
+/// Levels per side when the caller names none (D40).
 const LEVELS_DEFAULT: u32 = 50;
-/// Most levels a side.
+/// Most levels per side.
 const LEVELS_MAX: u32 = 1_000;
-/// With more open orders no hash is returned: while it is computed no reads are served and the replica
-/// waits.
+/// Above this many open orders no hash is returned: computing it blocks reads and the replica.
 const HASHED_ORDERS_MAX: usize = 50_000;
 
-/// `Instrument not found` for an unknown one; empty sides for an empty book.
+/// Depth of a book. `Instrument not found` for an unknown one; empty sides for an empty book.
 pub async fn book(
     market: &Market,
     instrument_id: &str,
@@ -62,8 +61,8 @@ pub async fn book(
     })
 }
 
-/// State of every instrument and of settlement. For staff alone (no `own` user): whose kill switch is
-/// engaged, and the hash of a state that is not too large for it.
+/// State of every instrument and of settlement. For staff (no `own` user) also the users whose kill
+/// switch is engaged, and the hash of the state unless it is too large for one.
 pub async fn status(
     market: &Market,
     own: Option<&str>,
@@ -104,7 +103,7 @@ pub async fn status(
     seen.await
 }
 
-/// What a user can take; without one, or before the first order of one: a user without other bounds.
+/// Bounds of a user. Without one, or before a user's first order: the node's bounds.
 fn member_bounds(
     config: &GatewayConfig,
     admission: &admission::Admission,

@@ -1,4 +1,5 @@
-//! The market's diagnostic reads (specification 4.6, D43): the resource as the matching RPC returns it.
+//! Diagnostic reads of the market (specification 4.6, D43): the resource that the matching RPC
+//! returns.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! MarketService (specification 4.3): reads the message, asks the use case, writes the answer. The
-//! only folder that sees the contract's messages on the way in.
+//! MarketService (specification 4.3): reads the message, calls the use case, writes the answer. The
+//! only folder that sees the contract's incoming messages.
 
 pub mod consumers;
 mod depth;
@@ -25,7 +25,7 @@ use crate::projection::repo::{self, Before, OrderFilter, TradeFilter};
 use crate::projection::rows::{OrderRow, TradeRow};
 use crate::refusal;
 
-/// The service.
+/// Implements MarketService.
 pub struct Api {
     pub market: Arc<Market>,
 }
@@ -33,7 +33,7 @@ pub struct Api {
 /// Response metadata of a call that was answered before (T12).
 const REPLAYED: &str = "idempotent-replayed";
 
-/// The caller of a request, and its message.
+/// The caller of a request and its message.
 fn opened<M>(request: Request<M>) -> Result<(Caller, M), Status> {
     let caller = caller(&request)?.clone();
     Ok((caller, request.into_inner()))
@@ -49,7 +49,7 @@ fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<
     response
 }
 
-/// Owners act as themselves; staff and services for anybody.
+/// Owners act as themselves; staff and services act for any user.
 fn actor(caller: &Caller, user_id: &str) -> Actor {
     match caller.user_id.as_deref() == Some(user_id) {
         true => Actor::Owner,
@@ -57,7 +57,7 @@ fn actor(caller: &Caller, user_id: &str) -> Actor {
     }
 }
 
-/// Users see their own only: an empty filter means oneself.
+/// Users see only their own rows: an empty filter means the caller.
 pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Status> {
     if user_id.is_empty() && !caller.acts_for_anyone() {
         return Ok(caller.user_id.clone().unwrap_or_default());
@@ -68,8 +68,8 @@ pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Sta
     Ok(user_id)
 }
 
-/// Where a page of orders or trades begins. A token of the time when lists were kept by time and id
-/// is refused: its number means something else now.
+/// Start of a page of orders or trades. Refuses a token of the version that ordered lists by time
+/// and id: its number has another meaning now.
 fn before(page: &rpc::page::Page) -> Result<Before, Status> {
     let (key, id) = match &page.after {
         Some(after) => (after.created_us, after.id.as_str()),
@@ -83,7 +83,7 @@ fn before(page: &rpc::page::Page) -> Result<Before, Status> {
     Ok(Before { key, limit })
 }
 
-/// Place of a row in a list of orders or trades, for the page token.
+/// Position of a row in a list of orders or trades, for the page token.
 fn place(key: i64) -> Key {
     Key {
         created_us: key,
@@ -91,7 +91,7 @@ fn place(key: i64) -> Key {
     }
 }
 
-/// The trade of an id, for one of its parties or for staff.
+/// The trade with an id, for one of its parties or for staff.
 pub(crate) async fn find_trade(
     market: &Market,
     caller: &Caller,
@@ -107,7 +107,7 @@ pub(crate) async fn find_trade(
     Ok(row)
 }
 
-/// A trade with its settlement status from the journal. The counterparty's user id is returned to staff only.
+/// A trade with its settlement status from the journal. Only staff get the counterparty's user id.
 pub(crate) fn render_trade(market: &Market, caller: &Caller, row: &TradeRow) -> Trade {
     let sequence = types::Sequence(row.sequence);
     let trade = types::Id128::parse(&row.trade_id).unwrap_or(types::Id128::NONE);
@@ -123,7 +123,7 @@ pub(crate) fn render_trade(market: &Market, caller: &Caller, row: &TradeRow) -> 
     trade
 }
 
-/// The order of an id, for its owner or for staff.
+/// The order with an id, for its owner or for staff.
 pub(crate) async fn find_order(
     market: &Market,
     caller: &Caller,
@@ -418,7 +418,7 @@ impl MarketService for Api {
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetKillSwitch", &caller.subject, key);
         if !is_own && !user_id.is_empty() {
-            // A mistyped id is told, not bound.
+            // A mistyped id is refused, not bound.
             self.market.identity.profile(&context, &user_id).await?;
         }
         let answered =
@@ -454,7 +454,7 @@ impl MarketService for Api {
                 offset_seconds,
                 reason = message.reason,
                 by = caller.subject,
-                "the machine's clock was confirmed"
+                "machine clock confirmed"
             );
         }
         Ok(reply(answered, |()| ConfirmClockResponse {
@@ -470,7 +470,7 @@ impl MarketService for Api {
         let context = rpc::context::write(message.context)?;
         let member = parse::member(message.user_id, message.group)?;
         if let Member::User(user_id) = &member {
-            // A mistyped id is told, not bound.
+            // A mistyped id is refused, not bound.
             self.market.identity.profile(&context, user_id).await?;
         }
         let most = self.market.open_orders_most();

@@ -1,5 +1,5 @@
-//! Messages of the contract as the market's own shapes. A bad field is INVALID_ARGUMENT under its name in the
-//! schema (D23, D35).
+//! Parses messages of the contract. A bad field is INVALID_ARGUMENT with its name in the schema
+//! (D23, D35).
 
 use admission::NewRequest;
 use proto::common::v1::Decimal as WireDecimal;
@@ -20,13 +20,13 @@ fn bad(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
 }
 
-/// The value of an enumeration. One that this version does not know is refused, whatever it may mean later (R339).
+/// Value of an enumeration. A value that this version does not know is refused (R339).
 fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, Status> {
     E::try_from(value).map_err(|_| bad(field, format!("has no value {value}")))
 }
 
-/// An order but for the instrument's steps: those are [`in_steps`]'s. User, key and client order id
-/// are the caller's to fill in.
+/// An order without the instrument's ticks and lots, which [`in_steps`] adds. The caller fills in
+/// user, key and client order id.
 pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal), Status> {
     let side = side("order.side", order.side)?;
     let side = side.ok_or_else(|| bad("order.side", "is required"))?;
@@ -96,7 +96,7 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
     Ok((request, price, quantity))
 }
 
-/// The order on its instrument.
+/// Converts price and quantity to ticks and lots of the instrument.
 pub fn in_steps(
     (request, price, quantity): (NewRequest, Option<Decimal>, Decimal),
     spec: &InstrumentSpec,
@@ -110,7 +110,7 @@ pub fn in_steps(
     })
 }
 
-/// The caller's own name for an order, empty for none: a given order id is one too (D37).
+/// The caller's own id of an order, empty for none. A given order id counts as one (D37).
 pub fn client_order_id(order: &pb::Order) -> Result<&str, Status> {
     let id = match order.client_order_id.as_str() {
         "" => &order.order_id,
@@ -127,7 +127,7 @@ fn check_client_order_id(field: &str, id: &str) -> Result<(), Status> {
     }
 }
 
-/// The order of a PlaceOrder, its user's id well-formed.
+/// The order of a PlaceOrder with a well-formed user id.
 pub fn given_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
     let order = order.ok_or_else(|| bad("order", "is required"))?;
     UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
@@ -165,7 +165,7 @@ fn lots(spec: &InstrumentSpec, field: &str, quantity: Decimal) -> Result<Lots, S
     })
 }
 
-/// Price and total of an amend; at least one of them.
+/// Price and total of an amend. At least one change is required.
 pub fn change(
     spec: &InstrumentSpec,
     price: Option<&WireDecimal>,

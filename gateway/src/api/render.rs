@@ -1,4 +1,4 @@
-//! The market's own shapes as messages of the contract.
+//! The market's types as messages of the contract.
 
 use proto::common::v1::Fee;
 use proto::convert::{to_decimal, to_money, to_timestamp_us};

@@ -1,11 +1,10 @@
-//! Market events on their topic: the journal is the outbox (`design.md` 4).
+//! Publishes market events to their topic. The journal is the outbox (`design.md` 4).
 //!
-//! A follower of the replica with a position of its own makes the events of each record and hands
-//! them to the log in the order of the journal. Delivery is at least once: the position is saved
-//! after the events (a second or 16,384 events later), and events that are published again have the
-//! same ids.
-//! A log that is away is waited for; the health read names it, and the journal is kept from the
-//! saved position on ([`Durable`]).
+//! A follower of the replica with a position of its own converts each record to events and
+//! publishes them in journal order. Delivery is at least once: the position is saved after the
+//! events (a second or 16,384 events later), and republished events keep their ids. While the log
+//! is unavailable the feed waits: the health read names it, and the journal is kept from the saved
+//! position on ([`Durable`]).
 
 mod publish;
 
@@ -28,20 +27,20 @@ use publish::Publisher;
 
 /// Name in the health read.
 pub const PART: &str = "feed";
-/// Records that fill a batch: the last one added may exceed it.
+/// Records that fill a batch. The last addition may exceed it.
 const BATCH_RECORDS: usize = 4_096;
 /// How long a batch waits for more.
 const PACE: Duration = Duration::from_millis(2);
-/// How long the log may take for a batch before the health says so.
+/// How long the log may take for a batch before the health read fails.
 const SLOW: Duration = Duration::from_secs(5);
-/// Longest time between publishing and saving the position: what a crash has published again.
+/// Longest time between publishing and saving the position: a crash republishes that much.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// Events between the two, at most a batch more: the embedded log knows four times as many again.
+/// Events between two saves, at most a batch more. The embedded log remembers four times as many.
 const UNSAVED_MAX: usize = 16_384;
 /// How long a shutdown waits for the log.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Publishes what the replica reports.
+/// Publishes the effects that the replica reports.
 pub struct Feed {
     db: Store,
     node: NodeId,
@@ -49,17 +48,17 @@ pub struct Feed {
     durable: Durable,
     published: Sequence,
     saved: Sequence,
-    /// Events since.
+    /// Events since the last save.
     unsaved: usize,
-    /// When `published` has to be saved.
+    /// When `published` must be saved.
     save_at: Option<Instant>,
 }
 
 impl Feed {
-    /// Begins at the stored position, which `durable` is told.
+    /// Starts at the stored position and reports it to `durable`.
     ///
     /// # Errors
-    /// The store.
+    /// The store cannot be read.
     pub async fn open(
         db: Store,
         node: NodeId,
@@ -80,7 +79,7 @@ impl Feed {
         })
     }
 
-    /// Publishes until shutdown, from the position on.
+    /// Publishes until shutdown, from the stored position on.
     ///
     /// # Errors
     /// The replica has ended, or the log refuses an event for good.
@@ -91,7 +90,7 @@ impl Feed {
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
         let ended = self.follow(&replica, &health, &shutdown).await;
-        // However it ends: what is published is not published again.
+        // However it ends, so that published events are not published again.
         self.save().await;
         ended
     }
@@ -117,7 +116,7 @@ impl Feed {
                 continue;
             };
             let batches = gather(first, &mut follower).await;
-            // A place among those that catch up is not for one that waits.
+            // A follower that waits must not occupy one of the places for catching up.
             let rest = || follower.release_place();
             let handing_over = self.hand_over(&names, &batches, health, shutdown, rest);
             handing_over.await?;
@@ -131,7 +130,7 @@ impl Feed {
                 .saturating_sub(self.published.get());
             metrics::gauge!("market_feed_lag_records").set(lag as f64);
         }
-        // What is durable still goes out, if the log takes it in time.
+        // Publishes what is already durable, if the log accepts it in time.
         let deadline = Instant::now() + FLUSH;
         while let Some(first) = follower.try_next() {
             match timeout_at(deadline, self.publish(&names, &[first])).await {
@@ -142,7 +141,8 @@ impl Feed {
         Ok(())
     }
 
-    /// Publishes the batches, however long the log is away; `waits` is called when it takes long.
+    /// Publishes the batches, however long the log is unavailable. Calls `waits` if that takes
+    /// long.
     async fn hand_over(
         &mut self,
         names: &Names,
@@ -153,13 +153,13 @@ impl Feed {
     ) -> Result<(), Error> {
         let mut retry = Retry::new(PART, health, shutdown);
         loop {
-            // One attempt goes on until it ends: given up and repeated it would publish twice.
+            // An attempt runs to its end: cancelled and repeated, it would publish twice.
             let mut publishing = pin!(self.publish(names, batches));
             let published = tokio::select! {
                 biased;
                 published = &mut publishing => published,
                 () = sleep(SLOW) => {
-                    health.set_failing(PART, "the log takes no events");
+                    health.set_failing(PART, "the log accepts no events");
                     waits();
                     let published = tokio::select! {
                         biased;
@@ -185,7 +185,7 @@ impl Feed {
         }
     }
 
-    /// Publishes what a version with an outbox has left: it is older than the position.
+    /// Publishes what a version with an outbox has left; all of it precedes the position.
     async fn drain_outbox(
         &self,
         health: &Health,
@@ -240,7 +240,7 @@ impl Feed {
         Ok(events)
     }
 
-    /// Saves the position. A store that is away only has more published again after a crash.
+    /// Saves the position. While the store is unavailable, a crash republishes more.
     async fn save(&mut self) {
         self.save_at = None;
         if self.published == self.saved {
@@ -253,14 +253,14 @@ impl Feed {
                 self.durable.set(self.saved);
             }
             Err(error) => {
-                tracing::warn!(%error, "the feed's position is not saved, tried again");
+                tracing::warn!(%error, "feed position not saved: retrying");
                 self.save_at = Some(Instant::now() + SAVE_EVERY);
             }
         }
     }
 }
 
-/// The batch and what comes in a moment: a stream of small ones shares the log's durable writes.
+/// The batch and those that follow within [`PACE`]: small batches share the log's durable writes.
 async fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
     let deadline = Instant::now() + PACE;
     let mut records = first.len();

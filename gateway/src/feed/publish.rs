@@ -1,5 +1,5 @@
 //! Effects of the journal as events of `platform.market.events.v1` (specification 6.4, T41). Ids
-//! derive from node, sequence and place, so that publishing a record again gives the same ids.
+//! derive from node, sequence and index, so that a republished record gets the same ids.
 
 use events::{Event, topics};
 use prost::Message;
@@ -14,7 +14,7 @@ use crate::api::render;
 use crate::projection::batch::limit;
 use crate::projection::micros;
 
-/// Names one record's events in turn.
+/// Makes the events of one record.
 pub struct Publisher<'a> {
     node: NodeId,
     names: &'a Names,
@@ -36,7 +36,7 @@ impl<'a> Publisher<'a> {
 
     /// The event of an effect, if it has one.
     pub fn event(&mut self, effect: &Effect) -> Option<Event> {
-        // Microseconds, as history has them: event and resource say the same time.
+        // Microseconds, as in the history: event and resource have the same time.
         let at = to_timestamp_us(micros(self.cause.time_ns));
         let context = Some(self.context());
         match effect {

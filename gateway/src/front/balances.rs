@@ -1,6 +1,7 @@
-//! Ledger balances for the sessions of their user: unnumbered, the latest value only. The ledger's events
-//! are merged per sub-account before they reach the front, and again while a client reads slowly. The front keeps them
-//! once per user and not per session, and sends a bounded number a round.
+//! Ledger balances for the sessions of their user: unnumbered, the latest value only. The ledger's
+//! events are merged per sub-account before they reach the front, and again while a client reads
+//! slowly. The front keeps balances per user, not per session, and sends a bounded number per
+//! round.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,15 +17,15 @@ use super::session::At;
 use super::{Front, RESUME_BYTES, connection};
 use crate::market::Market;
 
-/// Pause between two rounds of balances: settlement changes those of a busy user thousands of times a second.
+/// Pause between two rounds: a busy user's balances change thousands of times a second.
 const PACE: Duration = Duration::from_millis(100);
-/// Balances in one order to the front.
+/// Balances per message to the front.
 const AT_ONCE: usize = 64;
-/// Sessions that have their turn in one round of the front, which the hot thread may be waiting for.
+/// Sessions served per round of the front, which the hot thread may be waiting for.
 const TURNS_PER_ROUND: usize = 64;
 
-/// What has changed since the last round. Bounded by what the ledger changes within [`PACE`], at most one per
-/// sub-account.
+/// Balances that have changed since the last round. Bounded by what the ledger changes within
+/// [`PACE`], at most one per sub-account.
 #[derive(Default)]
 pub struct Balances {
     changed: Mutex<HashMap<(UserIx, AssetIx), LedgerBalance>>,
@@ -32,8 +33,8 @@ pub struct Balances {
 }
 
 impl Balances {
-    /// Replaces the balance of a sub-account, in minor units of the asset, as of `time_ns` since 1970.
-    /// Call it in the order of the ledger's events.
+    /// Replaces the balance of a sub-account, in minor units of the asset, as of `time_ns` since
+    /// 1970. Call it in the order of the ledger's events.
     pub fn note(&self, user: UserIx, asset: AssetIx, balance: Minor, time_ns: u64) {
         let balance = LedgerBalance {
             asset: asset.get(),
@@ -53,7 +54,7 @@ impl Balances {
     }
 }
 
-/// Hands changed balances to the front until shutdown.
+/// Passes changed balances to the front until shutdown.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let hand_on = async {
         loop {
@@ -67,28 +68,28 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     shutdown.run_until_cancelled(hand_on).await;
 }
 
-/// What some session of a user has not been sent: the latest balance of each asset, in the order of their changes.
+/// Balances that some session of a user lacks: the latest of each asset, in order of change.
 #[derive(Default)]
 pub(super) struct Unsent {
     by_change: BTreeMap<u64, LedgerBalance>,
     change_of: HashMap<u32, u64>,
-    /// Changes so far.
+    /// Number of changes so far.
     newest: u64,
     turns: Turns,
 }
 
-/// The sessions of a user take turns.
+/// Round robin over a user's sessions.
 #[derive(Default)]
 struct Turns {
-    /// Whose turn it is, among the user's sessions.
+    /// Number of turns; modulo the sessions, the next one.
     at: usize,
     /// Turns since a balance was last sent.
     in_vain: usize,
-    /// Turns since one was not up to date.
+    /// Turns since a session was not up to date.
     up_to_date: usize,
 }
 
-/// What came of a session's turn.
+/// Outcome of a session's turn.
 enum Turn {
     Sent,
     NoRoom,
@@ -107,18 +108,18 @@ impl Unsent {
         self.turns.up_to_date = 0;
     }
 
-    /// The first change behind one that a session has been sent.
+    /// The first change after the last one that a session was sent.
     fn behind(&self, change: u64) -> Option<(u64, LedgerBalance)> {
         let mut behind = self.by_change.range(change + 1..);
         behind.next().map(|(change, balance)| (*change, *balance))
     }
 
-    /// For a session that starts: it is sent what changes from now on.
+    /// Start of a new session: it is sent later changes only.
     pub fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// True while there may be a session that can be sent something.
+    /// Records a turn. True while there may be a session that can be sent something.
     fn note(&mut self, turn: Turn, sessions: usize) -> bool {
         let turns = &mut self.turns;
         turns.at += 1;
@@ -130,7 +131,7 @@ impl Unsent {
         turns.in_vain <= sessions
     }
 
-    /// Forgets everything once every session has it.
+    /// True once every session has everything, which is then forgotten.
     fn is_done(&mut self, sessions: usize) -> bool {
         let is_done = self.turns.up_to_date >= sessions;
         if is_done {
@@ -142,7 +143,7 @@ impl Unsent {
 }
 
 impl Front {
-    /// Keeps balances for the sessions of their users, each in place of the one before.
+    /// Keeps balances for the sessions of their users. Each replaces the previous one of its asset.
     pub(super) fn take_balances(&mut self, balances: Vec<(UserIx, LedgerBalance)>) {
         for (user, balance) in balances {
             let row = self.state.sessions.users.get_mut(&user);
@@ -156,7 +157,8 @@ impl Front {
         }
     }
 
-    /// Sends what clients have room for, a bounded number; true while there may be more to send.
+    /// Sends a bounded number of balances as clients have room; true while there may be more to
+    /// send.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
         let mut did_work = false;
         for _ in 0..TURNS_PER_ROUND {
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_sub_account_the_last_balance_is_handed_on_once() {
+    fn the_last_balance_of_each_sub_account_is_passed_on_once() {
         let balances = Balances::default();
         let (ann, bob) = (UserIx(1), UserIx(2));
         for minor in 1..=1_000_i64 {
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_a_user_share_what_is_kept_and_each_is_sent_the_latest() {
+    fn sessions_of_a_user_share_the_balances_and_each_is_sent_the_latest() {
         const SESSIONS: usize = 3;
         let mut unsent = Unsent::default();
         let balance = |asset, balance_minor| LedgerBalance {
@@ -234,7 +236,7 @@ mod tests {
             unsent.put(balance(u32::from(minor % 2 == 0), minor));
         }
         assert_eq!(unsent.by_change.len(), 2, "one of each asset");
-        // The second has no room at first, the third is not connected.
+        // The second session has no room at first, the third is not connected.
         let mut through = [0, 0];
         let mut sent = Vec::new();
         let mut turn_of = |unsent: &mut Unsent, has_room: bool| {
@@ -255,7 +257,7 @@ mod tests {
         while turn_of(&mut unsent, false).0 {
             turns += 1;
         }
-        assert!(turns < 20, "who has no room is no work");
+        assert!(turns < 20, "a session without room is no work");
         unsent.put(balance(1, 5_000));
         while !turn_of(&mut unsent, true).1 {
             turns += 1;

@@ -1,10 +1,9 @@
-//! Live messages against the journal, by sample: the bytes in a session's window are compared with
-//! those that the replica makes of the same record. They are equal, or a client is told something
-//! else now than after a reconnect: an error, a metric, and the health part [`PART`] until the next
-//! start.
+//! Compares samples of live messages with the journal: the bytes in a session's window with those
+//! that the replica makes of the same record. If they differ, a client gets something else after a
+//! reconnect. That raises an error, a metric, and the health part [`PART`] until the next start.
 //!
-//! Cost: one message in [`PAUSE`], a lookup for the front and its bytes in memory. It follows the
-//! replica for one batch per sample, so it never lags and never reads a file.
+//! Cost: one message per [`PAUSE`], a lookup by the front, and its bytes in memory. It follows the
+//! replica for one batch per sample, so that it never lags and never reads a file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +26,10 @@ use crate::market::Market;
 pub const PART: &str = "session-messages";
 /// Time between two samples.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Walks through the places of a batch: no other number that a batch may have divides it.
+/// Step through the messages of a batch. Prime, so that it visits all of them.
 const STEP: usize = 7_919;
 
-/// A message that the front is asked about.
+/// A message that the front is to compare.
 pub struct Sample {
     pub session: SessionIx,
     pub number: u64,
@@ -62,7 +61,7 @@ pub async fn run(
     }
 }
 
-/// Compares one message of the next records that have any.
+/// Compares one message of the next records that have messages.
 async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Error> {
     let replica = &market.replica;
     let mut follower = replica.follow_behind(PART, replica.position());
@@ -83,14 +82,14 @@ async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Er
         answer,
     };
     market.orders.give(Order::Compare(sample)).await;
-    // A front that stops answers nothing.
+    // A front that stops does not answer.
     if let Ok(compared) = compared.await {
         judge(health, &stamp, &report, compared);
     }
     Ok(())
 }
 
-/// One of the messages of the records.
+/// The message of a batch at `place`, modulo their number.
 fn pick(batch: &replica::Batch, place: usize) -> Option<(Stamp, Report)> {
     let count: usize = batch.iter().map(|applied| applied.reports.len()).sum();
     let mut place = place.checked_rem(count)?;
@@ -124,7 +123,7 @@ fn judge(health: &Health, stamp: &Stamp, report: &Report, compared: Compared) {
             number,
             sequence = stamp.sequence.0,
             severity = "critical",
-            "a message that was sent differs from the journal's"
+            "sent session message differs from the journal"
         );
         let reason = format!("message {number} of session {session} differs from the journal's");
         health.set_failing(PART, reason);
@@ -182,7 +181,7 @@ mod tests {
             applied(4, 3..6),
         ]);
         let picked = |place| {
-            let (stamp, report) = pick(&batch, place).expect("it has messages");
+            let (stamp, report) = pick(&batch, place).expect("the batch has messages");
             (stamp.sequence.0, report.number)
         };
         let all: Vec<_> = (0..6).map(picked).collect();
@@ -205,7 +204,7 @@ mod tests {
         judge(&health, &stamp, &report(17), Compared::Differs);
         judge(&health, &stamp, &report(18), Compared::Equal);
         let failing = health.failing();
-        let reason = failing.get(PART).expect("it stays");
+        let reason = failing.get(PART).expect("the failure stays");
         assert!(
             reason.contains("message 17 of session 3 differs"),
             "{reason}"

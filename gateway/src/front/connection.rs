@@ -1,7 +1,7 @@
-//! What a connection's messages do: sessions on channels, requests into the ring.
+//! Handles a connection's messages: sessions on channels, requests into the ring.
 //!
-//! Bytes that are no message end the connection with their code. A session's own mistake, its end or
-//! its refused login ends its channel alone: a request that was on its way then is refused
+//! Bytes that are no message end the connection with their code. A session's own mistake, its end
+//! or its refused login ends its channel alone. A request that is in flight then is refused
 //! `UNKNOWN_SESSION`, because its sender could not know.
 
 use std::net::{IpAddr, SocketAddr};
@@ -23,18 +23,18 @@ use super::session::{At, PARKED_MAX};
 use super::state::{IN_FLIGHT_MAX, State};
 use super::{hold, limit, pieces};
 
-/// Client sequences below 2^48: a century at a thousand per second.
+/// Client sequences below 2^48: enough for 89 years at 100,000 per second.
 const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
-/// Messages of one connection per round.
+/// Messages per connection and round.
 const MESSAGES_MAX: usize = 32;
-/// Unsent bytes that a client may leave for [`SLOW_FOR`], and those that end it at once.
+/// Unsent bytes that a client may leave for [`SLOW_FOR`], and those that close its connection.
 const SLOW_BYTES: usize = 1 << 20;
 const SLOW_BYTES_MAX: usize = 16 << 20;
 const SLOW_FOR: Duration = Duration::from_secs(1);
-/// Half-open connections from which on a peer has to show that it owns its address.
+/// Half-open connections above which a peer must prove that it owns its address.
 const HALF_OPEN_MAX: usize = 64;
 
-/// What is on a channel.
+/// State of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Channel {
     #[default]
@@ -45,19 +45,19 @@ pub enum Channel {
     Ended,
 }
 
-/// The front's own of a connection.
+/// The front's state of a connection.
 pub struct Conn {
     pub address: IpAddr,
     pub channels: Box<[Channel; CHANNELS_MAX]>,
-    /// Longest silence on either side: the shortest that a session asked for.
+    /// Longest silence on either side: the shortest heartbeat of its sessions.
     heartbeat: Duration,
     last_received: Instant,
     last_sent: Instant,
-    /// By when the first session has to be logged in; heartbeats do not move it.
+    /// Deadline of the first login. Heartbeats do not extend it.
     login_by: Option<Instant>,
-    /// Since when the client has left more than [`SLOW_BYTES`].
+    /// Since when more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
-    /// What metrics have of its packets.
+    /// Packets that the metrics already have.
     counted: Packets,
 }
 
@@ -66,7 +66,7 @@ impl Conn {
         &mut self.channels[usize::from(channel)]
     }
 
-    /// A session has been logged in that wants this heartbeat.
+    /// Applies the heartbeat of a session that has logged in.
     pub fn logged_in(&mut self, heartbeat: Duration) {
         self.heartbeat = self.heartbeat.min(heartbeat);
         self.login_by = None;
@@ -97,13 +97,13 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
     link.user.last_sent = now;
 }
 
-/// Says why a channel carries no session any more.
+/// Ends a channel's session and sends the reason.
 pub fn end_channel(link: &mut Link<Conn>, now: Instant, channel: u16, code: DisconnectCode) {
     *link.user.channel(channel) = Channel::Ended;
     send(link, now, channel, &disconnect(code));
 }
 
-/// Says why and ends the connection once the client has that.
+/// Sends the reason and ends the connection once the client has received it.
 pub fn end_connection(link: &mut Link<Conn>, now: Instant, code: DisconnectCode) {
     if link.is_open() {
         send(link, now, CONNECTION_CHANNEL, &disconnect(code));
@@ -111,7 +111,8 @@ pub fn end_connection(link: &mut Link<Conn>, now: Instant, code: DisconnectCode)
     }
 }
 
-/// Ends a connection whose client leaves too much; call it after each append of reports.
+/// Closes the connection of a client with too many unsent bytes. Call it after each append of
+/// reports.
 pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     let waiting = link.waiting_bytes();
     if waiting <= SLOW_BYTES {
@@ -137,7 +138,7 @@ fn disconnect(code: DisconnectCode) -> ServerMessage {
     .into()
 }
 
-/// Which kind of request a message is, with the ids that its refusal names.
+/// The request kind of a message, with the ids that a refusal names.
 fn names(message: &ClientMessage) -> Option<(RequestKind, u64, u64)> {
     match message {
         ClientMessage::NewOrder(m) => Some((RequestKind::New, m.client_order_id, 0)),
@@ -256,7 +257,7 @@ impl Driver<Conn> for State {
             return end_connection(link, now, DisconnectCode::LoginExpected);
         }
         if link.user.last_received + link.user.heartbeat <= now {
-            // The grace begins now, not when the transport has given up on the goodbye.
+            // The grace begins now, not when the transport gives up on the close.
             self.lose_sessions(link);
             return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
         }
@@ -298,7 +299,7 @@ fn done(bytes: usize) -> Taken {
 }
 
 impl State {
-    /// The connection of these sessions is gone or given up.
+    /// Releases the sessions of a connection that is gone or given up.
     fn lose_sessions(&mut self, link: &mut Link<Conn>) {
         for channel in link.user.channels.iter_mut() {
             if let Channel::Live(at) = *channel {
@@ -401,8 +402,8 @@ impl State {
         Ok(())
     }
 
-    /// Acts for the session on the channel and sends what it answers at once. Without a session any more there is
-    /// no one to answer to.
+    /// Runs `act` for the session on the channel and sends its immediate answer. Without a session
+    /// there is no answer.
     fn in_session(
         &mut self,
         now: Instant,
@@ -421,7 +422,8 @@ impl State {
         Ok(())
     }
 
-    /// One change at a time and session; every one counts as a message. Why not, if not.
+    /// Starts a change of a trading hold, one at a time per session. Each counts as a message.
+    /// Returns the reason of a refusal.
     fn ask_for_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);
@@ -443,7 +445,7 @@ impl State {
         None
     }
 
-    /// A request: rate, limit, then the ring.
+    /// Handles a request: rate, limit, then the ring.
     fn act(
         &mut self,
         now: Instant,
@@ -472,7 +474,7 @@ impl State {
         Ok(())
     }
 
-    /// Sends a session's request on its way, or says why it was not seen.
+    /// Enters a session's request, or returns why it was not seen.
     fn enter(
         &mut self,
         at: At,
@@ -493,7 +495,7 @@ impl State {
         let request = session.request(client_seq, message);
         let request = request.map_err(|_| DisconnectCode::BadField)?;
         if let Some(parked) = &mut session.parked {
-            // In the order of the session: nothing overtakes what waits for identity.
+            // Requests stay in session order: none overtakes one that waits for identity.
             if parked.len() >= PARKED_MAX {
                 return Ok(Some(RejectReason::Busy));
             }
@@ -503,7 +505,7 @@ impl State {
         Ok(self.submit_within_limit(at, request, is_over_rate))
     }
 
-    /// Submits a request; an order past the budget goes to identity first, and its session waits.
+    /// Submits a request. An order above the budget goes to identity first, and its session waits.
     pub fn submit_within_limit(
         &mut self,
         at: At,
@@ -533,7 +535,7 @@ impl State {
         self.submit(at, &request, is_over_rate)
     }
 
-    /// Puts a request into the ring, or says why not.
+    /// Puts a request into the ring, or returns why it cannot.
     pub fn submit(
         &mut self,
         at: At,
@@ -556,7 +558,7 @@ impl State {
         }
     }
 
-    /// Microseconds until the rates of the session, of its user and of the user's group take the next request.
+    /// Microseconds until the rates of the session, its user and its group admit the next request.
     pub fn wait_us(&mut self, at: At) -> u64 {
         let (now_ns, config) = (self.monotonic_ns, &self.market.config);
         let session = self.sessions.row(at);
@@ -569,7 +571,7 @@ impl State {
         of_session.max(of_user).max(of_group).div_ceil(1_000)
     }
 
-    /// True within the rates of the session, of its user over all sessions, and of the user's group.
+    /// True within the rates of the session, of its user over all sessions, and of its group.
     pub fn is_in_rate(&mut self, at: At) -> bool {
         let config = &self.market.config;
         let session = self.sessions.row(at);

@@ -1,5 +1,6 @@
-//! Between the front's thread and tokio: what takes time or other services goes out as a question and
-//! comes back as an order to the front. Both ways are bounded and neither side waits for the other.
+//! Queues between the front's thread and tokio. What takes time or other services goes out as a
+//! question and returns as a message to the front. Both queues are bounded and neither side waits
+//! for the other.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,25 +26,25 @@ use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
 
-/// Questions under way, and orders that wait for the front.
+/// Capacity of the queue of questions, and of the queue to the front.
 const QUESTIONS_MAX: usize = 4_096;
-/// Questions answered at the same moment.
+/// Questions answered concurrently.
 const AT_ONCE: usize = 512;
 /// Window in which failed logins of an address are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
-/// Addresses whose failures are counted; past it the oldest are forgotten.
+/// Addresses whose failures are counted. Above it, expired counts are dropped.
 const ADDRESSES_MAX: usize = 65_536;
-/// Pause before an order is offered again to a front that has not taken the ones before.
+/// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the front asks.
+/// Questions of the front.
 pub enum Question {
     Login {
         to: (Key, u16),
         address: IpAddr,
         login: Box<wire::Login>,
     },
-    /// May the order be entered although the budget does not cover it?
+    /// Whether the order may be entered although the budget does not cover it.
     Limit {
         session: (At, Sequence),
         user: UserIx,
@@ -56,19 +57,19 @@ pub enum Question {
         user_id: Arc<str>,
         wanted: SetTradingHold,
     },
-    /// Messages of a session after a number, which have left its window.
+    /// Messages of a session after a number that have left its window.
     Messages {
         session: (At, Sequence),
         ix: SessionIx,
         after: u64,
-        /// The client has had them and asks for those up to here once more.
+        /// For a retransmission: the last message that the client asks for.
         again_through: Option<u64>,
     },
     OpenOrders {
         session: (At, Sequence),
         listing: Box<Listing>,
     },
-    /// The message that answers a request, which has left the window.
+    /// The message that answers a request and has left the window.
     Answer {
         session: (At, Sequence),
         ix: SessionIx,
@@ -76,13 +77,13 @@ pub enum Question {
     },
 }
 
-/// What the front is told.
+/// Messages to the front.
 pub enum Order {
     Login {
         to: (Key, u16),
         outcome: Result<Box<Admitted>, DisconnectCode>,
     },
-    /// `Ok(checked)`: the order is entered, past the budget's count where identity allowed it.
+    /// `Ok(checked)`: the order is entered. `checked`: identity allowed it above the budget.
     Limit {
         session: (At, Sequence),
         outcome: Result<bool, RejectReason>,
@@ -108,18 +109,18 @@ pub enum Order {
         client_seq: u64,
         message: Option<Bytes>,
     },
-    /// Is this message in the window as the journal makes it?
+    /// Compares a message in the window with the journal's.
     Compare(Sample),
-    /// New or changed.
+    /// A new or changed instrument.
     Instrument(InstrumentSpec),
-    /// What the ledger now has, by the user whose sessions are sent it.
+    /// The ledger's balances, each with the user whose sessions are sent it.
     Balances(Vec<(UserIx, LedgerBalance)>),
     /// Ends every session of a user.
     EndUser(UserIx, DisconnectCode),
     Shutdown,
 }
 
-/// The way to the front, from any task.
+/// Sends messages to the front from any task.
 #[derive(Clone)]
 pub struct Orders {
     queue: Arc<ArrayQueue<Order>>,
@@ -132,7 +133,7 @@ impl Orders {
         Self { queue, parker }
     }
 
-    /// Where the front's thread sleeps.
+    /// The parker of the front's thread.
     pub fn parker(&self) -> &Arc<Parker> {
         &self.parker
     }
@@ -145,7 +146,7 @@ impl Orders {
         self.queue.is_empty()
     }
 
-    /// Hands an order over; waits while the front has not taken the ones before.
+    /// Queues a message to the front. Waits while the queue is full.
     pub async fn give(&self, mut order: Order) {
         while let Err(back) = self.queue.push(order) {
             order = back;
@@ -156,12 +157,12 @@ impl Orders {
     }
 }
 
-/// Addresses that tried tokens that are not valid.
+/// Failed authentications by address.
 #[derive(Default)]
 pub struct Failures(Mutex<HashMap<IpAddr, (u32, Instant)>>);
 
 impl Failures {
-    /// True when the address has failed too often lately.
+    /// True when the address has failed too often within [`FAILURES_WINDOW`].
     pub fn is_shut_out(&self, address: IpAddr, failures_max: u32) -> bool {
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         failures.get(&address).is_some_and(|(count, since)| {
@@ -182,13 +183,13 @@ impl Failures {
     }
 }
 
-/// What the answers are made with.
+/// Answers the front's questions.
 pub struct Desk {
     pub market: Arc<Market>,
     pub auth: rpc::Authenticator,
     pub failures: Arc<Failures>,
     pub orders: Orders,
-    /// Logins of each user.
+    /// Login rate of each user.
     pub logins: Mutex<HashMap<UserIx, Rate>>,
 }
 
@@ -197,14 +198,14 @@ pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
 }
 
 impl Desk {
-    /// False when the user logs in too fast: every login asks other services and is journalled.
+    /// False when the user logs in too fast: a login calls other services and is journalled.
     pub fn admits_login(&self, user: UserIx) -> bool {
         let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = logins.entry(user).or_default();
         rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
-    /// Answers questions until shutdown, many at the same moment.
+    /// Answers questions until shutdown, up to [`AT_ONCE`] concurrently.
     pub async fn run(self, mut questions: mpsc::Receiver<Question>, shutdown: CancellationToken) {
         let desk = Arc::new(self);
         let room = Arc::new(Semaphore::new(AT_ONCE));

@@ -9,7 +9,7 @@ use wire::{SetTradingHold, TradingHold};
 use crate::funding;
 use crate::market::{Asset, Market};
 
-/// A change that was not even looked at.
+/// Answer to a change that was refused before any work.
 pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
     TradingHold {
         outcome: reason.code(),
@@ -28,7 +28,7 @@ fn unchanged(wanted: &SetTradingHold) -> TradingHold {
     }
 }
 
-/// Sets what shall be undrawn and says what is.
+/// Sets the undrawn amount and returns the result.
 pub async fn answer(market: &Arc<Market>, user_id: &str, wanted: SetTradingHold) -> TradingHold {
     let mut answer = unchanged(&wanted);
     let asset = match wanted.asset {

@@ -1,4 +1,4 @@
-//! The TRADING limit of session orders: counted down here, asked for past it (`design.md` 3).
+//! The TRADING limit of session orders: a local budget, and above it identity (`design.md` 3).
 
 use admission::NewRequest;
 use rpc::Context;
@@ -7,8 +7,8 @@ use types::{InstrumentSpec, Minor, RejectReason};
 use crate::budget::Budget;
 use crate::market::Market;
 
-/// Takes an order off the user's budget; false when it is past it. What admission refuses for its
-/// form takes nothing. `day`: see [`Market::day`].
+/// Subtracts an order from the user's budget; false when the budget does not cover it. An order
+/// that admission refuses for its form subtracts nothing. `day`: see [`Market::day`].
 pub fn is_in_budget(
     spec: Option<&InstrumentSpec>,
     budget: &Budget,
@@ -18,7 +18,7 @@ pub fn is_in_budget(
     let (Some(spec), false) = (spec, new.quantity.is_zero()) else {
         return true;
     };
-    // A market order may come to the highest price of the band.
+    // A market order may cost up to the highest price of the band.
     let price = new.price.unwrap_or(spec.band_high);
     if price.0 <= 0 {
         return true;
@@ -29,8 +29,9 @@ pub fn is_in_budget(
     }
 }
 
-/// Past the budget: reads it again when it is of another day, else asks identity for this order.
-/// `Ok(true)`: identity allows it. `Ok(false)`: the budget decides. `Err`: identity is away.
+/// Above the budget: reads the budget again if it is of another day, else asks identity about this
+/// order. `Ok(true)`: identity allows it. `Ok(false)`: the budget decides. `Err`: identity is
+/// unavailable.
 pub async fn check(
     market: &Market,
     user: types::UserIx,
@@ -41,7 +42,7 @@ pub async fn check(
     let mut context = Context::new("market");
     context.user_id = user_id.to_owned();
     let away = |status: tonic::Status| {
-        tracing::warn!(%status, user_id, "identity cannot be asked for an order");
+        tracing::warn!(%status, user_id, "identity unavailable: order limit not checked");
         RejectReason::NotReady
     };
     let Some(spec) = market.spec(new.instrument) else {

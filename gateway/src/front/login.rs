@@ -1,5 +1,5 @@
-//! From a credential to a session that may be opened: who is it, may it trade, with how much, and is
-//! the number it has one that was sent. The front then journals the opening.
+//! Checks a login: credential, permission to trade, budget, and the last message number that the
+//! client has. The front then journals the opening of the session.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::budget::Budget;
 use crate::funding;
 use crate::market::{Asset, Market};
 
-/// A login that everybody asked has agreed to.
+/// A login that passed every check.
 pub struct Admitted {
     pub user: UserIx,
     pub user_id: Arc<str>,
-    /// Names the session across connections.
+    /// Identifies the session across connections.
     pub key: Id128,
     pub stp_group: Option<StpGroup>,
     pub cancel_on_disconnect: bool,
     pub budget: Arc<Budget>,
-    /// Last number that the client has.
+    /// Number of the last message that the client has.
     pub last_sequence: u64,
-    /// It does not want what was numbered before.
+    /// The client does not want earlier messages.
     pub from_now: bool,
     /// Longest silence on either side, in milliseconds.
     pub heartbeat_ms: u32,
 }
 
-/// Answers a login. The error is what the client is told; the session then is as it was before.
+/// Checks a login. On error the client gets the code, and the session is unchanged.
 pub async fn admit(
     desk: &Desk,
     address: IpAddr,
@@ -67,7 +67,7 @@ pub async fn admit(
         funding::open_or_set(market, &context, &user_id, &Asset::MONEY, target)
             .await
             .map_err(|status| {
-                tracing::info!(user_id, %status, "trading hold asked for at login refused");
+                tracing::info!(user_id, %status, "trading hold of a login refused");
                 DisconnectCode::TradingHold
             })?;
     }
@@ -125,8 +125,8 @@ async fn check_profile(
     }
 }
 
-/// A number that was sent, of a session that is there or may be made. Numbers only grow: one that was
-/// sent now was sent when the session is opened.
+/// Checks that the message number was sent, and that the session exists or may be made. Numbers
+/// only grow: one that was sent now was sent when the session is opened.
 async fn check_place(
     market: &Market,
     user: UserIx,
@@ -153,6 +153,6 @@ async fn check_place(
 }
 
 fn failed(what: &str, status: &Status) -> DisconnectCode {
-    tracing::warn!(what, %status, "login cannot be answered now");
+    tracing::warn!(what, %status, "login refused: dependency unavailable");
     DisconnectCode::NotReady
 }

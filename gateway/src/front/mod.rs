@@ -1,22 +1,22 @@
-//! The front: trading sessions over QUIC on a polled thread (`design.md` 5). Requests go straight into
-//! the ring of the hot thread; reports come out of it, are kept in the session's window, and are sent
-//! once the commit position has passed them.
+//! The front: trading sessions over QUIC on a polled thread (`design.md` 5). Requests go straight
+//! into the ring of the hot thread. Reports come out of it, are kept in the session's window, and
+//! are sent once the commit position has passed them.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `connection` | bytes and timers of a connection, its channels |
-//! | `state` | sessions, ring, what waits for the disk |
-//! | `session`, `window`, `rate` | what is kept of a session |
+//! | `state` | sessions, ring, messages that wait for durability |
+//! | `session`, `window`, `rate` | state of a session |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | questions to tokio and their answers: `login`, `limit`, `hold`, `resend` |
-//! | `compare` | samples of live messages against those of the journal |
-//! | `pieces` | open orders, and messages once more, as fast as the client reads |
-//! | `server` | putting it together |
+//! | `compare` | samples of live messages compared with those of the journal |
+//! | `pieces` | open orders and retransmissions, as fast as the client reads |
+//! | `server` | assembly |
 //!
-//! A round: orders from tokio, reports, datagrams in, messages that became durable, resumes, datagrams
-//! out. Nothing in it blocks. Invariants: requests of a session enter in the order of their client
-//! sequences; a numbered message is sent only when the commit position has reached it, and once per
-//! login; what one client takes of memory is bounded (`design.md` 7).
+//! A round: messages from tokio, reports, datagrams in, messages that became durable, resumes,
+//! datagrams out. Nothing in it blocks. Invariants: requests of a session enter in the order of
+//! their client sequences; a numbered message is sent only when the commit position has reached it,
+//! and once per login; one client's memory is bounded (`design.md` 7).
 
 pub mod balances;
 pub mod compare;
@@ -57,11 +57,11 @@ use self::session::{At, Owner};
 use self::state::{Due, LAST_REPORTS, State, Told, reason_of};
 use crate::market::monotonic_ns;
 
-/// Unsent bytes of a connection below which a resume goes on.
+/// Unsent bytes of a connection below which a resume continues.
 const RESUME_BYTES: usize = 256 << 10;
-/// Messages that a resume takes from the window per round.
+/// Messages per resume and round.
 const RESUME_MESSAGES: usize = 1_024;
-/// Messages that such a request counts as in its session's rate, beyond itself.
+/// Messages that a resend adds to its own in the session's rate.
 const RESEND_COST: u64 = 100;
 
 /// The front of the market's trading sessions.
@@ -70,14 +70,14 @@ pub struct Front {
     state: State,
     commit: Commit,
     orders: Orders,
-    /// Used again in each round.
+    /// Reused in each round.
     told: Vec<Told>,
-    /// When a stopping front has ended its connections.
+    /// When a stopping front ended its connections.
     goodbye: Option<Instant>,
 }
 
 impl Front {
-    /// One order of tokio's.
+    /// Handles a message from tokio.
     fn carry_out(&mut self, now: Instant, order: Order) {
         match order {
             Order::Login { to, outcome } => self.open(now, to, outcome),
@@ -139,7 +139,8 @@ impl Front {
             }
             Order::Balances(balances) => self.take_balances(balances),
             Order::EndUser(user, code) => {
-                // What has ended his orders is durable: he reads it before the end (B9 of the protocol's review).
+                // The commands that ended the user's orders are durable: the client reads those
+                // reports before the end (B9 of the protocol's review).
                 self.read_reports(now);
                 self.release(now);
                 self.end_user(now, user, code);
@@ -150,13 +151,13 @@ impl Front {
         }
     }
 
-    /// A look-up has ended; whether its login still has the session.
+    /// Ends a look-up; true if its login still has the session.
     fn has_looked_up(&mut self, session: (At, types::Sequence)) -> bool {
         self.state.looked_up(session.0);
         self.is_current(session)
     }
 
-    /// The login of this epoch still has the session.
+    /// True if the login of this epoch still has the session.
     fn is_current(&mut self, (at, epoch): (At, types::Sequence)) -> bool {
         let session = self.state.sessions.row(at);
         session.epoch == epoch && session.owner.is_some()
@@ -174,14 +175,14 @@ impl Front {
         self.with_owner(at, |link, owner| send(link, now, owner.channel, message));
     }
 
-    /// Says that a request was not seen.
+    /// Sends a refusal of a request that was not seen.
     fn refuse(&mut self, now: Instant, at: At, client_seq: u64, reason: RejectReason) {
         let ids = (RequestKind::Other, 0, 0);
         let refusal = rejected(self.state.now_ns, client_seq, ids, reason, 0);
         self.send(now, at, &refusal);
     }
 
-    /// A login that has been checked: opened in the journal next.
+    /// Journals the opening of a session whose login was checked.
     fn open(
         &mut self,
         now: Instant,
@@ -202,7 +203,7 @@ impl Front {
         end_channel(link, now, to.1, code);
     }
 
-    /// The session waits no longer for identity: its order, then what came after it.
+    /// Enters the order that waited for identity, then the requests after it.
     fn unpark(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
         let Some(mut new) = self.state.limited.remove(&at) else {
             return;
@@ -220,12 +221,12 @@ impl Front {
         }
         for (client_seq, message) in waiting.into_iter().flat_map(|waiting| *waiting) {
             if let Some(parked) = &mut self.state.sessions.row(at).parked {
-                // One of them is past the budget too.
+                // Another order is above the budget too.
                 parked.push_back((client_seq, message));
                 continue;
             }
             let request = self.state.sessions.row(at).request(client_seq, &message);
-            let request = request.expect("its form was checked when it came");
+            let request = request.expect("its form was checked on arrival");
             if let Some(reason) = self.state.submit_within_limit(at, request, false) {
                 self.refuse(now, at, client_seq, reason);
             }
@@ -259,7 +260,7 @@ impl Front {
         }
     }
 
-    /// Reports, and what they mean for clients at once.
+    /// Reads reports and sends what clients get at once.
     fn read_reports(&mut self, now: Instant) -> bool {
         let mut told = std::mem::take(&mut self.told);
         let did_work = self.state.read_reports(&mut told);
@@ -284,7 +285,7 @@ impl Front {
         did_work
     }
 
-    /// The hint that comes before anything is durable.
+    /// Sends the hint that precedes durability.
     fn accepted(&mut self, now: Instant, at: At, stamp: &Stamp, report: &admission::Report) {
         if matches!(report.body, admission::ReportBody::Rejected { .. }) {
             return;
@@ -301,7 +302,7 @@ impl Front {
         self.send(now, at, &hint.into());
     }
 
-    /// A request that is not in the journal, or was there before.
+    /// Handles a request that is not in the journal, or was there before.
     fn not_taken(
         &mut self,
         now: Instant,
@@ -342,7 +343,8 @@ impl Front {
         let (session, pool) = self.state.sessions.parts(at);
         let Some(owner) = session.owner else { return };
         if let Some(number) = session.window.answer(pool, client_seq) {
-            // What is not durable, or on its way to a client that catches up, comes by itself.
+            // A message that is not durable, or on its way to a client that catches up, is sent
+            // anyway.
             if number <= session.released && (session.is_following || number <= session.sent) {
                 let bytes = session.window.get(pool, number);
                 if let Some(link) = self.endpoint.link(owner.connection) {
@@ -352,7 +354,7 @@ impl Front {
             return;
         }
         if client_seq > session.answered && client_seq <= seen {
-            return; // Its report is on its way.
+            return; // Its report is in flight.
         }
         session.rate.charge(now_ns, rate, RESEND_COST);
         let question = Question::Answer {
@@ -370,7 +372,7 @@ impl Front {
             return;
         };
         let code = match not_taken {
-            // The self-trade group is another member's.
+            // The self-trade group belongs to another member.
             NotTaken::Refused(reject) if reject.reason == RejectReason::NotOwner => {
                 DisconnectCode::BadField
             }
@@ -385,7 +387,7 @@ impl Front {
         }
     }
 
-    /// Sends what the journal has on disk now.
+    /// Sends the messages that have become durable.
     fn release(&mut self, now: Instant) -> bool {
         let commit = self.commit.position();
         let mut did_work = false;
@@ -421,14 +423,12 @@ impl Front {
         }
     }
 
-    /// The opening of a session is durable: its client is told, and gets what it lacks.
+    /// Completes a login whose opening is durable: its client gets the answer and what it lacks.
     fn log_in(&mut self, now: Instant, tag: u64) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
-        let opened = pending
-            .opened
-            .expect("the report came before it was durable");
+        let opened = pending.opened.expect("the report precedes durability");
         let (key, channel) = pending.to;
         let at = self.state.sessions.at(opened.session).expect("placed");
         let link = self.endpoint.link(key).filter(|link| link.is_open());
@@ -437,7 +437,7 @@ impl Front {
             return;
         }
         if let Some(old) = self.state.sessions.row(at).owner {
-            // The journal has the newer opening: there is no closing to tell.
+            // The journal has the newer opening: no closing is journalled.
             if let Some(link) = self.endpoint.link(old.connection) {
                 end_channel(link, now, old.channel, DisconnectCode::TakenOver);
             }
@@ -471,7 +471,7 @@ impl Front {
         self.welcome(now, at, &opened, admitted.heartbeat_ms);
     }
 
-    /// Instruments, then the login's acceptance.
+    /// Sends the instruments, then the acceptance of the login.
     fn welcome(&mut self, now: Instant, at: At, opened: &Opened, heartbeat_ms: u32) {
         let market = &self.state.market;
         let accepted = LoginAccepted {
@@ -503,7 +503,7 @@ impl Front {
         send(link, now, owner.channel, &accepted.into());
     }
 
-    /// Gives clients that have come back the next of what they lack, as fast as they read.
+    /// Sends clients that have come back the next messages they lack, as fast as they read.
     fn resume(&mut self, now: Instant) -> bool {
         let mut did_work = false;
         let mut at = 0;
@@ -518,7 +518,8 @@ impl Front {
         did_work
     }
 
-    /// Whether the session has what it lacked, or is gone; and whether anything was sent.
+    /// Resumes a session. Returns whether that is over (complete, or the client gone), and whether
+    /// anything was sent.
     fn resume_one(&mut self, now: Instant, at: At) -> (bool, bool) {
         let (session, pool) = self.state.sessions.parts(at);
         let Some(owner) = session.owner.filter(|_| !session.is_following) else {
@@ -550,7 +551,7 @@ impl Front {
         (session.is_following, true)
     }
 
-    /// Messages from before the window.
+    /// Sends messages from before the window.
     fn take_messages(
         &mut self,
         now: Instant,
@@ -562,7 +563,7 @@ impl Front {
         session.is_fetching = false;
         match outcome {
             Ok(messages) if session.sent == after => {
-                // Only what is durable was read, but the window may have moved on meanwhile.
+                // Only durable messages were read, but the window may have advanced meanwhile.
                 let lacks = session.released - session.sent;
                 let count = messages
                     .len()
@@ -580,7 +581,7 @@ impl Front {
         }
     }
 
-    /// A stopping front ends its connections once the last reports are out.
+    /// Ends the connections of a stopping front once the last reports are out.
     fn stop(&mut self, now: Instant) {
         let Some(until) = self.state.stopping else {
             return;
@@ -611,7 +612,7 @@ impl Polled for Front {
         match self.endpoint.receive(now, &mut self.state) {
             Ok(received) => did_work |= received,
             Err(error) => {
-                tracing::error!(%error, "the trading socket is broken; sessions end");
+                tracing::error!(%error, "trading socket failed: ending all sessions");
                 self.state.stopping.get_or_insert(now);
             }
         }

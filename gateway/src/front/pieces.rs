@@ -1,6 +1,6 @@
-//! What a client asked for that is longer than one message and is sent as fast as the client reads: its open
-//! orders, and numbered messages once more. One of each per session at a time; each counts in the session's
-//! rate as [`RESEND_COST`] messages.
+//! Answers longer than one message, sent as fast as the client reads: open orders, and
+//! retransmitted messages. One of each per session at a time. Each counts in the session's rate as
+//! [`RESEND_COST`] messages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,32 +19,32 @@ use super::state::State;
 use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
 use crate::market::Market;
 
-/// Messages that may be asked for at once: a range is read in one piece, which stays below the
-/// bound of a client that reads slowly.
+/// Most messages per retransmission: a range is read in one piece, which stays below the limit of a
+/// slow client.
 pub const RANGE_MAX: u64 = 4_096;
-/// Sessions of one user that may be answered from the journal or the replica at the same moment.
+/// Sessions per user that are answered from the journal or the replica concurrently.
 const AT_ONCE_PER_USER: usize = 4;
 
-/// Open orders of one piece.
+/// Open orders per piece.
 const PIECE_ORDERS: usize = 1_024;
 
-/// Open orders that a client has asked for.
+/// A client's request for its open orders.
 #[derive(Clone, Debug)]
 pub struct Listing {
     request_id: u32,
-    /// Whose: of the user, or of the session alone.
+    /// Scope: the orders of the user, or of the session alone.
     user: UserIx,
     session: Option<SessionIx>,
-    /// Every order that is listed, from the first piece on.
+    /// The orders to list, fixed by the first piece.
     handles: Option<Arc<[Handle]>>,
-    /// The next of them.
+    /// Index of the next one.
     next: usize,
     /// Orders sent.
     count: u32,
     is_fetching: bool,
 }
 
-/// Numbered messages that a client has asked for once more.
+/// A client's request for a retransmission.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     request_id: u32,
@@ -54,7 +54,7 @@ pub struct Range {
     is_fetching: bool,
 }
 
-/// The answer to a request for open orders that is not carried out.
+/// The answer to a refused request for open orders.
 pub fn not_listed(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
     OpenOrdersEnd {
         request_id: wanted.request_id,
@@ -64,7 +64,7 @@ pub fn not_listed(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
     }
 }
 
-/// The answer to a request for messages that is not carried out.
+/// The answer to a refused retransmission.
 pub fn not_sent(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
     RetransmitEnd {
         request_id: wanted.request_id,
@@ -83,10 +83,10 @@ pub struct Piece {
     node_sequence: u64,
 }
 
-/// The next open orders of a listing, as the replica has them.
+/// The next open orders of a listing, from the replica.
 ///
 /// # Errors
-/// `NOT_READY`: the replica lags too far behind what the client was told.
+/// `NOT_READY`: the replica lags too far.
 pub async fn open_orders(market: &Market, listing: &Listing) -> Result<Piece, RejectReason> {
     let read = market.look(|state| {
         let core = state.core();
@@ -99,7 +99,7 @@ pub async fn open_orders(market: &Market, listing: &Listing) -> Result<Piece, Re
         });
         let through = handles.len().min(listing.next + PIECE_ORDERS);
         let node_sequence = core.sequence().0;
-        // Those that have ended since the first piece are told by their own messages.
+        // Orders that have ended since the first piece are reported by their own messages.
         let orders = handles[listing.next..through]
             .iter()
             .filter_map(|handle| state.order(*handle))
@@ -136,7 +136,7 @@ fn encoded(request_id: u32, node_sequence: u64, order: &replica::Order) -> Bytes
 }
 
 impl State {
-    /// Begins a listing of open orders; why not, if not.
+    /// Begins a listing of open orders. Returns the reason of a refusal.
     pub fn list_orders(&mut self, at: At, wanted: &OpenOrders) -> Option<RejectReason> {
         let reason = self.take_turn(at);
         let session = self.sessions.row(at);
@@ -156,14 +156,14 @@ impl State {
         None
     }
 
-    /// Begins to send numbered messages once more; why not, if not.
+    /// Begins a retransmission. Returns the reason of a refusal.
     pub fn retransmit(&mut self, at: At, wanted: &Retransmit) -> Option<RejectReason> {
         let reason = self.take_turn(at);
         let session = self.sessions.row(at);
         if reason.is_some() || session.range.is_some() {
             return reason.or(Some(RejectReason::Busy));
         }
-        // What was not sent to this client yet is on its way by itself.
+        // Messages that were not sent to this client yet are sent anyway.
         let is_range = (1..=wanted.last).contains(&wanted.first) && wanted.last <= session.sent;
         if !is_range || wanted.last - wanted.first >= RANGE_MAX {
             return Some(RejectReason::Malformed);
@@ -204,7 +204,8 @@ impl State {
 }
 
 impl Front {
-    /// Sends the next pieces to clients that have read the ones before; true when anything was sent.
+    /// Sends the next pieces to clients that have read the previous ones; true if anything was
+    /// sent.
     pub(super) fn send_pieces(&mut self, now: Instant) -> bool {
         let mut did_work = false;
         let mut place = 0;
@@ -219,7 +220,7 @@ impl Front {
         did_work
     }
 
-    /// The client has read enough for the next piece; `None` when it is gone.
+    /// Whether the client has read enough for the next piece; `None` when it is gone.
     fn has_room(&mut self, at: At) -> Option<bool> {
         let owner = self.state.sessions.row(at).owner?;
         let link = self.endpoint.link(owner.connection)?;
@@ -246,7 +247,7 @@ impl Front {
         false
     }
 
-    /// A piece of the open orders has come.
+    /// Sends a piece of the open orders.
     pub(super) fn take_orders(&mut self, now: Instant, at: At, piece: Result<Piece, RejectReason>) {
         let Some(listing) = &mut self.state.sessions.row(at).listing else {
             return;
@@ -316,7 +317,7 @@ impl Front {
         true
     }
 
-    /// Messages of the range that are no longer in memory have come.
+    /// Sends messages of the range that are no longer in memory.
     pub(super) fn take_again(
         &mut self,
         now: Instant,
@@ -347,7 +348,7 @@ impl Front {
         };
         let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
         if room == Some(false) {
-            return; // Read again when the client has taken what other channels were sent.
+            return; // Read again when the client has read what other channels were sent.
         }
         let count = messages.len().min(lacks);
         self.with_owner(at, |link, owner| {
@@ -358,7 +359,7 @@ impl Front {
         self.advance(now, at, after + count as u64 + 1);
     }
 
-    /// The range was sent up to `next`.
+    /// Continues the range at `next`, or ends it.
     fn advance(&mut self, now: Instant, at: At, next: u64) {
         let session = self.state.sessions.row(at);
         let Some(range) = &mut session.range else {

@@ -1,17 +1,17 @@
-//! How fast a session, or a user over all sessions, may send (D33): the generic cell rate algorithm,
-//! with a burst of one second's worth. Pure: time is passed in.
+//! Message rate of a session, or of a user over all sessions (D33): the generic cell rate algorithm
+//! with a burst of one second. Pure: the caller passes the time.
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// One word of state: when the messages so far would have been sent at the even rate.
+/// The algorithm's state: the theoretical arrival time of the next message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rate {
     even_ns: u64,
 }
 
 impl Rate {
-    /// Takes a message in; false, and nothing taken, when it comes too fast. `now_ns` is of a clock
-    /// that never steps. A rate of 0 has no limit.
+    /// Admits a message; false, and nothing changed, when it comes too fast. `now_ns` is of a
+    /// monotonic clock. A rate of 0 has no limit.
     pub fn admit(&mut self, now_ns: u64, per_second: u32) -> bool {
         if per_second == 0 {
             return true;
@@ -23,7 +23,7 @@ impl Rate {
         true
     }
 
-    /// Time until a message is taken in again, 0 when it is now.
+    /// Time until a message is admitted again, 0 if it is now.
     pub fn wait_ns(&self, now_ns: u64, per_second: u32) -> u64 {
         let Some(step) = SECOND_NS.checked_div(u64::from(per_second)) else {
             return 0;
@@ -31,7 +31,7 @@ impl Rate {
         (self.even_ns.saturating_sub(now_ns) + step).saturating_sub(SECOND_NS)
     }
 
-    /// Takes `messages` more in for something dear, as far as there is room.
+    /// Charges `messages` more for an expensive request, up to the burst.
     pub fn charge(&mut self, now_ns: u64, per_second: u32, messages: u64) {
         if let Some(step) = SECOND_NS.checked_div(u64::from(per_second)) {
             let even_ns = self.even_ns.max(now_ns) + step * messages;
@@ -53,7 +53,7 @@ mod tests {
         assert!(!admit(199_999), "one message is earned in 200 us");
         assert!(admit(200_000));
         assert!(!admit(200_000));
-        assert_eq!(rate.wait_ns(250_000, 5_000), 150_000, "then it is taken");
+        assert_eq!(rate.wait_ns(250_000, 5_000), 150_000, "then it is admitted");
         let mut admit = |at_ns| rate.admit(at_ns, 5_000);
         let admitted = (0..20_000u64).filter(|i| admit(SECOND_NS + i * 100_000));
         // A full burst, then 5,000 per second over two seconds.

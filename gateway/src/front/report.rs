@@ -1,5 +1,5 @@
-//! Reports as messages of the protocol. The live path and resends from the journal use this function
-//! alone, so a message has the same bytes wherever it is made.
+//! Reports as messages of the protocol. The live path and resends from the journal share this
+//! function, so that a message has the same bytes on both paths.
 
 use admission::{Report, ReportBody};
 use sequencer::Stamp;
@@ -9,7 +9,7 @@ use wire::{
     ServerMessage, SettlementProgress, TradeBusted, TradingHoldChanged,
 };
 
-/// What the messages of a report have in common.
+/// Fields that the messages of a report share.
 struct Head {
     node: NodeId,
     stamp: Stamp,
@@ -40,7 +40,7 @@ pub fn message(node: NodeId, stamp: &Stamp, report: &Report) -> ServerMessage {
 }
 
 impl Head {
-    /// What a request became.
+    /// The outcome of a request.
     fn answer(&self, body: &ReportBody) -> ServerMessage {
         let Stamp {
             sequence,
@@ -78,11 +78,11 @@ impl Head {
                 received_ns,
             }
             .into(),
-            _ => unreachable!("told apart by the caller"),
+            _ => unreachable!("the caller matched the kind"),
         }
     }
 
-    /// What others' orders did to an order.
+    /// The effect of other orders on an order.
     fn change(&self, body: &ReportBody) -> ServerMessage {
         let Stamp {
             sequence, time_ns, ..
@@ -130,11 +130,11 @@ impl Head {
                 time_ns,
             }
             .into(),
-            _ => unreachable!("told apart by the caller"),
+            _ => unreachable!("the caller matched the kind"),
         }
     }
 
-    /// What funding and settlement did.
+    /// The effect of funding and settlement.
     fn money(&self, body: &ReportBody) -> ServerMessage {
         let Stamp {
             sequence, time_ns, ..
@@ -183,11 +183,11 @@ impl Head {
                 time_ns,
             }
             .into(),
-            _ => unreachable!("told apart by the caller"),
+            _ => unreachable!("the caller matched the kind"),
         }
     }
 
-    /// What changed or ended an order on request.
+    /// The change or end of an order on request.
     fn end(&self, body: &ReportBody) -> ServerMessage {
         let Stamp {
             sequence,
@@ -242,12 +242,12 @@ impl Head {
                 time_ns,
             }
             .into(),
-            _ => unreachable!("told apart by the caller"),
+            _ => unreachable!("the caller matched the kind"),
         }
     }
 }
 
-/// The order's number on the wire, 0 for none.
+/// The order's id on the wire, 0 for none.
 fn engine_id(handle: Handle) -> u64 {
     match handle.is_none() {
         true => 0,

@@ -1,5 +1,5 @@
-//! Messages that have left the windows, made again from the journal. Reads block: they run on threads
-//! of their own, few at a time, each from the newest checkpoint before what it looks for.
+//! Rebuilds messages that have left the windows from the journal. Reads block: they run on threads
+//! of their own, few at a time, each from the newest checkpoint before its target.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use wire::{DisconnectCode, ServerMessage, encode};
 use crate::market::Market;
 use crate::past::{Past, PastError};
 
-/// Messages of one piece.
+/// Messages per piece.
 const PIECE_MESSAGES: usize = 16_384;
 
-/// The messages of a session after a number up to `through`, or a piece of them.
+/// The messages of a session after a number up to `through`, or the first piece of them.
 pub async fn messages(
     market: &Arc<Market>,
     session: SessionIx,
@@ -36,13 +36,13 @@ pub async fn messages(
         .await
     };
     match reading.await {
-        // What is durable is in the journal, unless its beginning has gone.
+        // What is durable is in the journal, unless the journal was truncated.
         Ok(found) if found.is_empty() => Err(DisconnectCode::MessagesRemoved),
         Ok(found) => Ok(found),
         Err(error) if error.is_removed() => Err(DisconnectCode::MessagesRemoved),
         Err(PastError::GivenUp) => Err(DisconnectCode::Shutdown),
         Err(error) => {
-            tracing::error!(%error, "the journal cannot be read for a resume");
+            tracing::error!(%error, "cannot read the journal: session not resumed");
             Err(DisconnectCode::Internal)
         }
     }
@@ -69,13 +69,13 @@ pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -
     if let Err(error) = &read
         && !error.is_removed()
     {
-        tracing::error!(%error, "the journal cannot be read for a resend");
+        tracing::error!(%error, "cannot read the journal: answer not resent");
         read = Ok(None);
     }
     read.unwrap_or_default()
 }
 
-/// A numbered message for channel 0.
+/// Encodes a numbered message for channel 0.
 fn encoded(message: &ServerMessage, number: u64) -> Bytes {
     let mut bytes = BytesMut::with_capacity(wire::NUMBERED_LEN_MAX);
     encode(message, 0, number, &mut bytes);

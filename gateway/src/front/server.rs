@@ -1,4 +1,4 @@
-//! Puts the front together: socket, certificate, rings, and the tasks that answer it.
+//! Assembles the front: socket, certificate, rings, and the tasks that answer it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use super::{Conn, Front, tls};
 use crate::Error;
 use crate::market::Market;
 
-/// How long connections may take to say goodbye.
+/// Time limit for connections to close.
 pub const GOODBYE: Duration = Duration::from_secs(2);
-/// Bytes of requests of one connection that may wait unread.
+/// Unread request bytes per connection.
 const RECEIVE_WINDOW: u32 = 512 << 10;
-/// Bytes of reports of one connection that may be under way.
+/// Report bytes per connection that may be in flight.
 const SEND_WINDOW: u64 = 4 << 20;
-/// How long a front with a thread of its own spins after the last work.
+/// How long a front on its own thread spins after the last work.
 const SPIN: Duration = Duration::from_millis(2);
 
-/// A bound socket, before anybody is taken.
+/// A bound socket, before it accepts connections.
 pub struct Bound {
     endpoint: Endpoint<Conn>,
     address: SocketAddr,
     fingerprint: String,
 }
 
-/// Says when the front has ended.
+/// Signals the end of the front.
 struct Watched {
     front: Front,
     _ended: oneshot::Sender<()>,
@@ -89,10 +89,10 @@ impl Bound {
         &self.fingerprint
     }
 
-    /// Serves until shutdown: on the hot thread in layout `fused`, else on a thread of the front's own.
+    /// Serves until shutdown: on the hot thread in layout `fused`, else on the front's own thread.
     ///
     /// # Errors
-    /// The trading path has ended, or there is no thread.
+    /// The trading path has ended, or no thread can be spawned.
     pub async fn run(
         self,
         market: Arc<Market>,
@@ -148,10 +148,10 @@ impl Bound {
 }
 
 fn ended(not_taken: sequencer::NotTaken) -> Error {
-    Error::Start(format!("the trading path takes no front: {not_taken}"))
+    Error::Start(format!("the trading path refused the front: {not_taken}"))
 }
 
-/// Hands the front to the thread that polls it.
+/// Moves the front to the thread that polls it.
 fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<(), Error> {
     if market.port.layout() == Layout::Fused {
         return market.port.host(front).map_err(ended);
@@ -163,7 +163,7 @@ fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<()
         .map_err(Error::Files)
 }
 
-/// Sends the front every instrument that is new or changed since `sent`.
+/// Sends the front every instrument that is new or has changed since `sent`.
 async fn follow_instruments(names: &Names, orders: &Orders, mut sent: Vec<InstrumentSpec>) {
     let mut changes = names.instrument_changes();
     loop {
@@ -180,7 +180,7 @@ async fn follow_instruments(names: &Names, orders: &Orders, mut sent: Vec<Instru
     }
 }
 
-/// One bidirectional stream, nothing else.
+/// Transport parameters: one bidirectional stream, nothing else.
 fn transport(heartbeat_ms: u32) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport.max_concurrent_bidi_streams(1u8.into());

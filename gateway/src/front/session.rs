@@ -1,5 +1,5 @@
-//! What the front keeps of a session: its window, who has it, and how fast it may send. It outlives
-//! connections: a client that comes back finds its window and its rate as they were.
+//! The front's state of a session: its window, its owner, and its rate. It outlives connections: a
+//! client that comes back finds window and rate as they were.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,27 +22,27 @@ use super::rate::Rate;
 use super::window::{Pool, Window};
 use crate::budget::Budget;
 
-/// Place of a session in the front's table.
+/// Index of a session in the front's table.
 pub type At = usize;
 
-/// A connection's channel.
+/// The connection and channel of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub connection: Key,
     pub channel: u16,
 }
 
-/// Requests that wait for an answer about their session's limit, in order.
+/// Requests that wait for their session's limit check, in order.
 pub type Parked = VecDeque<(u64, ClientMessage)>;
 
-/// Requests of one session that may wait for identity; more are `BUSY`.
+/// Requests per session that may wait for identity; more are `BUSY`.
 pub const PARKED_MAX: usize = 64;
 
 pub struct Session {
     pub ix: SessionIx,
     pub user: UserIx,
     pub user_id: Arc<str>,
-    /// Of the login that has it: goes with every request.
+    /// Epoch of the owning login. Every request carries it.
     pub epoch: Sequence,
     pub stp_group: StpGroup,
     /// The member group of the user, as of the login.
@@ -50,7 +50,7 @@ pub struct Session {
     pub window: Window,
     /// Number of the last message that is durable.
     pub released: u64,
-    /// Number of the last message given to the owner's connection.
+    /// Number of the last message sent to the owner's connection.
     pub sent: u64,
     /// The owner has every durable message: new ones are sent as they become durable.
     pub is_following: bool,
@@ -59,28 +59,28 @@ pub struct Session {
     pub answered: u64,
     pub rate: Rate,
     pub budget: Arc<Budget>,
-    /// A request past the budget is with identity; what comes after it waits here.
+    /// Set while an order above the budget is with identity: later requests wait here.
     pub parked: Option<Box<Parked>>,
-    /// A `SetTradingHold` is on its way: one at a time.
+    /// A `SetTradingHold` is in progress: one at a time.
     pub is_setting_hold: bool,
-    /// A piece of older messages was asked for.
+    /// A piece of older messages was requested.
     pub is_fetching: bool,
-    /// Open orders that the client has asked for.
+    /// Open orders that the client has requested.
     pub listing: Option<Listing>,
-    /// Messages that the client has asked for once more.
+    /// Retransmission that the client has requested.
     pub range: Option<Range>,
-    /// The last change of a ledger balance that the client has been sent.
+    /// The last balance change sent to the client.
     pub balances_through: u64,
-    /// Queued among those whose window goes first.
+    /// Queued among the sessions whose windows are evicted first.
     pub is_idle: bool,
 }
 
-/// A message that acts whose fields make no request.
+/// A request whose fields are invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadField;
 
 impl Session {
-    /// A message that acts, as the trading path takes it.
+    /// Converts a message to a request of the trading path.
     pub fn request(&self, client_seq: u64, message: &ClientMessage) -> Result<Request, BadField> {
         match message {
             ClientMessage::NewOrder(m) => self.new_order(client_seq, m).map(Request::New),
@@ -122,7 +122,7 @@ impl Session {
     }
 
     fn new_order(&self, client_seq: u64, m: &wire::NewOrder) -> Result<NewRequest, BadField> {
-        // Self-trades are allowed by the platform's own setting only, never by a client.
+        // Only the platform's own setting allows self-trades, never a client.
         if m.stp == StpMode::None || m.flags & !ORDER_POST_ONLY != 0 || m.client_order_id == 0 {
             return Err(BadField);
         }
@@ -160,7 +160,7 @@ impl Session {
         };
         Ok(Request::MassCancel(MassCancelRequest {
             scope,
-            // `wire::ALL_INSTRUMENTS` is the index that names none in particular.
+            // `wire::ALL_INSTRUMENTS` is the index that stands for none.
             instrument: InstrumentIx(m.instrument),
             side,
             reason: CancelReason::MassCancel,
@@ -181,7 +181,7 @@ fn order_ref(engine_order_id: u64, client_order_id: u64) -> OrderRef {
     }
 }
 
-/// What a user may do over all its sessions.
+/// State of a user over all its sessions.
 #[derive(Default)]
 pub struct User {
     pub rate: Rate,
@@ -192,15 +192,15 @@ pub struct User {
 /// Every session that has been open at this front.
 pub struct Sessions {
     rows: Vec<Session>,
-    /// By session index; 0 for none, else one more than the place.
+    /// By session index: 0 for none, else the row's index + 1.
     places: Vec<u32>,
     pub users: HashMap<UserIx, User>,
-    /// What the members of a group send together.
+    /// Rate of each group's members together.
     pub groups: HashMap<MemberGroup, Rate>,
     pub pool: Pool,
-    /// Without a connection, longest first: their windows go first.
+    /// Sessions without a connection, longest first: their windows are evicted first.
     idle: VecDeque<At>,
-    /// Messages kept of one session.
+    /// Messages kept per session.
     messages_max: usize,
 }
 
@@ -228,22 +228,22 @@ impl Sessions {
         &mut self.rows[at]
     }
 
-    /// A user who has a session here.
+    /// State of a user who has a session here.
     pub fn user(&mut self, user: UserIx) -> &mut User {
-        self.users.get_mut(&user).expect("he has a session")
+        self.users.get_mut(&user).expect("the user has a session")
     }
 
     pub fn get(&self, at: At) -> &Session {
         &self.rows[at]
     }
 
-    /// Row and pool together.
+    /// Row and pool, borrowed together.
     #[inline]
     pub fn parts(&mut self, at: At) -> (&mut Session, &mut Pool) {
         (&mut self.rows[at], &mut self.pool)
     }
 
-    /// The place of a session that has just been opened, made if it is new here.
+    /// The index of a session that has just been opened. Adds the session if it is new here.
     pub fn place(&mut self, opened: &sequencer::Opened, make: impl FnOnce() -> Session) -> At {
         if let Some(at) = self.at(opened.session) {
             return at;
@@ -259,7 +259,7 @@ impl Sessions {
         at
     }
 
-    /// Keeps the next message of a session within its bounds.
+    /// Keeps the next message of a session within the session's and the pool's limits.
     #[inline]
     pub fn keep(&mut self, at: At, number: u64, message: &wire::ServerMessage, answers: u64) {
         let (session, pool) = (&mut self.rows[at], &mut self.pool);
@@ -273,7 +273,8 @@ impl Sessions {
         }
     }
 
-    /// The pool is used up: idle sessions lose their windows, longest first, then the one that grows.
+    /// Evicts windows while the pool is full: those of idle sessions, longest first, then the
+    /// growing one.
     #[cold]
     fn make_room(&mut self, at: At) {
         while self.pool.is_full() {
@@ -292,7 +293,7 @@ impl Sessions {
         }
     }
 
-    /// The session has lost its connection.
+    /// Marks a session that has lost its connection.
     pub fn idle(&mut self, at: At) {
         let session = &mut self.rows[at];
         session.owner = None;
@@ -311,7 +312,7 @@ impl Sessions {
     }
 }
 
-/// What a connected client still lacks is kept for it; without one the journal has it.
+/// Last message that may leave the window: a client's unsent ones stay, the journal has the others.
 fn sent_through(session: &Session) -> u64 {
     match session.owner {
         Some(_) if session.is_following => session.sent,

@@ -1,4 +1,5 @@
-//! The front without its connections: sessions, the ring into the hot thread, what waits for the disk.
+//! The front without its connections: sessions, the hot thread's ring, messages that wait for
+//! durability.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -21,16 +22,16 @@ use super::session::{At, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
 
-/// Requests without an answer: half of what the ring holds. Past it no connection is read.
+/// Limit of requests without an answer: half of the ring. At the limit no connection is read.
 pub const IN_FLIGHT_MAX: usize = RING / 2;
-/// Requests, and reports, in the ring.
+/// Capacity of the ring for requests, and for reports.
 pub const RING: usize = 4_096;
-/// Questions of one user that may be looked up in the journal at the same moment.
+/// Look-ups in the journal per user at the same time.
 const LOOKED_UP_PER_USER: usize = 8;
-/// Tags of requests that concern sessions rather than orders are above this.
+/// Bit in the tags of requests that close sessions.
 const CLOSING: u64 = 1 << 63;
 
-/// Something that is told once the journal has its command.
+/// What is sent once its command is durable.
 #[derive(Clone, Copy)]
 pub enum Due {
     /// The next message of this session.
@@ -39,14 +40,14 @@ pub enum Due {
     Login(u64),
 }
 
-/// A login whose opening is on its way.
+/// A login whose opening is in flight.
 pub struct Pending {
     pub to: (Key, u16),
     pub admitted: Box<Admitted>,
     pub opened: Option<Opened>,
 }
 
-/// The end of a session that the journal has to be told.
+/// The end of a session, to be journalled.
 #[derive(Clone, Copy)]
 struct Closing {
     session: SessionIx,
@@ -54,7 +55,7 @@ struct Closing {
     keep_orders: bool,
 }
 
-/// What metrics show. Taken once, so that counting is one addition.
+/// Metrics. Looked up once, so that counting is one addition.
 pub struct Counters {
     pub requests: Counter,
     pub throttled: Counter,
@@ -62,7 +63,7 @@ pub struct Counters {
     pub resends: Counter,
     pub logins: Counter,
     pub slow_consumers: Counter,
-    /// Of connections over UDP; a lost one is sent again.
+    /// UDP packets of connections. A lost one is sent again.
     pub packets_sent: Counter,
     pub packets_lost: Counter,
 }
@@ -88,7 +89,7 @@ pub struct State {
     pub ring: RingPort,
     pub in_flight: usize,
     pub sessions: Sessions,
-    /// In the order of the journal.
+    /// In journal order.
     pub due: VecDeque<(Sequence, Due)>,
     pub logins: HashMap<u64, Pending>,
     tag: u64,
@@ -96,9 +97,9 @@ pub struct State {
     pub limited: HashMap<At, NewRequest>,
     /// Sessions whose client lacks messages.
     pub resuming: Vec<At>,
-    /// Sessions whose client has asked for open orders or for messages once more.
+    /// Sessions with a listing of open orders or a retransmission in progress.
     pub in_pieces: Vec<At>,
-    /// Users of whose sessions some have not been sent every ledger balance.
+    /// Users with sessions that lack ledger balances.
     pub with_balances: VecDeque<UserIx>,
     looked_up: LookUps,
     closings: VecDeque<Closing>,
@@ -110,11 +111,11 @@ pub struct State {
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
-    /// The same of a clock that never steps, for rates.
+    /// Monotonic nanoseconds, for rates.
     pub monotonic_ns: u64,
-    /// The platform stops: until when the last reports are waited for.
+    /// Deadline of the last reports, set when the platform stops.
     pub stopping: Option<Instant>,
-    /// The trading path takes nothing any more.
+    /// The trading path accepts no more requests.
     pub has_ended: bool,
     pub stats: Counters,
 }
@@ -156,12 +157,12 @@ impl State {
         }
     }
 
-    /// Nothing is under way: no request, no message that is not durable, no end of a session.
+    /// True when nothing is in flight: no request, no message that is not durable, no login.
     pub fn is_quiet(&self) -> bool {
         self.has_ended || (self.in_flight == 0 && self.due.is_empty() && self.logins.is_empty())
     }
 
-    /// The journal knows of every session that has ended here.
+    /// True when every session that has ended here is closed in the journal.
     pub fn has_closed(&self) -> bool {
         self.has_ended || (self.closings.is_empty() && self.closing.is_empty())
     }
@@ -173,7 +174,8 @@ impl State {
         }
     }
 
-    /// Journals the opening of a session that every check has admitted. False when it cannot be now.
+    /// Submits the opening of a session that passed every check. False when the ring refuses it
+    /// now.
     pub fn open(&mut self, to: (Key, u16), admitted: Box<Admitted>) -> bool {
         self.tag += 1;
         let request = Request::OpenSession(SessionRequest {
@@ -199,7 +201,7 @@ impl State {
         true
     }
 
-    /// The session has lost its connection, or the client has logged it out.
+    /// Handles a session that has lost its connection or was logged out.
     pub fn lose(&mut self, at: At, keep_orders: bool) {
         let session = self.sessions.row(at);
         let (ix, epoch) = (session.ix, session.epoch);
@@ -208,7 +210,8 @@ impl State {
         self.close(ix, epoch, keep_orders);
     }
 
-    /// Submits the disconnect of a login as a command, so that the journal holds it and replay repeats it.
+    /// Queues the disconnect of a login as a command, so that the journal holds it and replay
+    /// repeats it.
     pub fn close(&mut self, session: SessionIx, epoch: Sequence, keep_orders: bool) {
         self.closings.push_back(Closing {
             session,
@@ -217,7 +220,7 @@ impl State {
         });
     }
 
-    /// Submits the ends of sessions that the ring had no room for.
+    /// Submits the session ends that are still queued.
     pub fn submit_closings(&mut self) -> bool {
         let mut did_work = false;
         while let Some(closing) = self.closings.front().copied() {
@@ -243,8 +246,7 @@ impl State {
         did_work
     }
 
-    /// Reads the reports that are there. `accepted` and `refused` are told what concerns a client
-    /// at once.
+    /// Reads the available reports. `told` receives what concerns a client at once.
     pub fn read_reports(&mut self, told: &mut Vec<Told>) -> bool {
         let Self {
             market,
@@ -320,7 +322,7 @@ impl State {
     }
 }
 
-/// Takes note of an opening, so that the session's messages are kept from here on.
+/// Records an opening, so that the session's messages are kept from here on.
 fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &mut Sessions) {
     if let Some(pending) = logins.get_mut(&opened.tag) {
         pending.opened = Some(*opened);
@@ -329,9 +331,9 @@ fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &m
 }
 
 impl State {
-    /// Asks for what has left a session's window; false when too many such questions of its user are on
-    /// their way. Each reads the journal from a checkpoint on, two at a time: without the bound, those of one
-    /// user would keep logins and resumes of all others waiting.
+    /// Asks for what has left a session's window; false when its user has too many such questions
+    /// in flight. Each reads the journal from a checkpoint on, two at a time: without the limit,
+    /// one user's questions would delay the logins and resumes of all others.
     pub fn look_up(&mut self, at: At, question: Question) -> bool {
         let user = self.sessions.row(at).user;
         if !self.looked_up.begin(user) {
@@ -344,19 +346,19 @@ impl State {
         is_asked
     }
 
-    /// A question of a session has been answered.
+    /// Ends a session's look-up.
     pub fn looked_up(&mut self, at: At) {
         let user = self.sessions.row(at).user;
         self.looked_up.end(user);
     }
 }
 
-/// Questions that are looked up in the journal, by user: at most [`LOOKED_UP_PER_USER`] of each.
+/// Look-ups in the journal by user, at most [`LOOKED_UP_PER_USER`] each.
 #[derive(Default)]
 struct LookUps(HashMap<UserIx, usize>);
 
 impl LookUps {
-    /// One more; false when the user has as many.
+    /// Counts one more; false when the user is at the limit.
     fn begin(&mut self, user: UserIx) -> bool {
         let count = self.0.entry(user).or_default();
         let is_one_more = *count < LOOKED_UP_PER_USER;
@@ -374,7 +376,7 @@ impl LookUps {
     }
 }
 
-/// A session that is new at this front.
+/// A session that is new to this front.
 fn session(opened: &Opened, admitted: &Admitted) -> Session {
     Session {
         ix: opened.session,
@@ -401,9 +403,9 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
     }
 }
 
-/// What a report means for a client right away.
+/// What a report means for a client at once.
 pub enum Told {
-    /// A request is admitted and matched.
+    /// A request was admitted and matched.
     Answered(At, Stamp, Message),
     /// A request was not seen, or was seen before.
     Refused(At, u64, RequestKind, NotTaken),
@@ -412,7 +414,7 @@ pub enum Told {
     OrderToTrade(At, Ratio),
 }
 
-/// How an unnumbered refusal says it.
+/// The reason in an unnumbered refusal.
 pub fn reason_of(not_taken: NotTaken) -> RejectReason {
     match not_taken {
         NotTaken::Busy => RejectReason::Busy,
@@ -421,7 +423,7 @@ pub fn reason_of(not_taken: NotTaken) -> RejectReason {
     }
 }
 
-/// How long a shutdown waits for the reports of what sessions have sent.
+/// How long a shutdown waits for the last reports of sessions.
 pub const LAST_REPORTS: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
@@ -430,15 +432,15 @@ mod tests {
 
     // rows: R341
     #[test]
-    fn r341_a_user_has_so_many_look_ups_and_another_has_his_own() {
+    fn r341_look_ups_are_limited_per_user() {
         let (mut look_ups, user, other) = (LookUps::default(), UserIx(1), UserIx(2));
         let begun = (0..20).filter(|_| look_ups.begin(user)).count();
         assert_eq!(begun, LOOKED_UP_PER_USER);
-        assert!(look_ups.begin(other), "a bound of his own");
+        assert!(look_ups.begin(other), "each user has its own limit");
         look_ups.end(user);
         assert!(look_ups.begin(user) && !look_ups.begin(user));
         (0..LOOKED_UP_PER_USER).for_each(|_| look_ups.end(user));
         look_ups.end(other);
-        assert!(look_ups.0.is_empty(), "nothing is kept of those that ended");
+        assert!(look_ups.0.is_empty(), "ended look-ups leave no entry");
     }
 }

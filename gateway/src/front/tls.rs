@@ -1,5 +1,5 @@
-//! The server's certificate: self-signed, made at the first start, kept in the data directory, and
-//! pinned by clients through its fingerprint.
+//! The server's self-signed certificate: created at the first start, kept in the data directory,
+//! and pinned by clients through its fingerprint.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ pub struct Identity {
     pub fingerprint: String,
 }
 
-/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint is stored next to them
-/// in text.
+/// Reads `cert.der` and `key.der` of the folder, or creates them. The fingerprint is stored next to
+/// them as text.
 pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     std::fs::create_dir_all(folder)?;
     let (certificate_path, key_path) = (folder.join("cert.der"), folder.join("key.der"));
@@ -28,7 +28,7 @@ pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
         let names = vec!["cfa-trade".to_owned(), "localhost".to_owned()];
         let made =
             rcgen::generate_simple_self_signed(names).map_err(|e| Error::Tls(e.to_string()))?;
-        // The certificate last: where it is, its key is.
+        // The certificate last: where it exists, its key exists.
         files::replace(&key_path, &made.signing_key.serialize_der(), files::PRIVATE)?;
         files::replace(&certificate_path, made.cert.der(), files::PUBLIC)?;
     }
@@ -46,7 +46,7 @@ pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     })
 }
 
-/// An empty file is what an interrupted start of an older version has left.
+/// An empty file is left by an interrupted start of an older version.
 fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }

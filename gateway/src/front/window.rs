@@ -1,19 +1,19 @@
 //! The resend windows of sessions: encoded messages in pages of a pool that all sessions share.
 //!
-//! A message takes a place of [`PLACE_BYTES`], so that the one of a number is found without a
-//! search; the one that answers a request is found by halving, since answers stand in the order of
-//! their requests. The pool's size bounds the memory of all windows. Nothing is allocated once the
-//! pool has its pages.
+//! A message takes a slot of [`PLACE_BYTES`], so that a number needs no search. The message that
+//! answers a request is found by binary search, since answers are in the order of their requests.
+//! The pool's size bounds the memory of all windows. Nothing is allocated once the pool has its
+//! pages.
 
 use std::collections::VecDeque;
 
 use wire::ServerMessage;
 
-/// Bytes of a place: the longest numbered message and its length.
+/// Bytes of a slot: the longest numbered message and its length.
 pub const PLACE_BYTES: usize = 128;
 const PLACES: usize = 32;
 const PAGE_BYTES: usize = PLACES * PLACE_BYTES;
-/// Pages made at once.
+/// Pages allocated at once.
 const PAGES_MORE: usize = 64;
 
 const _: () = assert!(wire::NUMBERED_LEN_MAX < PLACE_BYTES);
@@ -21,7 +21,7 @@ const _: () = assert!(wire::NUMBERED_LEN_MAX < PLACE_BYTES);
 #[derive(Clone)]
 struct Page {
     bytes: Box<[u8; PAGE_BYTES]>,
-    /// By place: the request that the message answers, 0 for none.
+    /// By slot: the request that the message answers, 0 for none.
     answers: [u64; PLACES],
 }
 
@@ -42,12 +42,12 @@ impl Pool {
         }
     }
 
-    /// True when the next page would be past the bound.
+    /// True when the next page would exceed the limit.
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.pages.len() >= self.pages_max
     }
 
-    /// Past the bound too: what is not durable yet is nowhere else.
+    /// Takes a page, above the limit too: what is not durable yet exists nowhere else.
     fn take(&mut self) -> u32 {
         if self.free.is_empty() {
             let from = u32::try_from(self.pages.len()).expect("pages are counted by 32 bits");
@@ -62,12 +62,12 @@ impl Pool {
     }
 }
 
-/// What a comparison with a message that was made again has found.
+/// Result of comparing a message in a window with a rebuilt one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
     Equal,
     Differs,
-    /// It is not in the window any more, or not yet.
+    /// The message is not in the window any more, or not yet.
     NotKept,
 }
 
@@ -75,7 +75,7 @@ pub enum Compared {
 #[derive(Default)]
 pub struct Window {
     pages: VecDeque<u32>,
-    /// Place of the first message in the first page.
+    /// Slot of the first message in the first page.
     skip: usize,
     count: usize,
     /// Number of the last message, kept or not.
@@ -83,7 +83,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Of a session whose messages up to `last` are elsewhere.
+    /// An empty window after `last`.
     pub fn after(last: u64) -> Self {
         Self {
             last,
@@ -91,7 +91,7 @@ impl Window {
         }
     }
 
-    /// Number of the oldest message that is kept, or of the next one.
+    /// Number of the oldest kept message, or of the next one.
     pub fn first(&self) -> u64 {
         self.last + 1 - self.count as u64
     }
@@ -122,7 +122,7 @@ impl Window {
         place[0] = length as u8;
     }
 
-    /// The bytes of a message that is kept.
+    /// The bytes of a kept message.
     pub fn get<'a>(&self, pool: &'a Pool, number: u64) -> &'a [u8] {
         let (page, at) = self.place(number);
         let page = &pool.pages[self.pages[page] as usize];
@@ -130,7 +130,7 @@ impl Window {
         &place[1..1 + usize::from(place[0])]
     }
 
-    /// Compares a message that is kept with one encoded for channel 0.
+    /// Compares a kept message with one encoded for channel 0.
     pub fn compare(&self, pool: &Pool, number: u64, bytes: &[u8]) -> Compared {
         if number < self.first() || number > self.last {
             return Compared::NotKept;
@@ -141,7 +141,7 @@ impl Window {
         }
     }
 
-    /// Number of the kept message that answers a request. Cost: the logarithm of the window's length.
+    /// Number of the kept message that answers a request. Cost: logarithmic in the window's length.
     pub fn answer(&self, pool: &Pool, client_seq: u64) -> Option<u64> {
         let (mut low, mut high) = (self.first(), self.last + 1);
         while low < high {
@@ -170,7 +170,7 @@ impl Window {
         pool.pages[self.pages[page] as usize].answers[at]
     }
 
-    /// Forgets the oldest page's messages, but none after `through`; true when a page was given back.
+    /// Drops the oldest page's messages, but none after `through`; true when a page was freed.
     pub fn shrink(&mut self, pool: &mut Pool, through: u64) -> bool {
         let goes = (PLACES - self.skip).min(self.count);
         if goes == 0 || self.first() + goes as u64 - 1 > through {
@@ -183,7 +183,7 @@ impl Window {
         true
     }
 
-    /// Forgets every message up to `through`, in whole pages.
+    /// Drops every message up to `through`, in whole pages.
     pub fn clear(&mut self, pool: &mut Pool, through: u64) {
         while self.shrink(pool, through) {}
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_given_back_are_used_again() {
+    fn freed_pages_are_reused() {
         let mut pool = Pool::new(0);
         let (mut one, mut other) = (Window::default(), Window::default());
         for round in 0..50u64 {

@@ -1,11 +1,11 @@
 //! Trading holds (T49): money blocked in the ledger for trading, opened, resized, closed.
 //!
-//! Order of steps, always: to give, the ledger first and then the journalled `Fund`; to take, the
-//! journalled `Defund` or `CloseHold` first, and the ledger gives the money back once settlement
-//! has passed that place of the journal. A crash in between is healed by what both sides say, never
-//! by guessing: what the ledger hold was ever given and the journal has not funded is funded
-//! ([`bring_up`]), what the journal has taken and the ledger not given back is given back
-//! ([`give_back`]). Both may be repeated at any time; the sweeper does.
+//! Order of steps. Money in: the ledger first, then the journalled `Fund`. Money out: the
+//! journalled `Defund` or `CloseHold` first; the ledger releases the money once settlement has
+//! passed that record. After a crash in between, the recorded amounts of both sides decide, never a
+//! guess: what the ledger hold received and the journal has not funded is funded ([`bring_up`]);
+//! what the journal took out and the ledger has not released is released ([`give_back`]). Both are
+//! idempotent; the sweeper runs them.
 
 mod release;
 
@@ -43,10 +43,11 @@ pub struct HoldView {
     pub closed: bool,
 }
 
-/// Beginning of a trading hold's reason in the ledger; its id follows.
+/// Prefix of a trading hold's reason in the ledger; the hold's id follows.
 pub const TRADING_REASON: &str = "Trading hold";
 
-/// Opens the trading hold of an asset. ALREADY_EXISTS when there is one, unless it is the one this very call has made.
+/// Opens the trading hold of an asset. ALREADY_EXISTS if there is one, unless this very call made
+/// it.
 pub async fn open(
     market: &Market,
     context: &Context,
@@ -64,7 +65,7 @@ pub async fn open(
     open_in_turn(market, context, user, user_id, asset, &new).await
 }
 
-/// A trading hold to be opened.
+/// A trading hold to open.
 struct NewTrading {
     hold_id: Id128,
     amount: Minor,
@@ -114,7 +115,8 @@ async fn open_in_turn(
 /// How often a funding is computed again when another one came first.
 const FUNDING_TRIES: u32 = 5;
 
-/// Funds what the ledger hold was given and the journal does not know yet. The caller has the user's turn.
+/// Funds what the ledger hold received and the journal does not know yet. The caller holds the
+/// user's lock.
 pub async fn bring_up(
     market: &Market,
     user: UserIx,
@@ -145,18 +147,18 @@ pub async fn bring_up(
             funding_seq: funding_seq + 1,
             key_hash,
         });
-        // Refused where the pool has moved on meanwhile: compute again.
+        // Refused if the hold has changed meanwhile: compute again.
         if let Some(record) = market.ask_unless(request, &[DuplicateRequest]).await? {
             return match record.command.command {
                 types::Command::Fund(fund) => Ok(fund.hold),
-                _ => unreachable!("a funding is journalled as one"),
+                _ => unreachable!("Fund is journalled as Fund"),
             };
         }
     }
     Err(refusal::not_taken(&NotTaken::Busy))
 }
 
-/// AdjustTradingHold: sets what shall be undrawn, once per key.
+/// AdjustTradingHold: sets the undrawn amount, once per key.
 pub async fn adjust(
     market: &Arc<Market>,
     context: &Context,
@@ -166,7 +168,7 @@ pub async fn adjust(
 ) -> Result<Answered<HoldView>, Status> {
     let pool = pool_row(market, hold).await?;
     let _turn = market.funding_turn(pool.user).await;
-    // Who had the turn before may have been this very call: its command is durable.
+    // The previous lock holder may have been this very call: its command is durable.
     market.passed(market.commit.position()).await?;
     if market.answered(key_hash).await?.is_some() {
         return view(market, hold).await.map(Answered::before);
@@ -177,8 +179,8 @@ pub async fn adjust(
     Ok(Answered::now(view))
 }
 
-/// Grows out of available money, shrinks by what no order has drawn. The same target again changes
-/// nothing. The caller has the user's turn.
+/// Grows from available money, shrinks by what no order has drawn. The same target again changes
+/// nothing. The caller holds the user's lock.
 async fn set_in_turn(
     market: &Arc<Market>,
     context: &Context,
@@ -208,10 +210,10 @@ async fn set_in_turn(
     view(market, hold).await
 }
 
-/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is
-/// taken out of what is undrawn in the user's trading hold, and waited for until settlement has
-/// given it back; `Insufficient balance` when that does not do either. A hold that is there already
-/// is covered. The caller has the user's turn, so nobody takes the same money twice.
+/// Ensures that a hold to be created is covered (4.3.3). Takes a shortfall of available money from
+/// the undrawn part of the user's trading hold and waits until settlement has released it.
+/// `Insufficient balance` if that is not enough. A hold that already exists is covered. The caller
+/// holds the user's lock, so that no other call takes the same money.
 pub async fn cover(
     market: &Arc<Market>,
     context: &Context,
@@ -242,7 +244,7 @@ pub async fn cover(
             funding_seq: pool.funding_seq + 1,
             key_hash: Id128::NONE,
         };
-        // Refused where orders have drawn on it meanwhile, or it has moved on: look again.
+        // Refused if orders have drawn on the hold meanwhile, or it has changed: read again.
         let unless = [DuplicateRequest, HoldInUse];
         if let Some(record) = market.ask_unless(request, &unless).await? {
             give_back_now(market, pool.hold_id, record.command.sequence).await?;
@@ -251,7 +253,7 @@ pub async fn cover(
     Err(refusal::not_taken(&NotTaken::Busy))
 }
 
-/// Adds available money to a pool.
+/// Adds available money to a hold.
 pub async fn grow(
     market: &Market,
     context: &Context,
@@ -278,7 +280,7 @@ pub async fn grow(
     Ok(())
 }
 
-/// Opens the trading hold, or resizes the one there is.
+/// Opens the trading hold, or resizes an existing one.
 pub async fn open_or_set(
     market: &Arc<Market>,
     context: &Context,
@@ -302,7 +304,7 @@ pub async fn open_or_set(
     open_in_turn(market, context, user, user_id, asset, &new).await
 }
 
-/// Closes a trading hold without open orders; what it holds goes back to available.
+/// Closes a trading hold without open orders. Its money returns to available.
 pub async fn close(
     market: &Arc<Market>,
     hold: HoldIx,
@@ -324,13 +326,13 @@ pub async fn close(
     view(market, hold).await
 }
 
-/// Closes a pool that nobody uses: of an order that was refused, or of a user who was blocked.
-/// Nothing to do when it is closed or in use again.
+/// Closes an unused hold: of an order that was refused, or of a user who was blocked. Does nothing
+/// if it is closed or in use again.
 pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status> {
     close_if(market, hold, |_| true).await
 }
 
-/// Closes a trading hold that was left behind, unless it is used again when its turn has come.
+/// Closes an abandoned trading hold, unless it is in use again once the lock is held.
 pub async fn close_abandoned(
     market: &Arc<Market>,
     hold: HoldIx,
@@ -366,7 +368,7 @@ async fn close_if(
     Ok(())
 }
 
-/// The trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones
+/// The trading holds of a user (empty = all users) for an asset (empty = any), closed ones
 /// included, newest first: at most `rows` of those before `before`.
 pub async fn list(
     market: &Market,
@@ -393,15 +395,15 @@ pub async fn list(
     found.await
 }
 
-/// Id of an asset whose instrument, if it has one, is known.
+/// Id of an asset. Its instrument, if it has one, is known.
 fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     let spec = asset.instrument().and_then(|ix| admission.spec(ix));
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
 }
 
-/// Trading holds without open orders that serve nobody (`design.md` 4): of users whom identity blocked, and of
-/// users whose last session ended before `before_ns` where nothing has used the hold since. A user
-/// who never had a session manages his holds by call.
+/// Trading holds without open orders that may be closed (`design.md` 4): of users whom identity
+/// blocked, and of users whose last session ended before `before_ns`, unless the hold was used
+/// since. A user who never had a session manages its holds by call.
 pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
     let mut gone: HashMap<UserIx, bool> = HashMap::new();
     for session in state.sessions() {
@@ -422,7 +424,8 @@ pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
         .collect()
 }
 
-/// The pool of a ledger hold id given as text; `Hold not found`. Holds of single orders are no trading holds.
+/// The trading hold with a ledger hold id given as text. Fails with `Hold not found`, also for
+/// holds of single orders.
 pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), Status> {
     let id = Id128::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
     let found = market
@@ -482,8 +485,8 @@ async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Resu
     hold.ok_or_else(|| refusal::internal(unknown()))
 }
 
-/// True when the ledger has too little to block, nothing at all included: it has never heard of the
-/// user or of his units.
+/// True when the ledger has too little to block, also because it does not know the user or the
+/// asset.
 pub fn is_insufficient(error: &CallError) -> bool {
     matches!(
         error.reason().as_deref(),
@@ -491,7 +494,7 @@ pub fn is_insufficient(error: &CallError) -> bool {
     )
 }
 
-/// `Insufficient balance` with what the ledger and the pool say.
+/// `Insufficient balance` with the figures of the ledger and the hold.
 pub async fn short(
     market: &Market,
     context: &Context,
@@ -506,7 +509,7 @@ pub async fn short(
         required: Decimal::from_minor(required.0, digits),
         ..Shortfall::default()
     };
-    // The figures explain the refusal; without them it stands all the same.
+    // The figures explain the refusal, which is returned without them too.
     if let Ok(balance) = market.ledger.balance(context, &subaccount_id).await {
         short.balance = balance.balance;
         short.held = balance.held;

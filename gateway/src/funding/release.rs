@@ -1,4 +1,4 @@
-//! The way back: what the journal has taken out of a pool, the ledger gives back.
+//! Releases in the ledger what the journal has taken out of a hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::{ledger_hold, user_id};
 use crate::market::Market;
 use crate::refusal;
 
-/// How long one try waits for settlement: one that has ended must not keep tasks and turns.
+/// Time limit of one wait for settlement: if it has ended, tasks and locks must not pile up.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
 
-/// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of
-/// an open one. Only behind settlement, since before it part of the money may still be in the hold of an order
-/// that was just cancelled. May be repeated at any time: what is missing is computed from what both sides say,
-/// and the keys derive from it.
+/// Releases in the ledger what the journal has taken out of a hold: all of a closed one, the
+/// defunded part of an open one. Waits for settlement, since before it part of the money may still
+/// be in the hold of an order that was just cancelled. Idempotent: the missing amount is computed
+/// from both sides, and the keys derive from it.
 pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
@@ -28,13 +28,13 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
         return Ok(());
     }
     market.posted(pool.taken_at).await?;
-    // Two that read the same figures would both release the difference.
+    // Two calls that read the same figures would both release the difference.
     let _one_at_a_time = market.giving.lock().await;
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
     if !market.is_posted(pool.taken_at) {
-        // More was taken meanwhile; who took it gives it back.
+        // More was taken meanwhile: the call that took it releases it.
         return Ok(());
     }
     let asset = market.asset_of(pool.asset);
@@ -49,7 +49,7 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
         let released = market.ledger.release_hold(&context, hold_id, &hold.reason);
         return match released.await {
             Err(error) if error.reason().as_deref() != Some("HOLD_NOT_ACTIVE") => Err(error.into()),
-            // One that has ended meanwhile is fine.
+            // A hold that has ended meanwhile is fine.
             Ok(()) | Err(_) => Ok(()),
         };
     }
@@ -65,12 +65,12 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     Ok(shrunk.await?)
 }
 
-/// The hold of an order that reached the journal is settlement's to release.
+/// Settlement releases the hold of an order that reached the journal.
 pub fn settlement_releases(pool: &Hold) -> bool {
     pool.kind == PoolKind::Order && pool.orders > 0
 }
 
-/// Gives back and waits for it as long as the caller does; what he does not wait for comes to its end all the same.
+/// Releases and waits for the end. The release continues if the caller stops waiting.
 pub(super) async fn give_back_now(
     market: &Arc<Market>,
     hold_id: Id128,
@@ -83,7 +83,7 @@ pub(super) async fn give_back_now(
             give_back(&own, hold_id).await
         };
         let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
-        // The sweeper goes on with it.
+        // The sweeper continues.
         given.unwrap_or_else(|_| Err(rpc::status::unavailable("Settlement", 1_000)))
     });
     giving
@@ -91,13 +91,13 @@ pub(super) async fn give_back_now(
         .unwrap_or_else(|error| Err(refusal::internal(error)))
 }
 
-/// Starts giving back and waits for it within bounds; the answer to the call does not depend on it.
+/// Starts a release and waits for it within bounds. The answer to the call does not depend on it.
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
     let giving = tokio::spawn(async move {
         if let Err(status) = give_back_now(&own, hold_id, sequence).await {
-            // The sweeper tries again.
-            tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
+            // The sweeper retries.
+            tracing::warn!(%status, %hold_id, "release of a trading hold pending: the sweeper retries");
         }
     });
     let bound = Duration::from_millis(market.config.release_wait_ms);

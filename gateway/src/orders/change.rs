@@ -55,13 +55,13 @@ pub async fn cancel(
     Ok(Answered::now(row))
 }
 
-/// What AmendOrder changes.
+/// Changes of an AmendOrder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub price: Option<Ticks>,
-    /// New total, what was filled included.
+    /// New total, the filled part included.
     pub quantity: Option<Lots>,
-    /// Empty = as before.
+    /// Empty = unchanged.
     pub new_client_order_id: String,
 }
 
@@ -166,8 +166,8 @@ fn notional(
         .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))
 }
 
-/// More money for the growth of an order that has a hold of its own; an order on a trading hold has to make do
-/// with that.
+/// Adds money for the growth of an order with a hold of its own. An order on a trading hold has
+/// only that hold.
 async fn cover_growth(
     market: &Market,
     context: &Context,
@@ -200,17 +200,17 @@ async fn cover_growth(
     .await
 }
 
-/// What MassCancel cancels.
+/// Filter of a MassCancel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MassCancel {
-    /// Empty = everybody's.
+    /// Empty = all users.
     pub user_id: String,
-    /// `None` = on every instrument.
+    /// `None` = all instruments.
     pub instrument: Option<InstrumentSpec>,
     pub side: Option<Side>,
 }
 
-/// MassCancel: how many orders it took.
+/// MassCancel. Returns how many orders it cancelled.
 pub async fn mass_cancel(
     market: &Market,
     context: &Context,
@@ -246,7 +246,8 @@ pub async fn mass_cancel(
     cancel_all(market, request, key_hash).await
 }
 
-/// Asks for a command that cancels orders: how many it took. A state that is so already takes none.
+/// Submits a command that cancels orders and returns how many it cancelled. A state already reached
+/// cancels none.
 pub(super) async fn cancel_all(
     market: &Market,
     request: Request,
@@ -272,8 +273,8 @@ pub(super) async fn cancel_all(
     Ok(Answered::now(u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
-/// What a repeated cancel or amend is told: the refusal of the first one, or the order as it stands. The key may
-/// name another order than the repeat does: the first one counts (T12).
+/// Answer to a repeated cancel or amend: the refusal of the first call, or the order as it is now.
+/// If the repeat names another order than the first call did, the first one counts (T12).
 async fn answered_order(
     market: &Market,
     answer: Option<AnswerRow>,
@@ -285,14 +286,14 @@ async fn answered_order(
         return Err(refusal::refused(&reason.into()));
     }
     match answer.order_id.as_str() {
-        // The first call found the order gone.
+        // The first call found the order ended.
         "" => Err(refusal::order_not_open()),
         order_id => find(market, order_id).await.map(Answered::before),
     }
 }
 
-/// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or
-/// the call was answered before.
+/// Answers to refusals that are no plain errors: the order has ended (its handle is no longer in
+/// use), or the call was answered before.
 async fn gone_or_before(
     market: &Market,
     error: &NotTaken,
@@ -311,7 +312,7 @@ async fn gone_or_before(
     }
 }
 
-/// The book found the order gone, or refused the change.
+/// Fails if the book found the order ended or refused the change.
 fn refuse_if_gone(record: &Record) -> Result<(), Status> {
     for envelope in &record.events {
         match &envelope.event {

@@ -1,5 +1,5 @@
-//! SetKillSwitch (F11): one journalled command ends the open orders and keeps every other one out, so that no
-//! crash can come between the two.
+//! SetKillSwitch (F11): one journalled command ends the open orders and refuses all later ones, so
+//! that no crash can come between the two.
 
 use admission::Request;
 use tonic::Status;
@@ -9,8 +9,8 @@ use super::Answered;
 use super::change::cancel_all;
 use crate::market::Market;
 
-/// Engages or lifts the switch of a user, or of everybody (empty); answers how many orders it ended. One that
-/// stands so already is left as it is.
+/// Engages or lifts the switch of a user, or of all users (empty). Returns how many orders it
+/// ended. A switch that is already in that state stays as it is.
 pub async fn set_kill_switch(
     market: &Market,
     user_id: &str,

@@ -1,4 +1,5 @@
-//! SetMemberBounds, SetMemberGroup: what a member may take, as journalled reference data (`design.md` 7).
+//! SetMemberBounds, SetMemberGroup: bounds of members, as journalled reference data
+//! (`design.md` 7).
 
 use admission::{Known, Request};
 use sequencer::NotTaken;
@@ -10,14 +11,14 @@ use super::Answered;
 use crate::market::Market;
 use crate::refusal;
 
-/// Whose bounds SetMemberBounds sets.
+/// The member whose bounds SetMemberBounds sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Member {
     User(String),
     Group(MemberGroup),
 }
 
-/// Sets the bounds, or removes them. Bounds that are so already stay.
+/// Sets the bounds, or removes them. The current bounds are accepted.
 pub async fn set_bounds(
     market: &Market,
     member: &Member,
@@ -36,8 +37,8 @@ pub async fn set_bounds(
     ask(market, request).await
 }
 
-/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. Its sessions count in the rate of
-/// the group from their next login on.
+/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. The user's sessions count in
+/// the rate of the group from their next login on.
 pub async fn set_group(
     market: &Market,
     user_id: &str,
@@ -64,7 +65,7 @@ async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> 
                     market.durable(seen.sequence).await?;
                     Ok(Answered::before(()))
                 }
-                // It is so already, by a command that may not be durable yet.
+                // The state is already so, by a command that may not be durable yet.
                 _ => {
                     market.durable(market.replica.assigned()).await?;
                     Ok(Answered::now(()))

@@ -1,11 +1,11 @@
 //! Orders over RPC: place, cancel, amend, mass cancel (specification 4.3, D13, D23, T22).
 //!
-//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's trading
-//! hold where he has one and it covers the order; otherwise a hold of the order's own, made in the ledger first
-//! and then journalled (`design.md` 4). Every answer waits until it is durable and the history shows it. Cancel
-//! safe: what a dropped call leaves behind the sweeper takes up.
+//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's
+//! trading hold if there is one and it covers the order; otherwise a hold of the order's own,
+//! created in the ledger first and then journalled (`design.md` 4). Every answer waits until it is
+//! durable and in the history. Cancel safe: the sweeper completes what a dropped call leaves.
 //!
-//! | file | what |
+//! | file | calls |
 //! |---|---|
 //! | `place` | PlaceOrder |
 //! | `change` | CancelOrder, AmendOrder, MassCancel |
@@ -29,16 +29,16 @@ use crate::projection::repo;
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
-/// Who asks, as far as it matters here.
+/// The caller's relation to the orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actor {
     /// The owner of the orders.
     Owner,
-    /// Staff or a service, for anybody.
+    /// Staff or a service, for any user.
     Staff,
 }
 
-/// The answer to a write: the order as it stands, and whether the call was answered before.
+/// The answer to a write: the current value, and whether the call was answered before.
 pub struct Answered<T> {
     pub value: T,
     pub replayed: bool,
@@ -60,7 +60,7 @@ impl<T> Answered<T> {
     }
 }
 
-/// The order of an id, as it now stands; `Order not found`.
+/// The order with an id, as it is now. Fails with `Order not found`.
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     if Id128::parse(order_id).is_none() {
         return Err(refusal::order_not_found());
@@ -70,8 +70,8 @@ pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     found.ok_or_else(|| refusal::missing(lag, refusal::order_not_found))
 }
 
-/// The order of an id to cancel it: as the history has it now, which may be older than the order. One that is
-/// not there is waited for.
+/// The order with an id, to cancel it: as the history has it, which may be older than the order.
+/// Waits for the history only if it has no such order.
 pub async fn find_to_cancel(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     match stored(market, order_id).await? {
         Some(found) => Ok(found),
@@ -84,7 +84,7 @@ async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Sta
     row.map_err(refusal::internal)
 }
 
-/// The order once everything up to the record is durable and shown.
+/// The order once everything up to the record is durable and in the history.
 async fn shown(market: &Market, record: &Record, order_id: &str) -> Result<OrderRow, Status> {
     market.written(record.command.sequence).await?;
     stored(market, order_id)

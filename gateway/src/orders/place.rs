@@ -1,7 +1,7 @@
-//! PlaceOrder: the user's trading hold where it covers the order, else a hold of the order's own.
+//! PlaceOrder: uses the user's trading hold if it covers the order, else a hold of the order's own.
 //!
-//! Admission decides: whether the call is a repeat, whether a trading hold covers the order, and the
-//! price that a market order may come to. The history is asked first only for the answer to a repeat,
+//! Admission decides whether the call is a repeat, whether a trading hold covers the order, and the
+//! highest price of a market order. The history is read first only for the answer to a repeat,
 //! which admission forgets after a day (D50).
 
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::market::{Asset, Market, SOURCE};
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
-/// Reason text of a hold of an order's own. The order's number is not known before the journal has
-/// it; the holds that settlement splits out of it name the order.
+/// Reason of a hold of an order's own. The order's number is not known before it is journalled; the
+/// holds that settlement splits off name the order.
 pub const ORDER_REASON: &str = "Order of request";
 
-/// A PlaceOrder on its way. The user is the context's.
+/// A PlaceOrder in progress. The user is the context's.
 struct Placing<'a> {
     market: &'a Arc<Market>,
     context: &'a Context,
@@ -35,27 +35,27 @@ struct Placing<'a> {
     request: NewRequest,
 }
 
-/// What became of a request to enter.
+/// Outcome of a submitted order.
 enum Asked {
     Entered(Record),
-    /// The call was answered before, says admission.
+    /// Admission refused the call as a repeat.
     Repeated(Reject),
-    /// The trading hold does not cover it: the order may still have a hold of its own.
+    /// The trading hold does not cover the order; a hold of its own may.
     NotCovered,
 }
 
-/// What came of making an order's own hold.
+/// Outcome of creating an order's own hold.
 enum Made {
-    /// With what it has of the asset.
+    /// The hold and its amount of the asset.
     Held(HoldIx, Minor),
-    /// The first call of this key has used it up.
+    /// The first call with this key has used it up.
     Ended,
-    /// There is not that much.
+    /// Too little money.
     Short,
 }
 
-/// PlaceOrder. `request` lacks the user, the key and the client order id's number, which are of the
-/// context and of `client_order_id` (empty for none).
+/// PlaceOrder. `request` lacks the user, the key and the number of the client order id; they come
+/// from the context and from `client_order_id` (empty for none).
 pub async fn place(
     market: &Arc<Market>,
     context: &Context,
@@ -91,7 +91,7 @@ pub async fn place(
 }
 
 impl Placing<'_> {
-    /// Asks admission, and identity where the budget of the day does not cover the order.
+    /// Submits the order, and asks identity if the day's budget does not cover it.
     async fn ask(&mut self) -> Result<Asked, Status> {
         loop {
             let reject = match self.market.ask(Request::New(self.request)).await {
@@ -111,14 +111,14 @@ impl Placing<'_> {
                 {
                     return Ok(Asked::NotCovered);
                 }
-                // Its hold was closed by the sweeper while this call was on its way.
+                // The sweeper closed the hold while this call was in flight.
                 (RejectReason::UnknownHold, _) => return Err(refusal::request_expired()),
                 _ => return Err(refusal::refused(&reject)),
             }
         }
     }
 
-    /// Asks identity for this one order: admission does not count it then.
+    /// Asks identity about this order. Admission does not count it then.
     async fn check_limit(&mut self, notional: Minor) -> Result<(), Status> {
         let quantity = self.spec.quantity(self.request.quantity);
         let (identity, user_id) = (&self.market.identity, &self.context.user_id);
@@ -129,12 +129,12 @@ impl Placing<'_> {
         Ok(())
     }
 
-    /// Makes the order's own hold and enters the order with it. The hold of an order that is refused
-    /// is given back; where the same call may be tried again it stays for that, and the sweeper gives
-    /// it back when nobody does (`design.md` 4).
+    /// Creates the order's own hold and enters the order with it. Releases the hold of a refused
+    /// order. If the same call may be retried, the hold stays for that, and the sweeper releases it
+    /// if no retry comes (`design.md` 4).
     async fn ask_with_own_hold(&mut self) -> Result<Asked, Status> {
-        // The hold would lock money for an order that cannot enter: the journal has no room, or those
-        // who follow it are behind.
+        // The hold would lock money for an order that cannot enter: the journal has no space, or
+        // its followers lag.
         if self.market.commit.stalled().is_some() {
             return Err(refusal::not_taken(&NotTaken::Busy));
         }
@@ -149,7 +149,7 @@ impl Placing<'_> {
             self.check_limit(notional.ok_or_else(overflow)?).await?;
         }
         let Some(pool) = self.own_hold(near.unwrap_or(lowest), far).await? else {
-            // The first call of this key has used its hold up: its answer is on the way.
+            // The first call with this key has used its hold up: its answer is in flight.
             self.market.state(|_| ()).await?;
             return Ok(Asked::Repeated(RejectReason::DuplicateRequest.into()));
         };
@@ -160,18 +160,18 @@ impl Placing<'_> {
             && let Err(status) = funding::close_idle(self.market, pool).await
         {
             // The sweeper closes it later.
-            tracing::warn!(%status, pool = pool.get(), "the hold of a refused order stays open for now");
+            tracing::warn!(%status, pool = pool.get(), "hold of a refused order not closed: the sweeper retries");
         }
         asked
     }
 
-    /// What the order's own hold is sized by: `near`, or first `far`, where that is another price.
+    /// Prices that size the order's own hold: `near`, or first `far` if that is another price.
     ///
-    /// Admission decides what a market order without a price may come to, so its hold covers the far
-    /// limit of the band; what the order does not need goes back when it ends, in the same command.
-    /// Who has not that much money, or trades without a band, pays for the replica's best offer plus
-    /// collar, which the order carries then (`design.md` 6). Without an offer he pays next to nothing, and
-    /// the order ends `NO_LIQUIDITY` (T19).
+    /// Admission decides the highest price of a market order, so its hold covers the far limit of
+    /// the band; what the order does not need is released when it ends, in the same command. A user
+    /// with less money, or an instrument without a band, pays for the replica's best offer plus
+    /// collar, which the order then carries (`design.md` 6). Without an offer the hold covers next
+    /// to nothing, and the order ends `NO_LIQUIDITY` (T19).
     async fn prices(&self) -> Result<(Option<Ticks>, Option<Ticks>), Status> {
         let (spec, side) = (&self.spec, self.request.side);
         if let Some(price) = self.request.price {
@@ -188,7 +188,7 @@ impl Placing<'_> {
         Ok((near, far))
     }
 
-    /// What the order reserves at a price; `None` past 64 bits.
+    /// What the order reserves at a price; `None` above 64 bits.
     fn need(&self, price: Ticks) -> Option<Minor> {
         let (spec, request) = (&self.spec, &self.request);
         let (side, quantity) = (request.side, request.quantity);
@@ -197,7 +197,7 @@ impl Placing<'_> {
         need.ok().map(|need| need.total())
     }
 
-    /// A hold of size one; `None` when it has ended already.
+    /// The order's own hold; `None` when it has already ended.
     async fn own_hold(
         &mut self,
         near: Ticks,
@@ -219,8 +219,8 @@ impl Placing<'_> {
         Ok(Some(pool))
     }
 
-    /// The highest price that `amount` pays for, as far as it has to be told: the hold may be one of an
-    /// earlier try of this call. `None` where the far limit of the band is paid for.
+    /// The highest price that `amount` covers; `None` if it covers the far limit of the band. The
+    /// hold may be one of an earlier attempt of this call.
     fn highest_price(&self, amount: Minor) -> Option<Ticks> {
         let pays = |price| self.need(Ticks(price)).is_some_and(|need| need <= amount);
         let (mut low, mut high) = (self.spec.band_low.0, self.spec.band_high.0);
@@ -237,8 +237,8 @@ impl Placing<'_> {
         Some(Ticks(low))
     }
 
-    /// Made in the ledger and then journalled. With `covers` what available money lacks comes out of the
-    /// user's trading hold, and `Insufficient balance` is an error.
+    /// Creates the hold in the ledger, then journals it. With `covers`, a shortfall of available
+    /// money comes from the user's trading hold, and `Insufficient balance` is an error.
     async fn hold_of(&self, price: Ticks, covers: bool) -> Result<Made, Status> {
         let (market, context, request) = (self.market, self.context, &self.request);
         let user_id = &context.user_id;
@@ -269,13 +269,13 @@ impl Placing<'_> {
             }
             other => other?,
         };
-        // The ledger has the hold, the journal does not know of it.
+        // The ledger has the hold, the journal does not know it yet.
         service_kit::failpoint::reach("market.hold_placed");
         if !hold.is_active() {
             return Ok(Made::Ended);
         }
         let amount = asset.minor(hold.amount)?;
-        // The key is the order's.
+        // The key is the order's, not the hold's.
         let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
         let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
         Ok(Made::Held(pool, amount))

@@ -1,16 +1,16 @@
-//! What records of the journal change in the history: references into the records, no copy of an
+//! Changes of the history by records of the journal: references into the records, no copy of an
 //! order and no text.
 
 use replica::{Applied, Batch, Cause, Effect, Order, Trade};
 use types::command::RequestKind;
 use types::{Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks};
 
-/// An order as the last record of a batch leaves it.
+/// An order after the last record of a batch.
 #[derive(Clone, Copy)]
 pub struct OrderChange<'a> {
-    /// Of the command that brought it.
+    /// Sequence of the command that entered it.
     pub sequence: Sequence,
-    /// The batch brought it: it has no row yet.
+    /// Entered in this batch: it has no row yet.
     pub is_new: bool,
     pub order: &'a Order,
     pub updated_ns: u64,
@@ -30,22 +30,22 @@ pub struct NewTrade<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub key_hash: Id128,
-    /// Its command; zero where it needed none.
+    /// Sequence of its command; zero if it needed none.
     pub sequence: Sequence,
-    /// Order that the call was about; zero for none.
+    /// Sequence of the order that the call concerns; zero for none.
     pub order: Sequence,
-    /// Orders that it cancelled.
+    /// Number of orders that it cancelled.
     pub cancelled: u32,
-    /// Why the book has refused the change that it asked for.
+    /// Why the book refused the requested change.
     pub refusal: Option<RejectReason>,
 }
 
-/// Everything that a batch writes.
+/// Rows that a batch writes.
 #[derive(Default)]
 pub struct Rows<'a> {
-    /// Each once, by sequence.
+    /// One per order, by sequence.
     pub orders: Vec<OrderChange<'a>>,
-    /// By command and event.
+    /// By command and event index.
     pub trades: Vec<NewTrade<'a>>,
     pub answers: Vec<Answer>,
 }
@@ -56,7 +56,7 @@ impl<'a> Rows<'a> {
         for applied in batches.iter().flat_map(|batch| batch.iter()) {
             rows.take(applied);
         }
-        // Stable: of one order the last change is last.
+        // Stable: the last change of an order stays last.
         rows.orders.sort_by_key(|change| change.sequence);
         rows.orders.dedup_by(|later, earlier| {
             let is_same = later.sequence == earlier.sequence;
@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
                 | Effect::Bust(_) => {}
             }
         }
-        // A call that may end many orders is about none of them.
+        // A call that may end many orders concerns none of them.
         if matches!(cause.request, RequestKind::MassCancel | RequestKind::Other) {
             answer.order = Sequence::ZERO;
         }
@@ -140,7 +140,7 @@ impl<'a> Rows<'a> {
 }
 
 impl Answer {
-    /// The first order counts.
+    /// Keeps the first order.
     fn about(&mut self, order: &Order) {
         if self.order == Sequence::ZERO {
             self.order = order.sequence;
@@ -157,7 +157,7 @@ impl OrderChange<'_> {
     }
 }
 
-/// Limit or protection price, where there is one.
+/// Limit or protection price, if any.
 pub fn limit(order: &Order) -> Option<Ticks> {
     match order.terms.order_type {
         OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,

@@ -1,11 +1,10 @@
-//! The readable history: orders, trades and answers in SQLite, derived from what the replica
-//! reports of the journal.
+//! The queryable history: orders, trades and answers in SQLite, derived from the replica's records.
 //!
-//! One transaction per batch of records holds the rows and the position, so a crash leaves no half
-//! and a lost file is rebuilt by reading the journal again, as long as all of it is kept. A reader
-//! that must see its own write waits for the position ([`Projection::wait`]).
+//! One transaction per batch of records holds the rows and the position, so that a crash leaves no
+//! partial batch, and a lost file is rebuilt from the journal as long as all of it is kept. A
+//! reader that must see its own write waits for the position ([`Projection::wait`]).
 //!
-//! Cost: an order is written once per batch that changes it, and read by its key; a batch is
+//! Cost: an order is written once per batch that changes it, and read by its key. A batch is
 //! written on one thread, a prepared statement per row, without a copy of an order or a text.
 
 pub mod batch;
@@ -42,7 +41,7 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Opens (and creates) the file. `durable` is told how far it has come.
+    /// Opens or creates the file. `durable` gets the position.
     ///
     /// # Errors
     /// The store cannot be opened.
@@ -66,7 +65,7 @@ impl Projection {
             .expect("the sender lives in self");
     }
 
-    /// Follows until shutdown. `follower` begins after the stored position.
+    /// Follows the replica until shutdown. `follower` begins after the stored position.
     pub async fn run(
         self,
         mut follower: Follower,
@@ -96,7 +95,7 @@ impl Projection {
         }
     }
 
-    /// What writes the history: one at a time.
+    /// The writer of the history. Use one at a time.
     pub fn writer(&self, names: Arc<Names>) -> HistoryWriter {
         HistoryWriter {
             projection: self.clone(),
@@ -114,13 +113,13 @@ pub struct HistoryWriter {
 }
 
 impl HistoryWriter {
-    /// Writes consecutive records that follow the position, in one transaction, and moves it.
+    /// Writes consecutive records after the position in one transaction, and advances the position.
     ///
     /// # Errors
-    /// The store; the same may be tried again.
+    /// The store fails. The same batch may be retried.
     ///
     /// # Panics
-    /// No batch is given.
+    /// `batches` is empty.
     pub async fn write(&self, batches: Arc<[Batch]>) -> Result<(), Error> {
         let through = batches.last().expect("a batch").last();
         let writer = self.writer.clone();
@@ -145,7 +144,7 @@ impl HistoryWriter {
     }
 }
 
-/// Metrics of specification 1.6, once what they count is written.
+/// Metrics of specification 1.6, updated after the write.
 fn count(names: &Names, brought: &Brought) {
     for ((instrument, side), orders) in &brought.orders {
         metrics::counter!(

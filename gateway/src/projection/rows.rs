@@ -18,12 +18,12 @@ pub struct OrderRow {
     pub price: Option<Decimal>,
     pub quantity: Decimal,
     pub filled: Decimal,
-    /// Kopecks of its trades together.
+    /// Total value of its trades in kopecks.
     pub value_minor: i64,
     pub status: OrderStatus,
     /// Why it was cancelled or rejected, else empty.
     pub cancel_reason: String,
-    /// As the caller gave it, empty for none.
+    /// As the caller sent it, empty for none.
     pub client_order_id: String,
     pub engine_order_id: u64,
     pub sequence: u64,
@@ -34,7 +34,7 @@ pub struct OrderRow {
 impl OrderRow {
     /// Mean price of its trades, eight digits, rounded half up; `None` without a trade.
     pub fn average_price(&self) -> Option<Decimal> {
-        // A quotient is no amount of the ledger: the decimal of the edges divides and rounds it.
+        // A quotient is not a ledger amount: `rust_decimal` divides and rounds it.
         use rust_decimal::{Decimal as Quotient, RoundingStrategy};
         if self.filled.is_zero() {
             return None;
@@ -59,7 +59,7 @@ impl OrderRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TradeRow {
     pub trade_id: String,
-    /// Place in the lists.
+    /// Position in the lists.
     pub key: i64,
     pub buy_order_id: String,
     pub sell_order_id: String,
@@ -72,7 +72,7 @@ pub struct TradeRow {
     pub trade_number: u64,
     pub aggressor_side: Side,
     pub executed_at_us: i64,
-    /// The command that made it.
+    /// Sequence of the command that made it.
     pub sequence: u64,
 }
 
@@ -82,7 +82,7 @@ pub struct AnswerRow {
     pub sequence: u64,
     pub order_id: String,
     pub cancelled: u32,
-    /// Why the book has refused the change that was asked for.
+    /// Why the book refused the requested change.
     pub refusal: Option<RejectReason>,
 }
 

@@ -1,4 +1,4 @@
-//! Clients that use the transport in ways the protocol does not have, and what refusals name.
+//! Clients that use the transport outside the protocol, and the content of refusals.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn is_ack(message: &ServerMessage) -> bool {
     matches!(message, ServerMessage::OrderAck(_))
 }
 
-/// B8 of the protocol's review: the end of the stream is the end of the connection, as if it were lost.
+/// B8 of the protocol's review: the end of the stream ends the connection, as if it were lost.
 #[tokio::test]
 async fn a_client_that_finishes_its_stream_is_ended_and_its_orders_are_cancelled() {
     let folder = tempfile::tempdir().unwrap();
@@ -56,16 +56,16 @@ async fn a_client_gets_no_second_stream_and_no_datagrams() {
     let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
     let patience = Duration::from_millis(300);
     let second = tokio::time::timeout(patience, raw.connection.open_bi()).await;
-    assert!(second.is_err(), "no credit for it");
+    assert!(second.is_err(), "no stream credit");
     let one_way = tokio::time::timeout(patience, raw.connection.open_uni()).await;
-    assert!(one_way.is_err(), "no credit for it");
+    assert!(one_way.is_err(), "no stream credit");
     assert!(raw.connection.max_datagram_size().is_none());
     raw.send(0, 1, wire_order(1, Side::Buy, 1_000, 1)).await;
     raw.until(is_ack).await;
     world.stop().await;
 }
 
-/// B8: a name that a log or a screen would show as something else.
+/// B8: names that a log or a screen would show differently.
 #[tokio::test]
 async fn session_names_have_no_control_characters() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,14 +78,14 @@ async fn session_names_have_no_control_characters() {
             .until(|message| matches!(message, ServerMessage::Disconnect(_)))
             .await;
         let ServerMessage::Disconnect(end) = refused.1 else {
-            unreachable!("it was waited for");
+            unreachable!("`until` returns a Disconnect");
         };
         assert_eq!(end.code, DisconnectCode::BadField.code(), "{name:?}");
     }
     world.stop().await;
 }
 
-/// B7: a refused change names an open order by both its ids, whether admission or the book refuses it.
+/// B7: a refused change names an open order by both ids, whether admission or the book refuses it.
 #[tokio::test]
 async fn a_refused_change_names_the_order_by_both_ids() {
     let folder = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ async fn a_refused_change_names_the_order_by_both_ids() {
     let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
     raw.send(0, 1, wire_order(7, Side::Buy, 1_000, 5)).await;
     let ServerMessage::OrderAck(acked) = raw.until(is_ack).await.1 else {
-        unreachable!("it was waited for");
+        unreachable!("`until` returns an OrderAck");
     };
     let amend = |client_order_id, engine_order_id, price_ticks, quantity_lots| wire::Amend {
         client_order_id,
@@ -116,7 +116,7 @@ async fn a_refused_change_names_the_order_by_both_ids() {
             raw.send(0, sequence, change).await;
             let refusal = raw.until(|message| matches!(message, ServerMessage::Rejected(_)));
             let ServerMessage::Rejected(refusal) = refusal.await.1 else {
-                unreachable!("it was waited for");
+                unreachable!("`until` returns a Rejected");
             };
             assert_eq!(refusal.reason, reason);
             assert_eq!(
@@ -129,9 +129,9 @@ async fn a_refused_change_names_the_order_by_both_ids() {
     world.stop().await;
 }
 
-/// B9: a blocked user reads which of his orders have ended before his session does.
+/// B9: a blocked user reads which orders have ended before the session ends.
 #[tokio::test]
-async fn a_blocked_user_reads_the_end_of_his_orders_first() {
+async fn a_blocked_user_reads_the_end_of_its_orders_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "100000", "0").await;
@@ -164,8 +164,8 @@ async fn a_blocked_user_reads_the_end_of_his_orders_first() {
     world.stop().await;
 }
 
-/// Eight questions of a user are looked up in the journal at a time: with more sessions to resume than that, each
-/// still receives every message it lacks, unchanged and once.
+/// Look-ups in the journal are limited to eight per user at a time: with more sessions to resume,
+/// each still receives every message it lacks, unchanged and once.
 // rows: R343
 #[tokio::test]
 async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
@@ -181,7 +181,8 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
         engine_order_id: 0,
     };
     let mut expected = vec![Vec::new(); usize::from(SESSIONS)];
-    // Round 0 enters the requests, round 1 resends all messages, round 2 those after a different sequence per session.
+    // Round 0 enters the requests, round 1 resends all messages, round 2 those after a different
+    // sequence per session.
     for round in 0..3 {
         let last_of = |channel: u16| match round {
             2 => u64::from(channel),
@@ -228,7 +229,7 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
             assert_eq!(said, (sequence, RejectReason::UnknownOrder));
         }
         if round > 0 {
-            assert!(now == expected, "the same messages as at first");
+            assert!(now == expected, "the same messages as before");
         }
         expected = now;
     }

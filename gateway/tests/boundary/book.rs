@@ -87,8 +87,8 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
     world.stop().await;
 }
 
-/// A snapshot may be 3,600 s old (4.5.7). None is kept (T42): each is captured within its call, also of a book that
-/// nothing has changed for longer than that, and the next one has the next order.
+/// A snapshot may be 3,600 s old (4.5.7). None is kept (T42): each is captured within its call,
+/// also of a book that has not changed for longer than that, and the next one has the next order.
 // rows: R178
 #[tokio::test]
 async fn r178_a_snapshot_is_of_its_call_also_of_a_book_that_is_at_rest_for_3600_s() {
@@ -128,7 +128,7 @@ async fn r178_a_snapshot_is_of_its_call_also_of_a_book_that_is_at_rest_for_3600_
     let (sequence, bids) = captured().await;
     assert!(sequence >= second.sequence && bids.len() == 2);
 
-    // Refused, where it would be of an unknown age.
+    // Refused, since its age would be unknown.
     world.lose_trading_path().await;
     let refusal = refused(reader.get_order_book(request()).await.unwrap_err());
     assert_eq!(
@@ -178,7 +178,7 @@ async fn get(address: std::net::SocketAddr, path: &str, token: &str) -> (u16, St
 // rows: R274 R275 R276 R277 R293 R294 R295
 #[tokio::test]
 async fn r293_http_reads_equal_the_calls_and_metrics_count() {
-    // As the platform does: before anything counts.
+    // Before anything is counted, as in the platform.
     let recorder = rpc::metrics_init();
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
@@ -265,7 +265,7 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
     numbered(&mut reports).await;
     drop(session);
 
-    // One scrape after the gauges have been read once more.
+    // One scrape after the gauges have been updated.
     let metrics = loop {
         let (_, body) = get(address, "/metrics", "").await;
         let depth = "order_book_depth{instrument_id=\"BOND-1\",side=\"BUY\"} 1";
@@ -315,7 +315,7 @@ async fn t12_a_late_repeat_of_a_phase_does_not_undo_a_halt() {
         supervisor.set_trading_phase(request).await.unwrap();
         world.status().await.instruments[0].phase()
     };
-    // Open already: nothing to do, and remembered all the same.
+    // Already open: nothing to do, and recorded all the same.
     assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Open);
     assert_eq!(set("b", TradingPhase::Halt).await, TradingPhase::Halt);
     assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Halt);

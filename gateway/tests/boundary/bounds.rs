@@ -1,4 +1,4 @@
-//! What a member can take of the journal, and who lifts a halt.
+//! A member's share of the journal, and the authority to lift a halt.
 
 use client::LoginOptions;
 use prost::Message;
@@ -27,7 +27,7 @@ async fn registry_tells(world: &World, instrument_id: &str) {
 /// `design.md` 7: bytes of journal per user and minute.
 // rows: R341
 #[tokio::test]
-async fn r341_a_member_past_his_share_of_the_journal_cancels_and_others_trade() {
+async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.throttle_per_s = 0;
@@ -50,14 +50,14 @@ async fn r341_a_member_past_his_share_of_the_journal_cancels_and_others_trade() 
         client_order_id,
         engine_order_id: 0,
     };
-    // Refusals that are journalled, until there are no more: 1 MiB is some ten thousand of them.
+    // Journalled refusals until the quota is used up: 1 MiB is some ten thousand of them.
     let mut asked = 0;
     let wait_us = 'full: loop {
         for _ in 0..500 {
             ann.send(0, named(77)).await.unwrap();
         }
         asked += 500;
-        assert!(asked <= 40_000, "nothing bounds them");
+        assert!(asked <= 40_000, "no quota applies");
         for _ in 0..500 {
             let refusal = until(&mut reports, |message| match message {
                 ServerMessage::Rejected(refusal) => Some(*refusal),
@@ -94,7 +94,7 @@ async fn r341_a_member_past_his_share_of_the_journal_cancels_and_others_trade() 
     world.stop().await;
 }
 
-/// `design.md` 10: the registry halts a market at once and does not open it again.
+/// `design.md` 10: the registry halts a market at once and does not reopen it.
 #[tokio::test]
 async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     let folder = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
     world.ledger.adjust_hold(request).await.unwrap();
 }
 
-/// True once an order has a hold of its own, split out of Ann's trading hold.
+/// True once an order has a hold of its own, split off ann's trading hold.
 async fn is_carved(world: &mut World) -> bool {
     let holds = world.holds("ann", "CFA-RUB").await;
     holds.iter().any(|hold| hold.parent_hold_id.is_some())
@@ -50,7 +50,7 @@ async fn until_blocks(world: &World, user_id: &str, wanted: impl Fn(Blocks) -> b
     }
 }
 
-/// Identity says that a user is blocked, or no longer, in the order of the calls.
+/// Publishes identity's block or unblock of a user, in the order of the calls.
 async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
     let (context, user_id) = (context(&unique()), user_id.to_owned());
     let (name, payload) = if is_blocked {
@@ -75,7 +75,7 @@ async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
 
 fn settings() -> Settings {
     let mut settings = Settings::default();
-    // What is mended here by hand is not to be healed in between.
+    // The sweeper must not repair what this test adjusts.
     settings.gateway.sweep_interval_ms = 3_600_000;
     settings
 }
@@ -89,13 +89,14 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     let hold = world.open_hold("ann", "CFA-RUB", "600").await;
     let order = world.place(buy("ann", "10", "10")).await.unwrap();
     let other = world.place(buy("bob", "9", "10")).await.unwrap();
-    // An order that stays open has its own hold a second later: only then stands still what is adjusted here.
+    // An order that stays open gets its own hold a second later: only then is the adjusted hold
+    // stable.
     while !is_carved(&mut world).await {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     adjust(&mut world, &hold.hold_id, "499.8").await;
 
-    // A start compares everything; what stays different stops the user, and nobody else.
+    // A start compares everything. A difference that stays blocks the user and no one else.
     let mut world = world.restart(settings()).await;
     while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -107,7 +108,7 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     assert_eq!(other.status(), OrderStatus::Open);
     assert!(world.settlement.suspensions().contains_key("ann"));
 
-    // Repaired, the user goes on without anybody's help.
+    // After the repair the user continues without any call.
     world.settled().await;
     adjust(&mut world, &hold.hold_id, "600").await;
     while world.place(buy("ann", "10", "1")).await.is_err() {
@@ -136,14 +137,15 @@ async fn a_user_with_two_causes_of_a_block_stays_blocked_until_both_are_gone() {
     let world = world.restart(settings()).await;
     until_blocks(&world, "ann", |blocks| blocks.has(Difference)).await;
 
-    // Identity has nothing against her: that lifts no block of settlement's.
+    // Identity does not block her: that lifts no block of settlement.
     identity_says(&world, "ann", false).await;
     identity_says(&world, "bob", true).await;
     until_blocks(&world, "bob", |blocks| blocks.has(Identity)).await;
     let left = blocks(&world, "ann");
     assert!(left.has(Difference) && !left.has(Identity));
 
-    // Now it has. Her hold is closed and released, so that journal and ledger agree: she stays out.
+    // Now it does. Her hold is closed and released, so that journal and ledger agree: she stays
+    // blocked.
     identity_says(&world, "ann", true).await;
     until_blocks(&world, "ann", |blocks| blocks.has(Identity)).await;
     until_blocks(&world, "ann", |blocks| !blocks.has(Difference)).await;

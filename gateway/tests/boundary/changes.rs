@@ -1,4 +1,4 @@
-//! Orders that change or end: amend, cancel, mass cancel, and the money that comes back.
+//! Orders that change or end: amend, cancel, mass cancel, and the money released.
 
 use client::LoginOptions;
 use proto::ledger::v1 as books;
@@ -12,7 +12,7 @@ use crate::world::*;
 
 // rows: R151 R153 R160 R138 R157
 #[tokio::test]
-async fn r160_an_orders_own_hold_is_made_first_and_given_back_once() {
+async fn r160_an_orders_own_hold_is_created_first_and_released_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -33,7 +33,7 @@ async fn r160_an_orders_own_hold_is_made_first_and_given_back_once() {
         ("1000.00".into(), "500.50".into(), "499.50".into())
     );
 
-    // Settlement carves the order's two holds, which name it.
+    // Settlement splits off the order's two holds, which name it.
     loop {
         let holds = world.holds("ann", "CFA-RUB").await;
         let carved: Vec<_> = holds
@@ -134,8 +134,8 @@ async fn r161_cancel_of_what_is_not_open_has_its_error() {
     world.stop().await;
 }
 
-/// D37: an amend gives the order another client order id, from either door; the order_id stays, and the
-/// history shows the new one.
+/// D37: an amend changes the client order id, through either protocol. The order_id stays, and the
+/// history shows the new client order id.
 // rows: R328
 #[tokio::test]
 async fn r328_an_amend_may_give_the_order_another_client_order_id() {
@@ -163,7 +163,7 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
     assert_eq!(shown, (&*order.order_id, "second"));
     let stored = world.order(&order.order_id).await.unwrap();
     assert_eq!(stored.client_order_id, "second");
-    // The first one is free, the second taken.
+    // The first id is free again, the second is in use.
     let named = |id: &str| Order {
         client_order_id: id.into(),
         ..buy("ann", "9", "1")
@@ -173,12 +173,12 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
     assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
     let status = trader.amend_order(amend("first")).await.unwrap_err();
     assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
-    // Nothing to change, and a name that is too long.
+    // Nothing to change, and an id that is too long.
     let status = trader.amend_order(amend("")).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     let status = trader.amend_order(amend(&"x".repeat(129))).await;
     assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
-    // A number over a session.
+    // A number through a session.
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     let rename = wire::Amend {
         client_order_id: 0,
@@ -201,7 +201,7 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
 
 // rows: R143 R190
 #[tokio::test]
-async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
+async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -224,7 +224,7 @@ async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
         .unwrap();
     assert_eq!(text(&amended.quantity), "15");
     assert_eq!(world.book().await.0, [("10.00".into(), "20".into())]);
-    // More, at a better price: its hold grows with it.
+    // More, at a better price: its hold grows.
     let amended = trader
         .amend_order(amend(Some("12"), Some("40")))
         .await
@@ -241,8 +241,8 @@ async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
         [("12.00".into(), "40".into()), ("10.00".into(), "5".into())]
     );
     let held: f64 = world.balance("ann", "CFA-RUB").await.1.parse().unwrap();
-    assert!(held >= 480.48 + 50.05, "{held} covers both orders");
-    // Past the money: refused, the order stands.
+    assert!(held >= 480.48 + 50.05, "{held} must cover both orders");
+    // More than the money covers: refused, the order is unchanged.
     let refusal = refused(
         trader
             .amend_order(amend(None, Some("90")))
@@ -262,7 +262,7 @@ async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
     let nothing = trader.amend_order(amend(None, None)).await.unwrap_err();
     assert_eq!(nothing.code(), Code::InvalidArgument);
 
-    // Everything goes back in the end.
+    // In the end all money is released.
     for order in [&order, &later] {
         world.cancel("ann", &order.order_id).await.unwrap();
     }
@@ -286,7 +286,7 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
         reason: "drill".into(),
     };
 
-    // Her own, by herself; nobody else's, and it is not hers to lift.
+    // Her own, engaged by herself. She may not engage another user's, nor lift her own.
     let mut ann = world.trader("ann");
     let mine = ann.set_kill_switch(switch("k1", "", true)).await.unwrap();
     assert_eq!(mine.get_ref().cancelled, 1);
@@ -302,7 +302,7 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
     assert_eq!(refused.message(), "Kill switch is engaged");
     world.place(buy("bob", "3", "1")).await.unwrap();
 
-    // Everybody's: the two levels are apart, and a restart forgets neither.
+    // All users': the two levels are independent, and both survive a restart.
     let mut operator = world.operator();
     let all = operator.set_kill_switch(switch("k4", "", true)).await;
     assert_eq!(all.unwrap().get_ref().cancelled, 2);
@@ -326,7 +326,7 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
     world.stop().await;
 }
 
-// The caller goes away while his orders are being ended in slices of 256.
+// The caller disconnects while its orders are being cancelled in slices of 256.
 // rows: R178
 #[tokio::test]
 async fn r178_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_all_of_them() {
@@ -420,7 +420,7 @@ async fn mass_cancel_takes_what_its_filters_name() {
     assert_eq!(
         all.into_inner().cancelled,
         2,
-        "the kill switch takes everybody's"
+        "the kill switch cancels all users' orders"
     );
     assert_eq!(world.book().await, (vec![], vec![]));
     let orders = world
@@ -445,7 +445,7 @@ async fn mass_cancel_takes_what_its_filters_name() {
 }
 
 #[tokio::test]
-async fn t12_a_repeat_of_a_change_that_the_book_has_refused_is_told_the_same() {
+async fn t12_a_repeat_of_a_change_that_the_book_refused_gets_the_same_refusal() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;

@@ -1,5 +1,5 @@
-//! The market behind a journal whose beginning is gone: sessions, books, history and money go on from
-//! checkpoints as if all of it were there.
+//! The market after a journal truncation: sessions, books, history and money continue from
+//! checkpoints as if the whole journal were there.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,13 +16,13 @@ use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
 const FOLDER: &str = "MARKET_CHECKPOINT_FOLDER";
-/// Far longer than anything here takes: its end means that somebody hangs.
+/// Far longer than anything here takes: reaching it means that something hangs.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Messages whose records the journal still has.
+/// Number of last messages whose records the journal still has.
 const KEPT: usize = 10;
 
-/// Checkpoints of few commands, and next to nothing of the journal kept.
+/// Frequent checkpoints, and next to nothing of the journal kept.
 fn kept_short() -> Settings {
     let mut settings = Settings {
         checkpoints: Some(SnapshotConfig {
@@ -40,7 +40,7 @@ fn kept_short() -> Settings {
     settings
 }
 
-/// The same over what such settings have left, with nothing more written or removed.
+/// The same over the data that such settings left, with nothing more written or removed.
 fn read_only() -> Settings {
     Settings {
         checkpoints: None,
@@ -66,10 +66,10 @@ fn first_segment(folder: &Path) -> u64 {
     numbers.min().unwrap()
 }
 
-/// Orders of ann's session that rest, trade with bob's, or go again, with client ids behind `first_id`, until
-/// much of the journal's beginning is gone. Gives her last number.
+/// Orders of ann's session that rest, trade with bob's, or are cancelled, with client ids after
+/// `first_id`, until the journal starts after segment `beyond`. Returns her last message number.
 async fn trade(world: &World, beyond: u64, first_id: u64) -> u64 {
-    // What was told before may have left window and journal.
+    // Earlier messages may have left window and journal.
     let options = LoginOptions {
         from_now: true,
         ..with_money("ann", "a")
@@ -108,7 +108,7 @@ fn cancel(engine_order_id: u64) -> wire::Cancel {
     }
 }
 
-/// What anybody can see of the market.
+/// Everything that is visible of the market.
 async fn seen(world: &mut World) -> impl PartialEq + std::fmt::Debug + use<> {
     world.settled().await;
     let (status, book) = (world.status().await, world.book().await);
@@ -135,7 +135,7 @@ async fn members(folder: &Path, settings: Settings) -> World {
     world
 }
 
-/// Every numbered message of ann's session behind `after`, up to `last`.
+/// Every numbered message of ann's session after `after`, up to `last`.
 async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
     let options = LoginOptions {
         last_sequence: after,
@@ -152,7 +152,7 @@ async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
 }
 
 #[tokio::test]
-async fn a_market_without_the_journals_beginning_is_the_same_market() {
+async fn a_market_with_a_truncated_journal_is_the_same_market() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = members(folder.path(), kept_short()).await;
     let first = world
@@ -165,20 +165,20 @@ async fn a_market_without_the_journals_beginning_is_the_same_market() {
     let mut world = world.restart(read_only()).await;
     assert!(first_segment(&world.folder) > 6);
     assert_eq!(seen(&mut world).await, before);
-    // As far as the journal goes back; the windows went with the process.
+    // As far back as the journal goes; the windows ended with the process.
     for back in [KEPT, 3] {
         let behind = messages.len() - back;
         assert_eq!(told(&world, behind as u64, last).await, messages[behind..]);
     }
 
-    // A key of before is answered as it was; the order of before is found, and can be cancelled.
+    // An earlier key gets its earlier answer; an earlier order is found, and can be cancelled.
     let again = world
         .place_with("bob", "first", sell("bob", "500", "1"))
         .await
         .unwrap();
     assert_eq!(again.order_id, first.order_id);
     world.cancel("bob", &first.order_id).await.unwrap();
-    // The session goes on, and so does the removal.
+    // The session continues, and so does the truncation.
     let world = world.restart(kept_short()).await;
     let gone = first_segment(&world.folder);
     let (ann, mut of_ann) = world
@@ -194,7 +194,7 @@ async fn a_market_without_the_journals_beginning_is_the_same_market() {
     drop((ann, of_ann));
     trade(&world, gone + 2, 10_000).await;
     world.stop().await;
-    // What the history has, the journal has to have at the next start.
+    // The next start needs the records that the history has.
     let told = gateway::told_through(&folder.path().join("gateway")).await;
     let journal = Folder::new(&folder.path().join("journal"))
         .verify()
@@ -215,13 +215,13 @@ async fn child_trades_and_is_killed() {
     let messages = told(&world, last - KEPT as u64, last).await;
     std::fs::write(Path::new(&folder).join("told"), format!("{messages:?}")).unwrap();
     std::fs::write(Path::new(&folder).join("last"), last.to_string()).unwrap();
-    // The registry's double dies with this process: nothing may be on its way to it.
+    // The registry's double dies with this process: nothing may be in flight to it.
     world.settled().await;
     std::process::abort();
 }
 
 #[tokio::test]
-async fn a_killed_market_goes_on_without_the_journals_beginning() {
+async fn a_killed_market_continues_with_a_truncated_journal() {
     let folder = tempfile::tempdir().unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -244,7 +244,7 @@ async fn a_killed_market_goes_on_without_the_journals_beginning() {
     world.settled().await;
     let messages = told(&world, last - KEPT as u64, last).await;
     assert_eq!(format!("{messages:?}"), read("told"));
-    // What was traded is settled once: every bond that bob has less, ann has more.
+    // Trades are settled once: ann has exactly the bonds that bob lacks.
     let bought = world.balance("ann", BOND).await.0.parse::<u64>().unwrap();
     let left = world.balance("bob", BOND).await.0.parse::<u64>().unwrap();
     assert_eq!(bought + left, 100_000);
@@ -256,9 +256,9 @@ async fn a_killed_market_goes_on_without_the_journals_beginning() {
     world.stop().await;
 }
 
-// What has left window and journal cannot be told: the client is told that.
+// A client that lacks messages no longer in window or journal gets MESSAGES_REMOVED.
 #[tokio::test]
-async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
+async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
     const ORDERS: u64 = 9_000;
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path(), kept_short()).await;
@@ -302,9 +302,9 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
         };
         break;
     }
-    let refused = refused.expect("a login that is answered");
+    let refused = refused.expect("an answered login");
     assert_eq!(refused, DisconnectCode::MessagesRemoved);
-    // From now on he is welcome.
+    // A login from now on is accepted.
     let options = LoginOptions {
         from_now: true,
         ..login("ann", "a")
@@ -315,10 +315,10 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
     world.stop().await;
 }
 
-// Of what is sent again together, each gets its own answer: what the journal still has is told, and only what
-// has left it is not.
+// Requests resent together get their own answers: those that the journal still has are answered,
+// and only those that have left it are not.
 #[tokio::test]
-async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
+async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
     const ORDERS: u64 = 25_000;
     let folder = tempfile::tempdir().unwrap();
     let whole = Settings {
@@ -332,7 +332,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
             .await
             .unwrap();
         ann.send(0, cancel_own(id)).await.unwrap();
-        // A client that sends all of it before it reads is disconnected as a slow consumer.
+        // A client that sends everything before it reads is disconnected as a slow consumer.
         if id % 1_000 == 0 {
             until(&mut of_ann, |m| match m {
                 ServerMessage::Cancelled(c) if c.client_seq == 2 * id => Some(()),
@@ -342,7 +342,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
         }
     }
     drop((ann, of_ann));
-    // What is kept begins before the window, and behind the first requests.
+    // The kept part begins before the window, and after the first requests.
     let bytes: u64 = std::fs::read_dir(folder.path().join("journal"))
         .unwrap()
         .map(|file| file.unwrap().metadata().unwrap())
@@ -368,22 +368,25 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
             .await
             .unwrap();
         numbered(&mut of_ann).await;
-        // A command of its own takes a whole block: too many of them, and they are all that is kept.
+        // A single command takes a whole block: with too many of them nothing else is kept.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     drop((ann, of_ann));
-    // One segment goes after the other.
+    // Segments are removed one after the other.
     let journal = Folder::new(&world.folder.join("journal"));
     let (mut first, mut looks) = (0, 0);
     while looks < 20 {
-        assert!(tokio::time::Instant::now() < deadline, "no end of it");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "truncation never ends"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
         let now = journal.first().unwrap();
         looks = if now == first { looks + 1 } else { 0 };
         first = now;
     }
-    // About a command a request, and a few before the first: behind the place from which the past is told,
-    // which is in the first segment, and in front of the window of 16,384.
+    // About a command per request, and a few before the first: after the checkpoint from which
+    // messages are rebuilt, which is in the first segment, and before the window of 16,384.
     let told = first + 2_000;
     assert!(told < 2 * ORDERS - 16_500, "{first}");
 
@@ -421,7 +424,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
     world.stop().await;
 }
 
-/// Of the order that carries this client id.
+/// Cancels the order with a client order id.
 pub fn cancel_own(client_order_id: u64) -> wire::Cancel {
     wire::Cancel {
         engine_order_id: 0,

@@ -1,4 +1,5 @@
-//! A clock that steps, seen by members, by supervision and in the health read (`design.md` 8).
+//! A clock that steps, as members, the market supervisor and the health read see it
+//! (`design.md` 8).
 
 use proto::convert::to_timestamp_us;
 use proto::market::v1::*;
@@ -25,7 +26,7 @@ fn reason(refused_by: Result<impl Sized, Status>) -> (Code, String) {
     (code, reason)
 }
 
-/// On this machine, as its next process.
+/// Settings with the clock of the machine's next process.
 fn on(machine: &Machine) -> Settings {
     Settings {
         clock: Some(machine.process()),
@@ -43,7 +44,7 @@ async fn health_is_well(world: &World) {
     eventually(async || (!health.failing().contains_key("clock")).then_some(())).await;
 }
 
-/// Answer to an order of a session: taken, or why not.
+/// Answer to an order of a session: accepted, or the reason of the refusal.
 async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<(), RejectReason> {
     let options = client::LoginOptions {
         money_hold_minor: 5_000_000,
@@ -93,9 +94,9 @@ async fn a_clock_a_day_ahead_keeps_new_orders_out_until_supervision_confirms_it(
     assert_eq!(asked, Err(RejectReason::ClockUnconfirmed));
     world.cancel("ann", &kept.order_id).await.unwrap();
     let order = world.order(&dated.order_id).await.unwrap();
-    assert_eq!(order.status(), OrderStatus::Open, "no date has come");
+    assert_eq!(order.status(), OrderStatus::Open, "not expired");
 
-    // Supervision's, and of the figure that it was shown.
+    // Only the market supervisor may confirm, and only the offset that the health read shows.
     let own = world
         .trader("ann")
         .confirm_clock(confirm("c1", DAY_S))
@@ -124,7 +125,7 @@ async fn a_clock_a_day_ahead_keeps_new_orders_out_until_supervision_confirms_it(
     world.stop().await;
 }
 
-// H8: with journalled time a day ahead, no session of the whole day could order (`LIMIT_EXCEEDED`).
+// H8: with journalled time a day ahead, no session could order all day (`LIMIT_EXCEEDED`).
 #[tokio::test]
 async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));

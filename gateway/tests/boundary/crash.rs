@@ -1,5 +1,5 @@
-//! A process killed exactly between the ledger's hold and the journal's append (`design.md` 4): nothing is
-//! lost, nothing stays blocked, and the old key acts no more.
+//! A process killed exactly between the ledger's hold and the journal's append (`design.md` 4):
+//! nothing is lost, nothing stays blocked, and the old key acts no more.
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +31,7 @@ async fn child_places_an_order_and_is_killed() {
         .place_with("ann", "the-key", buy("ann", "10", "50"))
         .await
         .unwrap();
-    unreachable!("killed behind the hold");
+    unreachable!("killed after the hold was placed");
 }
 
 fn crash(folder: &Path) {
@@ -58,7 +58,7 @@ async fn after_the_crash(folder: &Path, orphan_hold_age_ms: u64) -> World {
 
 // rows: R160
 #[tokio::test]
-async fn a_hold_that_the_journal_never_heard_of_is_given_back_and_its_key_bound() {
+async fn a_hold_unknown_to_the_journal_is_released_and_its_key_bound() {
     let folder = tempfile::tempdir().unwrap();
     crash(folder.path());
     let mut world = after_the_crash(folder.path(), 0).await;
@@ -81,7 +81,7 @@ async fn a_hold_that_the_journal_never_heard_of_is_given_back_and_its_key_bound(
             .iter()
             .all(|hold| hold.status() == HoldStatus::Released)
     );
-    // The key of that call is the text behind the reason.
+    // The key of that call follows the prefix of the reason.
     let key = holds[0]
         .reason
         .strip_prefix("Order of request ")
@@ -116,7 +116,7 @@ async fn an_early_retry_finishes_the_order_on_the_same_hold() {
     assert_eq!(
         hold.status(),
         HoldStatus::Active,
-        "its call may still be on the way"
+        "its call may still be in flight"
     );
     let key = hold.reason.strip_prefix("Order of request ").unwrap();
     let order = world

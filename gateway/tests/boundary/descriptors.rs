@@ -1,4 +1,4 @@
-//! The process has no file descriptor left to read the journal with, and has some again.
+//! The process has no file descriptor left to read the journal with, and later has some again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use types::Side;
 
 use crate::world::*;
 
-/// Far longer than anything here takes: its end means that something hangs.
+/// Far longer than anything here takes: reaching it means that something hangs.
 const HANG: Duration = Duration::from_secs(60);
 
 async fn until_failing(health: &Health, parts: &[&str]) {
@@ -54,7 +54,7 @@ async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_
         until_failing(&market, &["replica"]).await;
         until_failing(&settlement, &["settlement-journal"]).await;
         storage.open_fails_every.store(0, Ordering::SeqCst);
-        // An acknowledgement and a fill of each order.
+        // An acknowledgement and a fill per order.
         for _ in 0..20 {
             last += 1;
             let report = tokio::time::timeout(HANG, numbered(&mut of_ann)).await;

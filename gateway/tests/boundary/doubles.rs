@@ -7,11 +7,11 @@ use std::time::Duration;
 use events::Log;
 use tokio::sync::watch;
 
-/// A log that takes no events while it is away.
+/// A log that refuses events while it is unavailable.
 pub struct LogThatGoesAway {
     pub log: Arc<dyn Log>,
     pub is_away: Arc<AtomicBool>,
-    /// Away it answers nothing, as a Kafka does, instead of an error.
+    /// While unavailable it does not answer, like Kafka, instead of returning an error.
     pub hangs: bool,
 }
 

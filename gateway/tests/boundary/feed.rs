@@ -1,4 +1,4 @@
-//! The market's events out of the journal: after the log was away, and once more after a crash.
+//! The market's events from the journal: after the log was unavailable, and again after a crash.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +56,7 @@ async fn r248_events_published_again_have_the_same_ids() {
     let before = world.events(topics::MARKET, 3, |_| true).await;
     let (path, identity, registry) = world.stop().await;
 
-    // As after a crash: what was published is not saved.
+    // As after a crash: the position of what was published is not saved.
     let file = path.join("gateway/market.db");
     let url = format!("sqlite://{}", file.display());
     let mut db = SqliteConnection::connect(&url).await.unwrap();
@@ -71,7 +71,7 @@ async fn r248_events_published_again_have_the_same_ids() {
     let world = World::start(&path, Settings::default(), identity, registry).await;
     world.place(sell("ann", "101", "1")).await.unwrap();
     let all = world.events(topics::MARKET, 4, |_| true).await;
-    // The log drops what it knows by its id: nothing is there twice, and nothing is another.
+    // The log deduplicates by id: no event is there twice, and none is different.
     assert_eq!(all[..3], before);
     assert_eq!(all[3].short_type(), "OrderPlacedEvent");
     world.stop().await;
@@ -91,7 +91,7 @@ async fn r248_a_stop_does_not_wait_for_a_log_that_takes_nothing() {
     let placed = world.place(sell("ann", "100", "1")).await.unwrap();
     feed_until(&world, |reason| reason.is_some()).await;
     let stopped = tokio::time::timeout(HANG, world.stop()).await;
-    let (path, identity, registry) = stopped.expect("it stops");
+    let (path, identity, registry) = stopped.expect("the stop does not wait for the log");
 
     let world = World::start(&path, Settings::default(), identity, registry).await;
     world.place(sell("ann", "101", "1")).await.unwrap();

@@ -1,4 +1,4 @@
-//! What is told of orders and trades: lists, events, positions.
+//! Reads of orders and trades: lists, events, positions.
 
 use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
@@ -11,7 +11,7 @@ use crate::world::*;
 
 // rows: R141 R154 R155 R156 R175 R176 R305 R008
 #[tokio::test]
-async fn r156_trades_are_told_to_both_sides_and_published_in_order() {
+async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "0", "100").await;
@@ -198,7 +198,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
         (list("ann", BOND, OrderStatus::Open), 4),
         (list("ann", BOND, OrderStatus::Cancelled), 1),
         (list("", "NO-SUCH", OrderStatus::Unspecified), 0),
-        (list("nobody", "", OrderStatus::Unspecified), 0),
+        (list("stranger", "", OrderStatus::Unspecified), 0),
     ] {
         let answer = operator
             .list_orders(request.clone())
@@ -207,7 +207,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
             .into_inner();
         assert_eq!(answer.orders.len(), count, "{request:?}");
     }
-    // Users see their own, whether they say so or not.
+    // Users see their own orders, with or without a filter.
     let own = world
         .trader("bob")
         .list_orders(list("", "", OrderStatus::Unspecified))
@@ -317,7 +317,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         redeemed.encode_to_vec(),
     )
     .await;
-    // Events of one key are handled in order: the last one tells that all were.
+    // Events of one key are handled in order: after the last one all are handled.
     while world
         .gateway
         .position("bob", BOND)
@@ -414,7 +414,7 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     let second = world.place(second).await.unwrap();
     world.place(third).await.unwrap();
 
-    // Somebody holds the file.
+    // Another connection locks the file.
     let file = folder.path().join("gateway/market.db");
     let mut lock = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display()))
         .await
@@ -433,7 +433,7 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
         matches!(m, ServerMessage::Cancelled(_)).then_some(())
     })
     .await;
-    // What the member knows already is not contradicted.
+    // What the member already knows is not contradicted.
     let order_id = first.order_id.clone();
     let request = GetOrderRequest {
         context: None,
@@ -482,7 +482,7 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
 
 // rows: R178
 #[tokio::test]
-async fn a_store_that_does_not_say_what_was_answered_stops_no_cancel() {
+async fn a_store_that_cannot_look_up_answers_stops_no_cancel() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -521,7 +521,7 @@ async fn a_store_that_does_not_say_what_was_answered_stops_no_cancel() {
     world.stop().await;
 }
 
-/// Cancels everything of ann's; how many orders it took.
+/// Cancels all of ann's orders. Returns how many.
 async fn mass_cancel(world: &World) -> u32 {
     let request = MassCancelRequest {
         context: context("mass cancel"),

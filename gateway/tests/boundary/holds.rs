@@ -1,5 +1,5 @@
-//! Trading holds: opened, drawn on, resized, closed; what happens when they vanish or their user is blocked;
-//! what the sweeper heals.
+//! Trading holds: opened, drawn on, resized, closed; their loss, a block of their user, and the
+//! sweeper's repairs.
 
 use prost::Message;
 use proto::ledger::v1 as books;
@@ -56,7 +56,7 @@ async fn t49_money_out_of_a_trading_hold_is_free_only_after_settlement_has_passe
     world.settled().await;
     world.place(sell("bob", "10", "10")).await.unwrap();
     world.place(buy("ann", "10", "10")).await.unwrap();
-    // The trade is not posted: the ledger has all of the hold, 100.10 of it the trade's.
+    // The trade is not posted: the ledger has the whole hold, 100.10 of it for the trade.
     let less = adjust(&world, "ann", &hold.hold_id, "100").await.unwrap();
     assert_eq!(figures(&less), ("100.00".into(), "0.00".into()));
     let id = types::Id128::parse(&hold.hold_id).unwrap();
@@ -87,7 +87,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
     let reason = &world.holds("ann", "CFA-RUB").await[0].reason;
     assert_eq!(*reason, format!("Trading hold {}", hold.hold_id));
-    // The same call again is the same hold, another one is refused.
+    // The same call again returns the same hold, another one is refused.
     assert_eq!(world.open_hold("ann", "CFA-RUB", "600").await, hold);
     let second = OpenTradingHoldRequest {
         context: context(&unique()),
@@ -127,12 +127,12 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
         "the ledger holds no more than before"
     );
 
-    // Not covered by the hold, but by what is available: a hold of its own.
+    // The trading hold does not cover it, available money does: a hold of its own.
     let own = world.place(buy("ann", "10", "30")).await.unwrap();
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "900.30");
     world.cancel("ann", &own.order_id).await.unwrap();
 
-    // Shrinking takes what is undrawn and no more; closing waits for the orders.
+    // Shrinking takes only what is undrawn; closing is refused while orders are open.
     let less = adjust(&world, "ann", &hold.hold_id, "20").await.unwrap();
     assert_eq!(figures(&less), ("20.00".into(), "500.50".into()));
     world.settled().await;
@@ -212,7 +212,7 @@ async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
 }
 
 #[tokio::test]
-async fn t48_a_blocked_user_loses_his_orders_and_his_holds_are_closed() {
+async fn t48_a_blocked_user_loses_its_orders_and_its_holds_are_closed() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -254,7 +254,7 @@ async fn t48_a_blocked_user_loses_his_orders_and_his_holds_are_closed() {
 }
 
 #[tokio::test]
-async fn the_sweeper_takes_up_what_a_crash_left_between_ledger_and_journal() {
+async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.orphan_hold_age_ms = 0;
@@ -321,7 +321,7 @@ async fn the_sweeper_takes_up_what_a_crash_left_between_ledger_and_journal() {
     );
     assert_eq!(figures(&listed[0]).0, "300.00");
 
-    // A growth that the journal has not heard of yet.
+    // A growth that the journal does not know yet.
     let grow = books::CreateOperationsRequest {
         context: context(&unique()),
         hold_steps: vec![books::HoldStep {
@@ -369,7 +369,7 @@ async fn t12_a_late_repeat_of_an_adjustment_changes_nothing() {
             replayed,
         )
     };
-    // One that shrinks, one that grows, one that has nothing to do.
+    // One shrinks, one grows, one has nothing to do.
     for (key, target) in [("a", "10"), ("b", "50"), ("c", "50")] {
         assert_eq!(set(key, target).await, (format!("{target}.00"), false));
     }
@@ -386,22 +386,22 @@ async fn orders_at_the_same_time_share_what_the_trading_hold_can_spare() {
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1400", "0").await;
     world.open_hold("ann", "CFA-RUB", "600").await;
-    // 650.65 each, neither covered by the trading hold: one out of available money, the other needs some of the
-    // trading hold's.
+    // 650.65 each, neither covered by the trading hold: one comes out of available money, the other
+    // needs part of the trading hold's.
     let (first, second) = tokio::join!(
         world.place(buy("ann", "650", "1")),
         world.place(buy("ann", "650", "1"))
     );
     assert_eq!(first.unwrap().status(), OrderStatus::Open);
     assert_eq!(second.unwrap().status(), OrderStatus::Open);
-    // 98.70 are left in the trading hold: not enough, and nothing else is there.
+    // 98.70 are left in the trading hold: not enough, and there is nothing else.
     let refusal = refused(world.place(buy("ann", "99", "1")).await.unwrap_err());
     assert_eq!(refusal.1, "Insufficient balance");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn t49_a_trading_hold_left_behind_is_closed_unless_its_user_is_back() {
+async fn t49_an_abandoned_trading_hold_is_closed_unless_its_user_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.trading_hold_idle_ms = 1;
@@ -411,7 +411,7 @@ async fn t49_a_trading_hold_left_behind_is_closed_unless_its_user_is_back() {
         world.user(user, "1000", "0").await;
         world.open_hold(user, "CFA-RUB", "600").await;
     }
-    // Bob never had a session: he manages his hold by call.
+    // Bob never had a session and manages the hold by call.
     let (ann, mut reports) = world.session(login("ann", "a")).await;
     world.gateway.sweep().await.unwrap();
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
@@ -430,11 +430,11 @@ async fn t49_a_trading_hold_left_behind_is_closed_unless_its_user_is_back() {
 }
 
 #[tokio::test]
-async fn t48_a_user_blocked_before_he_first_traded_stays_out() {
+async fn t48_a_user_blocked_before_its_first_order_stays_out() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
-    // Identity's own answers are behind its event here.
+    // Identity's answers lag behind its event here.
     let blocked = proto::identity::v1::UserBlockedEvent {
         context: context("b"),
         user_id: "ann".into(),

@@ -1,6 +1,7 @@
-//! The market at its boundary: real ledger, sequencer, journal, settlement and event log in a temporary folder,
-//! every call through the client of the contract or of the protocol; identity and the registry are doubles that
-//! remember what they were asked. One test binary, since linking costs more than running.
+//! The market at its boundary: real ledger, sequencer, journal, settlement and event log in a
+//! temporary folder. Every call goes through the client of the contract or of the protocol;
+//! identity and the registry are doubles that record their requests. One test binary, since linking
+//! costs more than running.
 
 mod abuse;
 mod book;

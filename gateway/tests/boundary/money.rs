@@ -1,4 +1,4 @@
-//! What sessions are told of money that they did not move themselves: trading holds, settlement, bust trades.
+//! Reports on money that a session did not move itself: trading holds, settlement, bust trades.
 
 use client::{Report, Reports};
 use proto::market::v1::*;
@@ -36,7 +36,7 @@ fn fill(message: &ServerMessage) -> Option<wire::Fill> {
     }
 }
 
-/// Sets what is undrawn by call, as another system of the member does.
+/// Sets the undrawn amount by call, as another system of the member does.
 async fn adjust(world: &World, user: &str, hold_id: &str, undrawn: &str) {
     let request = AdjustTradingHoldRequest {
         context: context(&unique()),
@@ -59,8 +59,7 @@ async fn read_to(reports: &mut Reports, last: u64) -> Vec<(u64, ServerMessage)> 
 
 // rows: R160 R343
 #[tokio::test]
-async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again_after_a_reconnect()
-{
+async fn r343_a_session_gets_every_change_of_a_trading_hold_and_again_after_a_reconnect() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -87,7 +86,7 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
     let same = check(numbered(&mut of_other).await, 1, 70_000, FundingCause::Fund);
     assert_eq!(same, funded);
 
-    // While the client is away.
+    // While the client is disconnected.
     ann.cut();
     assert!(of_ann.recv().await.unwrap().is_err());
     adjust(&world, "ann", &hold.hold_id, "50").await;
@@ -96,7 +95,7 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
     let defunded = numbered(&mut of_ann).await;
     let defunded = check(defunded, 3, 5_000, FundingCause::Defund);
     assert!(defunded.node_sequence > funded.node_sequence);
-    // Its own request causes one too; it and the answer come in either order.
+    // Its own request causes one too. The report and the answer come in either order.
     let set = wire::SetTradingHold {
         request_id: 9,
         asset: 0,
@@ -118,7 +117,7 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
     let service = world.gateway.service();
     assert!(!service.health.failing().contains_key("session-messages"));
 
-    // From the beginning: out of memory, and out of the journal after a restart.
+    // From the beginning: from memory, and from the journal after a restart.
     let (again, mut reports) = world.session(login("ann", "a")).await;
     let live = read_to(&mut reports, 4).await;
     assert_eq!(live[1], (2, funded.into()));
@@ -132,7 +131,7 @@ async fn r343_a_session_is_told_of_every_change_of_a_trading_hold_and_told_again
 
 // rows: R343
 #[tokio::test]
-async fn r343_both_sessions_of_a_trade_are_told_when_it_is_final_or_bust() {
+async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -160,7 +159,7 @@ async fn r343_both_sessions_of_a_trade_are_told_when_it_is_final_or_bust() {
         let last = until(reports, passes).await;
         assert_eq!(last.trades_final, 1);
     }
-    // What settlement journals where the chain has refused a trade for good.
+    // The command that settlement journals when the chain has refused a trade for good.
     let party = |session: SessionIx, fill: &wire::Fill| TradeParty {
         session,
         handle: Handle::from_engine_id(fill.engine_order_id),
@@ -195,7 +194,7 @@ async fn r343_both_sessions_of_a_trade_are_told_when_it_is_final_or_bust() {
             (bought.trade_id, bought.trade_number, bought.instrument)
         );
     }
-    // The session without a trade has no message at all.
+    // The session without a trade has no message.
     adjust_units(&world, "bob", "3").await;
     let first = numbered(&mut of_idle).await;
     assert_eq!(first.sequence, 1);
@@ -237,7 +236,7 @@ fn balance(message: &ServerMessage) -> Option<(u32, i64)> {
 
 // rows: R343
 #[tokio::test]
-async fn r343_sessions_are_told_the_ledgers_balances_of_their_own_user_alone_without_a_number() {
+async fn r343_sessions_get_the_ledger_balances_of_their_own_user_only_unnumbered() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -245,7 +244,7 @@ async fn r343_sessions_are_told_the_ledgers_balances_of_their_own_user_alone_wit
     let (_ann, mut of_ann) = world.session(login("ann", "a")).await;
     let (_same, mut of_same) = world.session(login("ann", "b")).await;
     let (_bob, mut of_bob) = world.session(login("bob", "a")).await;
-    // Many at once: the last is what stays, those before may be left out.
+    // Many at once: only the last one is certain to arrive.
     for _ in 0..20 {
         world.give("ann", "CFA-RUB", "1").await;
     }
@@ -258,10 +257,7 @@ async fn r343_sessions_are_told_the_ledgers_balances_of_their_own_user_alone_wit
             let Some((asset, minor)) = balance(&report.message) else {
                 continue;
             };
-            assert_eq!(
-                report.sequence, 0,
-                "no number, and nothing to ask for again"
-            );
+            assert_eq!(report.sequence, 0, "no number, so no retransmission");
             let before = last.insert(asset, minor);
             assert!(before.is_some_and(|before| before < minor), "{last:?}");
         }

@@ -1,4 +1,4 @@
-//! Orders over RPC: fields, checks, keys, what becomes of them.
+//! Orders over RPC: fields, checks, keys, outcomes.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ async fn r137_an_order_is_placed_and_reads_back_with_every_field() {
     assert!(placed.engine_order_id != 0 && placed.sequence != 0);
     assert_eq!(text(&placed.filled_quantity), "0");
     assert_eq!(world.order(&placed.order_id).await.unwrap(), placed);
-    // His own, and nobody else's.
+    // The owner reads it, another user does not.
     let request = GetOrderRequest {
         context: None,
         order_id: placed.order_id.clone(),
@@ -91,7 +91,7 @@ async fn r339_a_value_that_an_enumeration_does_not_have_is_refused_under_its_fie
 
 // `design.md` 7.
 #[tokio::test]
-async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
+async fn open_orders_of_a_user_are_bounded_on_both_protocols_and_cancels_pass() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.open_orders_per_user = 3;
@@ -121,7 +121,7 @@ async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
         bounds.open_orders_per_instrument,
     );
     assert_eq!(shown, (3, 2));
-    // A start with other settings journals those.
+    // A start with other settings journals them.
     let world = world.restart(Settings::default()).await;
     let bounds = world.status().await.bounds.unwrap();
     let shown = (
@@ -133,8 +133,8 @@ async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
     world.stop().await;
 }
 
-/// Bounds of one order and of a member group (F07, `design.md` 7), set by the market's supervision and shown to
-/// the user; a trader may not set his own.
+/// Bounds of one order and of a member group (F07, `design.md` 7), set by the market supervisor and
+/// shown to the user. A trader may not set its own.
 // rows: R333 R341
 #[tokio::test]
 async fn r341_members_and_groups_have_bounds_of_their_own() {
@@ -195,7 +195,7 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
     let status = trader.get_market_status(GetMarketStatusRequest::default());
     let status = shown(status.await.unwrap().into_inner());
     assert_eq!(status, (7, 0, Some("100.00".to_owned())));
-    // The user's own come first, until they are removed.
+    // The user's own bounds take precedence until they are removed.
     let own = Some(bounds(None, 3));
     operator
         .set_member_bounds(set("ann", 0, own))
@@ -251,7 +251,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     );
     assert!(
         world.identity.limit_questions().is_empty(),
-        "no limit question behind the KYC refusal"
+        "no limit question after the KYC refusal"
     );
 
     world
@@ -275,7 +275,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     assert_eq!(
         (amount.currency_code.as_str(), text(&amount.amount)),
         ("RUB", "10"),
-        "the quantity, as the text says"
+        "the quantity, as the specification says"
     );
     assert_eq!(
         text(&questions[0].notional.clone().unwrap().amount),
@@ -299,7 +299,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
         "a refused order leaves no hold"
     );
 
-    // Nothing to sell, and nothing in the ledger at all.
+    // Nothing to sell, and no sub-account in the ledger.
     let refusal = refused(world.place(sell("ann", "10", "1")).await.unwrap_err());
     assert_eq!(refusal.1, "Insufficient balance");
     world.give("ann", "CFA-RUB", "0.01").await;
@@ -310,7 +310,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     world.stop().await;
 }
 
-/// Tells the market to forget what it knows of a user, and waits until it has.
+/// Makes the market evict a user's cached profile, and waits until it has.
 async fn publish_user_updated(world: &World, user_id: &str) {
     use prost::Message;
     let payload = proto::identity::v1::UserUpdatedEvent {
@@ -326,7 +326,7 @@ async fn publish_user_updated(world: &World, user_id: &str) {
         payload.encode_to_vec(),
     )
     .await;
-    // The cache has dropped him when identity is asked again.
+    // The profile is evicted once identity is asked again.
     loop {
         world.identity.with(|state| state.trail.clear());
         let _ = world.place(buy(user_id, "99999", "1")).await;
@@ -367,7 +367,7 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
         .place_with("ann", "key-1", buy("ann", "10", "1"))
         .await
         .unwrap();
-    // Other fields do not count, the key does (T12).
+    // The key decides, other fields do not (T12).
     let request = PlaceOrderRequest {
         context: context("key-1"),
         order: Some(buy("ann", "11", "2")),
@@ -377,7 +377,7 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
     assert_eq!(again.into_inner().order.unwrap(), first);
     assert_eq!(world.book().await.0, [("10.00".to_owned(), "1".to_owned())]);
 
-    // Many at once under one key: one order.
+    // Concurrent calls under one key: one order.
     let calls = (0..8).map(|_| world.place_with("ann", "key-2", buy("ann", "9", "1")));
     let placed = futures(calls).await;
     let ids: std::collections::HashSet<_> = placed
@@ -409,7 +409,7 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
     assert_eq!(
         again.status(),
         OrderStatus::Cancelled,
-        "the order as it now stands"
+        "the order as it is now"
     );
     world.stop().await;
 }
@@ -670,8 +670,8 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
     world.stop().await;
 }
 
-/// The hold of a market order covers the far limit of the band where the money is there, so that
-/// admission alone decides what the order may come to; the rest is back when it is settled.
+/// The hold of a market order covers the far limit of the band if the money is there, so that
+/// admission alone decides the price. The rest is released at settlement.
 #[tokio::test]
 async fn t19_a_market_orders_own_hold_covers_the_band() {
     let folder = tempfile::tempdir().unwrap();
@@ -704,7 +704,7 @@ async fn t19_a_market_orders_own_hold_covers_the_band() {
     assert_eq!(text(&amount), "200.20", "two at 100 and the fee");
     let left = ("200.90".into(), "0.00".into(), "200.90".into());
     assert_eq!(world.balance("bob", "CFA-RUB").await, left);
-    // For three at 100 there is not enough: for three at 52.50 there is.
+    // Three at 100 are not covered, three at 52.50 are.
     let part = world.place(market("3")).await.unwrap();
     assert_eq!(part.cancel_reason, "IOC_REMAINDER");
     assert_eq!(text(&part.filled_quantity), "2");
@@ -714,7 +714,7 @@ async fn t19_a_market_orders_own_hold_covers_the_band() {
 
 // rows: R324
 #[tokio::test]
-async fn r324_an_orders_status_moves_as_the_table_says() {
+async fn r324_an_orders_status_moves_as_specified() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "0", "100").await;
@@ -737,7 +737,8 @@ async fn r324_an_orders_status_moves_as_the_table_says() {
         status(&world, &filled).await,
         moved(OrderStatus::Filled, "3")
     );
-    // OPEN -> CANCELLED, and PARTIALLY_FILLED -> CANCELLED, which keeps what was filled and at what average.
+    // OPEN -> CANCELLED, and PARTIALLY_FILLED -> CANCELLED, which keeps the filled quantity and the
+    // average price.
     let untouched = world.place(sell("ann", "11", "3")).await.unwrap();
     world.cancel("ann", &untouched.order_id).await.unwrap();
     assert_eq!(
@@ -753,7 +754,7 @@ async fn r324_an_orders_status_moves_as_the_table_says() {
     );
     let kept = world.order(&touched.order_id).await.unwrap();
     assert_eq!(text(&kept.average_price), "12");
-    // Straight to an end: FILLED, CANCELLED, REJECTED.
+    // Directly to a final status: FILLED, CANCELLED, REJECTED.
     world.place(sell("ann", "10", "1")).await.unwrap();
     let taker = world.place(buy("bob", "10", "1")).await.unwrap();
     assert_eq!(
@@ -769,7 +770,7 @@ async fn r324_an_orders_status_moves_as_the_table_says() {
     );
     let outside = world.place(buy("bob", "0.50", "1")).await.unwrap();
     assert_eq!(outside.status(), OrderStatus::Rejected);
-    // Out of an end there is no way.
+    // A final status never changes.
     for (ended, owner) in [
         (&filled, "ann"),
         (&untouched, "ann"),
@@ -831,7 +832,7 @@ async fn d13_what_the_book_refuses_is_a_rejected_order() {
             .code(),
         Code::PermissionDenied
     );
-    // A supervisor's phase outlives a restart.
+    // A supervisor's phase survives a restart.
     supervisor
         .set_trading_phase(phase(TradingPhase::Halt))
         .await

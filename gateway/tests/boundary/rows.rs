@@ -1,4 +1,4 @@
-//! The rules of matching as a client sees them: trades, order book and events, never the book itself.
+//! Matching rules as a client sees them: trades, order book and events, never the book itself.
 
 use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
@@ -24,7 +24,7 @@ fn level(price: &str, quantity: &str) -> (String, String) {
     (price.to_owned(), quantity.to_owned())
 }
 
-/// Trades of a user, oldest first: whose buy, whose sell, price, quantity.
+/// Trades of a user, oldest first: buy order, sell order, price, quantity.
 async fn fills(world: &World, user_id: &str) -> Vec<(String, String, String, String)> {
     let mut trades = world.trades(user_id).await;
     trades.reverse();
@@ -73,7 +73,7 @@ async fn r162_r163_r170_a_sweep_takes_the_best_price_first_and_the_earlier_order
             fill(&bought, &far, "102.00", "1"),
         ]
     );
-    // Bids the other way: the highest first.
+    // Bids in the other direction: the highest first.
     let far = world.place(buy("bob", "50", "1")).await.unwrap();
     let early = world.place(buy("bob", "51", "2")).await.unwrap();
     let late = world.place(buy("dan", "51", "3")).await.unwrap();
@@ -93,7 +93,7 @@ async fn r162_r163_r170_a_sweep_takes_the_best_price_first_and_the_earlier_order
     world.stop().await;
 }
 
-/// One event for each trade and no more: an order after the trades ends the reading.
+/// One event per trade and no more: an order after the trades ends the read.
 // rows: R156
 #[tokio::test]
 async fn r156_there_are_as_many_trade_events_as_trades() {
@@ -141,7 +141,7 @@ async fn r164_r165_r168_orders_match_at_an_equal_price_and_not_one_tick_away() {
     assert_eq!(above.status(), OrderStatus::Open);
     let equal = world.place(sell("eve", "99.99", "5")).await.unwrap();
     assert_eq!(equal.status(), OrderStatus::Filled);
-    // What is used up is gone.
+    // An exhausted level is gone.
     let left = (vec![], vec![level("100.00", "4")]);
     assert_eq!(world.book().await, left);
     world.stop().await;
@@ -161,10 +161,10 @@ async fn r166_r167_r169_the_smaller_quantity_trades_at_the_resting_price_and_the
     assert_eq!(trades, [fill(&bought, &sold, "100.00", "7")]);
     let gone = world.order(&sold.order_id).await.unwrap();
     assert_eq!(gone.status(), OrderStatus::Filled);
-    // The rest waits at its own price.
+    // The rest stays at its own price.
     let left = (vec![level("105.00", "3")], vec![]);
     assert_eq!(world.book().await, left);
-    // The other way round the resting order is the larger one and the sell is below it.
+    // In the other direction the resting order is the larger one, and the sell is priced below it.
     let sold = world.place(sell("eve", "95", "1")).await.unwrap();
     assert_eq!(sold.status(), OrderStatus::Filled);
     let trades = fills(&world, "eve").await;
@@ -194,7 +194,7 @@ async fn r171_r172_ioc_never_rests_and_fok_is_all_or_nothing() {
     assert_eq!(ended(&ioc), cancelled("IOC_REMAINDER", "4"));
     assert_eq!(world.book().await, (vec![], vec![]));
 
-    // Nine of ten are there, at two prices of which one is too high.
+    // Nine of ten are available, at two prices; the tenth costs too much.
     world.place(sell("ann", "99", "5")).await.unwrap();
     world.place(sell("eve", "100", "4")).await.unwrap();
     world.place(sell("eve", "100.01", "1")).await.unwrap();
@@ -227,7 +227,8 @@ async fn r171_r172_ioc_never_rests_and_fok_is_all_or_nothing() {
     world.stop().await;
 }
 
-/// D36: a thousandth, half a kopeck up, and over the fills of one order no more than of its whole value.
+/// D36: a thousandth, rounded half up to a kopeck, and over the fills of one order no more than for
+/// its whole value.
 // rows: R176 R305
 #[tokio::test]
 async fn r176_the_fee_is_rounded_half_up_over_the_fills_of_an_order() {
@@ -257,7 +258,8 @@ async fn r176_the_fee_is_rounded_half_up_over_the_fills_of_an_order() {
     world.stop().await;
 }
 
-/// T22: less keeps its place in the queue, another price or more loses it.
+/// T22: a smaller quantity keeps its place in the queue; another price or a larger quantity loses
+/// it.
 // rows: R143 R328
 #[tokio::test]
 async fn r143_less_keeps_priority_and_more_loses_it() {
@@ -282,13 +284,17 @@ async fn r143_less_keeps_priority_and_more_loses_it() {
         world.trades("ann").await[0].buy_order_id.clone()
     };
     amend(None, Some("3")).await;
-    assert_eq!(next().await, first.order_id, "less");
+    assert_eq!(next().await, first.order_id, "less keeps its place");
     amend(None, Some("6")).await;
-    assert_eq!(next().await, second.order_id, "more");
+    assert_eq!(next().await, second.order_id, "more loses its place");
     amend(Some("11"), None).await;
     assert_eq!(next().await, first.order_id, "a better price");
     amend(Some("10"), None).await;
-    assert_eq!(next().await, second.order_id, "back again, behind");
+    assert_eq!(
+        next().await,
+        second.order_id,
+        "back at the price, last in its queue"
+    );
     world.stop().await;
 }
 
@@ -344,8 +350,8 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
     world.stop().await;
 }
 
-/// Every call of the market by every role, with an empty request: a caller without the role is refused with
-/// PERMISSION_DENIED, any other for the request.
+/// Every call of the market by every role, with an empty request: a caller without the role gets
+/// PERMISSION_DENIED, any other an error of the request.
 // rows: R333
 #[tokio::test]
 async fn r333_each_call_of_the_market_admits_its_roles_alone() {
@@ -396,7 +402,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
     world.stop().await;
 }
 
-/// What the lists of the market refuse, and under which field.
+/// Page parameters that the lists of the market refuse, with the field's name.
 // rows: R339 R341
 #[tokio::test]
 async fn r339_r341_lists_refuse_a_bad_page_under_its_field() {
@@ -428,7 +434,7 @@ async fn r339_r341_lists_refuse_a_bad_page_under_its_field() {
             assert_eq!(bad.field_violations[0].field, field);
         }
     }
-    // A page past the largest is cut down to it.
+    // A page above the largest size is cut to it.
     let pagination = Some(PaginationRequest {
         page_size: 1_000_000,
         page_token: String::new(),

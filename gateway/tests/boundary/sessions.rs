@@ -54,8 +54,8 @@ fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
     }
 }
 
-/// A client that has lost its own state asks for its open orders: each as the messages up to its
-/// `node_sequence` leave it. Past the rate, and while one is being answered, it is refused.
+/// A client that has lost its own state requests its open orders: each as of the messages up to its
+/// `node_sequence`. Above the rate, and while a request is being answered, it is refused.
 // rows: R343
 #[tokio::test]
 async fn r343_a_client_asks_for_its_open_orders() {
@@ -121,8 +121,8 @@ async fn r343_a_client_asks_for_its_open_orders() {
     world.stop().await;
 }
 
-/// Numbered messages once more, from memory and from the journal, under their numbers; what was not sent yet,
-/// or never, is refused.
+/// Retransmits numbered messages from memory and from the journal, under their numbers. Refuses
+/// messages that were not sent yet, or never.
 // rows: R343
 #[tokio::test]
 async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
@@ -178,7 +178,7 @@ async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
         });
         assert_eq!(outcome.await, RejectReason::Malformed.code());
     }
-    // The stream goes on where it was.
+    // The stream continues where it was.
     ann.send(0, wire_order(ORDERS + 1, Side::Buy, 100, 1))
         .await
         .unwrap();
@@ -186,7 +186,8 @@ async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
     world.stop().await;
 }
 
-/// F12: the session asks for time; without another call its orders end, connected or not, heartbeats or not.
+/// F12: the session sets a deadline. Without another call its orders end, connected or not,
+/// heartbeats or not.
 // rows: R345
 #[tokio::test]
 async fn r345_a_dead_mans_switch_ends_the_sessions_orders() {
@@ -260,7 +261,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
         (acked.engine_order_id, acked.node_sequence)
     );
 
-    // Ann goes away; meanwhile her order trades twice.
+    // Ann disconnects; meanwhile her order trades twice.
     ann.cut();
     assert!(of_ann.recv().await.unwrap().is_err());
     for (id, lots) in [(1, 3), (2, 4)] {
@@ -291,7 +292,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
             (sequence, open, 0, fee)
         );
     }
-    // The numbers are the same after a restart of the exchange, from the beginning or from anywhere.
+    // The numbers are the same after a restart of the exchange, read from the beginning or later.
     world.gateway.caught_up().await;
     drop((ann, bob, of_ann, of_bob));
     let world = world.restart(Settings::default()).await;
@@ -324,7 +325,7 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
         .await;
     raw.send(0, 7, wire_order(1, Side::Buy, 1_000, 10)).await;
     let (first, _) = raw.until(|m| ack(m).is_some()).await;
-    // The same sequence again, even with other content.
+    // The same sequence again, with other content.
     raw.send(0, 7, wire_order(2, Side::Buy, 2_000, 10)).await;
     let (again, message) = raw.until(|m| ack(m).is_some()).await;
     assert_eq!(
@@ -354,9 +355,9 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     world.stop().await;
 }
 
-/// Repeats of requests whose reports have left the window are looked up in the journal, eight of a member at a time:
-/// each is answered once, with the first answer or with `ALREADY_SEEN`, none acts, and another member has eight of
-/// his own.
+/// Repeats of requests whose reports have left the window are looked up in the journal, eight at a
+/// time per member. Each is answered once, with the first answer or with `ALREADY_SEEN`, none acts,
+/// and another member has its own limit of eight.
 // rows: R341
 #[tokio::test]
 async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
@@ -384,8 +385,8 @@ async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
     let (found, refused) = answers(&mut ann, REPEATS, &first_of_ann).await;
     assert!(found >= 8, "{found} {refused}");
     let of_bob = answers(&mut bob, 8, &first_of_bob).await;
-    assert_eq!(of_bob, (8, 0), "whatever the other asks");
-    // None is on its way any more: the next eight are found.
+    assert_eq!(of_bob, (8, 0), "regardless of the other member");
+    // None is in flight any more: the next eight are found.
     for _ in 0..8 {
         ann.send(0, 1, unknown()).await;
     }
@@ -407,7 +408,8 @@ fn unknown() -> wire::ClientMessage {
     .into()
 }
 
-/// Logs in, places an order as request 1, and fills the window until its report has left it. Returns the report.
+/// Logs in, places an order as request 1, and fills the window until its report has left it.
+/// Returns the report.
 async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     raw.send(0, 0, raw_login(user, "a", 5_000_000)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
@@ -422,7 +424,8 @@ async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     first
 }
 
-/// Reads N answers to repeats of request 1. Returns how many equal the first answer and how many are `ALREADY_SEEN`.
+/// Reads N answers to repeats of request 1. Returns how many equal the first answer and how many
+/// are `ALREADY_SEEN`.
 async fn answers(raw: &mut Raw, repeats: u64, first: &(u64, ServerMessage)) -> (u64, u64) {
     let (mut found, mut refused) = (0, 0);
     while found + refused < repeats {
@@ -458,7 +461,7 @@ async fn r344_both_protocols_share_one_book() {
         (order.engine_order_id, order.client_order_id.as_str()),
         (acked.engine_order_id, "5")
     );
-    // Placed by one, cancelled by the other.
+    // Placed through one, cancelled through the other.
     world.cancel("ann", &order.order_id).await.unwrap();
     let gone = until(&mut of_ann, cancelled).await;
     assert_eq!(
@@ -514,8 +517,9 @@ async fn r344_both_protocols_share_one_book() {
     world.stop().await;
 }
 
-/// A client order id names one open order of its user, whichever protocol brought it: what comes second is refused, by
-/// either, and a repeat under its own key or sequence is answered as the first time.
+/// A client order id names one open order of its user, whichever protocol brought it. The second
+/// order is refused, by either protocol, and a repeat under its own key or sequence gets the first
+/// answer.
 // rows: R344
 #[tokio::test]
 async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
@@ -564,7 +568,7 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
     let both = vec![bid("10.00", "10"), bid("9.00", "4")];
     assert_eq!(world.book().await.0, both);
 
-    // At once, by both: one of them acts.
+    // Concurrently, by both: one of them acts.
     for id in 10..30_u64 {
         raw.send(0, id, wire_order(id, Side::Buy, 700, 1)).await;
         let (text, key) = (id.to_string(), format!("both-{id}"));
@@ -583,7 +587,8 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
     }
     assert_eq!(world.status().await.instruments[0].open_orders, 22);
 
-    // An order that has ended leaves its id to the other protocol; its own key and sequence stay what they were.
+    // An order that has ended leaves its id to the other protocol; its own key and sequence keep
+    // their answers.
     world
         .cancel("ann", &acked.order_id.to_string())
         .await
@@ -644,7 +649,7 @@ async fn r345_orders_are_cancelled_on_disconnect_and_by_mass_cancel() {
     let done = done.await;
     assert_eq!((done.client_seq, done.count), (4, 3));
 
-    // An orderly end cancels nothing.
+    // A logout cancels nothing.
     ann.send(0, wire_order(5, Side::Buy, 1_100, 1))
         .await
         .unwrap();
@@ -657,7 +662,7 @@ async fn r345_orders_are_cancelled_on_disconnect_and_by_mass_cancel() {
     assert_eq!(ended.await, DisconnectCode::Logout.code());
     assert_eq!(world.book().await.0.len(), 2);
 
-    // A lost connection does, when the grace is over; the other session's order stays.
+    // A lost connection does, after the grace period; the other session's order stays.
     let (ann, mut of_ann) = world
         .session(LoginOptions {
             from_now: true,
@@ -768,7 +773,7 @@ async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
     world.stop().await;
 }
 
-/// A connection that sends whatever bytes it is told to.
+/// A connection that sends any bytes.
 pub struct Raw {
     _endpoint: quinn::Endpoint,
     pub connection: quinn::Connection,
@@ -782,7 +787,7 @@ impl Raw {
         Self::try_connect(world).await.unwrap()
     }
 
-    /// What a client says of itself to the world's gateway.
+    /// Client configuration that trusts the world's gateway.
     fn config(world: &World) -> quinn::ClientConfig {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
@@ -836,7 +841,7 @@ impl Raw {
         }
     }
 
-    /// The next message, however long it takes: the client is heard of meanwhile.
+    /// The next message, however long it takes. Sends heartbeats meanwhile.
     pub async fn next_at_last(&mut self) -> (wire::Header, ServerMessage) {
         let beat = std::time::Duration::from_secs(1);
         for _ in 0..60 {
@@ -846,7 +851,7 @@ impl Raw {
             self.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
                 .await;
         }
-        panic!("nothing comes");
+        panic!("no message within 60 s");
     }
 
     pub async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {
@@ -858,7 +863,7 @@ impl Raw {
         }
     }
 
-    /// The last message, and the code of the close.
+    /// The code of the last disconnect message, and the code of the close.
     pub async fn end(mut self) -> (Option<u16>, u64) {
         let mut last = None;
         while let Some((header, message)) = self.next().await {
@@ -917,7 +922,7 @@ async fn garbage_gets_its_code_and_changes_nothing() {
         ),
         (bad_side.to_vec(), DisconnectCode::BadField),
         (bad_channel.to_vec(), DisconnectCode::BadField),
-        // Well formed, but nobody has logged in.
+        // Well formed, but without a login.
         (order.to_vec(), DisconnectCode::LoginExpected),
     ] {
         let mut raw = Raw::connect(&world).await;
@@ -928,7 +933,8 @@ async fn garbage_gets_its_code_and_changes_nothing() {
             "{code}"
         );
     }
-    // The same in the middle of a session: its orders stay, what stood behind the garbage did not happen.
+    // The same in the middle of a session: its orders stay, and what follows the garbage does not
+    // happen.
     let mut raw = Raw::connect(&world).await;
     raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
@@ -983,7 +989,7 @@ async fn logins_that_are_refused_say_why() {
     for _ in 0..5 {
         assert_eq!(refused(token("wrong")).await, DisconnectCode::Credentials);
     }
-    // Five bad ones in a minute shut the address out.
+    // Five failures in a minute lock the address out.
     let trust: client::Trust = world.gateway.fingerprint().parse().unwrap();
     assert!(
         client::Connection::connect(world.gateway.trading_address(), trust)
@@ -1079,7 +1085,7 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
     }
     assert!(
         world.identity.limit_questions().is_empty(),
-        "20.00 of 25.00: nobody is asked"
+        "20.00 of 25.00: identity is not asked"
     );
     ann.send(0, wire_order(3, Side::Buy, 100, 10))
         .await
@@ -1122,7 +1128,7 @@ async fn r343_a_late_death_of_the_old_connection_leaves_the_resumed_session_open
     let mut old = world.session(with_money("ann", "a")).await;
     for id in 1..=40u64 {
         let (connection, mut reports) = world.connect().await;
-        // The one dies while the other logs in, now a little earlier, now a little later.
+        // The old connection dies while the new one logs in, a little earlier or later each time.
         let dying = async {
             for _ in 0..id % 20 {
                 tokio::task::yield_now().await;
@@ -1211,11 +1217,11 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
             break report.sequence;
         }
     };
-    // One behind the first slice, one behind the last.
+    // One after the first slice, one after the last.
     assert_eq!(last, 2 * ORDERS + 2);
     ann.cut();
     drop(of_ann);
-    // All of it, more than any window holds, while new messages come in.
+    // All of it, more than any window holds, while new messages arrive.
     let mut raw = Raw::connect(&world).await;
     raw.send(0, 0, raw_login("ann", "a", 0)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
@@ -1230,7 +1236,7 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
             next += 1;
         }
     }
-    // A request that has long left the window, sent again: its answer comes out of the journal.
+    // A request that has long left the window, sent again: its answer comes from the journal.
     for again in [5u64, 3] {
         raw.send(0, again, wire_order(again, Side::Buy, 100, 1))
             .await;
@@ -1245,7 +1251,7 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_user_has_so_many_sessions_and_logins() {
+async fn sessions_and_logins_per_user_are_limited() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.sessions_per_user_max = 2;
@@ -1279,7 +1285,7 @@ async fn t49_sessions_logging_in_together_share_one_trading_hold() {
     world.stop().await;
 }
 
-/// The first message of a session that `wanted` takes, within a minute.
+/// Waits for a minute at most.
 async fn within<T>(waiting: impl Future<Output = T>) -> T {
     let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting);
     waited.await.expect("in time")
@@ -1295,7 +1301,7 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
     let world = members(folder.path(), settings).await;
     let begun = std::time::Instant::now();
     let (mut acked, mut refused, mut id) = (0, 0, 0);
-    // Two sessions, each logged in again and again: one connection after the other takes it over.
+    // Two sessions, each logged in repeatedly: one connection after the other takes it over.
     for round in 0..6 {
         let options = LoginOptions {
             from_now: true,
@@ -1321,7 +1327,7 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
             answers += 1;
         }
     }
-    // What the user's rate allows: a burst, and what it has earned since.
+    // The user's rate allows a burst, and what it has earned since.
     let most = 80 + 80 * (begun.elapsed().as_secs() + 1);
     assert!(
         acked >= 80 && acked <= most,
@@ -1349,7 +1355,7 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
         client_order_id,
         engine_order_id: 0,
     };
-    // The order that is not there counts as any request does, those that are open pass.
+    // The cancel of an unknown order counts as any request does; cancels of open orders pass.
     ann.send(0, wire_order(9, Side::Buy, 100, 1)).await.unwrap();
     ann.send(0, named(77)).await.unwrap();
     for id in 1..=4 {
@@ -1374,7 +1380,7 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
     }
     assert!(
         throttled <= 2,
-        "only the new order and the cancel of none: {throttled}"
+        "only the new order and the cancel of an unknown one: {throttled}"
     );
     world.stop().await;
 }
@@ -1390,16 +1396,16 @@ async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_al
         raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
             .await;
     }
-    // Sent after a logout, and after a login that is refused.
+    // Sent after a logout, and after a refused login.
     raw.send(0, 0, wire::Logout {}).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     let unknown =
         |m: &ServerMessage| rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession);
     assert_eq!(raw.until(unknown).await.0, 0, "unnumbered: not seen");
-    raw.send(2, 0, raw_login("nobody", "x", 0)).await;
+    raw.send(2, 0, raw_login("stranger", "x", 0)).await;
     raw.send(2, 1, wire_order(2, Side::Buy, 100, 1)).await;
     raw.until(unknown).await;
-    // Taken over by another connection: its next request is refused, the rest goes on.
+    // Taken over by another connection: its next request is refused, the other session continues.
     let (other, mut of_other) = world.session(login("ann", "b")).await;
     raw.until(|m| matches!(m, ServerMessage::Disconnect(end) if end.code == DisconnectCode::TakenOver.code()))
         .await;
@@ -1436,7 +1442,8 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
         .await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     raw.until(|m| ack(m).is_some()).await;
-    // Refused cancels, 64 bytes of report each, until the exchange has had enough: nothing is read.
+    // Refused cancels, 64 bytes of report each, until the exchange closes the connection: nothing
+    // is read.
     let refused = async {
         for seq in 2..2_000_000u64 {
             let cancel = wire::Cancel {
@@ -1448,10 +1455,10 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
             if raw.send.write_all(&out).await.is_err() {
                 return;
             }
-            // Its socket is read all the same, or the close would find no room in it.
+            // Lets the client read its socket, which needs space for the close.
             tokio::task::yield_now().await;
         }
-        panic!("the client is never ended");
+        panic!("the connection is never closed");
     };
     within(refused).await;
     match raw.connection.closed().await {
@@ -1459,7 +1466,8 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
             let code = u64::from(DisconnectCode::SlowConsumer.code());
             assert_eq!(close.error_code.into_inner(), code);
         }
-        // On a busy machine this client may wake up after the exchange has forgotten the connection.
+        // On a busy machine this client may wake up after the exchange has forgotten the
+        // connection.
         quinn::ConnectionError::Reset => {}
         other => panic!("{other}"),
     }
@@ -1474,12 +1482,12 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
 
 // rows: R343
 #[tokio::test]
-async fn r343_heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
+async fn r343_heartbeats_follow_the_requested_interval_and_do_not_replace_a_login() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.login_timeout_ms = 4_000;
     let world = members(folder.path(), settings).await;
-    // Silent for longer than the interval that it asked for: ended, although the server's is 10 s.
+    // Silent for longer than the requested interval: closed, although the server's is 10 s.
     let mut silent = Raw::connect(&world).await;
     let often = wire::Login {
         heartbeat_ms: 2_000,
@@ -1495,7 +1503,7 @@ async fn r343_heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
         .await;
     let code = DisconnectCode::HeartbeatTimeout.code();
     assert_eq!(within(silent.end()).await, (Some(code), u64::from(code)));
-    // Never logged in: heartbeats do not keep the connection.
+    // Never logged in: heartbeats do not keep the connection open.
     let mut idle = Raw::connect(&world).await;
     let mut out = bytes::BytesMut::new();
     let beat = wire::ClientMessage::from(wire::Heartbeat {});
@@ -1537,7 +1545,7 @@ async fn connections_are_bounded_per_address_and_in_all_and_a_closed_one_makes_r
     }
 }
 
-// `design.md` 7: who begins connections under foreign addresses makes no state past the bound.
+// `design.md` 7: connections begun under foreign addresses make no state above the limit.
 #[tokio::test]
 async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_address() {
     use transport::proto as quic;
@@ -1555,7 +1563,7 @@ async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_addre
         let mut initial = Vec::new();
         let sent = connection.poll_transmit(now, 1, &mut initial);
         assert!(sent.is_some());
-        // The first datagram that comes back to a socket of its own is the answer; nothing more is said.
+        // The first datagram returned to a socket of its own is the answer; nothing more is sent.
         let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.send_to(&initial, address).await.unwrap();
         let mut answer = [0; 2_048];
@@ -1564,7 +1572,7 @@ async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_addre
         assert_eq!(is_retry, begun == BOUND, "after {begun}");
         sockets.push(socket);
     }
-    // A client that answers a Retry gets in.
+    // A client that answers a Retry is accepted.
     let mut raw = Raw::connect(&world).await;
     raw.send(0, 0, raw_login("ann", "a", 0)).await;
     raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
@@ -1574,7 +1582,7 @@ async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_addre
 
 // rows: R343
 #[tokio::test]
-async fn r343_trades_at_the_moment_of_a_login_are_told_once_and_in_order() {
+async fn r343_trades_during_a_login_are_reported_once_and_in_order() {
     const LOTS: u64 = 400;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
@@ -1587,7 +1595,7 @@ async fn r343_trades_at_the_moment_of_a_login_are_told_once_and_in_order() {
         .unwrap();
     until(&mut of_ann, ack).await;
     drop((ann, of_ann));
-    // After a restart the front knows of no session: ann's is opened while her order trades.
+    // After a restart the front knows no session: ann's is opened while her order trades.
     let world = world.restart(Settings::default()).await;
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
     let (ann, mut of_ann) = world.connect().await;

@@ -1,4 +1,4 @@
-//! What was taken before a shutdown is answered and reported behind it.
+//! Requests accepted before a shutdown are answered and reported after it.
 
 use types::Side;
 use wire::ServerMessage;
@@ -6,11 +6,12 @@ use wire::ServerMessage;
 use crate::world::*;
 
 #[tokio::test]
-async fn a_call_that_was_taken_is_answered_behind_the_shutdown() {
+async fn an_accepted_call_is_answered_after_the_shutdown() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
-    // Listeners drain behind the token: a call they let through has its answer from the history.
+    // Listeners drain after the token is cancelled: an admitted call gets its answer from the
+    // history.
     world.shut();
     let order = world.place(buy("ann", "10", "1")).await.unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The spinning client against the front: the same rules as the async one, over another driver.
+//! The spinning client against the front: the rules of the async client, with another driver.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::world::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Polls until a report that `pick` takes.
+/// Polls until `pick` returns a value for a report.
 fn until<T>(connection: &mut Connection, pick: impl Fn(&Report) -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -35,7 +35,7 @@ fn order(id: u64, side: Side, lots: u64) -> wire::ClientMessage {
     wire_order(id, side, 1_000, lots).into()
 }
 
-/// Two members on one connection: one loses it while an order of his is on its way.
+/// Two members on one connection, which is lost while an order is in flight.
 fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
     let mut connection = Connection::connect(address, trust).unwrap();
     let money = LoginOptions {
@@ -62,7 +62,7 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
     };
     assert_eq!((first.channel, first.sequence, ack.client_seq), (0, 1, 1));
 
-    // Never transmitted: the server has not seen it, and sees it first after the resume.
+    // Never transmitted: the server first sees it after the resume.
     assert_eq!(
         connection.send(1, &order(1, Side::Sell, 4)).unwrap(),
         Some(1)
@@ -91,7 +91,7 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
             _ => {}
         }
     }
-    // Message 2: the login has filled the trading hold up again.
+    // Message 2: the login has topped up the trading hold.
     assert_eq!(lots, [(3, 4), (4, 1)]);
     assert_eq!(connection.last_sequence(0), 4);
 }

@@ -1,4 +1,4 @@
-//! A platform around the market, in one folder, that can be stopped and started again.
+//! A platform around the market, in one folder, that can be stopped and restarted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,26 +33,26 @@ pub use testkit::messages::{context, decimal, fresh as unique};
 
 pub const BOND: &str = "BOND-1";
 
-/// Settings a test may want otherwise.
+/// Settings that tests change.
 pub struct Settings {
     pub gateway: GatewayConfig,
-    /// Time between a lost session and the cancel of its orders.
+    /// Time from a lost session to the cancel of its orders.
     pub grace_ms: u64,
-    /// How long settlement keeps a trade waiting for company.
+    /// How long settlement holds a trade back to batch it.
     pub linger_ms: u64,
-    /// How long it keeps anything else waiting.
+    /// How long settlement holds back anything else.
     pub settle_wait_ms: u64,
-    /// When the state behind the journal is written down.
+    /// When checkpoints are written.
     pub checkpoints: Option<SnapshotConfig>,
-    /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
+    /// Bytes per segment of the journal, and bytes of journal kept, if not all.
     pub segment_bytes: u64,
     pub retain_bytes: Option<u64>,
-    /// While true, the market's events are not taken by the log.
+    /// While true, the log refuses the market's events.
     pub log_is_away: Arc<AtomicBool>,
     pub log_hangs: bool,
     /// The clock of ledger and trading path; the process's own otherwise.
     pub clock: Option<Arc<Disciplined>>,
-    /// What holds the journal instead of the folder.
+    /// Stores the journal instead of the folder.
     pub journal: Option<Arc<MemoryStorage>>,
 }
 
@@ -62,7 +62,7 @@ impl Default for Settings {
             gateway: GatewayConfig {
                 quic_listen: ([127, 0, 0, 1], 0).into(),
                 gauge_interval_ms: 20,
-                // No test is about how long a sync of a busy disk takes.
+                // No test depends on how long a sync of a busy disk takes.
                 replica_wait_ms: 5_000,
                 ..GatewayConfig::default()
             },
@@ -81,7 +81,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Nothing is settled while a test runs: no message says so among those that it counts.
+    /// Nothing is settled while a test runs, so that it adds no message to those counted.
     pub fn unsettled() -> Self {
         Self {
             linger_ms: 600_000,
@@ -101,7 +101,7 @@ pub struct World {
     pub settlement: SettlementHandle,
     pub market: LocalSlot,
     embedded: events::Embedded,
-    /// Both gone when a test has stopped them.
+    /// `None` after a test has stopped both.
     replica: Option<LiveReplica>,
     sequencer: Option<SequencerHandle>,
     ledger_handle: ledger::LedgerHandle,
@@ -111,7 +111,7 @@ pub struct World {
 }
 
 impl World {
-    /// A fresh platform with one bond and nobody in it.
+    /// A fresh platform with one bond and no users.
     pub async fn new(folder: &Path) -> Self {
         Self::with(folder, Settings::default()).await
     }
@@ -122,7 +122,7 @@ impl World {
         Self::start(folder, settings, Arc::default(), registry).await
     }
 
-    /// Over whatever the folder holds already.
+    /// Starts over the existing data of the folder.
     pub async fn start(
         folder: &Path,
         settings: Settings,
@@ -163,7 +163,7 @@ impl World {
         let shared = backlog.clone();
         let journal = settings.journal;
         if journal.is_some() {
-            // The test is about this disk: everything is read from it.
+            // The test is about this disk: read everything from it.
             config.recent_bytes = 0;
         }
         let start = move || match journal {
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// Begins to stop: nothing more is taken, and [`Self::stop`] has still to come.
+    /// Begins the shutdown: intake ends. Call [`Self::stop`] afterwards.
     pub fn shut(&self) {
         self.stop_gateway.cancel();
     }
@@ -264,7 +264,7 @@ impl World {
         (self.folder, self.identity, self.registry)
     }
 
-    /// The trading path ends while the market goes on.
+    /// Stops the trading path while the market continues.
     pub async fn lose_trading_path(&mut self) {
         let (replica, sequencer) = (self.replica.take(), self.sequencer.take());
         let ending = move || {
@@ -274,7 +274,7 @@ impl World {
         tokio::task::spawn_blocking(ending).await.unwrap();
     }
 
-    /// Stops and starts again over the same folder.
+    /// Stops and restarts over the same folder.
     pub async fn restart(self, settings: Settings) -> Self {
         let (folder, identity, registry) = self.stop().await;
         Self::start(&folder, settings, identity, registry).await
@@ -351,19 +351,19 @@ impl World {
         )
     }
 
-    /// Journals a command of settlement's.
+    /// Journals a command of settlement.
     pub async fn journal(&self, command: types::Command) {
         let port = self.sequencer.as_ref().expect("the trading path").port();
         let journalled = port.settlement(command).await;
-        assert!(journalled.expect("is taken").is_some(), "{command:?}");
+        assert!(journalled.expect("is journalled").is_some(), "{command:?}");
     }
 
     pub fn replica(&self) -> replica::Replica {
         self.replica.as_ref().expect("the trading path").replica()
     }
 
-    /// Waits until settlement has caught up with everything durable, and the market knows it: holds are
-    /// given back then.
+    /// Waits until settlement has caught up with everything durable and the market knows it: holds
+    /// are released then.
     pub async fn settled(&self) {
         let last = Sequence(self.status().await.commit_sequence);
         let replica = self.replica();
@@ -497,7 +497,7 @@ impl World {
             .unwrap()
     }
 
-    /// Events of a topic from its beginning, until `count` of them that `wanted` names have come.
+    /// Events of a topic from its beginning, until `count` of them satisfy `wanted`.
     pub async fn events(
         &self,
         topic: &str,
@@ -516,7 +516,7 @@ impl World {
     }
 }
 
-/// A bond of 0.01 roubles tick and lot 1.
+/// A bond with a tick of 0.01 roubles and a lot of 1.
 pub fn bond(id: &str) -> Instrument {
     Instrument {
         instrument_id: id.to_owned(),
@@ -578,7 +578,7 @@ pub async fn numbered(reports: &mut Reports) -> Report {
     }
 }
 
-/// Reads until a message that `pick` takes.
+/// Reads until `pick` returns a value for a message.
 pub async fn until<T>(reports: &mut Reports, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
     loop {
         let report = reports.recv().await.unwrap().unwrap();

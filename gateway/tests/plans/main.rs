@@ -1,6 +1,6 @@
-//! No statement of the market's history costs more the more rows are stored: every statement that runs while
-//! orders are placed, amended, cancelled and listed, trades are made and positions follow the registry is
-//! explained on the database that it ran on.
+//! No statement of the market's history costs more as rows accumulate. Every statement that runs
+//! while orders are placed, amended, cancelled and listed, trades are made and positions follow the
+//! registry is explained on the database that it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 
@@ -76,7 +76,7 @@ async fn lists(world: &World) {
     }
 }
 
-/// A position in the registry.
+/// Issues a position in the registry.
 async fn issue(world: &World) {
     let issued = CfaIssuedEvent {
         context: context("i"),

@@ -1,10 +1,10 @@
-//! What other services' events do to the ledger (specification 6.6): users, confirmed CFA operations, receipts.
+//! Consumed events (specification 6.6): users, confirmed CFA operations, receipts.
 //!
-//! Each event is taken once, in the transaction of its effect, which it shares with those that came
-//! with it. What it asks is idempotent besides: operations are keyed by the CFA operation, finality
-//! of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter
-//! topic at once, so that nothing queues up behind it. While the store is away every event waits:
-//! none is given up for that.
+//! Each event is accepted once, in the transaction of its effects, together with the other events
+//! of its batch. Its command is idempotent besides: operations are keyed by the CFA operation,
+//! finality of an unknown operation is parked. A permanent refusal goes to the dead-letter topic at
+//! once and does not block later events. While the store is unavailable every event waits; none is
+//! dropped for it.
 
 use std::sync::Arc;
 
@@ -33,12 +33,12 @@ const IDENTITY: &str = "ledger.identity";
 const CFA: &str = "ledger.cfa";
 const CHAIN: &str = "ledger.chain";
 const BLOCKS: &str = "ledger.blocks";
-/// Events of one transaction.
+/// Events per transaction.
 const EVENTS_MAX: usize = 256;
-/// Every group of this service that handles events.
+/// All consumer groups of this service.
 pub const GROUPS: [&str; 4] = [IDENTITY, CFA, CHAIN, BLOCKS];
 
-/// Spawns the consumer that looks for what blocks hold and no event told.
+/// Spawns the consumer that restores missed operations of blocks.
 pub fn spawn_reconciler(
     log: Arc<dyn events::Log>,
     reconciler: Reconciler,
@@ -56,7 +56,7 @@ pub fn spawn_reconciler(
         let topics = [topics::CHAIN];
         let consumed = events::consume_batches(log, BLOCKS, &topics, EVENTS_MAX, handler, shutdown);
         if let Err(error) = consumed.await {
-            tracing::error!(%error, "blocks cannot be consumed");
+            tracing::error!(%error, group = BLOCKS, "consumer stopped");
         }
     });
 }
@@ -83,13 +83,13 @@ pub fn spawn(
             if let Err(error) =
                 events::consume_batches(log, group, &[topic], EVENTS_MAX, handler, shutdown).await
             {
-                tracing::error!(%error, topic, "events cannot be consumed");
+                tracing::error!(%error, topic, "consumer stopped");
             }
         });
     }
 }
 
-/// Takes events in one transaction, up to the first that cannot be taken.
+/// Accepts events in one transaction, up to the first that fails.
 async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event>) -> BatchResult {
     let mut asked = Vec::new();
     let mut indices = Vec::new();
@@ -132,7 +132,7 @@ fn ask(event: &Event, (act, context): (Act, Option<RequestContext>)) -> Asked {
     }
 }
 
-/// `indices`: which of the events asked.
+/// `indices`: index of the event of each command.
 async fn take(
     committer: &Committer,
     consumer: &'static str,
@@ -151,11 +151,12 @@ async fn take(
     for (index, outcome) in indices.iter().zip(outcomes) {
         let Err(refused) = outcome else { continue };
         let refusal = refused.refusal;
-        // The instrument's registration is on its way.
+        // The instrument's registration has not arrived yet.
         if refusal == Refusal::InstrumentNotFound {
             return stopped(*index, refusal.to_string().into());
         }
-        tracing::error!(event_type = events[*index].type_name, %refusal, "event refused by the ledger");
+        let event_type = &events[*index].type_name;
+        tracing::error!(event_type, %refusal, "event refused by the ledger");
         return stopped(*index, Poison(refusal.to_string()).into());
     }
     Ok(())
@@ -165,7 +166,7 @@ type Effect = Option<(Act, Option<RequestContext>)>;
 
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(event.payload.as_slice())
-        .map_err(|error| Poison(format!("payload is no {}: {error}", event.type_name)))
+        .map_err(|error| Poison(format!("payload is not a {}: {error}", event.type_name)))
 }
 
 fn required(field: &str, text: String) -> Result<Id, Poison> {
@@ -182,7 +183,7 @@ fn hash(text: &str) -> Option<Id> {
     (!text.is_empty()).then(|| text.to_ascii_lowercase().into())
 }
 
-/// What an event asks for; `None` for one that the ledger has no business with.
+/// The command of an event; `None` if the ledger ignores it.
 fn effect(event: &Event) -> Result<Effect, Poison> {
     let name = event.short_type();
     Ok(match name.strip_suffix("Event").unwrap_or(name) {
@@ -216,7 +217,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
         "InstrumentRegistered" => {
             let instrument: cfa::InstrumentRegisteredEvent = read(event)?;
             let decimals = u8::try_from(instrument.decimals)
-                .map_err(|_| Poison("decimals past 18".to_owned()))?;
+                .map_err(|_| Poison("decimals must be at most 18".to_owned()))?;
             let instrument_id = required("instrument_id", instrument.instrument_id)?;
             Some((
                 Act::LearnScale {
@@ -247,12 +248,12 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
             let tx_hash = required("tx_hash", receipt.tx_hash.to_ascii_lowercase())?;
             Some((Act::Receipt { tx_hash, reverted }, receipt.context))
         }
-        // Of BlockRead the reconciler takes care, in a group of its own.
+        // BlockRead is handled by the reconciler, in its own group.
         _ => None,
     })
 }
 
-/// What the event of an operation of the CFA service would ask for.
+/// The command of the event that this operation of the CFA service should have had.
 pub fn act_of(operation: CfaOperation) -> Result<Option<Act>, Poison> {
     let amount = Some(MonetaryAmount {
         currency_code: operation.instrument_id.clone(),
@@ -288,7 +289,7 @@ pub fn act_of(operation: CfaOperation) -> Result<Option<Act>, Poison> {
     Ok(effect.map(|(act, _)| act))
 }
 
-/// Hashes of a block's transactions; none for another event.
+/// Transaction hashes of a block; none for another event.
 pub fn transactions_of(event: &Event) -> Result<Vec<String>, Poison> {
     if event.short_type() != "BlockReadEvent" {
         return Ok(Vec::new());
@@ -297,7 +298,7 @@ pub fn transactions_of(event: &Event) -> Result<Vec<String>, Poison> {
     Ok(block.tx_hashes)
 }
 
-/// An operation that another service posted is final.
+/// Finality of an operation that another service posted.
 fn confirmed(
     kind: OperationType,
     operation_id: String,
@@ -312,7 +313,8 @@ fn confirmed(
     Ok((act, context))
 }
 
-/// CFA-RUB: the deposit is posted now (D21). Anything else was posted by the CFA service and is final now.
+/// CFA-RUB: posts the deposit now (D21). Other instruments: the CFA service posted the issuance,
+/// which is final now.
 fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
     if event.instrument_id != CFA_RUB {
         return confirmed(
@@ -340,7 +342,8 @@ fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
     Ok(Some((post(operation), event.context)))
 }
 
-/// With a trade: its operations exist and are final now (T11). Without: final, or posted now if nobody did.
+/// With a trade: its operations exist and become final (T11). Without: becomes final, or is posted
+/// now if missing.
 fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
     let from = required("from_user_id", event.from_user_id)?;
     let to = required("to_user_id", event.to_user_id)?;
@@ -379,7 +382,7 @@ fn amount(value: Option<&MonetaryAmount>, instrument_id: &str) -> Result<Amount,
     })
 }
 
-/// An operation of the chain, keyed by the CFA operation.
+/// An operation confirmed by the chain, keyed by the CFA operation.
 fn final_operation(
     kind: OperationType,
     user_id: Id,

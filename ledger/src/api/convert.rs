@@ -1,4 +1,5 @@
-//! Between wire shapes and the ledger's own types. Field names in refusals are those of the schema.
+//! Conversion between wire messages and the ledger's types. Refusals use the field names of the
+//! schema.
 
 use prost::Message;
 use proto::{
@@ -20,12 +21,12 @@ use crate::{
     refusal::{Class, Position, Refusal, Refused},
 };
 
-/// Longest id, key or reference, in bytes.
+/// Maximum length of an id, key or reference, in bytes.
 const ID_BYTES_MAX: usize = 256;
-/// Longest free text, in bytes.
+/// Maximum length of a free text, in bytes.
 const TEXT_BYTES_MAX: usize = 1_024;
 
-/// Fingerprint of a message. Clear its context first.
+/// Fingerprint of a message, whose context must be cleared.
 pub fn digest(message: &impl Message) -> i64 {
     let hash = Sha256::digest(message.encode_to_vec());
     let (head, _) = hash
@@ -34,7 +35,7 @@ pub fn digest(message: &impl Message) -> i64 {
     i64::from_be_bytes(*head)
 }
 
-/// A refusal as D23 says it. `in_batch` names the place of a bad field by its index.
+/// Status of a refusal (D23). `in_batch`: the field of an invalid item includes its index.
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
     let mut status = bare_status(refused, in_batch);
     if refused.replay != Replay::No {
@@ -119,7 +120,7 @@ pub fn id(field: &str, text: String) -> Result<Id, Refusal> {
     Ok(text.into())
 }
 
-/// The required id of what is asked for.
+/// Checks the required id of a requested object.
 pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() {
         return Err(Refusal::invalid(field, "must not be empty"));
@@ -127,7 +128,7 @@ pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
     check(field, text, ID_BYTES_MAX)
 }
 
-/// An id that may be left out.
+/// An optional id.
 pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal> {
     match text {
         Some(text) if !text.is_empty() => id(field, text).map(Some),
@@ -135,12 +136,12 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
     }
 }
 
-/// An id that a list is filtered by; empty for none.
+/// Checks an id that a list is filtered by; empty for none.
 pub fn filter(field: &str, text: &str) -> Result<(), Refusal> {
     check(field, text, ID_BYTES_MAX)
 }
 
-/// Free text that a list is filtered by; empty for none.
+/// Checks a text that a list is filtered by; empty for none.
 pub fn text_filter(field: &str, text: &str) -> Result<(), Refusal> {
     check(field, text, TEXT_BYTES_MAX)
 }
@@ -183,7 +184,7 @@ fn optional_amount(
     value.map(|value| amount(field, Some(value))).transpose()
 }
 
-/// An operation to write. `key` and `user_id` of the call stand in for those an operation lacks.
+/// An operation to write. `key` and `user_id` of the call are defaults for the operation's fields.
 pub fn new_operation(
     operation: Option<wire::Operation>,
     postings: Vec<wire::Posting>,
@@ -191,7 +192,7 @@ pub fn new_operation(
     user_id: &str,
 ) -> Result<NewOperation, Refusal> {
     let mut operation = operation.ok_or_else(|| Refusal::invalid("operation", "is required"))?;
-    // The fingerprint is of everything but the key, which is taken out and put back.
+    // The fingerprint excludes the key: it is removed here and restored below.
     let own_key = std::mem::take(&mut operation.idempotency_key);
     let whole = wire::NewOperation {
         operation: Some(operation),
@@ -261,7 +262,7 @@ pub fn new_hold(hold: Option<wire::Hold>) -> Result<NewHold, Refusal> {
     })
 }
 
-/// A step of a batch.
+/// A hold step of a batch.
 pub fn step(step: wire::HoldStep) -> Result<Step, Refusal> {
     use wire::hold_step::Step as Wire;
     let kind = match step

@@ -40,7 +40,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// The handler's own request, with the caller the access layer found.
+/// An RPC request with the caller that the access layer found.
 fn request<M>(caller: Caller, message: M) -> Request<M> {
     let mut request = Request::new(message);
     request.extensions_mut().insert(caller);

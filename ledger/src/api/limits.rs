@@ -1,4 +1,4 @@
-//! Velocity limits over RPC: staff set, remove and list them.
+//! RPCs to set, remove and list velocity limits, for staff.
 
 use proto::{
     convert::{self as values, to_decimal_minor, to_timestamp_us},

@@ -1,7 +1,7 @@
-//! LedgerService: the contract in front of the fold. Writes become commands for the committer, reads ask the store.
+//! LedgerService: writes become commands for the committer, reads query the store.
 //!
-//! Every refusal has the exact text and reason of D23. A replayed answer carries the metadata
-//! `idempotent-replayed: true`; a key that came back with another content is answered all the same,
+//! Every refusal has the exact text and reason of D23. A replayed answer has the metadata
+//! `idempotent-replayed: true`; a key reused with different content gets the stored answer, and is
 //! logged and counted (T12).
 
 pub mod consumers;
@@ -30,7 +30,7 @@ use crate::{
     repo::Store,
 };
 
-/// Metadata of an answer that was given before.
+/// Metadata of a replayed answer.
 pub const REPLAYED: &str = "idempotent-replayed";
 
 /// The service. Shared by RPC, HTTP reads and the request topics.
@@ -40,7 +40,7 @@ pub struct Api {
     pub(crate) clock: Clock,
 }
 
-/// Who is writing, and under which key.
+/// Caller and key of a write.
 struct Writer {
     context: Context,
     key: CallKey,
@@ -48,7 +48,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Reads the context of a write; `digest` is that of the message without it.
+    /// `digest` is that of the message without its context.
     fn of(caller: &rpc::Caller, context: Context, digest: i64) -> Self {
         let user_id = if context.user_id.is_empty() {
             &caller.subject
@@ -77,7 +77,7 @@ impl Writer {
 }
 
 impl Api {
-    /// Has a command committed. The outer error is operational, already a status; the inner one is the refusal.
+    /// Commits a command. The outer error is operational, the inner one is the refusal.
     async fn commit(&self, writer: Writer, act: Act) -> Result<Outcome, Status> {
         self.submit(writer.command(act)).await
     }
@@ -91,7 +91,8 @@ impl Api {
         Ok(outcome)
     }
 
-    /// As [`Self::commit`], with what `prepare` makes of the outcome, of a large one while it is being made durable.
+    /// As [`Self::commit`]; passes the outcome through `prepare`, for a large command during the
+    /// write.
     async fn commit_prepared<T>(
         &self,
         writer: Writer,
@@ -107,7 +108,7 @@ impl Api {
         let early = self.committer.submit_early(command, context).await;
         let mut early = early.map_err(|error| failed(&error))?;
         let mut prepared = None;
-        // Folded again it may come to something else.
+        // A repeated fold may have another outcome.
         while let Some(mut outcome) = early.folded.recv().await {
             while let Ok(newer) = early.folded.try_recv() {
                 outcome = newer;
@@ -123,7 +124,7 @@ impl Api {
     }
 }
 
-/// Keys that came back with another content, of the call and of the operations in it.
+/// Number of keys reused with different content, of the call and of its operations.
 fn differences(outcome: &Outcome) -> usize {
     match outcome {
         Ok(Answered {
@@ -152,23 +153,23 @@ fn note_differences(count: usize) {
     if count > 0 {
         tracing::warn!(
             count,
-            "idempotency key repeated with another content, stored answer returned"
+            "idempotency key reused with different content, stored answer returned"
         );
         metrics::counter!("ledger_idempotency_mismatches_total").increment(count as u64);
     }
 }
 
-/// A write that began then is durable.
+/// Records the latency of a durable write.
 fn record(started: Instant) {
     metrics::histogram!("ledger_operation_duration_seconds")
         .record(started.elapsed().as_secs_f64());
 }
 
-/// What the caller may know of a failing store, reading or writing (D23): one that is away may be
-/// asked again, what it can never do may not.
+/// Status of a failing store for the caller (D23): an unavailable store may be retried, a permanent
+/// failure may not.
 pub(crate) fn failed(error: &Error) -> Status {
     if error.is_away() {
-        tracing::warn!(%error, "ledger store is away");
+        tracing::warn!(%error, "ledger store is unavailable");
         rpc::status::unavailable("Ledger", 1_000)
     } else {
         rpc::status::internal(error)
@@ -187,7 +188,7 @@ fn respond<T>(message: T, replay: Replay) -> Response<T> {
     response
 }
 
-/// An answer that was given before, a refusal too.
+/// Marks a replayed answer or refusal.
 fn mark_replayed(metadata: &mut MetadataMap) {
     metadata.insert(REPLAYED, MetadataValue::from_static("true"));
 }

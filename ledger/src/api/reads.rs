@@ -1,7 +1,7 @@
-//! The reading half of LedgerService. A user sees what is his, staff and services see everything (D32).
+//! The reads of LedgerService. A user sees its own rows, staff and services see all (D32).
 //!
-//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or a filter
-//! that no write would take is refused as there.
+//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or filter
+//! that no write accepts is refused with the same error.
 
 use proto::{convert::to_decimal, ledger::v1 as wire};
 use rpc::{
@@ -35,17 +35,17 @@ pub(super) fn failed(error: Error) -> Status {
     super::failed(&error)
 }
 
-/// The id of what is asked for.
+/// Checks the id of a requested object.
 fn named(field: &str, text: &str) -> Result<(), Status> {
     convert::named(field, text).map_err(refused)
 }
 
-/// An id that a list is filtered by.
+/// Checks an id that a list is filtered by.
 pub(super) fn filter(field: &str, text: &str) -> Result<(), Status> {
     convert::filter(field, text).map_err(refused)
 }
 
-/// Whom a list is about: staff may leave the user out, a user gets his own.
+/// User of a list: staff may omit it, a user gets its own.
 fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
     filter("user_id", &user_id)?;
     match &caller.user_id {
@@ -167,7 +167,8 @@ impl Api {
         }))
     }
 
-    /// One operation with its postings, if this caller may see it: his own, or one that moved something of his.
+    /// One operation with its postings, if it belongs to the caller or moved one of the caller's
+    /// sub-accounts.
     async fn operation(
         &self,
         caller: &Caller,

@@ -1,5 +1,5 @@
-//! What a sub-account was: balance as of a time, statement of a period. A user sees his own, staff
-//! and services see all (D32).
+//! Balance as of a time, and statement of a period. A user sees its own sub-accounts, staff and
+//! services see all (D32).
 
 use proto::{
     convert::{timestamp_us, to_decimal, to_decimal_minor, to_timestamp_us},
@@ -17,12 +17,13 @@ use crate::{Error, model::SubAccount, refusal::Refusal, repo::Line};
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// The part of a sub-account's life that a statement covers. Fixed by its first page and carried from page to page.
+/// Versions of a sub-account that a statement covers. Fixed by its first page, kept in the page
+/// token.
 #[derive(Clone, Copy)]
 struct Period {
     opening_version: u64,
     closing_version: u64,
-    /// Minor units credited within.
+    /// Minor units credited in the period.
     sum_in: i128,
     /// Last version shown before this page.
     after: u64,
@@ -109,7 +110,7 @@ impl Api {
         self.page_of(&row, period, &page).await
     }
 
-    /// Which versions lie in [from, to).
+    /// The versions in [from, to).
     async fn period(
         &self,
         row: &SubAccount,
@@ -169,7 +170,7 @@ impl Api {
         }))
     }
 
-    /// A moment that is over.
+    /// Requires a time that is not in the future.
     fn past(&self, field: &str, at_us: i64) -> Result<i64, Status> {
         if at_us > self.clock.now_us() {
             return Err(refused(Refusal::invalid(
@@ -181,7 +182,7 @@ impl Api {
     }
 }
 
-/// A token carries the period, so that every page of a statement tells of the same one.
+/// The token contains the period, so that all pages of a statement cover the same one.
 fn token_of(period: &Period, last: &Line) -> Key {
     Key {
         created_us: last.version as i64,

@@ -1,12 +1,12 @@
-//! The request/reply interface over topics (4.4, T37, T38): the same handler as gRPC, on
-//! `ledger.<call>`, answered on `<topic>.reply`.
+//! Request/reply over topics (4.4, T37, T38): the gRPC handlers on `ledger.<call>`, with replies on
+//! `<topic>.reply`.
 //!
-//! A request is the encoded message of the call. Its reply carries the request's
-//! `kafka_correlationId` (or request id); an error travels as the headers `error-code`,
-//! `error-reason` and `error-message` with an empty value (D26). A request may be handled twice
-//! after a crash; writes recognise it by their key. A reply that the log never takes, for its size,
-//! is replaced by an error that says so and names what was committed. Whoever may write to these
-//! topics is trusted like a service; the broker guards them.
+//! A request is the encoded message of the call. Its reply has the request's `kafka_correlationId`
+//! (or request id); an error is sent as the headers `error-code`, `error-reason` and
+//! `error-message` with an empty value (D26). A request may be handled twice after a crash; writes
+//! recognise it by its key. A reply that the log refuses for its size is replaced by an error with
+//! the committed ids. Writers to these topics are trusted like services; the broker must restrict
+//! access.
 
 use std::{collections::HashMap, future::Future, sync::Arc};
 
@@ -42,7 +42,7 @@ pub const TOPICS: [(&str, &str); 11] = [
     ("ledger.getBalance", "GetBalanceResponse"),
 ];
 
-/// Request and reply topics, for a broker that makes none by itself.
+/// Request, reply and dead-letter topics, for a broker without topic creation on demand.
 pub fn all() -> Vec<String> {
     TOPICS
         .iter()
@@ -74,7 +74,7 @@ pub fn spawn(
                 let Err(error) = serve(&*log, &api, topic, response, &shutdown).await else {
                     return;
                 };
-                tracing::warn!(%error, topic, "requests cannot be read");
+                tracing::warn!(%error, topic, "cannot read requests, resubscribing");
                 tokio::select! {
                     () = shutdown.cancelled() => {}
                     () = tokio::time::sleep(RetryPolicy::default().delay(1)) => {}
@@ -107,8 +107,8 @@ async fn serve(
     }
 }
 
-/// Sends a reply. One that the log never takes is replaced by the news of it, and where even that
-/// is never taken, nobody can be told.
+/// Sends a reply. One that the log refuses is replaced by an error; if that is refused too, the
+/// request stays without a reply.
 async fn send(
     log: &dyn Log,
     delivery: &Delivery,
@@ -124,35 +124,36 @@ async fn send(
         Err(error @ events::Error::Refused { .. }) => error,
         sent => return sent,
     };
-    tracing::error!(error = %refused, topic, position = %delivery.position, "reply replaced by an error");
+    let position = &delivery.position;
+    tracing::error!(error = %refused, topic, %position, "reply refused by the log, replaced by an error");
     match log
         .append(&[reply(delivery, topic, response, unsent)])
         .await
     {
         Err(error @ events::Error::Refused { .. }) => {
-            tracing::error!(%error, topic, position = %delivery.position, "request is left without reply");
+            tracing::error!(%error, topic, %position, "error reply refused by the log, request has no reply");
             Ok(())
         }
         sent => sent,
     }
 }
 
-/// What came of a request: its own request id, and the response or an error.
+/// Result of a request: its request id, and the response or an error.
 struct Answer {
     request_id: String,
     result: Result<Given, Status>,
 }
 
-/// A response, and what its caller must know even where he does not get it.
+/// A response, and the facts that its error reply must contain if it cannot be sent.
 struct Given {
     payload: Vec<u8>,
     is_replay: bool,
-    /// The ids of what stands now; `None` for a read.
+    /// Committed ids; `None` for a read.
     committed: Option<String>,
 }
 
 impl Answer {
-    /// What is said instead of an answer that cannot be sent.
+    /// The error that replaces an answer that cannot be sent.
     fn unsent(&self) -> Answer {
         let status = match &self.result {
             Ok(given) => {
@@ -184,7 +185,7 @@ impl Answer {
     }
 }
 
-/// A read commits nothing.
+/// For reads, which commit nothing.
 fn nothing<T>(_: &T) -> Option<String> {
     None
 }
@@ -256,7 +257,7 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
         }
     };
     let event = Event {
-        // Derived, so that a request handled again after a crash gives the same reply again.
+        // Derived, so that a request handled again after a crash has the same reply id.
         id: Uuid::new_v5(&request.id, b"reply"),
         topic: reply_topic(topic),
         key: request.key.clone(),
@@ -294,7 +295,7 @@ where
         }
     };
     let request_id = context(&message).map_or_else(String::new, |context| context.request_id);
-    // A call is checked where it is decoded.
+    // The RPC layer runs this check when it decodes a call; here it has to be called.
     if let Err(refused) = proto::times::check::<M>(payload) {
         return Answer {
             request_id,
@@ -319,7 +320,7 @@ where
     Answer { request_id, result }
 }
 
-/// The name of a code as the contract writes it.
+/// The contract's name of a code.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,4 +1,4 @@
-//! The writing half of LedgerService.
+//! The writes of LedgerService.
 
 use proto::ledger::v1 as wire;
 use rpc::Caller;
@@ -11,7 +11,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Operations and hold steps of one call.
+/// Operations and hold steps per call.
 const BATCH_ITEMS_MAX: usize = 20_000;
 
 type Answer_<T> = Result<Response<T>, Status>;
@@ -32,7 +32,7 @@ fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u
         .collect()
 }
 
-/// Whether each operation stands alone; unset: all or nothing.
+/// True if each operation succeeds or fails alone; unset: all or nothing.
 fn is_independent(mode: i32) -> Result<bool, Status> {
     match wire::BatchMode::try_from(mode) {
         Ok(wire::BatchMode::Unspecified | wire::BatchMode::AllOrNothing) => Ok(false),
@@ -44,10 +44,10 @@ fn is_independent(mode: i32) -> Result<bool, Status> {
     }
 }
 
-/// An answer of another kind than the command's is our own bug.
+/// Bug: the answer does not match the command.
 pub(super) fn wrong() -> Status {
     rpc::status::internal(&crate::Error::Broken(
-        "answer of another kind than asked".to_owned(),
+        "answer does not match the command".to_owned(),
     ))
 }
 
@@ -66,7 +66,7 @@ fn single(answered: Answered) -> Result<Posted, Status> {
         .map_err(|no| convert::status(&no, false))
 }
 
-/// The answer to a batch.
+/// The response to a batch.
 fn to_outcomes(outcome: Outcome) -> Answer_<wire::CreateOperationsResponse> {
     let Answered { answer, replay } = outcome.map_err(|no| convert::status(&no, true))?;
     let Answer::Batch { outcomes } = answer else {
@@ -380,7 +380,7 @@ impl Api {
         let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
         let status = convert::subaccount_status(message.status).map_err(refused)?;
         let reason = convert::text("reason", message.reason).map_err(refused)?;
-        tracing::info!(%subaccount_id, %status, reason, "sub-account status asked for");
+        tracing::info!(%subaccount_id, %status, reason, "sub-account status change requested");
         let act = Act::SetStatus {
             subaccount_id,
             status,

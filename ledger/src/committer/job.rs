@@ -1,4 +1,4 @@
-//! What waits for the writer, and where its outcome goes.
+//! Commands waiting for the writer, and the channels for their outcomes.
 
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use crate::{
     fold::{Act, Answer, Answered, Command, Outcome},
 };
 
-/// What an event asks for. It is noted as taken in the transaction of its effect.
+/// The command of a consumed event. The event enters the inbox in the transaction of its effects.
 #[derive(Debug)]
 pub struct Asked {
     pub event_id: Uuid,
@@ -16,8 +16,8 @@ pub struct Asked {
     pub context: rpc::Context,
 }
 
-/// The outcome of a command, each time that it is folded, and then whether the last one is durable.
-/// Until it is, nobody may be told of it.
+/// Early outcome of a command: one message per fold, then whether the last one is durable. The
+/// outcome must not leave the process before it is durable.
 pub struct Early {
     pub folded: mpsc::UnboundedReceiver<Outcome>,
     pub durable: oneshot::Receiver<Result<(), Error>>,
@@ -25,9 +25,9 @@ pub struct Early {
 
 /// Where the outcome of one command goes.
 pub(super) enum Reply {
-    /// Once it is durable.
+    /// After commit.
     Whole(oneshot::Sender<Result<Outcome, Error>>),
-    /// To whoever makes an answer of it meanwhile.
+    /// At each fold, to a caller that builds its response meanwhile; then the result of the commit.
     Early {
         folded: mpsc::UnboundedSender<Outcome>,
         durable: oneshot::Sender<Result<(), Error>>,
@@ -35,7 +35,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// Tells what the fold made, where somebody wants to know already.
+    /// Sends the outcome of the fold to an early caller.
     pub(super) fn tell(&self, outcome: &mut Outcome) {
         if let Reply::Early { folded, .. } = self {
             let told = std::mem::replace(outcome, Ok(Answered::new(Answer::Done)));
@@ -58,8 +58,8 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Events are taken in order up to the first refused one, and what a limit counts is loaded
-    /// before a group is folded: each has a transaction of its own.
+    /// Events are accepted in order up to the first refusal, and the postings that a limit counts
+    /// are loaded before a group is folded: each such job has its own transaction.
     pub(super) fn is_alone(&self) -> bool {
         match self {
             Job::Events { .. } => true,
@@ -76,7 +76,7 @@ impl Job {
         }
     }
 
-    /// A caller that went away has its answer stored under its key.
+    /// Sends the outcomes. A caller that disconnected finds its answer stored under its key.
     pub(super) fn answer(self, mut outcomes: Result<Vec<Outcome>, Error>) {
         match self {
             Job::Events { reply, .. } => drop(reply.send(outcomes)),
@@ -92,7 +92,7 @@ impl Job {
     }
 }
 
-/// Gives each command of a group its outcome.
+/// Sends each command of a group its outcome.
 pub(super) fn answer(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
     if let [Job::Events { .. }] = group.as_slice() {
         group.remove(0).answer(Ok(outcomes));
@@ -104,7 +104,7 @@ pub(super) fn answer(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
 }
 
 impl Command {
-    /// Operations and hold steps in it.
+    /// Number of operations and hold steps.
     pub fn weight(&self) -> usize {
         match &self.act {
             Act::Post(batch) => batch.operations.len() + batch.steps.len(),

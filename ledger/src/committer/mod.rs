@@ -1,17 +1,17 @@
-//! The one writer of money: commands queue up, a group is folded in memory and written in one transaction.
+//! The single writer of money: folds queued commands in memory, one transaction per group.
 //!
-//! Natural group commit: while one group is being made durable the next one gathers, so a lone
-//! command waits for nobody and a crowd shares one fsync. Each command of a group is all or nothing
-//! on its own. An answer leaves only after its transaction is durable. A group that the store
-//! refuses is tried again command by command, so that one bad apple spoils nobody's write. A group
-//! that lost to another ledger or lost its connection is folded again from the start, whoever asks
-//! sees nothing of it: what was written after all is found by the keys of its commands, by the
-//! inbox of its event, or leaves nothing to do. It is tried for [`worker::PATIENCE`], while the
-//! store is known to be away once. Where the writer keeps its thread until the disk has answered
-//! (SQLite), a small command that finds nobody writing is written by the thread that brings it: two
-//! wakings of a sleeping thread are a sixth of what a lone command takes. A deadline of its caller
-//! is not kept meanwhile. Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond),
-//! [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
+//! Natural group commit: the next group gathers while the last one becomes durable. A lone command
+//! does not wait, N concurrent ones share one fsync. Each command of a group is atomic on its own.
+//! An answer is sent only after its transaction is durable. A failing command does not fail its
+//! group: the group is retried one command at a time. A group that conflicts with another ledger or
+//! loses its connection is folded again from the start, invisibly to its callers: what was
+//! committed after all is found by the keys of its commands or the inbox of its event, or leaves
+//! nothing to do. Retries last [`worker::PATIENCE`], or a single attempt while the store is known
+//! to be unavailable. Where the writer blocks its thread until the disk answers (SQLite), a small
+//! command that finds the writer idle is written on the caller's thread: two thread wake-ups are a
+//! sixth of a lone command's time. The caller's deadline is not checked meanwhile. Bounds:
+//! [`QUEUE_COMMANDS_MAX`] queued (further callers wait), [`GROUP_COMMANDS_MAX`] and
+//! [`GROUP_WEIGHT_MAX`] per transaction.
 
 mod job;
 mod worker;
@@ -41,29 +41,29 @@ use crate::{
 
 pub const QUEUE_COMMANDS_MAX: usize = 4_096;
 pub const GROUP_COMMANDS_MAX: usize = 512;
-/// Operations and hold steps of one transaction, unless a single command has more.
+/// Operations and hold steps per transaction, unless a single command has more.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
 
-/// Operations and hold steps from which on a command is large: below, waking another thread for it
-/// costs more than it gives.
+/// Operations and hold steps from which a command is large. Below, waking another thread costs more
+/// than it saves.
 pub const LARGE_WEIGHT_MIN: usize = 64;
 
-/// Hands commands to the committer task.
+/// Handle that queues commands for the committer task.
 #[derive(Clone)]
 pub struct Committer {
     queue: mpsc::Sender<Job>,
-    /// `None`: callers never write themselves.
+    /// `None`: callers never write on their own thread.
     worker: Option<Arc<Mutex<Worker>>>,
     span: tracing::Span,
 }
 
 impl Committer {
-    /// Starts the writer, on a thread of its own where the store wants one. It ends when `shutdown`
-    /// is cancelled and what was queued is written, which the receiver hears; it hears nothing of
-    /// one that was stopped by a failed assertion.
+    /// Starts the writer, on its own thread if the store needs one. It ends when `shutdown` is
+    /// cancelled and the queue is written, and then sends to the receiver; after a failed assertion
+    /// the sender is dropped instead.
     ///
     /// # Errors
-    /// [`Error::Events`]: no thread is to be had.
+    /// [`Error::Events`]: the thread cannot be started.
     pub fn spawn(
         store: Store,
         clock: Clock,
@@ -101,7 +101,8 @@ impl Committer {
     /// Folds and commits one command.
     ///
     /// # Errors
-    /// [`Error::Closed`] at shutdown, otherwise what the store answered. A refusal is an [`Outcome`], not an error.
+    /// [`Error::Closed`] at shutdown, otherwise the store's error. A refusal is an [`Outcome`], not
+    /// an error.
     pub async fn submit(&self, command: Command, context: rpc::Context) -> Result<Outcome, Error> {
         let (reply, answer) = oneshot::channel();
         let job = Job::One {
@@ -115,7 +116,7 @@ impl Committer {
         answer.await.map_err(|_| Error::Closed)?
     }
 
-    /// Writes it on this thread, unless it is large, or somebody is writing or waits to: then it comes back.
+    /// Writes the job on this thread. Returns it if it is large or the writer is busy.
     fn write_here(&self, job: Job) -> Option<Job> {
         let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX
             && job.weight() < LARGE_WEIGHT_MIN
@@ -129,19 +130,20 @@ impl Committer {
         let Ok(mut worker) = worker.try_lock() else {
             return Some(job);
         };
-        // Behind the lock: the writer's thread closes the queue before it takes the lock for the last time.
+        // Checked under the lock: the writer closes the queue before it takes the lock for the last
+        // time.
         if worker.is_broken() || self.queue.is_closed() {
             return Some(job);
         }
         block_in_place(|| {
             let write = worker.commit(vec![job]).instrument(self.span.clone());
-            // A failed assertion ends the writer, not whoever asked.
+            // A failed assertion ends the writer, not the caller's task.
             let _ = catch_unwind(AssertUnwindSafe(|| runtime.block_on(write)));
         });
         None
     }
 
-    /// As [`Self::submit`], for a large command: the caller makes the answer while it is being written.
+    /// As [`Self::submit`], for a large command: the caller builds the response during the write.
     ///
     /// # Errors
     /// [`Error::Closed`] at shutdown.
@@ -164,12 +166,12 @@ impl Committer {
         })
     }
 
-    /// Folds what events ask for in their order and commits it together, each once per consumer:
-    /// what was taken before changes nothing. The first refused one ends the answer; neither it nor
-    /// anything behind it is taken.
+    /// Folds the commands of events in order and commits them together, each once per consumer: an
+    /// event accepted before changes nothing. The first refusal is the last outcome; neither that
+    /// event nor any after it is accepted.
     ///
     /// # Errors
-    /// As [`Self::submit`]; then none is taken.
+    /// As [`Self::submit`]; then no event is accepted.
     pub async fn take(
         &self,
         consumer: &'static str,
@@ -190,7 +192,7 @@ impl Committer {
     }
 }
 
-/// Writes what is queued, until `shutdown` and the end of the queue; `false`: an assertion failed.
+/// Writes queued jobs until `shutdown` and the end of the queue; `false`: an assertion failed.
 async fn run(
     worker: &Mutex<Worker>,
     mut queue: mpsc::Receiver<Job>,
@@ -205,12 +207,12 @@ async fn run(
                 continue;
             }
         };
-        // Whoever writes by himself ends first.
+        // A caller that writes on its own thread finishes first.
         let mut worker = worker.lock().await;
         if worker.is_broken() {
             drop((first, worker));
             queue.close();
-            // Whoever is on the way into it hears of the end too.
+            // Senders that are entering the queue get `Error::Closed` too.
             while queue.recv().await.is_some() {}
             return false;
         }

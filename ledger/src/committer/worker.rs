@@ -1,5 +1,5 @@
-//! The writer itself: a group is loaded, folded, written and answered; again where that may help,
-//! command by command where the store refuses it.
+//! The writer: loads, folds, writes and answers a group; retries it, one command at a time if the
+//! store refuses it.
 
 use std::{
     collections::BTreeMap,
@@ -25,10 +25,10 @@ use crate::{
     repo::{Again, Group, Store},
 };
 
-/// How long a group is folded again and again; below the deadline of a call, so that its caller
-/// hears that the store is away.
+/// How long a group is retried; below the deadline of a call, so that the caller learns that the
+/// store is unavailable.
 pub const PATIENCE: Duration = Duration::from_secs(4);
-/// Tries of a group that meets other ledgers. Two that meet again and again spread out by the jitter of the pauses.
+/// Attempts of a group that conflicts with other ledgers. Jitter separates two that keep colliding.
 const CONTENTION_TRIES_MAX: u32 = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -37,9 +37,9 @@ pub(super) struct Worker {
     store: Store,
     clock: Clock,
     health: rpc::Health,
-    /// The last group found no store.
+    /// The last group could not reach the store.
     is_away: bool,
-    /// An assertion failed: nothing is written any more.
+    /// An assertion failed: the writer is stopped.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -58,11 +58,11 @@ impl Worker {
         self.is_broken.load(Ordering::Relaxed)
     }
 
-    /// Behind the answers of a group.
+    /// Deferred store work, done after the answers of a group.
     pub(super) async fn catch_up(&self) {
         let _guard = StopGuard(self.health.clone(), self.is_broken.clone());
         if let Err(error) = self.store.catch_up().await {
-            tracing::warn!(%error, "what the store has put off is left to the next group");
+            tracing::warn!(%error, "deferred store work failed; the next group retries it");
         }
     }
 
@@ -72,11 +72,15 @@ impl Worker {
             Ok((outcomes, book)) => {
                 self.health.set_ok("store");
                 answer(group, outcomes);
-                // Taking it apart takes a while, which nobody has to wait for.
+                // Dropped after the answers: freeing the rows takes a while.
                 drop(book);
             }
             Err(error) if group.len() > 1 && !self.is_away => {
-                tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
+                tracing::warn!(
+                    %error,
+                    commands = group.len(),
+                    "group refused by the store, trying one by one"
+                );
                 for job in group {
                     let one = vec![job];
                     match self.attempt(&one).await {
@@ -93,9 +97,9 @@ impl Worker {
     }
 
     fn fail(&self, group: Vec<Job>, error: Error) {
-        tracing::error!(%error, "ledger store refused a write");
+        tracing::error!(%error, "ledger write failed");
         self.health.set_failing("store", "the last write failed");
-        // Who had to give way to others for too long may come again as well.
+        // A group that lost too many conflicts may be retried by its callers too.
         let is_away = error.is_away() || self.store.again(&error) != Again::No;
         let text = error.to_string();
         for job in group {
@@ -104,8 +108,8 @@ impl Worker {
         }
     }
 
-    /// Folds and commits a group, anew as long as the store says that this may help. With what its
-    /// commands came to goes the working set.
+    /// Folds and commits a group, retrying while the store says that this may help. Returns the
+    /// outcomes with the working set.
     async fn attempt(&mut self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let began = Instant::now();
         let mut tries = 0;
@@ -121,7 +125,7 @@ impl Worker {
             let is_over = began.elapsed() >= PATIENCE;
             let again = self.store.again(&error);
             if again != Again::Lost {
-                // It said something.
+                // The store answered.
                 self.is_away = false;
             }
             let why = match again {
@@ -134,7 +138,7 @@ impl Worker {
                 }
                 Again::Lost => "connection",
             };
-            tracing::debug!(%error, tries, "group is folded again");
+            tracing::debug!(%error, tries, "commit failed, retrying the group");
             metrics::counter!("ledger_commit_retries_total", "reason" => why).increment(1);
             let pause = backoff::doubled(FIRST_PAUSE, tries, PAUSE_MAX);
             tokio::time::sleep(pause - backoff::jitter(pause)).await;
@@ -184,8 +188,8 @@ impl Worker {
         Ok((outcomes, book))
     }
 
-    /// Takes events up to the first refused one: those before it are folded again without it, to
-    /// the same unless another ledger came between.
+    /// Accepts events up to the first refusal. Those before it are folded again without it, with
+    /// the same result unless another ledger committed in between.
     async fn take_events(
         &self,
         consumer: &str,
@@ -209,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// Takes all of these events, or none where one is refused; then its outcome is the last.
+    /// Accepts all of these events, or none if one is refused; then its outcome is the last.
     async fn take_together(
         &self,
         consumer: &str,
@@ -252,7 +256,7 @@ impl Worker {
         Ok((outcomes, book))
     }
 
-    /// What the store has of the rows that these commands touch.
+    /// Loads the rows that these commands touch.
     async fn load(
         &self,
         tx: &mut dyn Group,
@@ -263,7 +267,8 @@ impl Worker {
         let mut book = tx.load(&bare, clock_us).await?;
         book.assert_read();
         if (book.now_us - clock_us) * 1_000 > STEP_MAX_NS {
-            // Of another ledger on the database: the ledger's time stands still, which the clock judges.
+            // Another ledger on the database is ahead of this clock: the clock judges the
+            // difference.
             self.clock.stored_us(book.now_us);
         }
         book.reserve(bare.iter().map(|command| command.weight()).sum());
@@ -271,7 +276,7 @@ impl Worker {
     }
 }
 
-/// Folds commands into the working set; up to the first refused one, where that ends it.
+/// Folds commands into the working set; with `ends_at_refusal` up to the first refusal.
 fn fold_all(
     book: &mut Book,
     commands: &[(&Command, &rpc::Context)],
@@ -294,7 +299,7 @@ fn fold_all(
     outcomes
 }
 
-/// Makes what was written durable, with what the commands ask of the store alone.
+/// Runs the store-only work of the commands and commits.
 async fn finish(
     mut tx: Box<dyn Group>,
     book: &Book,
@@ -308,7 +313,7 @@ async fn finish(
     Ok(())
 }
 
-/// Metrics of specification 1.6, counted when the change is durable.
+/// Counts the metrics of specification 1.6, after the change is durable.
 fn count(book: &Book) {
     let mut operations: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
     let mut postings = 0;
@@ -346,14 +351,14 @@ fn count(book: &Book) {
 }
 
 impl Act {
-    /// Finality: an operation that is final or failed stays so, whatever comes again.
+    /// A replay changes nothing: a final or failed operation stays so.
     fn is_settled_by_itself(&self) -> bool {
         matches!(self, Act::Confirm { .. } | Act::Receipt { .. })
     }
 }
 
-/// A committer that stops outside a shutdown is an assertion that failed: nothing is written any
-/// more, and health says so.
+/// Reports to health a committer that stops outside a shutdown: an assertion failed, nothing is
+/// written any more.
 struct StopGuard(rpc::Health, Arc<AtomicBool>);
 
 impl Drop for StopGuard {

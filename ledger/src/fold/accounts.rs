@@ -1,4 +1,5 @@
-//! Accounts and sub-accounts: made on UserCreated or at the first credit (T37), frozen and closed by D15.
+//! Accounts and sub-accounts: opened on UserCreated or at the first credit (T37), frozen and closed
+//! (D15).
 
 use std::sync::Arc;
 
@@ -15,12 +16,12 @@ use crate::{
     refusal::{Refusal, Shortage},
 };
 
-/// User behind a sub-account name.
+/// The user in a sub-account name.
 pub fn owner(subaccount_id: &str) -> Option<Id> {
     SubAccountName::parse(subaccount_id).map(|name| name.user_id.into())
 }
 
-/// The sub-account to credit; made when it is not there yet.
+/// The sub-account to credit; opened if missing.
 pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
@@ -29,9 +30,9 @@ pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refu
     ensure(book, subaccount_id, name)
 }
 
-/// The sub-account to debit or to hold on. A user who is known but never had the instrument has
-/// nothing of it, which is a shortage and not a wrong name; house sub-accounts are made, since some
-/// may be negative.
+/// The sub-account to debit or to hold on. A missing sub-account of a known user is opened with a
+/// balance of zero, so that the caller gets a shortage and not an unknown name; a house sub-account
+/// is opened, since some may be negative.
 pub fn to_debit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
@@ -110,7 +111,8 @@ fn ensure_account(book: &mut Book, user_id: &Id, kind: AccountType) -> Id {
     account_id
 }
 
-/// UserCreated: MAIN and INVEST with an empty CFA-RUB sub-account; BLOCKED appears with the first seizure.
+/// UserCreated: MAIN and INVEST with an empty CFA-RUB sub-account; BLOCKED is opened at the first
+/// seizure.
 pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     UserId::new(user_id).map_err(|error| Refusal::invalid("user_id", error.to_string()))?;
     ensure_user(book, user_id);
@@ -119,7 +121,8 @@ pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     Ok(Answered::new(Answer::Done))
 }
 
-/// UserBlocked and UserUnblocked: every sub-account of the user, and those he will get while blocked.
+/// UserBlocked and UserUnblocked: all current sub-accounts of the user, and those opened while
+/// blocked.
 pub fn block_user(book: &mut Book, user_id: &Id, blocked: bool) -> Outcome {
     create_user(book, user_id)?;
     book.users.put(
@@ -151,7 +154,7 @@ pub fn block_user(book: &mut Book, user_id: &Id, blocked: bool) -> Outcome {
 }
 
 /// ACTIVE <-> FROZEN by staff, ACTIVE -> CLOSED when empty (D15). A sub-account of a blocked user
-/// stays frozen until he is unblocked.
+/// stays frozen until the user is unblocked.
 pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus) -> Outcome {
     let mut subaccount = book
         .subaccounts
@@ -183,8 +186,8 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
     Ok(Answered::new(Answer::SubAccount(subaccount)))
 }
 
-/// Binds the decimals of an instrument and opens its reserve. The first binding stays; another
-/// number for the same instrument is refused.
+/// Binds the decimals of an instrument and opens its reserve. The first binding stays; different
+/// decimals are refused.
 pub fn learn_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
     bind_scale(book, instrument_id, decimals)?;
     Ok(Answered::new(Answer::Done))
@@ -206,8 +209,8 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
             book.scales.put(instrument_id.clone(), decimals);
             let mut reserve = to_credit(book, &subaccount::reserve(instrument_id).into())?;
             if reserve.terms.decimals != decimals {
-                // The reserve of CFA-EQ is there from the start, before anybody said in which
-                // units; nothing was posted to it yet.
+                // The reserve of CFA-EQ exists from the start, before its decimals are known;
+                // nothing was posted to it yet.
                 assert!(
                     reserve.version == 0,
                     "postings of an instrument without decimals: {reserve:?}"
@@ -232,7 +235,7 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
 /// Writes a changed sub-account back.
 ///
 /// # Panics
-/// Our own bug: reserved money fell below zero.
+/// Bug: held or unsettled money fell below zero.
 pub fn put(book: &mut Book, mut subaccount: SubAccount) {
     assert!(
         !subaccount.held.is_negative() && !subaccount.unsettled.is_negative(),
@@ -243,7 +246,7 @@ pub fn put(book: &mut Book, mut subaccount: SubAccount) {
         .put(subaccount.terms.subaccount_id.clone(), subaccount);
 }
 
-/// `Insufficient balance` with the figures of the sub-account as it stands.
+/// `Insufficient balance` with the current figures of the sub-account.
 pub fn shortage(subaccount: &SubAccount) -> Refusal {
     let decimal = |minor| subaccount.units(minor).decimal();
     Refusal::InsufficientBalance(Some(Box::new(Shortage {

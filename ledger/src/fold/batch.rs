@@ -1,4 +1,4 @@
-//! Batches (D19): operations and hold steps in order, a single call being a batch of one.
+//! Batches (D19): operations and hold steps in order; a single call is a batch of one.
 //!
 //! All or nothing unless independent. A batch with a source is applied once, and in the order of
 //! that source (`design.md` 4).
@@ -61,7 +61,7 @@ fn run(
     ids: Ids,
     along: Along,
 ) -> Result<Vec<Result<Posted, Refused>>, Refused> {
-    // Stable, so that steps of the same place keep their listed order.
+    // Stable: steps of the same index keep their listed order.
     let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
     let place = |index: &usize| {
         batch.steps[*index]
@@ -118,7 +118,7 @@ impl Batch {
     }
 }
 
-/// A refused operation of an independent batch stays refused for its own key.
+/// Binds the refusal of an operation in an independent batch to its own key.
 fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refusal: &Refusal) {
     let Ok(new) = operation else { return };
     if refusal.stays_bound() {
@@ -128,7 +128,7 @@ fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refu
             new.idempotency_key.clone(),
         );
         if book.answers.get(&key).is_some() {
-            // Refused before, which is why it is refused now.
+            // Refused before; that stored refusal was returned now.
             return;
         }
         let outcome = StoredOutcome::Refused {
@@ -151,7 +151,7 @@ enum Advance {
     Repeat,
 }
 
-/// Moves the position of a source, or finds that the batch was applied before.
+/// Advances the position of a source, or finds that the batch was applied before.
 fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Refusal> {
     let (first, through) = (source.first_sequence, source.through_sequence);
     if first == 0 || through < first {
@@ -187,7 +187,7 @@ fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Ref
     Ok(Advance::Next)
 }
 
-/// The operations a repeated batch made, found by their keys.
+/// The operations that the batch made when it was applied, found by their keys.
 fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refused>> {
     let find = |new: &NewOperation| {
         let operation = book.operation_by_key(Scope::Create, &new.user_id, &new.idempotency_key)?;

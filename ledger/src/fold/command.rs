@@ -1,4 +1,4 @@
-//! What can be asked of the ledger, and what it answers.
+//! Commands of the ledger and their answers.
 
 use types::Decimal;
 
@@ -11,20 +11,21 @@ use crate::{
     refusal::{Position, Refusal, Refused},
 };
 
-/// One write, with who asks.
+/// One write, with its caller.
 #[derive(Debug)]
 pub struct Command {
     pub act: Act,
     /// `None` for work that is idempotent by nature (consumed events, sweepers).
     pub key: Option<CallKey>,
-    /// The caller is a service: holds of services are open to it (`design.md` 4), and so is what awaits the chain.
+    /// The caller is a service: it may touch holds of services (`design.md` 4), and operations that
+    /// await the chain.
     pub is_service: bool,
 }
 
 #[derive(Debug)]
 pub struct CallKey {
     pub key: Id,
-    /// On whose behalf the caller acts.
+    /// User on whose behalf the caller acts.
     pub user_id: Id,
     /// Fingerprint of the request without its context.
     pub digest: i64,
@@ -40,7 +41,7 @@ pub enum Act {
     },
     ConsumeHold {
         hold_id: Id,
-        /// `None`: whatever remains (T03).
+        /// `None`: all that remains (T03).
         amount: Option<Amount>,
         operation_kind: OperationType,
         external_ref: Option<Id>,
@@ -49,19 +50,20 @@ pub enum Act {
         hold_id: Id,
         remaining: Amount,
     },
-    /// Holds that the sweeper found past their expiry.
+    /// Holds that the sweeper found expired.
     ExpireHolds(Vec<Id>),
-    /// Somebody who knows says final: an unknown operation or an illegal move is refused.
+    /// Finality reported by a caller: an unknown operation or an illegal transition is refused.
     Finalize {
         targets: Vec<Target>,
         tx_hash: Option<Id>,
     },
-    /// An event says final: an unknown operation is remembered until it appears.
+    /// Finality reported by an event: a notice for an unknown operation is parked until it is
+    /// created.
     Confirm {
         targets: Vec<Target>,
         tx_hash: Option<Id>,
     },
-    /// A receipt arrived for whatever operations carry this hash (R220, T30).
+    /// A receipt for all operations with this hash (R220, T30).
     Receipt {
         tx_hash: Id,
         reverted: bool,
@@ -95,13 +97,13 @@ pub enum Act {
         instrument_id: Id,
         decimals: u8,
     },
-    /// Drops news about operations that never came; done by the store alone.
+    /// Drops parked notices about operations that were never created; done by the store alone.
     ForgetParked {
         before_us: i64,
     },
 }
 
-/// Names an operation without its id.
+/// Identifies an operation by its id, its key or its reference.
 #[derive(Clone, Debug)]
 pub enum Target {
     Id(Id),
@@ -116,20 +118,20 @@ pub enum Target {
     },
 }
 
-/// Operations and movements of reserved money, executed in order in one transaction.
+/// Operations and hold steps, executed in order in one transaction.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// CreateOperation: one operation, and its key is the call's.
+    /// CreateOperation: one operation, whose key is the call's.
     pub single: bool,
-    /// A malformed operation is refused at its place.
+    /// A malformed operation is refused at its index.
     pub operations: Vec<Result<NewOperation, Refusal>>,
     pub steps: Vec<Result<Step, Refusal>>,
-    /// Each operation stands alone; otherwise the first refusal refuses all.
+    /// Each operation succeeds or fails alone; otherwise the first refusal refuses all.
     pub independent: bool,
     pub source: Option<Source>,
     /// Decimals of instruments that may be new.
     pub scales: Vec<(Id, u8)>,
-    /// Posted because an event told of it: an operation that has the reference already is only confirmed (T11).
+    /// Posted because of an event: an operation with the same reference is only confirmed (T11).
     pub from_event: bool,
 }
 
@@ -143,7 +145,7 @@ pub struct Source {
 
 #[derive(Clone, Debug)]
 pub struct NewOperation {
-    /// `None`: made by the ledger.
+    /// `None`: assigned by the ledger.
     pub operation_id: Option<Id>,
     pub kind: OperationType,
     pub user_id: Id,
@@ -153,7 +155,7 @@ pub struct NewOperation {
     pub awaits_chain: bool,
     pub postings: Vec<NewPosting>,
     pub digest: i64,
-    /// The chain has confirmed it already (an event told us of it).
+    /// The chain has confirmed it already: it comes from an event.
     pub is_final: bool,
 }
 
@@ -162,7 +164,7 @@ pub struct NewPosting {
     pub debit_subaccount_id: Id,
     pub credit_subaccount_id: Id,
     pub amount: Amount,
-    /// The debit is paid out of this hold.
+    /// The hold that pays the debit.
     pub hold_id: Option<Id>,
     /// The credit cannot be spent before the operation is final.
     pub unsettled: bool,
@@ -170,7 +172,7 @@ pub struct NewPosting {
 
 #[derive(Clone, Debug)]
 pub struct NewHold {
-    /// `None`: made by the ledger.
+    /// `None`: assigned by the ledger.
     pub hold_id: Option<Id>,
     pub subaccount_id: Id,
     pub amount: Amount,
@@ -180,7 +182,7 @@ pub struct NewHold {
     pub expires_at_us: Option<i64>,
 }
 
-/// Terms of a velocity limit as somebody asked for them.
+/// Requested terms of a velocity limit.
 #[derive(Clone, Debug)]
 pub struct LimitTerms {
     pub limit_id: Id,
@@ -225,12 +227,12 @@ pub enum StepKind {
     },
 }
 
-/// Whether an answer is new.
+/// Whether an answer is new or repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
     No,
     Same,
-    /// The key came back with another content; the stored answer stands all the same.
+    /// The key was reused with different content; the stored answer is returned nevertheless.
     Different,
 }
 
@@ -285,7 +287,7 @@ impl Answered {
     }
 }
 
-/// What is kept for a key.
+/// The stored answer of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredAnswer {
     pub digest: i64,
@@ -298,7 +300,7 @@ pub enum StoredOutcome {
         reason: String,
         at: Option<Position>,
     },
-    /// The hold as it was answered, not as it is now.
+    /// The hold at the time of the answer, not its current state.
     Hold {
         hold: Hold,
         operation_id: Option<Id>,
@@ -306,11 +308,11 @@ pub enum StoredOutcome {
     /// Operation id or refusal, per index.
     Batch(Vec<Result<Id, StoredRefusal>>),
     SubAccount(Id),
-    /// The limit as it was answered.
+    /// The limit at the time of the answer.
     Limit(VelocityLimit),
 }
 
-/// Why one of a batch was refused, as it was said.
+/// Refusal of one operation in a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRefusal {
     pub reason: String,
@@ -318,8 +320,8 @@ pub struct StoredRefusal {
 }
 
 impl StoredRefusal {
-    /// The same refusal again. An answer that an older release kept has no text, and says of a bad
-    /// field only that there was one.
+    /// Restores the refusal. An answer stored by an older release has no text, so that an invalid
+    /// field is reported without its name.
     pub fn refusal(&self) -> Refusal {
         Refusal::from_stored(&self.reason, &self.text).unwrap_or_else(|| {
             Refusal::invalid("operation", "was refused when the batch was first sent")
@@ -344,8 +346,8 @@ impl Command {
         self.key.as_ref().map_or(0, |key| key.digest)
     }
 
-    /// What to keep of an answer. Operations of a single call are found by their own key, so that
-    /// nothing more is stored for them.
+    /// The answer to store. Operations of a single call are found by their own key, so nothing more
+    /// is stored for them.
     pub(super) fn to_store(&self, answered: &Answered) -> Option<StoredAnswer> {
         let outcome = match (&self.act, &answered.answer) {
             (Act::Post(batch), _) if batch.single => return None,

@@ -1,7 +1,7 @@
-//! Life of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
+//! Life cycle of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
 //!
-//! What a child does not use goes back to its parent while that lives, never straight to available.
-//! A hold emptied by consumption is CONSUMED.
+//! The unused remainder of a child returns to its parent while the parent is active, never straight
+//! to available. A hold emptied by consumption is CONSUMED.
 
 use std::sync::Arc;
 
@@ -19,10 +19,12 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Owners whose holds services alone make and touch: trading holds with their children, and what redemptions reserve.
+/// Owners whose holds only services create and touch: trading holds with their children, and holds
+/// of redemptions.
 const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 
-/// Expires what the command is about to touch. This stays, whatever becomes of the command (T31).
+/// Expires the holds that the command is about to touch. The expiry stays, even if the command is
+/// refused (T31).
 pub fn expire_touched(book: &mut Book, command: &Command) {
     book.expired_now.clear();
     if matches!(command.act, Act::ExpireHolds(_)) {
@@ -51,7 +53,7 @@ pub fn expire_touched(book: &mut Book, command: &Command) {
     }
 }
 
-/// Expires every hold of the list that is due.
+/// Expires every due hold of the list.
 pub fn sweep(book: &mut Book, hold_ids: &[Id]) {
     for hold_id in hold_ids {
         if let Some(hold) = book
@@ -80,7 +82,7 @@ fn expire(book: &mut Book, mut hold: Hold, told: bool) {
     put(book, hold);
 }
 
-/// CreateHold. A given id that exists is the same request again.
+/// CreateHold. A given id that exists is a repeat of the request.
 pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Outcome {
     if let Some(stored) = new.hold_id.as_ref().and_then(|id| book.holds.get(id)) {
         if stored.terms.subaccount_id != new.subaccount_id {
@@ -143,7 +145,7 @@ pub(super) fn open(
     Ok(begin(book, terms, amount))
 }
 
-/// Writes a new ACTIVE hold and tells of it.
+/// Writes a new ACTIVE hold and its effect.
 pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
     let hold = Hold {
         terms: Arc::new(terms),
@@ -168,7 +170,7 @@ pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
     hold
 }
 
-/// ReleaseHold: ACTIVE -> RELEASED, whatever was used before (D11).
+/// ReleaseHold: ACTIVE -> RELEASED, even if partly consumed (D11).
 pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -> Outcome {
     let hold = usable(book, command, hold_id)?;
     let rest = hold.remaining;
@@ -179,7 +181,8 @@ pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -
     }))
 }
 
-/// ConsumeHold: all or part (T03). With a destination the posting is written in the same transaction (T10).
+/// ConsumeHold: all or part (T03). With a destination the posting is written in the same
+/// transaction (T10).
 pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
     let Act::ConsumeHold {
         hold_id,
@@ -249,7 +252,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
     Ok(Answered::new(Answer::Hold { hold, operation }))
 }
 
-/// Takes `amount` out of a hold for good; the sub-account's figures are the caller's business.
+/// Consumes `amount` of a hold. The caller updates the sub-account.
 pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
     hold.remaining -= amount;
     hold.consumed += amount;
@@ -263,7 +266,7 @@ pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
     put(book, hold);
 }
 
-/// AdjustHold: `remaining` is what shall stay reserved.
+/// AdjustHold: `remaining` is the amount that stays reserved.
 pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amount) -> Outcome {
     let hold = usable(book, command, hold_id)?;
     let target = scaled_of_hold(&hold, remaining, "remaining_amount")?;
@@ -283,7 +286,7 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
     }))
 }
 
-/// Grows a hold out of its parent's remainder, or out of available money when it has none.
+/// Grows a hold from its parent's remainder, or from available money if it has no parent.
 pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hold, Refusal> {
     match &hold.terms.parent_hold_id {
         Some(parent_id) => {
@@ -313,7 +316,7 @@ pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hol
     Ok(hold)
 }
 
-/// Moves available money under a hold.
+/// Moves available money into `held`.
 fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<(), Refusal> {
     match subaccount.status() {
         SubAccountStatus::Active => {}
@@ -328,7 +331,7 @@ fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<()
     Ok(())
 }
 
-/// Gives `amount` of a hold back, and ends the hold when asked to.
+/// Returns `amount` of a hold, and ends the hold if `end` is set.
 pub(super) fn let_go(
     book: &mut Book,
     mut hold: Hold,
@@ -358,7 +361,7 @@ pub(super) fn let_go(
     hold
 }
 
-/// To the parent while it lives, otherwise to available.
+/// Returns `amount` to the parent while it is active, otherwise to available.
 fn give_back(book: &mut Book, hold: &Hold, amount: Minor) {
     let parent = hold
         .terms

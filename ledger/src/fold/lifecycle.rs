@@ -1,9 +1,9 @@
-//! What becomes of an operation after its postings stand: final, failed, reversed (D10, D20, T30).
+//! Life cycle of an operation after posting: final, failed, reversed (D10, D20, T30).
 //!
-//! Moves: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. A credit marked unsettled
-//! becomes spendable at FINALIZED. An operation is reversed once; one that was not final becomes
-//! FAILED by it, so that later news of finality cannot free the same money twice. What awaits the
-//! chain is ended by services alone.
+//! Transitions: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. An unsettled credit
+//! becomes spendable at FINALIZED. An operation is reversed once. Reversal of an open operation
+//! makes it FAILED, so that a later finality notice cannot free the same money twice. Only services
+//! end an operation that awaits the chain.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const INTEGRATION_ERROR: i32 = 3;
 /// The text of T51.
 const REVERTED: &str = "Blockchain transaction reverted";
 
-/// FinalizeOperation(s): every target must exist and be open or final already.
+/// FinalizeOperation(s): every target must exist and be open or final.
 pub fn finalize(
     book: &mut Book,
     command: &Command,
@@ -43,7 +43,7 @@ pub fn finalize(
     })
 }
 
-/// Makes one final; false when it was that before.
+/// Makes one operation final; false if it was final before.
 fn finalize_target(
     book: &mut Book,
     command: &Command,
@@ -70,7 +70,8 @@ fn finalize_target(
     }
 }
 
-/// An event says that these are final. One that is not here yet is remembered; one that ended otherwise is left alone.
+/// Finality reported by an event. A notice for an unknown operation is parked; an operation that
+/// ended otherwise is left alone.
 pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
     let mut moved = 0;
     for target in targets {
@@ -82,7 +83,8 @@ pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Out
     Ok(Answered::new(Answer::Finalized { moved }))
 }
 
-/// A receipt for a hash: final, or failed with reversing entries when it reverted.
+/// A receipt for a hash: the operations become final, or fail with reversing entries if it
+/// reverted.
 pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outcome {
     let mut carriers = book.by_tx.get(tx_hash).cloned().unwrap_or_default();
     carriers.retain(|id| book.operations.get(id).is_some());
@@ -102,7 +104,7 @@ pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outco
     Ok(Answered::new(Answer::Finalized { moved }))
 }
 
-/// Moves one open operation to FINALIZED; false when it was final, failed or rejected before.
+/// Moves one open operation to FINALIZED; false if it had ended before.
 pub fn finalize_one(book: &mut Book, operation_id: &Id, tx_hash: Option<&Id>) -> bool {
     let Some(mut operation) = book.operations.get(operation_id).cloned() else {
         return false;
@@ -191,9 +193,9 @@ pub fn reverse(
     Ok(answer(book, &id, Replay::No))
 }
 
-/// What is in flight to the chain is ended by the service that sent it, who knows what became of it
-/// there. Anyone else would part the ledger from the chain: undo what stands there, or free money
-/// that may yet be taken back.
+/// Only the service that sent an operation to the chain ends it, since it knows the outcome there.
+/// Any other caller could contradict the chain: undo a confirmed transfer, or free money that may
+/// be reversed.
 fn own_flight(operation: &Operation, command: &Command) -> Result<(), Refusal> {
     let in_flight = operation.terms.awaits_chain && operation.status.is_open();
     if in_flight && !command.is_service {
@@ -214,8 +216,8 @@ fn answer(book: &Book, id: &Id, replay: Replay) -> Answered {
     }
 }
 
-/// Writes the mirror of an operation. One that was open ends FAILED; its unsettled credits are
-/// taken back as what they are, so that a trade can always be undone (`design.md` 4).
+/// Writes the reversal of an operation. An open operation ends FAILED; its unsettled credits are
+/// debited as unsettled, so that a trade can always be undone (`design.md` 4).
 fn reverse_one(
     book: &mut Book,
     mut operation: Operation,
@@ -294,7 +296,7 @@ fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, r
     book.operations.put(operation_id, operation);
 }
 
-/// Applies news that came before the operation did.
+/// Applies notices that were parked before the operation was created.
 pub fn apply_parked(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
     if book.parked.is_empty() {
         return Ok(());
@@ -357,7 +359,7 @@ pub fn target_key(target: &Target) -> Id {
     .into()
 }
 
-/// Under which keys news about this operation may be waiting.
+/// Keys under which notices about this operation may be parked.
 fn parked_keys(operation: &Operation) -> Vec<Id> {
     let terms = &operation.terms;
     new_operation_parked_keys(

@@ -1,10 +1,9 @@
-//! Velocity limits in the fold: set, removed, counted.
+//! Velocity limits in the fold: set, remove, count.
 //!
-//! Every posting that a limit is about counts, and is refused when the window would hold more than
-//! the limit. Three kinds count and are not refused, since refusing them would part the ledger from
-//! what has happened: what an event tells, what a batch with a source tells, and what a service
-//! pays out of a hold that was taken before (as with a freeze, D15). Reversing entries neither
-//! count nor are refused.
+//! Every posting within a limit's scope counts, and is refused if the window would exceed the
+//! limit. Three kinds count without being refused, since they have happened already: postings of an
+//! event, of a batch with a source, and of a service's payment out of an earlier hold (as with a
+//! freeze, D15). Reversing entries neither count nor are refused.
 
 use types::{Minor, SYSTEM_USER};
 
@@ -17,7 +16,7 @@ use crate::{
     refusal::{Excess, Refusal},
 };
 
-/// Makes a limit or gives it new terms. Setting what is set changes nothing.
+/// Creates a limit or changes its terms. Setting equal terms changes nothing.
 pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
         || &*new.user_id == SYSTEM_USER
@@ -93,7 +92,7 @@ pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outc
 /// Counts the postings of an operation that was just written.
 ///
 /// # Errors
-/// [`Refusal::LimitExceeded`] of the first limit, by id, that a posting passes.
+/// [`Refusal::LimitExceeded`] of the first limit, by id, that a posting exceeds.
 pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<(), Refusal> {
     if book.limits.is_empty() {
         return Ok(());
@@ -119,7 +118,7 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     Ok(())
 }
 
-/// A reversed operation counts no more.
+/// Stops counting a reversed operation.
 pub fn forget(book: &mut Book, operation: &Operation) {
     if book.limits.is_empty() {
         return;
@@ -139,7 +138,7 @@ pub fn forget(book: &mut Book, operation: &Operation) {
     }
 }
 
-/// Limits that are about a posting, each with the sub-account it is about, by id.
+/// Limits that apply to a posting, each with the sub-account concerned, by id.
 fn applying<'a>(
     book: &Book,
     kind: OperationType,

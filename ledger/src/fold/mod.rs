@@ -1,10 +1,10 @@
-//! The posting fold: `(working set, now, command) -> new rows and facts, or a refusal`. No clock,
+//! The posting fold: `(working set, now, command) -> new rows and effects, or a refusal`. No clock,
 //! no randomness, no file, no `async`.
 //!
-//! Every write of the ledger is one [`Command`], a single call being a batch of one. A refused
-//! command leaves no trace, with two exceptions that the contract asks for: an expiry found on the
-//! way stays (T31), and a business refusal stays bound to its key. Ids come from the caller, so
-//! that the same inputs give the same rows.
+//! Every write of the ledger is one [`Command`]; a single call is a batch of one. A refused command
+//! changes nothing, with two exceptions that the contract requires: an expiry found on the way
+//! stays (T31), and a business refusal stays bound to its key. Ids come from the caller, so that
+//! equal inputs produce equal rows.
 
 mod accounts;
 mod batch;
@@ -28,17 +28,17 @@ use crate::{
     refusal::{Refusal, Refused},
 };
 
-/// Makes ids for new rows.
+/// Generator of ids for new rows.
 pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 
-/// What a command came to.
+/// Result of a command.
 pub type Outcome = Result<Answered, Refused>;
 
-/// Called between two operations of a batch, and between two commands: what came before stays,
-/// unless the batch is refused.
+/// Called between two operations of a batch, and between two commands: earlier rows stay, unless
+/// the batch is refused.
 pub type Along<'a> = &'a mut dyn FnMut(&mut Book);
 
-/// Folds one command into the working set. `index` marks its facts.
+/// Folds one command into the working set. `index` marks its effects.
 pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids, along: Along) -> Outcome {
     book.command = index;
     holds::expire_touched(book, command);
@@ -113,9 +113,9 @@ fn act(book: &mut Book, command: &Command, ids: Ids, along: Along) -> Outcome {
     }
 }
 
-/// Under which (call, user, key) the answer of this command is kept; `None` where the rows
-/// themselves are the memory. The user is the owner of what is touched, so that nobody meets
-/// another user's answer (T12).
+/// The (call, user, key) under which the answer of this command is stored; `None` where the rows
+/// themselves answer a replay. The user is the owner of the touched object, so that a key never
+/// returns another user's answer (T12).
 fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
     let key = command.key.as_ref()?;
     let owner = |hold_id: &Id| Some(book.holds.get(hold_id)?.terms.user_id.clone());
@@ -128,7 +128,7 @@ fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
                 operation.idempotency_key.clone(),
             ));
         }
-        // The stored position answers for a batch that has one.
+        // A batch with a source is answered by its stored position.
         Act::Post(batch) if batch.source.is_some() => return None,
         Act::Post(_) => (Call::CreateOperations, key.user_id.clone()),
         Act::CreateHold(hold) => (Call::CreateHold, accounts::owner(&hold.subaccount_id)?),
@@ -149,7 +149,7 @@ fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
     Some((call, user, key.key.clone()))
 }
 
-/// The stored answer again, whatever else the request says (T12).
+/// Replays the stored answer, even if the request differs (T12).
 fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
     let replay = Replay::of(stored.digest == command.digest());
     let answer = match stored.outcome {

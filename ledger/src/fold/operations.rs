@@ -1,4 +1,4 @@
-//! One operation and its postings (4.4.1, D17, D18): checked, applied, written.
+//! One operation and its postings (4.4.1, D17, D18): check, apply, write.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     refusal::{Refusal, Refused},
 };
 
-/// An operation with its postings, as it stands.
+/// An operation with its postings, in its current state.
 pub fn posted(book: &Book, operation_id: &Id, replay: Replay) -> Option<Posted> {
     Some(Posted {
         operation: book.operations.get(operation_id)?.clone(),
@@ -28,7 +28,7 @@ pub fn posted(book: &Book, operation_id: &Id, replay: Replay) -> Option<Posted> 
     })
 }
 
-/// Writes one operation, or finds the one its key made before (T12).
+/// Writes one operation, or returns the one that its key made before (T12).
 pub fn create(
     book: &mut Book,
     command: &Command,
@@ -136,7 +136,7 @@ pub fn create(
     Ok(posted(book, &operation_id, Replay::No).expect("written a moment ago"))
 }
 
-/// One movement, checked as far as it can be without moving anything.
+/// One checked movement, not yet applied.
 pub struct Move {
     pub debit_subaccount_id: Id,
     pub credit_subaccount_id: Id,
@@ -145,7 +145,7 @@ pub struct Move {
     pub unsettled: bool,
     /// A reversing entry, or units redeemed by a service.
     pub may_debit_frozen: bool,
-    /// A reversing entry that takes back what could not be spent yet.
+    /// A reversing entry that takes back an unsettled credit.
     pub debits_unsettled: bool,
     pub index: usize,
 }
@@ -213,9 +213,9 @@ fn resolve(
     })
 }
 
-/// Units on their way back into their own reserve. Maturity pays every holder, a frozen one too:
-/// his payout is credited and stays frozen. Ledger money is no such unit, its redemption is a
-/// payout to the bank.
+/// Units returned to their own reserve. Maturity pays every holder, including a frozen one, whose
+/// payout is credited and stays frozen. Does not apply to CFA-RUB: its redemption is a payout to
+/// the bank.
 fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
     let instrument_id = &debit.terms.instrument_id;
     kind == OperationType::Redemption
@@ -223,7 +223,8 @@ fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -
         && *credit.terms.subaccount_id == *subaccount::reserve(instrument_id)
 }
 
-/// Applies the movements and writes the operation with its postings. Cover is judged after all of them (D17).
+/// Applies the movements and writes the operation with its postings. Cover is checked after all of
+/// them (D17).
 pub fn write(
     book: &mut Book,
     operation: Operation,
@@ -318,7 +319,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     accounts::put(book, debit);
 
     let mut credit = side(book, &movement.credit_subaccount_id)?;
-    // A credit opens it (T37), again if need be: what others have settled already must not be
+    // A credit opens or reopens the sub-account (T37): what has settled elsewhere must not be
     // refused here. A freeze stays.
     credit.closed = false;
     let credit_before = credit.balance;

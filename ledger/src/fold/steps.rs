@@ -1,8 +1,8 @@
 //! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
 //!
-//! A child emptied by consumption may be grown again by its parent while its order lives. Steps
-//! that ask for "whatever remains" of a hold that has ended do nothing, so that a batch derived
-//! from a log is never stuck on them.
+//! A child emptied by consumption may be grown again by its parent while its order lives. A step
+//! for "whatever remains" of an ended hold does nothing, so that a batch derived from a log never
+//! gets stuck on it.
 
 use types::Minor;
 
@@ -95,7 +95,8 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
     Ok(())
 }
 
-/// The hold and how much of it a step gives back; `None` when it ended before and the step asked for whatever remains.
+/// The hold and the amount that a step returns; `None` if the hold has ended and the step asked for
+/// all that remains.
 fn what_remains(
     book: &Book,
     command: &Command,

@@ -1,7 +1,7 @@
-//! Which rows a group of commands needs, collected before any is read.
+//! Read set: the rows that a group of commands needs, collected before any is read.
 //!
-//! Some rows are known only when others are here: what a hold names, what an operation moved, what
-//! a stored answer points at. The loader asks again after each round ([`Wanted::add_hold`] and its
+//! Some rows are known only after others are loaded: those that a hold, an operation's postings or
+//! a stored answer refer to. The loader adds them after each round ([`Wanted::add_hold`] and the
 //! like).
 
 use std::{
@@ -23,27 +23,27 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Wanted {
     pub operation_ids: BTreeSet<Id>,
-    /// (user, key, scope), in the order of asking; one asked for twice is there twice.
+    /// (user, key, scope), in the order of the commands, with duplicates.
     pub operation_keys: Vec<(Id, Id, i32)>,
     pub references: BTreeMap<(Id, i32), ReferenceKey>,
     pub tx_hashes: BTreeSet<Id>,
     pub hold_ids: BTreeSet<Id>,
-    /// In no order: whoever locks them sorts them.
+    /// Unordered: the locking code sorts them.
     pub subaccount_ids: HashSet<Id, RandomState>,
     pub account_ids: BTreeSet<Id>,
     pub user_ids: BTreeSet<Id>,
-    /// Users of whom every sub-account is needed.
+    /// Users whose sub-accounts are all needed.
     pub whole_users: BTreeSet<Id>,
-    /// (user, key, call), as [`Self::operation_keys`].
+    /// (user, key, call), ordered as [`Self::operation_keys`].
     pub answer_keys: Vec<(Id, Id, i32)>,
     pub sources: BTreeSet<Id>,
     pub parked: BTreeSet<Id>,
-    /// No news waits for anything, so that none needs to be looked for.
+    /// No notices are parked, so none needs to be looked up.
     pub no_news: bool,
 }
 
 impl Wanted {
-    /// Adds what a command names.
+    /// Adds the rows that a command names.
     pub fn add(&mut self, command: &Command) {
         command.each_hold(&mut |hold_id| {
             self.hold_ids.insert(hold_id.clone());
@@ -154,7 +154,7 @@ impl Wanted {
         }
     }
 
-    /// Adds what depends on the holds and operations that a command names, now that those are here.
+    /// Adds the rows that depend on the loaded holds and operations of a command.
     pub fn add_late(
         &mut self,
         command: &Command,
@@ -189,7 +189,7 @@ impl Wanted {
         }
     }
 
-    /// Adds what a loaded hold points at.
+    /// Adds the rows that a loaded hold refers to.
     pub fn add_hold(&mut self, hold: &Hold) {
         self.add_subaccount(&hold.terms.subaccount_id);
         if let Some(destination) = &hold.terms.destination_subaccount_id {
@@ -264,7 +264,7 @@ impl Wanted {
         }
     }
 
-    /// Adds account and user of each sub-account that is not there and may have to be made with them.
+    /// Adds account and user of each missing sub-account, which may have to be created with it.
     pub fn add_owners(&mut self, is_there: impl Fn(&Id) -> bool) {
         for id in self.subaccount_ids.iter().filter(|id| !is_there(id)) {
             if let Some(name) = SubAccountName::parse(id) {
@@ -286,7 +286,7 @@ impl Wanted {
 }
 
 impl Command {
-    /// Every hold id the command names.
+    /// Calls `see` with every hold id of the command.
     pub fn each_hold(&self, see: &mut dyn FnMut(&Id)) {
         match &self.act {
             Act::Post(batch) => {
@@ -325,7 +325,8 @@ impl Command {
         }
     }
 
-    /// Every instrument whose decimals the command may bind, or asks about without a sub-account.
+    /// Calls `see` with every instrument whose decimals the command may bind, or reads without a
+    /// sub-account.
     pub fn each_new_scale(&self, see: &mut dyn FnMut(&Id)) {
         match &self.act {
             Act::Post(batch) => batch

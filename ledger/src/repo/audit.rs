@@ -1,4 +1,4 @@
-//! The rows of the audit chain: its head, and what it seals.
+//! Rows of the audit chain: its head, and the sealed rows.
 
 use super::rows;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 events::row! {
-    /// Where a group begins: the last block, and what there is to look for at all.
+    /// Start of a group: the last block, and whether there are limits or parked notices.
     pub struct Start {
         pub(super) block: i64,
         pub(super) hash: Vec<u8>,
@@ -32,7 +32,7 @@ impl Start {
 }
 
 events::row! {
-    /// Operation row as it is sealed.
+    /// An operation row with its sealed columns.
     pub struct SealedOperation {
         pub operation_id: String,
         scope: i32,
@@ -50,8 +50,8 @@ events::row! {
 }
 
 impl SealedOperation {
-    pub const COLUMNS: &str = "o.operation_id, o.scope, o.kind, o.user_id, o.idempotency_key, o.external_ref, o.awaits_chain, \
-         o.reverses, o.digest, o.created_at_us, o.block, o.place";
+    pub const COLUMNS: &str = "o.operation_id, o.scope, o.kind, o.user_id, o.idempotency_key, o.external_ref, \
+         o.awaits_chain, o.reverses, o.digest, o.created_at_us, o.block, o.place";
 
     pub fn record(&self) -> OperationRecord<'_> {
         OperationRecord {
@@ -70,7 +70,7 @@ impl SealedOperation {
 }
 
 events::row! {
-    /// Posting row as it is sealed.
+    /// A posting row with its sealed columns.
     pub struct SealedPosting {
         pub operation_id: String,
         pub ordinal: i32,
@@ -90,8 +90,9 @@ events::row! {
 }
 
 impl SealedPosting {
-    pub const COLUMNS: &str = "p.operation_id, p.ordinal, p.posting_id, p.debit_subaccount_id, p.credit_subaccount_id, p.instrument_id, \
-         p.amount, p.hold_id, p.unsettled, p.debit_balance_after, p.debit_version, p.credit_balance_after, p.credit_version, p.created_at_us";
+    pub const COLUMNS: &str = "p.operation_id, p.ordinal, p.posting_id, p.debit_subaccount_id, \
+         p.credit_subaccount_id, p.instrument_id, p.amount, p.hold_id, p.unsettled, p.debit_balance_after, \
+         p.debit_version, p.credit_balance_after, p.credit_version, p.created_at_us";
 
     pub fn record(&self) -> PostingRecord<'_> {
         PostingRecord {

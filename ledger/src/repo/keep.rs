@@ -1,4 +1,4 @@
-//! Rows that were read, put into the working set: the same for every database.
+//! Loads rows into the working set, for all databases.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::{
     names::SubAccountName,
 };
 
-/// Holds, with what they point at added to what is wanted.
+/// Loads holds, and adds the rows that they refer to to the read set.
 pub fn holds(wanted: &mut Wanted, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
     for row in found {
         hold(wanted, book, Hold::try_from(row)?);
@@ -26,7 +26,7 @@ pub fn hold(wanted: &mut Wanted, book: &mut Book, hold: Hold) {
     book.holds.load(hold.terms.hold_id.clone(), hold);
 }
 
-/// Operations, to be found by id, key, reference and hash.
+/// Loads operations under their id, key, reference and hash.
 pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
     for row in found {
         let operation = Operation::try_from(row)?;
@@ -53,7 +53,7 @@ pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error
     Ok(())
 }
 
-/// Postings in the order of their operations.
+/// Loads postings, which are ordered by operation.
 pub fn postings(wanted: &mut Wanted, book: &mut Book, found: Vec<PostingRow>) {
     let mut group: Vec<Posting> = Vec::new();
     let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
@@ -97,7 +97,7 @@ pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
     }
 }
 
-/// Instruments whose decimals are wanted: a sub-account may have to be made, or decimals may be bound.
+/// Instruments whose decimals are needed, to open a sub-account or to bind decimals.
 pub fn instruments(wanted: &Wanted, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
     let mut instruments: BTreeSet<Id> = wanted
         .subaccount_ids
@@ -114,7 +114,7 @@ pub fn instruments(wanted: &Wanted, commands: &[&Command], book: &Book) -> BTree
     instruments
 }
 
-/// Stored answers; returns the operations they speak of.
+/// Loads stored answers; returns the operations they refer to.
 pub fn answers(book: &mut Book, found: Vec<AnswerRow>) -> Result<BTreeSet<Id>, Error> {
     let mut operations = BTreeSet::new();
     for row in found {

@@ -1,11 +1,10 @@
-//! Velocity limits: their rows, and what of each is used, summed from the postings.
+//! Velocity limits: their rows, and the usage of each, summed from the postings.
 //!
-//! Cost of a group while there are limits: one statement for the limits. On SQLite one for each
-//! limit and sub-account of the group that it is about, which walks the window back from its end.
-//! On PostgreSQL one or two for each such limit, and for each sub-account with more than a few
-//! postings one for each halving on the way to the window's beginning. Without limits: none. Known
-//! limitation: in a group of thousands of accounts under a limit on every user that is thousands of
-//! statements.
+//! Cost of a group while there are limits: one statement for the limits. On SQLite one statement
+//! per limit and affected sub-account of the group, which walks the window back from its end. On
+//! PostgreSQL one or two per limit, and per sub-account with more than a few postings one per step
+//! of the binary search for the window's start. Without limits: none. Known limitation: a limit on
+//! every user costs thousands of statements in a group of thousands of accounts.
 
 use std::collections::BTreeSet;
 
@@ -26,11 +25,11 @@ use crate::{
 pub const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
      LEFT JOIN instruments i ON i.instrument_id = l.instrument_id";
 
-/// Sub-accounts with fewer postings than this are summed without looking for where the window begins.
+/// Sub-accounts with fewer postings are summed without a search for the window's start.
 const FEW: u64 = 64;
 
 events::row! {
-    /// Also the form in which a stored answer keeps a limit.
+    /// Also the format of a limit in a stored answer.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub struct LimitRow {
         pub limit_id: String,
@@ -86,10 +85,10 @@ impl From<&VelocityLimit> for LimitRow {
     }
 }
 
-/// Reads of limits.
+/// Reads of velocity limits.
 #[async_trait]
 pub trait Limits {
-    /// Limits about a user (his own and those of every user) and an instrument, newest first; empty
+    /// Limits of a user (including those of every user) and of an instrument, newest first; empty
     /// text matches everything.
     async fn limits(
         &self,
@@ -131,11 +130,11 @@ where
     }
 }
 
-/// What the limits to read are about: what the working set has and what its commands may make.
+/// Scope of the limits to read: rows in the working set, and rows that its commands may create.
 pub struct About {
     pub instruments: BTreeSet<Id>,
     pub users: BTreeSet<Id>,
-    /// Limits that commands name.
+    /// Limits named by commands.
     pub named: BTreeSet<Id>,
 }
 
@@ -168,18 +167,18 @@ impl About {
     }
 }
 
-/// The sub-accounts of the working set that a limit is about.
+/// The sub-accounts of the working set within the scope of a limit.
 pub fn about<'a>(limit: &'a VelocityLimit, book: &'a Book) -> impl Iterator<Item = &'a SubAccount> {
     (book.subaccounts.values()).filter(|row| limit.is_about(&row.terms.subaccount_id))
 }
 
-/// Where the window begins makes no difference.
+/// True if all postings may be summed, without a search for the window's start.
 pub fn is_small(of: &SubAccount) -> bool {
     of.version < FEW
 }
 
-/// The sub-accounts of [`about`], each with a version at or before the beginning of the window. The time of a
-/// posting is what decides.
+/// The sub-accounts of [`about`], each with a version at or before the window's start. The time of
+/// a posting decides.
 pub async fn places<DB>(
     tx: &mut DB::Connection,
     limit: &VelocityLimit,
@@ -207,9 +206,9 @@ where
     Ok(places)
 }
 
-/// PostgreSQL's: minor units that a window holds, per sub-account, in two halves; one that is left
-/// out has used nothing. `$1`: beginning of the window, `$2`: types of operations; `places` and
-/// what joins the postings to them is the database's own.
+/// For PostgreSQL: usage of a window in minor units per sub-account, in two halves; no row means
+/// zero. `$1`: start of the window, `$2`: types of operations. `places_join` names the sub-accounts
+/// and joins their postings.
 pub fn used_sql(side: Side, places_join: &str) -> String {
     let column = match side {
         Side::Debit => "debit",
@@ -217,14 +216,16 @@ pub fn used_sql(side: Side, places_join: &str) -> String {
     };
     let join = places_join.replace("SIDE", column);
     format!(
-        "SELECT p.{column}_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), CAST(SUM(p.amount & 4294967295) AS BIGINT) FROM {join} \
+        "SELECT p.{column}_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), \
+         CAST(SUM(p.amount & 4294967295) AS BIGINT) FROM {join} \
          JOIN operations o ON o.operation_id = p.operation_id \
-         WHERE p.created_at_us > $1 AND o.reverses IS NULL AND o.reversed_by IS NULL AND ($2 = 0 OR (($2 >> o.kind) & 1) = 1) \
+         WHERE p.created_at_us > $1 AND o.reverses IS NULL AND o.reversed_by IS NULL \
+         AND ($2 = 0 OR (($2 >> o.kind) & 1) = 1) \
          GROUP BY p.{column}_subaccount_id"
     )
 }
 
-/// Puts a limit and what is used of it into the working set.
+/// Loads a limit and its usage into the working set.
 pub fn keep(book: &mut Book, limit: VelocityLimit, used: Vec<(String, i64, i64)>) {
     for (subaccount_id, high, low) in used {
         book.used.load(

@@ -1,10 +1,10 @@
-//! The store of the ledger: the only place with SQL.
+//! The store of the ledger: the only module with SQL.
 //!
-//! The storage contract, kept by every back-end: a [`Group`] is one write transaction.
-//! [`Group::load`] gives the working set of its commands, [`Group::save`] writes what the fold made
-//! of it: on PostgreSQL in a few statements, whatever the size of the group, on SQLite in more,
-//! called where they are; velocity limits cost more (see `limits`). After [`Group::commit`] it is
-//! durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
+//! Storage contract of every back-end: a [`Group`] is one write transaction. [`Group::load`]
+//! returns the working set of its commands, [`Group::save`] writes the folded rows. On PostgreSQL
+//! that takes a few statements, regardless of the size of the group; SQLite runs in process and
+//! uses more. Velocity limits cost more (see `limits`). After [`Group::commit`] the group is
+//! durable. [`Reads`] see committed rows only. An [`Evidence`] is a snapshot of all rows.
 
 mod audit;
 mod dialect;
@@ -39,12 +39,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database that the settings name, or `ledger.sqlite` in the data folder, and brings
-    /// its schema up to date.
+    /// Opens the configured database, or `ledger.sqlite` in the data folder, and migrates its
+    /// schema.
     ///
     /// # Errors
-    /// [`Error::Events`]: it cannot be opened, or its schema cannot be brought up to date.
-    /// [`Error::Url`]. [`Error::Broken`]: its chain of blocks was taken away.
+    /// [`Error::Events`]: it cannot be opened or migrated. [`Error::Url`]. [`Error::Broken`]:
+    /// operations exist without the chain of blocks.
     pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
         let store = if config.url.is_empty() {
             let (reads, writes) = sqlite::open(&config.data_dir).await?;
@@ -61,7 +61,7 @@ impl Store {
         };
         if store.has_lost_its_chain().await? {
             return Err(Error::Broken(
-                "chain of blocks: operations without any".to_owned(),
+                "chain of blocks is missing, operations exist: restore a backup".to_owned(),
             ));
         }
         Ok(store)
@@ -88,12 +88,12 @@ impl Store {
         self.writes.catch_up().await
     }
 
-    /// Moves events of committed groups to the log until `shutdown`.
+    /// Publishes events of committed groups to the log until `shutdown`.
     pub async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
         self.writes.relay(log, shutdown).await;
     }
 
-    /// Whether the commands of a group that failed with this are to be folded again.
+    /// Whether a group that failed with `error` may be retried.
     pub fn again(&self, error: &Error) -> Again {
         self.writes.again(error)
     }
@@ -111,10 +111,10 @@ impl Deref for Store {
     }
 }
 
-/// All rows as of this moment, read-only, beside whatever else happens to them.
+/// Opens a read-only snapshot of all rows, concurrent with writes.
 ///
 /// # Errors
-/// [`Error::NoLedger`] when there is none, [`Error::Url`], [`Error::Store`] when it cannot be read.
+/// [`Error::NoLedger`] if it does not exist, [`Error::Url`], [`Error::Store`] if it cannot be read.
 pub async fn evidence(config: &LedgerConfig) -> Result<Box<dyn Evidence>, Error> {
     if config.url.is_empty() {
         Ok(Box::new(sqlite::evidence(&config.data_dir).await?))
@@ -123,60 +123,59 @@ pub async fn evidence(config: &LedgerConfig) -> Result<Box<dyn Evidence>, Error>
     }
 }
 
-/// What to do about a group that failed.
+/// How to handle a failed group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Again {
-    /// It would fail again, or cannot be judged.
+    /// It would fail again, or the error is unknown.
     No,
-    /// Another process was faster. Nothing was written; folded again it sees what the other one made.
+    /// Conflict with another process. Nothing was written; a retry sees the other's rows.
     Contention,
-    /// The connection is gone. Perhaps everything was written: the keys of the commands tell when
-    /// they are folded again.
+    /// The connection was lost. The group may have been committed: a retry finds the keys of its
+    /// commands.
     Lost,
 }
 
-/// The writing half of the storage contract.
+/// The writes of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
-    /// Whether a group keeps the thread that writes it until the disk has answered, so that it
-    /// wants one of its own, or that of a caller who would wait for it anyway.
+    /// True if a write blocks its thread until the disk answers. It then needs its own thread, or
+    /// that of a caller that waits for it anyway.
     fn keeps_its_thread(&self) -> bool {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
-    /// Does what the store has put off, behind the answers of a group. What is left over the next
-    /// group does before it begins.
+    /// Does deferred work after the answers of a group. The next group first completes what
+    /// remains.
     async fn catch_up(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn again(&self, error: &Error) -> Again;
-    /// Waits for all connections to be returned and closes them, those of [`Reads`] too.
+    /// Waits for all connections to be returned and closes them, including those of [`Reads`].
     async fn close(&self);
 }
 
-/// Tells the events of what a group made, in their order.
+/// Emits the events of a group, in order.
 pub type Events<'a> = dyn Fn(&Book, &mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
 
-/// Folds the commands of a group into its working set. Between two operations it calls what it is
-/// given, which may give away what was made so far ([`Book::give`]).
+/// Folds the commands of a group into its working set. Calls its argument between two operations,
+/// which may flush the rows made so far ([`Book::give`]).
 pub type Fold<'a> = dyn FnMut(&mut Book, &mut dyn FnMut(&mut Book)) + Send + 'a;
 
-/// One write transaction; dropped without [`Group::commit`] it leaves nothing.
+/// One write transaction; dropping it without [`Group::commit`] rolls it back.
 #[async_trait]
 pub trait Group: Send {
-    /// Notes events as taken; `false` for each that was before, or is named twice.
+    /// Adds events to the inbox; `false` for an event that is in it already, or is named twice.
     async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error>;
 
-    /// Everything these commands can touch, the limits about it included, as it stands and stays
-    /// until the end of the group. Its time is the clock's, or that of the last block where the
-    /// clock stands behind it: times of a sub-account's postings never fall.
+    /// Loads all rows that these commands can touch, with the applicable limits, and locks them
+    /// until the end of the group. Its time is the clock's, or that of the last block if the clock
+    /// is behind it: times of a sub-account's postings never decrease.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
-    /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and
-    /// the events beside them. `events` may be asked from another thread, while the rows are
-    /// written.
+    /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]) and
+    /// the events. `events` may be called on another thread during the write.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
-    /// Folds, and saves what came of it if there is anything; rows may be written while the fold goes on.
+    /// Folds, and saves any changes. Rows may be written while the fold continues.
     async fn fold_and_save(
         &mut self,
         mut book: Book,
@@ -190,7 +189,7 @@ pub trait Group: Send {
         Ok(book)
     }
 
-    /// What a command asks of the store alone.
+    /// Runs the store-only work of a command.
     async fn tidy(&mut self, command: &Command) -> Result<(), Error>;
 
     async fn commit(self: Box<Self>) -> Result<(), Error>;

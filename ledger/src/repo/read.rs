@@ -1,5 +1,5 @@
-//! Reads: committed rows, newest first, by keyset. The same statements on either database, but for
-//! what [`Dialect`] tells.
+//! Reads: committed rows, newest first, paged by key. The same statements for both databases,
+//! except for [`Dialect`].
 
 use async_trait::async_trait;
 use sqlx::{
@@ -51,15 +51,15 @@ pub struct HoldFilter<'a> {
 pub struct TrialBalance {
     pub instrument_id: String,
     pub decimals: u8,
-    /// Over all sub-accounts; zero unless something is broken.
+    /// Over all sub-accounts; zero unless the ledger is corrupt.
     pub total: i128,
     pub reserve: i128,
     pub unsettled: i128,
-    /// What is left of active holds.
+    /// Remainder of active holds.
     pub active_holds: i128,
 }
 
-/// The reading half of the storage contract.
+/// The reads of the storage contract.
 #[async_trait]
 pub trait Reads: History + Limits + Send + Sync {
     async fn account(&self, account_id: &str) -> Result<Option<Account>, Error>;
@@ -85,16 +85,16 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn holds_active(&self) -> Result<i64, Error>;
     /// Time of the last write; 0 without one.
     async fn last_sealed_us(&self) -> Result<i64, Error>;
-    /// Last sequence applied of a source; 0 when nothing was.
+    /// Last applied sequence of a source; 0 if none.
     async fn source_position(&self, source: &str) -> Result<u64, Error>;
-    /// Sums per instrument as of one moment; empty id: of every instrument.
+    /// Sums per instrument, in one snapshot; empty id: all instruments.
     async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error>;
-    /// Every operation is sealed with its group: operations without any block were not made by a
-    /// ledger, or their blocks were taken away.
+    /// True if operations exist without any block: each is sealed with its group, so they were not
+    /// made by a ledger, or the blocks were deleted.
     async fn has_lost_its_chain(&self) -> Result<bool, Error>;
 }
 
-/// Columns of the trial balance. Sums go in two halves of 32 bits, so that they cannot overflow on the way.
+/// Columns of the trial balance. Each sum is split into two halves of 32 bits and cannot overflow.
 type TrialRow = (String, i32, i64, i64, i64, i64, i64, i64, i64, i64);
 
 #[async_trait]
@@ -202,7 +202,7 @@ where
             ));
             query.push_bind(before.limit);
         };
-        // A key leads there by itself.
+        // A key is selective enough without the user.
         if wanted.user_id.is_empty() || !wanted.idempotency_key.is_empty() {
             query.push("SELECT o.* FROM operations o WHERE ");
             narrow(&mut query, "o");
@@ -240,7 +240,7 @@ where
         filter(&mut query, "h.subaccount_id", wanted.subaccount_id);
         filter(&mut query, "h.owner", wanted.owner);
         filter(&mut query, "h.parent_hold_id", wanted.parent_hold_id);
-        // A sub-account and a parent lead to fewer holds than their user does.
+        // A sub-account or a parent selects fewer holds than the user does.
         let is_narrow = !wanted.subaccount_id.is_empty() || !wanted.parent_hold_id.is_empty();
         let user_id = if is_narrow {
             "h.user_id || ''"
@@ -249,7 +249,7 @@ where
         };
         filter(&mut query, user_id, wanted.user_id);
         match wanted.status {
-            // As the index of active ones has it: a bound value does not lead there.
+            // A literal: a bound value does not match the partial index of active holds.
             Some(HoldStatus::Active) if !is_narrow => {
                 query.push(" AND h.status = 1");
             }
@@ -301,10 +301,13 @@ where
             "SELECT s.instrument_id, COALESCE(MAX(i.decimals), 0), \
              CAST(SUM(s.balance >> 32) AS BIGINT), CAST(SUM(s.balance & 4294967295) AS BIGINT), \
              CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END) AS BIGINT), \
-             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END) AS BIGINT), \
+             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END) \
+             AS BIGINT), \
              CAST(SUM(s.unsettled >> 32) AS BIGINT), CAST(SUM(s.unsettled & 4294967295) AS BIGINT), \
-             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
-             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
+             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h \
+             WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h \
+             WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
              FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id \
              WHERE $1 = '' OR s.instrument_id = $1 GROUP BY s.instrument_id ORDER BY s.instrument_id",
         )

@@ -1,4 +1,4 @@
-//! Rows as either database gives them, and the text in which answers are kept.
+//! Rows of both databases, and the JSON format of stored answers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     refusal::Position,
 };
 
-/// A row that does not say what the schema promises.
+/// A row that violates the schema.
 pub fn broken(what: &str, id: &str) -> Error {
     Error::Broken(format!("{what} {id}"))
 }
@@ -24,7 +24,7 @@ fn some_id(text: Option<String>) -> Option<Id> {
     text.map(Id::from)
 }
 
-/// A sum that came in two halves of 32 bits, so that it could not overflow on the way.
+/// A sum read in two halves of 32 bits, which cannot overflow.
 pub fn wide(high: i64, low: i64) -> i128 {
     (i128::from(high) << 32) + i128::from(low)
 }
@@ -208,7 +208,7 @@ pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM hol
      LEFT JOIN instruments i ON i.instrument_id = h.instrument_id";
 
 events::row! {
-    /// Also the form in which a stored answer keeps a hold.
+    /// Also the format of a hold in a stored answer.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub struct HoldRow {
         pub(super) hold_id: String,
@@ -342,15 +342,15 @@ enum Outcome {
         hold: Box<HoldRow>,
         operation_id: Option<String>,
     },
-    /// (operation id, reason of refusal): one of the two per operation. Answers of before the texts
-    /// were kept; read only.
+    /// (operation id, reason of refusal): one of the two per operation. Format of older releases,
+    /// without texts; read only.
     Batch(Vec<(Option<String>, Option<String>)>),
     Outcomes(Vec<Item>),
     SubAccount(String),
     Limit(LimitRow),
 }
 
-/// What came of one operation of a batch: its id, or reason and text of its refusal.
+/// Outcome of one operation in a batch: its id, or reason and text of its refusal.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 enum Item {

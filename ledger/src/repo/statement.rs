@@ -1,8 +1,8 @@
-//! What a sub-account was: its versions by time, and its postings as a statement shows them.
+//! History of a sub-account: versions by time, and postings as lines of a statement.
 //!
-//! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time
-//! stands still rather than go back), so a moment is found by halving: some twenty look-ups in a
-//! million postings, and no index on time to keep.
+//! Versions of a sub-account are gapless and the times of its postings never decrease (the ledger's
+//! time is monotonic), so a time is found by binary search: some twenty lookups in a million
+//! postings, and no index on time to maintain.
 
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Encode, Executor, FromRow, IntoArguments, Pool, Type};
@@ -14,7 +14,7 @@ use crate::{
     model::{Id, OperationType, SubAccount},
 };
 
-/// A posting as one of its sub-accounts sees it.
+/// A posting from the side of one of its sub-accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     pub version: u64,
@@ -22,7 +22,7 @@ pub struct Line {
     pub operation_id: String,
     pub kind: OperationType,
     pub counterparty: Id,
-    /// Negative when debited.
+    /// Negative for a debit.
     pub amount: Minor,
     pub balance: Minor,
     pub created_at_us: i64,
@@ -41,16 +41,16 @@ events::row! {
     }
 }
 
-/// What sub-accounts were.
+/// Reads of the history of sub-accounts.
 #[async_trait]
 pub trait History {
-    /// The last version whose posting is at or before the moment; 0 when there is none.
+    /// The last version whose posting is at or before `at_us`; 0 if there is none.
     async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error>;
-    /// Running balance after a version; zero before the first one.
+    /// Balance after a version; zero for version 0.
     async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error>;
     /// Minor units credited by the versions after `from` through `to`.
     async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error>;
-    /// The postings of the versions after `from` through `to`, in their order, at most `limit`.
+    /// The postings of the versions after `from` through `to`, in order, at most `limit`.
     async fn lines(
         &self,
         of: &SubAccount,
@@ -118,13 +118,14 @@ where
         to: u64,
         limit: i64,
     ) -> Result<Vec<Line>, Error> {
-        // No more versions than lines.
+        // Reads no more versions than lines.
         let to = to.min(from.saturating_add(limit.unsigned_abs()));
         let sql = format!(
             "{} SELECT e.version, e.posting_id, e.operation_id, o.kind, \
              CASE WHEN e.is_debit THEN e.credit_subaccount_id ELSE e.debit_subaccount_id END AS counterparty, \
              CASE WHEN e.is_debit THEN -e.amount ELSE e.amount END AS amount, \
-             CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, e.created_at_us \
+             CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, \
+             e.created_at_us \
              FROM entries e JOIN operations o ON o.operation_id = e.operation_id ORDER BY e.version",
             DB::ENTRIES
         );
@@ -179,18 +180,18 @@ where
     Ok(halving.found())
 }
 
-/// The last version at or before a moment, found by asking for the times of some.
+/// Binary search for the last version at or before a time.
 struct Halving {
-    /// Versions up to this one are not later than the moment.
+    /// Versions through this one are at or before the time.
     low: u64,
-    /// Versions past this one are.
+    /// Versions after this one are later.
     high: u64,
-    /// Most moments asked about are recent: steps back from the end, each longer than the one before, come first.
+    /// Most queries are for recent times: the search starts at the end, with growing steps.
     step: u64,
 }
 
 impl Halving {
-    /// Among the versions up to this one.
+    /// Searches the versions through `version`.
     fn to(version: u64) -> Self {
         Halving {
             low: 0,
@@ -199,7 +200,7 @@ impl Halving {
         }
     }
 
-    /// The version whose time is to be told; `None`: it is found.
+    /// The next version whose time is needed; `None` when the search is done.
     fn asks(&self) -> Option<u64> {
         let left = self.high - self.low;
         match left {
@@ -209,7 +210,7 @@ impl Halving {
         }
     }
 
-    /// A version near by that needs no walk, where there is one ([`Dialect::ENTRIES`] on SQLite).
+    /// A nearby version that SQLite finds without a walk ([`Dialect::ENTRIES`]), if there is one.
     fn at_hand(&self, version: u64) -> u64 {
         let near = version & !31;
         if near > self.low { near } else { version }
@@ -230,8 +231,8 @@ impl Halving {
     }
 }
 
-/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the version
-/// before, `$3`: the version.
+/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the previous
+/// version, `$3`: the version.
 fn time_sql<DB: Dialect>() -> String {
     format!("{} SELECT created_at_us FROM entries", DB::ENTRIES)
 }
@@ -258,7 +259,7 @@ where
         .ok_or_else(|| missing(of, version))
 }
 
-/// Versions are gapless: fewer postings than versions are a broken row, and never a shorter answer.
+/// Versions are gapless: fewer postings than versions are a corrupt row, not a shorter answer.
 fn check_whole(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Error> {
     if found.unsigned_abs() == to.saturating_sub(from) {
         Ok(())

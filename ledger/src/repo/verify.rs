@@ -1,7 +1,6 @@
-//! What the check of the ledger reads: the rows as they lie, through one connection and in one
-//! read-only transaction, so that it is one moment of them also beside a running node. Every answer
-//! is a page of bounded size. The same statements on either database, but for what [`Dialect`]
-//! tells.
+//! Reads of the `verify` module: rows over one connection in one read-only transaction, which is a
+//! snapshot even beside a running node. Every result is a page of bounded size. The same statements
+//! for both databases, except for [`Dialect`].
 
 use std::collections::HashMap;
 
@@ -15,7 +14,7 @@ use super::{
 };
 use crate::Error;
 
-/// Rows of one page.
+/// Rows per page.
 const PAGE: i64 = 1_000;
 
 events::row! {
@@ -30,7 +29,7 @@ events::row! {
 }
 
 events::row! {
-    /// The posting that made a version of a sub-account, as its neighbour has to fit it.
+    /// The posting that made a version of a sub-account, for comparison with the next one.
     pub struct Predecessor {
         pub balance: i64,
         pub block: Option<i64>,
@@ -40,7 +39,7 @@ events::row! {
 }
 
 events::row! {
-    /// A sub-account beside what its postings and holds make of it.
+    /// A sub-account, with the sums of its postings and holds.
     pub struct SubAccountState {
         pub subaccount_id: String,
         pub balance: i64,
@@ -66,14 +65,14 @@ impl SubAccountState {
         rows::wide(self.held_high, self.held_low)
     }
 
-    /// Credits of operations that are not at their end.
+    /// Unsettled credits of open operations.
     pub fn pending(&self) -> i128 {
         rows::wide(self.pending_high, self.pending_low)
     }
 }
 
 events::row! {
-    /// A hold beside what the postings that name it sum to.
+    /// A hold, with the sum of the postings that name it.
     pub struct HoldState {
         pub hold_id: String,
         pub amount: i64,
@@ -95,42 +94,43 @@ impl HoldState {
     }
 }
 
-/// (operation, posting, sub-account); a sub-account itself may name a posting that is not there.
+/// (operation, posting, sub-account); the first two are empty for a link of the sub-account itself.
 pub type LooseLink = (Option<String>, Option<String>, String);
 
-/// One moment of all rows of a ledger.
+/// A snapshot of all rows of a ledger.
 #[async_trait]
 pub trait Evidence: Send {
-    /// Blocks after this one.
+    /// Blocks after `after`.
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error>;
-    /// Sealed operations after this place, through block `through`, each with its postings.
+    /// Sealed operations after `after`, through block `through`, each with its postings.
     async fn operations(
         &mut self,
         after: (i64, i64),
         through: i64,
     ) -> Result<Vec<(SealedOperation, Vec<SealedPosting>)>, Error>;
-    /// The posting that made this version.
+    /// The posting that made `version`.
     async fn predecessor(
         &mut self,
         subaccount_id: &str,
         version: i64,
     ) -> Result<Option<Predecessor>, Error>;
-    /// The first operation that no block has, with the block it names.
+    /// The first operation whose block does not exist, with that block.
     async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
-    /// The first posting without its operation, sub-accounts or hold: (operation, posting, what is missing).
+    /// The first posting without its operation, sub-accounts or hold: (operation, posting, missing
+    /// row).
     async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
-    /// Sub-accounts after this one.
+    /// Sub-accounts after `after`.
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
-    /// The first posting or sub-account that names another posting than the one before it:
-    /// (operation, posting, sub-account).
+    /// The first posting or sub-account whose link does not name the previous posting: (operation,
+    /// posting, sub-account).
     async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error>;
-    /// The first operation that a list of its user's operations would leave out: (operation, user).
+    /// The first operation missing from the list of its user: (operation, user).
     async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error>;
-    /// Sums the postings per hold and the credits that are not settled yet per sub-account, and
-    /// finds the last posting of each, once, aside: [`Self::subaccounts`] and [`Self::holds`] read
-    /// it.
+    /// Sums once, into temporary tables, the postings per hold and the unsettled credits per
+    /// sub-account, and finds the last posting of each sub-account, for [`Self::subaccounts`] and
+    /// [`Self::holds`].
     async fn sum_aside(&mut self) -> Result<(), Error>;
-    /// Holds after this one.
+    /// Holds after `after`.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
@@ -138,11 +138,10 @@ pub trait Evidence: Send {
     async fn close(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's
-/// tables it has the temporary ones of [`ASIDE`].
+/// [`Evidence`] over a connection inside its transaction, with the temporary tables of [`ASIDE`].
 pub struct Reader<DB: Database>(pub DB::Connection);
 
-/// Made before the transaction begins, which may be one that makes no tables.
+/// Created before the transaction begins, since that may be read-only.
 pub const ASIDE: [&str; 3] = [
     "CREATE TEMPORARY TABLE newest (subaccount_id TEXT PRIMARY KEY, version BIGINT NOT NULL, balance BIGINT NOT NULL)",
     "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
@@ -158,7 +157,7 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> SealedPosting: FromRow<'r, DB::Row>,
 {
-    /// The postings of a page of operations, each operation's in their order.
+    /// The postings of a page of operations, ordered within each operation.
     async fn postings_of(
         &mut self,
         after: (i64, i64),
@@ -170,7 +169,8 @@ where
         };
         let sql = format!(
             "SELECT {} FROM operations o JOIN postings p ON p.operation_id = o.operation_id \
-             WHERE (o.block, o.place) > ($1, $2) AND (o.block, o.place) <= ($3, $4) ORDER BY o.block, o.place, p.ordinal",
+             WHERE (o.block, o.place) > ($1, $2) AND (o.block, o.place) <= ($3, $4) \
+             ORDER BY o.block, o.place, p.ordinal",
             SealedPosting::COLUMNS
         );
         let found: Vec<SealedPosting> = sqlx::query_as(AssertSqlSafe(sql))
@@ -227,7 +227,8 @@ where
         through: i64,
     ) -> Result<Vec<(SealedOperation, Vec<SealedPosting>)>, Error> {
         let sql = format!(
-            "SELECT {} FROM operations o WHERE (o.block, o.place) > ($1, $2) AND o.block <= $3 ORDER BY o.block, o.place LIMIT $4",
+            "SELECT {} FROM operations o WHERE (o.block, o.place) > ($1, $2) AND o.block <= $3 \
+             ORDER BY o.block, o.place LIMIT $4",
             SealedOperation::COLUMNS
         );
         let found: Vec<SealedOperation> = sqlx::query_as(AssertSqlSafe(sql))
@@ -253,7 +254,8 @@ where
         version: i64,
     ) -> Result<Option<Predecessor>, Error> {
         let sql = format!(
-            "{} SELECT CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, o.block, o.place, e.ordinal \
+            "{} SELECT CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, \
+             o.block, o.place, e.ordinal \
              FROM entries e LEFT JOIN operations o ON o.operation_id = e.operation_id",
             DB::ENTRIES
         );
@@ -278,7 +280,8 @@ where
     async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
         Ok(sqlx::query_as(
             "SELECT p.operation_id, p.posting_id, CASE WHEN o.operation_id IS NULL THEN 'operation' \
-             WHEN d.subaccount_id IS NULL THEN p.debit_subaccount_id WHEN c.subaccount_id IS NULL THEN p.credit_subaccount_id \
+             WHEN d.subaccount_id IS NULL THEN p.debit_subaccount_id \
+             WHEN c.subaccount_id IS NULL THEN p.credit_subaccount_id \
              ELSE p.hold_id END \
              FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
              LEFT JOIN sub_accounts d ON d.subaccount_id = p.debit_subaccount_id \
@@ -310,11 +313,14 @@ where
         Ok(sqlx::query_as(
             "SELECT s.subaccount_id, s.balance, s.held, s.unsettled, s.version, \
              COALESCE(n.version, 0) AS last_version, COALESCE(n.balance, 0) AS last_balance, \
-             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
-             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low, \
+             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h \
+             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h \
+             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low, \
              COALESCE(u.high, 0) AS pending_high, COALESCE(u.low, 0) AS pending_low \
              FROM sub_accounts s LEFT JOIN pending u ON u.subaccount_id = s.subaccount_id \
-             LEFT JOIN newest n ON n.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
+             LEFT JOIN newest n ON n.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 \
+             ORDER BY s.subaccount_id LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)
@@ -325,14 +331,16 @@ where
     async fn sum_aside(&mut self) -> Result<(), Error> {
         sqlx::query(DB::NEWEST).execute(&mut self.0).await?;
         sqlx::query(
-            "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
+            "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), \
+             CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE hold_id IS NOT NULL GROUP BY hold_id",
         )
         .execute(&mut self.0)
         .await?;
-        // Operations that are open: PROCESSING, ONCHAIN_SUBMITTED, SETTLED.
+        // Open operations: PROCESSING, ONCHAIN_SUBMITTED, SETTLED.
         sqlx::query(
-            "INSERT INTO pending SELECT p.credit_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), CAST(SUM(p.amount & 4294967295) AS BIGINT) \
+            "INSERT INTO pending SELECT p.credit_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), \
+             CAST(SUM(p.amount & 4294967295) AS BIGINT) \
              FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
              WHERE p.unsettled AND o.status IN (5, 6, 10) GROUP BY p.credit_subaccount_id",
         )
@@ -343,8 +351,8 @@ where
 
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error> {
         Ok(sqlx::query_as(
-            "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, h.status, \
-             h.destination_subaccount_id, COALESCE(p.high, 0) AS paid_high, COALESCE(p.low, 0) AS paid_low \
+            "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, \
+             h.status, h.destination_subaccount_id, COALESCE(p.high, 0) AS paid_high, COALESCE(p.low, 0) AS paid_low \
              FROM holds h LEFT JOIN paid p ON p.hold_id = h.hold_id WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
         )
         .bind(after)
@@ -355,7 +363,8 @@ where
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {
         let found: Vec<(String, i64, i64)> = sqlx::query_as(
-            "SELECT instrument_id, CAST(SUM(balance >> 32) AS BIGINT), CAST(SUM(balance & 4294967295) AS BIGINT) FROM sub_accounts \
+            "SELECT instrument_id, CAST(SUM(balance >> 32) AS BIGINT), CAST(SUM(balance & 4294967295) AS BIGINT) \
+             FROM sub_accounts \
              GROUP BY instrument_id ORDER BY instrument_id",
         )
         .fetch_all(&mut self.0)

@@ -1,13 +1,13 @@
-//! What a check says.
+//! Result of a check.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What was checked, and the first thing found wrong.
+/// Counts of what was checked, and the first bad record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// Blocks of the chain, the empty first one left out.
+    /// Blocks of the chain, without the empty first one.
     pub blocks: u64,
     pub operations: u64,
     pub postings: u64,
@@ -16,7 +16,7 @@ pub struct Verified {
     pub instruments: u64,
     /// Hash of the last block checked, in hex.
     pub head: String,
-    /// Unset: everything is as it was written.
+    /// Unset: no bad record.
     pub fault: Option<Fault>,
 }
 
@@ -35,7 +35,7 @@ pub struct Fault {
     pub hold_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instrument_id: Option<String>,
-    /// What differs, in words.
+    /// The differing property, as text.
     pub differs: String,
     /// Amounts in minor units.
     pub expected: String,
@@ -104,7 +104,7 @@ impl fmt::Display for Verified {
         writeln!(f, "head: {}", self.head)?;
         match &self.fault {
             Some(fault) => writeln!(f, "first bad record: {fault}"),
-            None => writeln!(f, "every record is as it was written"),
+            None => writeln!(f, "all records verified"),
         }
     }
 }

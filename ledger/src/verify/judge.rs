@@ -1,4 +1,4 @@
-//! Whether one row is what the rows around it make of it. Pure.
+//! Checks one row against the rows around it. Pure.
 
 use super::Fault;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     repo::{BlockRow, HoldState, SubAccountState},
 };
 
-/// A block follows the one before it.
+/// Checks that a block follows the one before it.
 pub fn follows(head: Option<&Head>, row: &BlockRow) -> Option<Fault> {
     let (number, previous) = head.map_or((0, [0; 32]), |head| (head.block as i64 + 1, head.hash));
     if row.block != number {
@@ -63,7 +63,7 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
             row.remaining.into(),
         );
     }
-    // Without a destination a hold may be consumed without a posting of its own (T10).
+    // Without a destination a hold may be consumed without a posting (T10).
     let consumed = i128::from(row.consumed);
     let is_paid = if row.destination_subaccount_id.is_some() {
         consumed == row.paid()
@@ -74,7 +74,7 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
         None
     } else {
         fault(
-            "consumed, as the postings that name it sum",
+            "consumed (sum of the postings that name the hold)",
             row.paid(),
             consumed,
         )

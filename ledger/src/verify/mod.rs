@@ -1,14 +1,14 @@
-//! The check of a ledger: every block, every posting, every balance, every hold. Changes nothing.
+//! Verifies a ledger: every block, posting, balance and hold. Read-only.
 //!
-//! In this order, ending at the first thing that is wrong: blocks follow one another; what each
-//! seals is there, in its place, and gives its hash; each posting follows the one before it on both
+//! Checks in this order, up to the first fault: blocks form a chain; the operations and postings of
+//! each are complete, in order, and match its hash; each posting follows the previous one on both
 //! of its sub-accounts; no operation or posting is outside the chain; balance, version, held and
-//! unsettled of every sub-account are what its postings and holds say; the list of each user's
-//! operations has them all, and what statements walk along leads from each posting to the one
-//! before it; every hold adds up, and what it consumed was paid by postings that name it; every
-//! instrument sums to zero. A hash tells that a block differs and not where, so a posting that does
-//! not follow its neighbours is named first. Memory: a page of rows and the last balance of
-//! [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
+//! unsettled of every sub-account match its postings and holds; the list of each user's operations
+//! is complete, and the links that statements follow lead from each posting to the previous one;
+//! every hold satisfies its equation, and its consumed amount was paid by postings that name it;
+//! the balances of every instrument sum to zero. A hash mismatch names the block only, so a posting
+//! that does not follow the previous one is reported first. Memory: a page of rows and the last
+//! balance of [`BALANCES_MAX`] sub-accounts; other balances are looked up.
 
 mod found;
 mod judge;
@@ -23,16 +23,16 @@ use crate::{
     repo::{self, BlockRow, Evidence, SealedOperation, SealedPosting},
 };
 
-const NO_POSTING_BEFORE: &str = "posting of the version before";
+const NO_POSTING_BEFORE: &str = "posting of the previous version";
 
-/// Last balances kept at hand.
+/// Last balances kept in memory.
 const BALANCES_MAX: usize = 100_000;
 
-/// Checks the ledger that the settings name, which a node may be running on.
+/// Verifies the configured ledger, which may be in use by a running node.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: there is nothing to
-/// check or it cannot be read. What is wrong with it is [`Verified::fault`].
+/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: the ledger is missing
+/// or unreadable. A fault in it is [`Verified::fault`].
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
         evidence: repo::evidence(config).await?,
@@ -64,7 +64,7 @@ struct Check {
     balances: HashMap<String, (i64, i64)>,
 }
 
-/// Ends with the first fault.
+/// Returns the first fault.
 macro_rules! stop {
     ($found:expr) => {
         if let Some(fault) = $found {
@@ -76,7 +76,7 @@ macro_rules! stop {
 impl Check {
     async fn run(&mut self) -> Found {
         if let Some(fault) = self.chain().await? {
-            // What was looked up was looked up along the links.
+            // The lookup followed the links.
             if fault.differs == NO_POSTING_BEFORE {
                 stop!(self.links().await?);
             }
@@ -126,7 +126,7 @@ impl Check {
         }
     }
 
-    /// What a block seals.
+    /// Checks the contents of a block.
     async fn block(&mut self, head: &Head, row: &BlockRow, pages: &mut Pages) -> Found {
         let mut open = Open {
             row,
@@ -154,7 +154,7 @@ impl Check {
             }
         }
         let hash = open.sealer.seal().hash;
-        let differs = "hash (terms or order of what it seals were changed)";
+        let differs = "hash (terms or order of its operations and postings were changed)";
         Ok((row.hash != hash)
             .then(|| Fault::in_block(row.block, differs, audit::hex(&row.hash), audit::hex(&hash))))
     }
@@ -220,8 +220,8 @@ impl Check {
         Ok(None)
     }
 
-    /// A posting follows the one before it on this sub-account. `before`: the balance it says it
-    /// found, as `after` and its amount make it.
+    /// Checks that a posting follows the previous one of this sub-account. `before`: the previous
+    /// balance computed from `after` and its amount.
     async fn side(
         &mut self,
         place: (i64, i64, i32),
@@ -236,11 +236,7 @@ impl Check {
             None => self.look_up(place, subaccount_id, version - 1).await?,
         };
         let Some((last, balance)) = known else {
-            return Ok(Some(Fault::new(
-                NO_POSTING_BEFORE,
-                version - 1,
-                "none before it",
-            )));
+            return Ok(Some(Fault::new(NO_POSTING_BEFORE, version - 1, "none")));
         };
         if version != last + 1 {
             return Ok(Some(Fault::new("version", last + 1, version)));
@@ -249,7 +245,7 @@ impl Check {
             let found =
                 before.map_or_else(|| "out of range".to_owned(), |before| before.to_string());
             return Ok(Some(Fault::new(
-                "balance before it (its running balance and amount together)",
+                "previous balance (running balance and amount together)",
                 balance,
                 found,
             )));
@@ -262,7 +258,7 @@ impl Check {
         Ok(None)
     }
 
-    /// The posting that made a version, unless it stands later than `place`.
+    /// Balance of the posting that made a version, unless it is later than `place`.
     async fn look_up(
         &mut self,
         place: (i64, i64, i32),
@@ -278,7 +274,7 @@ impl Check {
             .map(|found| (version, found.balance)))
     }
 
-    /// Nothing is outside the chain.
+    /// Checks that nothing is outside the chain.
     async fn outside(&mut self) -> Found {
         if let Some((operation_id, block)) = self.evidence.loose_operation().await? {
             return Ok(Some(Fault {
@@ -291,18 +287,18 @@ impl Check {
         Ok(loose.map(|(operation_id, posting_id, missing)| Fault {
             operation_id: Some(operation_id),
             posting_id: Some(posting_id),
-            ..Fault::new("what it names", missing, "none")
+            ..Fault::new("referenced row", missing, "none")
         }))
     }
 
-    /// What a statement walks along leads from each posting to the one before it, and lists leave out no operation.
+    /// Checks that links lead to the previous posting and that lists of operations are complete.
     async fn links(&mut self) -> Found {
         if let Some((operation_id, user_id)) = self.evidence.unlisted_operation().await? {
             return Ok(Some(Fault {
                 operation_id: Some(operation_id),
                 ..Fault::new(
                     "list of operations",
-                    format!("among those of {user_id}"),
+                    format!("in the list of {user_id}"),
                     "none",
                 )
             }));
@@ -313,7 +309,7 @@ impl Check {
                 operation_id,
                 posting_id,
                 subaccount_id: Some(subaccount_id),
-                ..Fault::new("posting that it follows", "the one before it", "another")
+                ..Fault::new("linked posting", "the previous one", "another")
             }),
         )
     }
@@ -350,7 +346,7 @@ impl Check {
     }
 }
 
-/// Operations in the order of their places, page by page.
+/// Operations in chain order, page by page.
 struct Pages {
     read_to: (i64, i64),
     through: i64,
@@ -368,7 +364,7 @@ impl Pages {
         }
     }
 
-    /// The next operation if it is of this block.
+    /// The next operation if it belongs to this block.
     async fn next_of(
         &mut self,
         evidence: &mut dyn Evidence,

@@ -1,4 +1,4 @@
-//! The audit chain and the check that walks it: a sound ledger passes, each kind of tampering is named.
+//! The audit chain and `verify`: a sound ledger passes, each kind of tampering is named.
 
 use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
 use proto::{common::v1::OperationType, ledger::v1::*};
@@ -10,7 +10,7 @@ use crate::{
     rows::{Database, Rows},
 };
 
-/// A copy of a ledger's rows that nothing guards.
+/// An unguarded copy of a ledger's rows.
 struct Copy {
     folder: TempDir,
     database: Database,
@@ -26,7 +26,7 @@ impl Copy {
     }
 }
 
-/// A copy of the ledger as it stands with these statements done to it.
+/// Copies the ledger and executes these statements on the copy.
 async fn copy(world: &World, statements: &[&str]) -> Copy {
     let copy = Copy {
         folder: TempDir::new().unwrap(),
@@ -69,7 +69,7 @@ async fn copy_file(world: &World, to: &TempDir) {
     db.close().await.unwrap();
 }
 
-/// Rows without their constraints.
+/// Copies rows without their constraints.
 async fn copy_schema(world: &World, to: &Database) {
     let Rows::Postgres(pool) = world.rows().await else {
         unreachable!("copied from the same store")
@@ -94,12 +94,12 @@ async fn copy_schema(world: &World, to: &Database) {
 async fn tampered(world: &World, statements: &[&str]) -> Fault {
     let copy = copy(world, statements).await;
     let found = verify(&copy.config()).await.unwrap();
-    found.fault.expect("it is seen")
+    found.fault.expect("a fault is found")
 }
 
 struct Story {
     world: World,
-    /// Two payments of one batch, out of one sub-account.
+    /// Two payments of one batch, from one sub-account.
     twins: [OperationOutcome; 2],
     hold_id: String,
 }
@@ -156,7 +156,7 @@ fn operation_of(outcome: &OperationOutcome) -> String {
 
 // rows: R215
 #[tokio::test]
-async fn r215_a_sound_ledger_is_found_sound_also_beside_a_running_node() {
+async fn r215_a_sound_ledger_verifies_also_beside_a_running_node() {
     let story = story().await;
     let found = verify(&story.world.config()).await.unwrap();
     assert_eq!(found.fault, None);
@@ -168,7 +168,7 @@ async fn r215_a_sound_ledger_is_found_sound_also_beside_a_running_node() {
         ..
     } = found;
     assert_eq!((blocks, operations, postings, holds), (6, 7, 10, 1));
-    // The chain goes on after a restart, and a ledger at rest is read as well.
+    // The chain continues after a restart, and a stopped ledger is read as well.
     let world = story.world.restart().await;
     world.fund("u3", RUB, "1").await;
     let after = verify(&world.config()).await.unwrap();
@@ -192,7 +192,7 @@ async fn r215_a_changed_amount_and_a_missing_posting_are_named() {
             (Some(3), Some(id)),
             "{fault}"
         );
-        assert!(fault.differs.starts_with("balance before it"), "{fault}");
+        assert!(fault.differs.starts_with("previous balance"), "{fault}");
         let remove = format!("DELETE FROM postings WHERE posting_id = '{id}'");
         let fault = tampered(&story.world, &[&remove]).await;
         assert_eq!(fault.block, Some(3), "{fault}");
@@ -250,7 +250,7 @@ async fn r215_a_removed_or_rewritten_block_is_named() {
     assert_eq!((fault.block, fault.differs.as_str()), (Some(2), "block"));
     let fault = at("DELETE FROM audit_blocks WHERE block >= 0").await;
     assert_eq!((fault.block, fault.differs.as_str()), (Some(0), "block"));
-    // The last block gone: its operation is outside the chain.
+    // The last block deleted: its operation is outside the chain.
     let fault = at("DELETE FROM audit_blocks WHERE block = 6").await;
     assert_eq!(
         (fault.block, fault.differs.as_str()),
@@ -298,7 +298,7 @@ async fn r215_changed_balances_and_holds_are_named() {
     let fault = of("DELETE FROM sub_accounts WHERE subaccount_id = 'u2:CFA-RUB'").await;
     assert_eq!(
         (fault.differs.as_str(), fault.expected.as_str()),
-        ("what it names", "u2:CFA-RUB")
+        ("referenced row", "u2:CFA-RUB")
     );
     let hold = |change: &str| {
         format!(
@@ -320,18 +320,23 @@ async fn r215_changed_balances_and_holds_are_named() {
         assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");
         assert_eq!(fault.differs, differs);
     }
-    // Money out of nothing, consistent with itself in its last posting: the sub-account's own chain breaks.
-    let fault = of("UPDATE postings SET credit_balance_after = credit_balance_after + 100 WHERE credit_subaccount_id = 'u1:CFA-RUB' AND credit_version = 1").await;
+    // Money from nothing, consistent within its last posting: the sub-account's own chain breaks.
+    let fault = of(
+        "UPDATE postings SET credit_balance_after = credit_balance_after + 100 \
+         WHERE credit_subaccount_id = 'u1:CFA-RUB' AND credit_version = 1",
+    )
+    .await;
     assert_eq!(
         (fault.block, fault.subaccount_id.as_deref()),
         (Some(1), Some("u1:CFA-RUB"))
     );
 }
 
-/// On SQLite statements walk from posting to posting, and operations of users are in lists of their own.
+/// On SQLite statements follow links between postings, and operations of users have their own
+/// index.
 // rows: R215 R194
 #[tokio::test]
-async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named() {
+async fn r215_a_wrong_link_and_a_missing_list_entry_are_named() {
     let story = story().await;
     if !story.world.database.url.is_empty() {
         return;
@@ -345,7 +350,7 @@ async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named()
                 second.posting_id
             ))
             .await;
-            assert_eq!(fault.differs, "posting that it follows", "{fault}");
+            assert_eq!(fault.differs, "linked posting", "{fault}");
             assert_eq!(fault.posting_id.as_ref(), Some(&second.posting_id));
             let subaccount_id = match side {
                 "debit" => &second.debit_subaccount_id,
@@ -359,15 +364,17 @@ async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named()
             "UPDATE sub_accounts SET last_posting = {last} WHERE subaccount_id = 'u2:CFA-RUB'"
         ))
         .await;
-        assert_eq!(fault.differs, "posting that it follows", "{fault}");
+        assert_eq!(fault.differs, "linked posting", "{fault}");
         assert_eq!(fault.subaccount_id.as_deref(), Some("u2:CFA-RUB"));
     }
     let own = operation_of(&story.twins[0]);
     let listed = format!(
-        "INSERT INTO operations_of_users SELECT user_id, created_at_us, operation_id FROM operations WHERE operation_id = '{own}'"
+        "INSERT INTO operations_of_users SELECT user_id, created_at_us, operation_id FROM operations \
+         WHERE operation_id = '{own}'"
     );
     let strange = format!(
-        "INSERT INTO operations_of_users SELECT 'u2', created_at_us, operation_id FROM operations WHERE operation_id = '{own}'"
+        "INSERT INTO operations_of_users SELECT 'u2', created_at_us, operation_id FROM operations \
+         WHERE operation_id = '{own}'"
     );
     for sql in [
         "UPDATE operations_listed SET through_block = 3",
@@ -379,7 +386,7 @@ async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named()
         assert_eq!(fault.differs, "list of operations", "{fault}");
         assert!(fault.operation_id.is_some(), "{fault}");
     }
-    // A stranger's operation is in nobody's list, a broken link is no shorter statement.
+    // A list omits operations of other users, and a wrong link does not shorten a statement.
     let copy = copy(
         &story.world,
         &[
@@ -442,7 +449,7 @@ async fn r215_the_database_refuses_to_change_the_chain() {
 
 // rows: R215
 #[tokio::test]
-async fn r215_a_ledger_whose_chain_was_taken_away_does_not_open() {
+async fn r215_a_ledger_without_its_chain_does_not_open() {
     let story = story().await;
     let unsealed = [
         "UPDATE operations SET block = NULL, place = NULL",
@@ -464,7 +471,7 @@ async fn r215_a_ledger_whose_chain_was_taken_away_does_not_open() {
 
 // rows: R215
 #[tokio::test]
-async fn r215_what_is_no_ledger_is_no_sound_ledger() {
+async fn r215_verify_fails_without_a_ledger() {
     let nothing = Copy {
         folder: TempDir::new().unwrap(),
         database: Database::fresh().await,

@@ -1,4 +1,4 @@
-//! What goes on when a neighbour is away (specification 1.4.4): checks by gRPC and updates by
+//! Operation while a peer is unavailable (specification 1.4.4): checks by gRPC and updates by
 //! events do not wait for one another.
 
 use events::topics;
@@ -9,14 +9,14 @@ use crate::harness::*;
 
 // rows: R213 R248
 #[tokio::test]
-async fn r213_holds_answer_while_the_log_is_away_and_their_events_follow() {
+async fn r213_holds_work_while_the_log_is_unavailable_and_their_events_follow() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let mut watch = world.watch().await;
     watch
         .until(|event| event.short_type() == "BalanceUpdatedEvent" && event.subject == "u1:CFA-RUB")
         .await;
-    // Who holds the file's lock keeps everybody from writing.
+    // The holder of the file lock blocks all writers.
     let options = SqliteConnectOptions::new().filename(world.log_file());
     let mut thief = SqliteConnection::connect_with(&options).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE")
@@ -35,7 +35,7 @@ async fn r213_holds_answer_while_the_log_is_away_and_their_events_follow() {
         .await
         .unwrap();
     let is_told = |name: &str| told.iter().any(|one| one.record.event.short_type() == name);
-    assert!(!is_told("HoldCreatedEvent"), "the log is away");
+    assert!(!is_told("HoldCreatedEvent"), "the log is unavailable");
 
     sqlx::query("ROLLBACK").execute(&mut thief).await.unwrap();
     let (_, event): (_, HoldCreatedEvent) = watch.next_of("HoldCreatedEvent").await;
@@ -44,7 +44,7 @@ async fn r213_holds_answer_while_the_log_is_away_and_their_events_follow() {
 
 // rows: R213 R235
 #[tokio::test]
-async fn r213_events_wait_for_a_ledger_that_is_away() {
+async fn r213_events_wait_for_a_stopped_ledger() {
     let world = World::new().await;
     let created = UserCreatedEvent {
         user_id: "late".to_owned(),
@@ -52,7 +52,7 @@ async fn r213_events_wait_for_a_ledger_that_is_away() {
     };
     let name = "dfa.identity.v1.UserCreatedEvent";
     let told = event(topics::IDENTITY, name, "late", &created);
-    // Told twice, as by a relay that crashed.
+    // Published twice, as by a relay that crashed.
     let world = world.restart_after(&[told.clone(), told]).await;
     let request = GetSubAccountRequest {
         subaccount_id: "late:CFA-RUB".to_owned(),

@@ -69,7 +69,8 @@ fn paid_from(mut item: NewOperation, hold_id: &str) -> NewOperation {
     item
 }
 
-/// One trade as settlement posts it: money and units through the reserves, the fee, credits unsettled (T01, T05).
+/// One trade as settlement posts it: money and units through the reserves, fee, unsettled credits
+/// (T01, T05).
 fn trade(id: &str, value: &str, quantity: &str, fee: &str) -> Vec<NewOperation> {
     let mut buy = item(
         OperationType::TradeBuy,
@@ -128,7 +129,8 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     world.fund("seller", BOND, "10").await;
     trading_hold(&world, "pool-b", "buyer", RUB, "1500").await;
     trading_hold(&world, "pool-s", "seller", BOND, "10").await;
-    // Limit 105 for 10, filled 4 at 100 and 6 at 101; the rest of the reserve goes back to the pool, not to available.
+    // Limit 105 for 10, filled 4 at 100 and 6 at 101; the rest of the reserve returns to the pool,
+    // not to available.
     let mut operations = trade("t1", "400", "4", "0.40");
     operations.extend(trade("t2", "606", "6", "0.61"));
     let steps = vec![
@@ -188,7 +190,7 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     );
     world.assert_books_balance().await;
 
-    // The same batch again, also after a restart, gives the stored result and moves nothing.
+    // The same batch again, also after a restart, returns the stored result and moves nothing.
     let world = world.restart().await;
     let again = world
         .client
@@ -315,7 +317,7 @@ async fn source_advances_without_gap_and_refused_batch_does_not_move_it() {
         "SOURCE_GAP",
         overlap,
     );
-    // Nothing to post still moves the position.
+    // An empty batch still advances the position.
     send(batch("node-1", 6, 9, vec![], vec![])).await.unwrap();
     assert_eq!(position().await, 9);
     assert!(
@@ -429,7 +431,7 @@ async fn d19_refusal_refuses_the_whole_batch_and_names_its_place() {
 }
 
 #[tokio::test]
-async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers() {
+async fn d19_independent_operations_and_repeats_of_their_keys() {
     let world = World::new().await;
     world.fund("u1", RUB, "10").await;
     let pay = |key: &str, value: &str| {
@@ -495,7 +497,7 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
             .collect()
     };
     assert_eq!(ids(&again), ids(&first));
-    // The key of the call answers, whatever else the request says now.
+    // The key of the call determines the answer, even for a different request.
     let other = CreateOperationsRequest {
         context: write("batch-1"),
         operations: vec![pay("z", "1")],
@@ -509,7 +511,7 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
         .unwrap()
         .into_inner();
     assert_eq!(ids(&other), ids(&first));
-    // Bound also when it comes alone.
+    // Bound also for a single call.
     let alone = operation(
         OperationType::Payment,
         "u1",
@@ -525,7 +527,8 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
     );
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
 
-    // Under another key of the call the operations' own keys answer, refusals too, and what is new is made.
+    // Under another key of the call the operations' own keys answer, including refusals, and new
+    // operations are made.
     let again = CreateOperationsRequest {
         context: write("batch-2"),
         operations: vec![pay("b", "7"), pay("e", "0.01"), pay("a", "4")],
@@ -542,10 +545,10 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
 }
 
 // rows: R214
-/// Many keys are not looked for where nothing lies between their first and their last; these lie
-/// before, between, on and behind what is there.
+/// Many keys are not looked up if no stored key is between their first and last; these are before,
+/// between, equal to and after stored keys.
 #[tokio::test]
-async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
+async fn t12_keys_are_found_at_any_position_among_stored_keys() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     world.fund("u2", RUB, "100").await;
@@ -572,7 +575,8 @@ async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
     };
     let none = || (false, String::new());
     let poor = |replayed| (replayed, "INSUFFICIENT_BALANCE".to_owned());
-    // Fewer than are many; the last key of all is another user's, the last refused one among them.
+    // Too few for the range check; the last key of all belongs to another user, and the last
+    // refused one is among them.
     let first = ["b", "d", "Я"].map(|key| pay("u1", key, "1"));
     let first = [&first[..], &[pay("u1", "m", "1000"), pay("u2", "я", "1")]].concat();
     assert_eq!(
@@ -596,7 +600,7 @@ async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
     );
     let again = send("again", then).await;
     assert!(again.iter().all(|(replayed, _)| *replayed));
-    // Nothing between them; then only the outermost are there.
+    // No stored key between them; then only the outermost are stored.
     let side_by_side: Vec<NewOperation> = (10..20)
         .map(|number| pay("u1", &format!("k{number}"), "1"))
         .collect();
@@ -626,7 +630,7 @@ async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
 
 // rows: R214 R329
 #[tokio::test]
-async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
+async fn t12_a_repeated_batch_returns_its_first_outcomes() {
     let world = World::new().await;
     world.fund("u1", RUB, "10").await;
     let pay = |key: &str, from: &str, value: &str| {
@@ -645,7 +649,7 @@ async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
             known,
             pay("poor", "u1:CFA-RUB", "100"),
             pay("bad", "u1:CFA-RUB", "x"),
-            pay("nobody", "u9:CFA-RUB", "1"),
+            pay("unknown", "u9:CFA-RUB", "1"),
             taken,
             unknown,
         ],
@@ -676,7 +680,7 @@ async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
     );
     assert!(first.outcomes.iter().all(|outcome| !outcome.replayed));
 
-    // Now each of them could be made; what was said stays, also after a restart.
+    // Now each of them could be made; the stored outcomes stay, also after a restart.
     world.fund("u1", RUB, "1000").await;
     world.fund("u9", RUB, "10").await;
     let world = world.restart().await;
@@ -690,7 +694,7 @@ async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
     assert!(again.outcomes.iter().all(|outcome| outcome.replayed));
     assert_eq!(again.outcomes[0].operation, first.outcomes[0].operation);
 
-    // An answer that an older release kept, without texts.
+    // An answer stored by an older release, without texts.
     let rows = world.rows().await;
     let old = r#"{"batch":[[null,"INVALID_ARGUMENT"],[null,"SUB_ACCOUNT_NOT_FOUND"],[null,"INSUFFICIENT_BALANCE"]]}"#;
     let sql = format!("UPDATE answers SET outcome = '{old}' WHERE idempotency_key = 'batch'");
@@ -714,8 +718,8 @@ async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
 
 // rows: R214 R329
 #[tokio::test]
-async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted() {
-    // Other tests of this process count too, so what is seen is growth by so much at least.
+async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
+    // Other tests of this process count too, so only a minimum growth is asserted.
     let metrics = rpc::metrics_init();
     let mismatches = || -> u64 {
         let text = metrics.render();
@@ -748,7 +752,7 @@ async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted()
     assert!(is_again(&other.unwrap_err()));
     assert!(mismatches() > before, "of the call");
 
-    // The keys of operations in a batch alike: one that was refused, one that was made.
+    // Keys of operations in a batch: one that was refused, one that was made.
     let pay = |key: &str, value| item(OperationType::Payment, "u1", key, &legs(value));
     { world.client.clone() }
         .create_operations(CreateOperationsRequest {
@@ -775,7 +779,7 @@ async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted()
     assert_eq!(replayed, [true, true, false]);
     assert_eq!(outcomes[0].error_reason, "INSUFFICIENT_BALANCE");
     assert!(mismatches() >= before + 2, "of both operations");
-    // All or nothing: refused for what the key was refused for.
+    // All or nothing: refused for the stored refusal of the key.
     let before = mismatches();
     let request = CreateOperationsRequest {
         context: write("batch-3"),
@@ -785,7 +789,7 @@ async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted()
     let refused = { world.client.clone() }.create_operations(request).await;
     assert!(is_again(&refused.unwrap_err()));
     assert!(mismatches() > before, "of the refused one");
-    // A batch of a log that comes again answers by the keys of its operations.
+    // A repeated batch with a source answers by the keys of its operations.
     let of_log = |value| CreateOperationsRequest {
         context: write("batch-4"),
         operations: vec![pay("of-log", value)],
@@ -808,7 +812,7 @@ async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted()
 }
 
 #[tokio::test]
-async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothing() {
+async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_return_nothing() {
     let world = World::new().await;
     world.fund("u1", RUB, "10").await;
     trading_hold(&world, "pool", "u1", RUB, "10").await;
@@ -833,7 +837,7 @@ async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothin
         .await
         .unwrap();
     assert_eq!(world.get_hold("child").await.status(), HoldStatus::Consumed);
-    // Giving back what remains of an ended hold is nothing.
+    // Returning the remainder of an ended hold does nothing.
     world
         .client
         .clone()
@@ -856,7 +860,7 @@ async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothin
         (child.status(), child.released.unwrap().value),
         (HoldStatus::Consumed, "2.00".to_owned())
     );
-    // A closed pool: what its children do not use goes to available.
+    // After the parent has ended, the remainder of its children returns to available.
     let steps = vec![split("pool", "late", "2", RUB, 0)];
     world
         .client
@@ -894,7 +898,7 @@ async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothin
     world.assert_books_balance().await;
 }
 
-/// Not a measurement, only that the size settlement uses goes through in one call.
+/// Not a measurement: a batch of the size that settlement uses is one call.
 #[tokio::test]
 async fn a_batch_of_six_hundred_operations_is_one_transaction() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! What the ledger says of a clock that stepped, and how it is well again.
+//! Health reports of a clock that stepped, and their recovery.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn trouble(world: &World) -> Option<String> {
     failing.get("clock").cloned()
 }
 
-/// A ledger that has written a day ahead, on a machine that has been set right meanwhile.
+/// A ledger that has written a day ahead, on a machine whose clock was corrected since.
 async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
     let machine = Machine::at(START_US.unsigned_abs() * 1_000);
     machine.set_wrong_by_s(DAY_S);
@@ -32,9 +32,9 @@ async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
     (machine, process, world)
 }
 
-// Health failed for as long as the clock had jumped ahead, and no call could confirm it.
+// Regression: health failed as long as the clock had jumped ahead, and no call could confirm it.
 #[tokio::test]
-async fn a_clock_behind_the_last_write_is_told_until_it_is_confirmed() {
+async fn a_clock_behind_the_last_write_is_reported_until_it_is_confirmed() {
     let (machine, process, world) = after_a_jump().await;
     let told = eventually(async || trouble(&world)).await;
     assert!(told.contains("86400 s behind"), "{told}");
@@ -43,7 +43,7 @@ async fn a_clock_behind_the_last_write_is_told_until_it_is_confirmed() {
         "{told}"
     );
     world.fund("u1", RUB, "1").await;
-    assert!(trouble(&world).is_some(), "a write does not mend it");
+    assert!(trouble(&world).is_some(), "a write does not clear it");
 
     process.confirm().expect("something to confirm");
     eventually(async || trouble(&world).is_none().then_some(())).await;
@@ -52,13 +52,13 @@ async fn a_clock_behind_the_last_write_is_told_until_it_is_confirmed() {
     process.observe();
     assert!(
         process.state().suspect_ns().is_none(),
-        "time stands still, as confirmed"
+        "ledger time does not advance, as confirmed"
     );
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "3.00");
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_after_the_last_write_is_well_by_itself() {
+async fn a_clock_set_past_the_last_write_recovers_by_itself() {
     let (machine, process, world) = after_a_jump().await;
     eventually(async || trouble(&world)).await;
     machine.set_wrong_by_s(2 * DAY_S);

@@ -1,4 +1,4 @@
-//! Many at once, one pot.
+//! Concurrent calls on one sub-account.
 
 use proto::common::v1::OperationType;
 use tokio::task::JoinSet;
@@ -79,7 +79,8 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
             done[kind] += 1;
         }
     }
-    // Twenty parts of the hold came back to available by their consumption and could be spent or held as well.
+    // Twenty partial consumptions returned that part of the hold to available, so it could be spent
+    // or held.
     let [balance, held, _, available] = world.balance("u1:CFA-RUB").await;
     assert_eq!(done[1], 20);
     assert!(done[2] == 100 || done[2] == 0);
@@ -95,7 +96,7 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
 
 // rows: R237
 #[tokio::test]
-async fn r237_what_another_connection_writes_is_seen_by_the_next_group() {
+async fn r237_writes_of_another_connection_are_seen_by_the_next_group() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let mut client = world.client.clone();

@@ -1,4 +1,4 @@
-//! Events of other services and what they do here (specification 6.6).
+//! Consumed events of other services and their effects (specification 6.6).
 
 use events::topics;
 use proto::{
@@ -145,13 +145,13 @@ async fn r235_users_are_created_frozen_and_thawed() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    // What he is credited meanwhile is frozen too.
+    // Credits received meanwhile are frozen too.
     world.fund("u1", BOND, "3").await;
     assert_eq!(
         status_of(&world, "u1:BOND-1").await,
         Some(SubAccountStatus::Frozen)
     );
-    // A freeze by staff outlives the user's own.
+    // A freeze by staff outlives the user's block.
     let freeze = SetSubAccountStatusRequest {
         context: write("s1"),
         subaccount_id: "u1:BOND-1".to_owned(),
@@ -236,7 +236,7 @@ async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
         ("system:reserve:CFA-RUB", "u1:CFA-RUB")
     );
     assert_eq!(posted[0].amount, amount(RUB, "100.00"));
-    // The same event again, the same fact as another event, then a marker behind them.
+    // The same event again, the same operation in another event, then a marker after them.
     world.log.publish(&[event]).await.unwrap();
     issue(&world, "op1", "u1", "100").await;
     issue(&world, "op2", "u2", "1").await;
@@ -257,7 +257,7 @@ async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
 
 // rows: R218
 #[tokio::test]
-async fn r218_what_comes_together_is_posted_together_up_to_what_cannot_be() {
+async fn r218_events_of_a_batch_are_posted_together_up_to_the_first_failure() {
     let world = World::new().await;
     let deposit = |operation_id: &str, holder: &str, value: &str| {
         let message = issued(operation_id, holder, value);
@@ -323,7 +323,7 @@ async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
     };
     let name = "dfa.identity.v1.UserBlockedEvent";
     world.publish(topics::IDENTITY, name, "u2", &blocked).await;
-    // The answer to it: sub-accounts made for him from now on are frozen.
+    // The block is applied: new sub-accounts of the user are frozen.
     eventually(|| async {
         world.fund("u2", BOND, "1").await;
         status_of(&world, "u2:BOND-1")
@@ -459,7 +459,7 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
             .iter()
             .any(|op| op.reverses_operation_id.as_deref() == Some(failed.operation_id.as_str()))
     );
-    // T30: a receipt for an operation that is not here yet waits for it.
+    // T30: a receipt for an unknown operation is parked until the operation is created.
     receipt(&world, "0xcc", ReceiptStatus::Success).await;
     receipt(&world, "0xdd", ReceiptStatus::Success).await;
     world
@@ -522,7 +522,7 @@ async fn r236_redemption_is_confirmed_in_either_order() {
             world
                 .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", id, &redeem(id))
                 .await;
-            // A later event of the topic was taken, so this one was.
+            // A later event of the topic was handled, so this one was.
             issue(&world, "marker", "u-marker", "1").await;
             only(
                 &world,

@@ -1,5 +1,5 @@
-//! `kill -9` while groups are written: what was acknowledged is there once, what was not can be
-//! asked again, and each event is told once.
+//! `kill -9` during writes: acknowledged operations exist once, others can be retried, and each
+//! event is emitted once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::*;
 
-/// Names the folder to the child; without it the child's test has nothing to do.
+/// Passes the folder to the child; without it the child test does nothing.
 const CHILD_FOLDER: &str = "LEDGER_TEST_CHILD_FOLDER";
-/// Tells this run's keys from those of the runs before.
+/// Distinguishes this run's keys from those of earlier runs.
 const CHILD_RUN: &str = "LEDGER_TEST_CHILD_RUN";
-/// Clients that pay at the same time, each its neighbour.
+/// Concurrent clients; each pays the next one.
 const CLIENTS: usize = 6;
-/// Operations of one call: of the first client enough that its answer is made while they are written.
+/// Operations per call; enough for the first client that its response is built during the write.
 fn together(client: usize) -> usize {
     if client == 0 { 64 } else { 3 }
 }
@@ -80,7 +80,7 @@ fn sub_account(client: usize) -> String {
     format!("u{client}:{RUB}")
 }
 
-/// One call of some payments, by a key of its own.
+/// One call of several payments, under its own key.
 fn payments(key: &str, client: usize) -> CreateOperationsRequest {
     let (from, to) = (sub_account(client), sub_account((client + 1) % CLIENTS));
     let user = format!("u{client}");
@@ -96,8 +96,8 @@ fn payments(key: &str, client: usize) -> CreateOperationsRequest {
     }
 }
 
-/// Not a test of its own: the process that the next test kills. Says each key before it is asked
-/// and once it is acknowledged.
+/// Not a test by itself: the process that the next test kills. Prints each key before the request
+/// and after its acknowledgement.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_pays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -136,7 +136,7 @@ struct Told {
     paid: BTreeSet<String>,
 }
 
-/// Runs the child until so many more calls were acknowledged, and kills it.
+/// Runs the child until `after` more calls are acknowledged, and kills it.
 fn run_and_kill(folder: &Path, run: usize, after: usize, told: &mut Told) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::child_pays_until_killed", "--nocapture"])
@@ -147,7 +147,7 @@ fn run_and_kill(folder: &Path, run: usize, after: usize, told: &mut Told) {
         .unwrap();
     let target = told.paid.len() + after;
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // What it said before it was killed counts, even if it is read afterwards.
+    // Lines printed before the kill count, even if they are read after it.
     for line in lines.map_while(Result::ok) {
         if let Some(key) = line.strip_prefix("asked ") {
             told.asked.insert(key.to_owned());
@@ -162,12 +162,12 @@ fn run_and_kill(folder: &Path, run: usize, after: usize, told: &mut Told) {
     assert!(told.paid.len() >= target, "run {run} ended by itself");
 }
 
-/// The client that a key belongs to.
+/// The client of a key.
 fn client_of(key: &str) -> usize {
     key.split('-').nth(1).unwrap().parse().unwrap()
 }
 
-/// How often each operation's making was told.
+/// Number of creation events per operation.
 async fn told_events(log: &Embedded) -> BTreeMap<String, usize> {
     let mut made = BTreeMap::new();
     for delivery in log.backlog("reader", &[topics::LEDGER]).await.unwrap() {
@@ -188,7 +188,7 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
         run_and_kill(folder.path(), run, after, &mut told);
     }
     let found = ledger::verify(&config(folder.path())).await.unwrap();
-    assert_eq!(found.fault, None, "as the last kill left it");
+    assert_eq!(found.fault, None, "after the last kill");
     let ledger = Running::start(folder.path()).await;
     let mut operations = BTreeSet::new();
     for key in &told.asked {
@@ -205,7 +205,7 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
     }
     let asked = told.asked.iter().map(|key| together(client_of(key)));
     assert_eq!(operations.len(), asked.sum::<usize>());
-    // What each one paid and got, by the calls that were asked.
+    // Payments and receipts per client, by the requested calls.
     let mut minor = [100_000_i64; CLIENTS];
     for client in told.asked.iter().map(|key| client_of(key)) {
         minor[client] -= together(client) as i64;

@@ -1,4 +1,4 @@
-//! Events of specification 6.5, as a subscriber sees them.
+//! Emitted events (specification 6.5), as a subscriber sees them.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::harness::*;
 
 // rows: R222 R230 R231 R233
 #[tokio::test]
-async fn r222_operation_tells_of_itself_its_postings_and_both_balances() {
+async fn r222_operation_emits_itself_its_postings_and_both_balances() {
     let world = World::new().await;
     let mut watch = world.watch().await;
     let mut request = operation(
@@ -114,7 +114,7 @@ async fn r222_operation_tells_of_itself_its_postings_and_both_balances() {
 
 // rows: R335 R233
 #[tokio::test]
-async fn r335_payloads_of_a_posting_and_of_a_change_of_status_say_all_of_it() {
+async fn r335_payloads_of_postings_and_status_changes_are_complete() {
     let world = World::new().await;
     let mut watch = world.watch().await;
     let mut request = operation(
@@ -240,7 +240,7 @@ async fn r232_hold_events_carry_their_fields() {
 
 // rows: R233 R222
 #[tokio::test]
-async fn refused_and_replayed_calls_tell_nothing() {
+async fn refused_and_replayed_calls_emit_nothing() {
     let world = World::new().await;
     let mut watch = world.watch().await;
     let pay = operation(

@@ -1,4 +1,4 @@
-//! A ledger of one's own for each test, and short words for its calls.
+//! A separate ledger for each test, with helpers for its calls.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub struct World {
     pub clock: Clock,
     pub log: Arc<dyn Log>,
     pub handle: LedgerHandle,
-    /// Shared by the ledgers that stand beside this one.
+    /// Shared with the other ledgers on it.
     pub database: Arc<Database>,
     folder: Arc<TempDir>,
     slot: rpc::LocalSlot,
@@ -43,14 +43,14 @@ impl World {
         Self::on(Database::fresh().await, None).await
     }
 
-    /// A ledger by another clock.
+    /// A ledger with this clock.
     pub async fn by(clock: Clock) -> Self {
         let folder = TempDir::new().unwrap();
         let (database, log) = (Database::fresh().await, open_log(&folder).await);
         Self::open(Arc::new(database), None, Arc::new(folder), log, clock).await
     }
 
-    /// A ledger of one's own over a log that others use too.
+    /// A separate ledger on a shared log.
     #[allow(dead_code, reason = "the full tests have such a log")]
     pub async fn over(log: Arc<dyn Log>) -> Self {
         let (database, clock) = (Database::fresh().await, Clock::manual(START_US));
@@ -58,7 +58,7 @@ impl World {
         Self::open(Arc::new(database), None, folder, log, clock).await
     }
 
-    /// A ledger of one's own; `url`: another way to the database than its own URL.
+    /// A separate ledger; `url`: connects through this URL instead of the database's own.
     pub async fn on(database: Database, url: Option<String>) -> Self {
         let folder = TempDir::new().unwrap();
         let log = open_log(&folder).await;
@@ -89,7 +89,7 @@ impl World {
         let config = LedgerConfig {
             data_dir: folder.path().to_owned(),
             url: StoreUrl::new(url.unwrap_or_else(|| database.url.clone())),
-            // Tests sweep by hand.
+            // Tests sweep explicitly.
             hold_sweep_interval_ms: 3_600_000,
             ..LedgerConfig::default()
         };
@@ -125,12 +125,12 @@ impl World {
         self.restart_after(&[]).await
     }
 
-    /// The same by another clock.
+    /// As [`Self::restart`], with this clock.
     pub async fn restart_by(self, clock: Clock) -> Self {
         self.start_again(&[], clock).await
     }
 
-    /// Stops the ledger, publishes what others have to tell meanwhile and starts it again on the same files.
+    /// Stops the ledger, publishes `told` meanwhile, and starts it again on the same files.
     pub async fn restart_after(self, told: &[Event]) -> Self {
         self.start_again(told, Clock::manual(START_US)).await
     }
@@ -150,7 +150,7 @@ impl World {
         self.folder.path().join("log").join("log.db")
     }
 
-    /// The settings by which this ledger is found.
+    /// The configuration of this ledger.
     pub fn config(&self) -> LedgerConfig {
         LedgerConfig {
             data_dir: self.folder.path().to_owned(),
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// The rows as they are, beside the ledger.
+    /// Direct access to the rows, beside the ledger.
     pub async fn rows(&self) -> Rows {
         Rows::open(&self.database, self.folder.path()).await
     }
@@ -189,7 +189,7 @@ impl World {
         event
     }
 
-    /// Credits a user out of the reserve.
+    /// Credits a user from the reserve.
     pub async fn fund(&self, user: &str, instrument: &str, amount: &str) -> Operation {
         let mut request = operation(
             OperationType::Deposit,
@@ -298,7 +298,7 @@ impl World {
             .into_inner()
     }
 
-    /// Every instrument adds up to zero, and what is held is what active holds have left.
+    /// Every instrument sums to zero, and held money equals the remainder of active holds.
     pub async fn assert_books_balance(&self) {
         let lines = self
             .client
@@ -370,7 +370,7 @@ impl Watch {
             .event
     }
 
-    /// The next event of this message, whatever comes before it.
+    /// The next event of this message type; skips others.
     pub async fn next_of<M: Message + Default>(&mut self, name: &str) -> (Event, M) {
         loop {
             let event = self.next().await;
@@ -381,7 +381,7 @@ impl Watch {
         }
     }
 
-    /// Every event up to and with the first one for which `last` holds.
+    /// Every event up to and including the first that matches `last`.
     pub async fn until(&mut self, last: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut seen = Vec::new();
         loop {

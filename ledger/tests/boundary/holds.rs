@@ -94,7 +94,7 @@ async fn r223_hold_above_available_is_refused_and_equal_passes() {
         ),
         ("100.00", "100.00", "0.00")
     );
-    // Known user, nothing of the instrument: a shortage. Unknown user: no such sub-account.
+    // Known user without the instrument: a shortage. Unknown user: no such sub-account.
     world.fund("u2", BOND, "1").await;
     let answer = world.open_hold("h4", new_hold("u1", BOND, "1")).await;
     refused(
@@ -135,7 +135,7 @@ async fn r223_hold_above_available_is_refused_and_equal_passes() {
 
 // rows: R199 R322
 #[tokio::test]
-async fn r199_release_gives_back_once() {
+async fn r199_release_returns_the_amount_once() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let hold = world.hold("u1", RUB, "40").await;
@@ -197,7 +197,7 @@ async fn r200_consume_ends_the_hold_once() {
     let again = world.consume("c1", &hold.hold_id, None).await.unwrap();
     assert!(is_replay(&again));
     assert_eq!(again.into_inner(), consumed);
-    // The bound refusal is told again, too.
+    // The bound refusal is returned again, too.
     let answer = world.consume("c2", &hold.hold_id, None).await;
     refused(
         answer,
@@ -242,7 +242,7 @@ async fn t03_hold_is_consumed_part_by_part_and_the_rest_released() {
         "HOLD_AMOUNT_EXCEEDED",
         "Amount exceeds what remains of the hold",
     );
-    // A replay gives the hold as it was answered then.
+    // A replay returns the hold at the time of the first answer.
     let then = world
         .consume("c1", &hold.hold_id, amount(RUB, "3"))
         .await
@@ -341,7 +341,8 @@ async fn r227_expired_hold_fails_and_stays_expired() {
         world.balance("u1:CFA-RUB").await,
         ["100.00", "40.00", "0.00", "60.00"]
     );
-    // Found by the sweeper: the first caller reads the same text as if he had found it.
+    // Found by the sweeper: the first caller gets the same text as if its call had found the
+    // expiry.
     assert_eq!(world.handle.sweep().await.unwrap(), 1);
     assert_eq!(
         world.get_hold(&swept.hold_id).await.status(),
@@ -437,10 +438,10 @@ async fn r229_hold_without_expiry_never_expires() {
     assert_eq!(consumed.status(), HoldStatus::Consumed);
 }
 
-/// 18 decimals: two turns of five units are more than 64 bits hold.
+/// 18 decimals: twice five units exceed 64 bits.
 // rows: R228
 #[tokio::test]
-async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
+async fn r228_a_hold_survives_turnover_above_64_bits() {
     const FINE: &str = "FINE-18";
     let world = World::new().await;
     let mut deposit = operation(
@@ -479,7 +480,7 @@ async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
         })
     };
     let split = |hold_id: &str| split_of(hold_id, "5");
-    // Two that are added up, so that there is something to net when money is added.
+    // Two returned children, so that `returned` can be netted when money is added.
     for small in ["small-0", "small-1"] {
         let back = Step::ReturnToParent(ReturnHold {
             hold_id: small.to_owned(),
@@ -492,7 +493,7 @@ async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
         returned.unwrap().value.parse::<types::Decimal>().unwrap(),
         "2".parse().unwrap()
     );
-    // Each way back to the parent in turn.
+    // Each way of returning to the parent in turn.
     for turn in 0..6 {
         let child = format!("child-{turn}");
         let back = Step::ReturnToParent(ReturnHold {
@@ -527,7 +528,7 @@ async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
     audit(&rows, "after all turns").await;
     rows.close().await;
 
-    // Added money makes itself room, until it cannot.
+    // Added money is netted to fit, until it no longer can.
     let adjust = async |value: &str| {
         let request = AdjustHoldRequest {
             context: write(&fresh()),
@@ -601,7 +602,7 @@ async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
     assert!(is_replay(&again));
     assert_eq!(again.into_inner(), answer);
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "60.00");
-    // The same id on the same sub-account is the same hold again; elsewhere it is taken.
+    // The same id on the same sub-account returns the same hold; on another one it is refused.
     let again = world
         .open_hold(
             "h2",

@@ -1,6 +1,6 @@
-//! Batches of so many operations that the first of them may be written while the rest is folded:
-//! what is refused in the end leaves nothing, what is made has its place in the chains of its
-//! sub-accounts and in its block.
+//! Batches so large that their first operations are written while the rest is folded: a refused
+//! batch leaves nothing, a committed one is linked correctly in the chains of its sub-accounts and
+//! in its block.
 
 use proto::{
     common::v1::{OperationStatus, OperationType},
@@ -49,7 +49,7 @@ async fn whole(world: &World, operations: u64) {
     assert_eq!((found.fault, found.operations), (None, operations));
 }
 
-/// How many entries a sub-account has, counted in pages.
+/// Number of statement lines of a sub-account, counted in pages.
 async fn entries(world: &World, subaccount: &str) -> usize {
     let mut seen = 0;
     let mut page_token = String::new();
@@ -74,7 +74,7 @@ async fn entries(world: &World, subaccount: &str) -> usize {
 
 // rows: R237
 #[tokio::test]
-async fn d19_what_is_refused_behind_hundreds_of_operations_takes_all_of_them_back() {
+async fn d19_a_refusal_after_hundreds_of_operations_rolls_all_of_them_back() {
     let world = World::new().await;
     world.fund("u1", RUB, "700").await;
     let mut operations = many("u1", "p", 701);
@@ -116,14 +116,14 @@ async fn d19_what_is_refused_behind_hundreds_of_operations_takes_all_of_them_bac
 
 // rows: R237
 #[tokio::test]
-async fn d19_hundreds_of_independent_operations_stand_each_alone() {
+async fn d19_hundreds_of_independent_operations_succeed_or_fail_alone() {
     let world = World::new().await;
     world.fund("u1", RUB, "1000").await;
     let mut operations = many("u1", "p", 700);
     for place in [0, 255, 256, 257, 511, 699] {
         operations[place] = pay("u1", &format!("poor-{place}"), "hub:CFA-RUB", "100000");
     }
-    // One key twice, far from each other: the second time it is a repeat.
+    // The same key twice, far apart: the second is a repeat.
     operations[600] = operations[10].clone();
     let answer = send(&world, "each", BatchMode::Independent, operations).await;
     let outcomes = answer.unwrap().into_inner().outcomes;
@@ -142,7 +142,7 @@ async fn d19_hundreds_of_independent_operations_stand_each_alone() {
 
 // rows: R237
 #[tokio::test]
-async fn large_batches_that_come_together_spoil_nothing_of_each_other() {
+async fn concurrent_large_batches_do_not_affect_each_other() {
     let world = World::new().await;
     let mut calls = JoinSet::new();
     for user in 0..8 {
@@ -150,7 +150,7 @@ async fn large_batches_that_come_together_spoil_nothing_of_each_other() {
     }
     for user in 0..8 {
         let name = format!("u{user}");
-        // Every other one is refused by its last operation.
+        // Every other batch is refused for its last operation.
         let operations = many(&name, &name, 300 + user % 2);
         let request = CreateOperationsRequest {
             context: write(&name),
@@ -193,7 +193,7 @@ async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
         };
         (0..400).map(one).collect()
     };
-    // Opened, a first part of each used at once.
+    // Opens the holds and consumes a first part of each.
     let request = CreateOperationsRequest {
         context: write("open"),
         operations: consume("first", "0.5"),
@@ -242,11 +242,11 @@ async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
     whole(&world, 1 + 1_200).await;
 }
 
-/// What one large batch made is changed before the next one comes, all of them behind one that
-/// keeps the writer busy: mostly they are one group.
+/// Rows of one large batch are changed before the next one, all queued after a batch that keeps the
+/// writer busy: mostly they form one group.
 // rows: R217 R237
 #[tokio::test]
-async fn what_was_made_by_one_large_batch_is_changed_before_the_next_one() {
+async fn rows_of_one_large_batch_change_before_the_next_one() {
     let world = World::new().await;
     world.fund("u1", RUB, "3000").await;
     let named = |name: &str| {
@@ -275,7 +275,7 @@ async fn what_was_made_by_one_large_batch_is_changed_before_the_next_one() {
         operation_id: "first-id-7".to_owned(),
         reason: "test".to_owned(),
     };
-    // Asked in this order.
+    // Sent in this order.
     let (busy, first, ended, undone, second) = tokio::join!(
         busy.create_operations(batch("busy", many("u1", "busy", 2_000))),
         first.create_operations(batch("first", named("first"))),

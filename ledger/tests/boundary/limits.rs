@@ -96,7 +96,7 @@ async fn r237_a_limit_is_reached_not_passed_and_the_refusal_names_its_figures() 
     );
     pay(&world, "u1", "40").await.unwrap();
     assert_eq!(passed(pay(&world, "u1", "0.01").await)["left"], "0.00");
-    // Every user on his own; what comes in is another side; house sub-accounts have no limits.
+    // Users are counted separately; credits are another side; house sub-accounts have no limits.
     pay(&world, "u2", "100").await.unwrap();
     world.fund("u1", RUB, "500").await;
     world.assert_books_balance().await;
@@ -104,7 +104,7 @@ async fn r237_a_limit_is_reached_not_passed_and_the_refusal_names_its_figures() 
 
 // rows: R237
 #[tokio::test]
-async fn r237_a_limit_holds_for_a_user_of_whom_there_is_nothing_yet() {
+async fn r237_a_limit_applies_to_a_user_without_rows() {
     let world = world().await;
     let mut own = limit("newcomer", PostingSide::Credit, "10");
     own.user_id = "u9".to_owned();
@@ -138,7 +138,7 @@ async fn r237_a_posting_counts_until_it_is_exactly_a_window_old() {
 
 // rows: R237
 #[tokio::test]
-async fn r237_a_window_of_many_postings_is_counted_from_where_it_begins() {
+async fn r237_a_window_of_many_postings_is_counted_from_its_start() {
     let world = world().await;
     for round in 0..20 {
         world.clock.advance_us(SECOND_US);
@@ -165,7 +165,7 @@ async fn r237_a_window_of_many_postings_is_counted_from_where_it_begins() {
             .await
             .unwrap();
     }
-    // 200 postings, a second's ten of them a rouble: five seconds hold five roubles.
+    // 200 postings, ten of 0.10 per second: five seconds sum to five roubles.
     let mut five = limit("five", PostingSide::Debit, "6");
     five.window_seconds = 5;
     put(&world, five).await;
@@ -194,7 +194,7 @@ async fn r237_commands_of_one_batch_and_of_one_group_see_each_other() {
         (facts["operation_index"].as_str(), facts["used"].as_str()),
         ("1", "60.00")
     );
-    // The refused batch left nothing behind: the whole limit is there.
+    // The refused batch was rolled back: the whole limit is available.
     let outcomes = client.create_operations(two(BatchMode::Independent)).await;
     let outcomes = outcomes.unwrap().into_inner().outcomes;
     assert!(outcomes[0].operation.is_some());
@@ -278,7 +278,8 @@ async fn r237_a_limit_is_about_its_user_account_side_and_types() {
         passed(send(TradeSell, "u1", "u2", "1", BOND).await)["limit_id"],
         "invest"
     );
-    // Seized units are of another kind of account: moving them there is limited, moving them on is not.
+    // Seized units are in another kind of account: the transfer there is limited, the transfer from
+    // there is not.
     send(TradeSell, "u2", "u1", "5", BOND).await.unwrap();
 }
 
@@ -326,7 +327,7 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
         (facts["used"].as_str(), facts["left"].as_str()),
         ("150.00", "0.00")
     );
-    // A hold that was taken before: the service that took it pays out of it, anyone else is refused.
+    // An earlier hold: the service that took it pays from it, another caller is refused.
     let mut held = new_hold("u1", RUB, "20");
     held.destination_subaccount_id = Some("shop:CFA-RUB".to_owned());
     let hold = world
@@ -372,7 +373,7 @@ async fn r339_limits_are_set_listed_and_removed_by_staff_once_a_key() {
     assert_eq!(again.into_inner().limit.unwrap(), first);
     assert_eq!(first.amount.as_ref().unwrap().value, "1.50");
     world.clock.advance_us(SECOND_US);
-    // The same terms under another key change nothing; other terms keep the day it was made.
+    // The same terms under another key change nothing; other terms keep the creation time.
     let same = set(&world, "k2", limit("a", PostingSide::Debit, "1.50"))
         .await
         .unwrap();

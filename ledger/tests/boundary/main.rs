@@ -1,7 +1,7 @@
 //! The ledger at its boundary: a real store in a temporary folder, the real log, the real access
 //! layer; every call through the client of the contract. One test binary, since linking costs more
-//! than running. The same tests run on PostgreSQL in `tests/full`, but for `crash` and
-//! `remembered`, which are about the writer of the SQLite file.
+//! than running. `tests/full` runs the same tests on PostgreSQL, except `crash` and `remembered`,
+//! which test the SQLite writer.
 
 mod audit;
 mod away;
@@ -24,7 +24,7 @@ mod rows;
 mod statement;
 mod twin;
 
-/// The PostgreSQL server to use; none: SQLite.
+/// URL of the PostgreSQL server; `None`: SQLite.
 fn server() -> Option<String> {
     None
 }

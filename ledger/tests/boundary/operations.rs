@@ -6,7 +6,7 @@ use crate::{harness::*, rows::Rows};
 
 // rows: R195 R196 R197 R206 R207
 #[tokio::test]
-async fn r195_create_operation_returns_both_and_reads_give_the_same() {
+async fn r195_create_operation_returns_both_and_reads_return_the_same() {
     let world = World::new().await;
     let mut request = operation(
         OperationType::Deposit,
@@ -159,7 +159,7 @@ async fn r209_every_type_and_the_statuses_of_the_text_are_in_the_contract() {
             "{name}"
         );
     }
-    // And the ledger writes and reads back every type.
+    // The ledger writes and reads every type.
     let world = World::new().await;
     for code in 1..=14 {
         let mut request = operation(
@@ -226,7 +226,7 @@ async fn r214_second_posting_invalid_applies_none() {
         "SUB_ACCOUNT_NOT_FOUND",
         "Sub-account not found",
     );
-    // The refusal stays bound to its key, also when the money would be there now.
+    // The refusal stays bound to its key, even if the money is there now.
     world.fund("u2", RUB, "1").await;
     let answer = world.client.clone().create_operation(request.clone()).await;
     refused(
@@ -363,7 +363,7 @@ async fn d17_postings_are_validated() {
 
 // rows: R206
 #[tokio::test]
-async fn t12_key_gives_the_stored_operation_and_reference_acts_once() {
+async fn t12_key_returns_the_stored_operation_and_reference_acts_once() {
     let world = World::new().await;
     let deposit = |key: &str, value: &str, reference: Option<&str>| {
         let mut request = operation(
@@ -408,7 +408,7 @@ async fn t12_key_gives_the_stored_operation_and_reference_acts_once() {
         "OPERATION_EXISTS",
         "Operation already exists",
     );
-    // Another user's key is another key, another type may have the same reference.
+    // The key of another user is independent, and another type may have the same reference.
     let mut request = deposit("k1", "5", Some("pay-1"));
     request.operation.as_mut().unwrap().user_id = "u2".to_owned();
     request.operation.as_mut().unwrap().r#type = OperationType::Payment as i32;
@@ -463,18 +463,19 @@ async fn r215_database_refuses_to_change_postings() {
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
 }
 
-/// A row that meets a kept one is no way to change it: through each unique index, and on SQLite
-/// through the number of the row.
+/// A conflicting row cannot change a kept one: through each unique index, and on SQLite through the
+/// rowid.
 ///
-/// `REPLACE` deletes what it meets and fires no trigger of a deletion; where there is none, an
-/// insertion can ask for an update.
+/// `REPLACE` deletes conflicting rows and fires no delete trigger; PostgreSQL has no `REPLACE`, but
+/// an insert can request an update.
 // rows: R215
 #[tokio::test]
-async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
-    const OPERATION: &str = "operation_id, scope, kind, status, user_id, idempotency_key, external_ref, awaits_chain, reverses, digest, \
-         created_at_us, block, place";
-    const POSTING: &str = "posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us, debit_previous, credit_previous";
+async fn r215_database_refuses_to_replace_rows() {
+    const OPERATION: &str = "operation_id, scope, kind, status, user_id, idempotency_key, external_ref, awaits_chain, \
+         reverses, digest, created_at_us, block, place";
+    const POSTING: &str = "posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, \
+         instrument_id, amount, hold_id, unsettled, debit_balance_after, debit_version, credit_balance_after, \
+         credit_version, created_at_us, debit_previous, credit_previous";
     let world = World::new().await;
     let mut deposit = operation(
         OperationType::Deposit,
@@ -501,14 +502,16 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     let world = world.restart().await;
     assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
     let rows = world.rows().await;
-    let all = "SELECT 'operation ' || operation_id || user_id || status || idempotency_key || block || place FROM operations \
-         UNION ALL SELECT 'posting ' || operation_id || ordinal || amount || debit_version || credit_version FROM postings \
+    let all = "SELECT 'operation ' || operation_id || user_id || status || idempotency_key || block || place \
+         FROM operations \
+         UNION ALL SELECT 'posting ' || operation_id || ordinal || amount || debit_version || credit_version \
+         FROM postings \
          UNION ALL SELECT 'hold ' || hold_id || amount || remaining FROM holds \
          UNION ALL SELECT 'block ' || block || operations FROM audit_blocks \
          UNION ALL SELECT 'instrument ' || instrument_id || decimals FROM instruments ORDER BY 1";
     let before = rows.texts(all).await;
 
-    // What changes of a copied row, so that it meets the kept one in one index alone.
+    // Columns of a copied row to change, so that it conflicts with the kept row in one index only.
     let operation = |free: &[(&str, &str)]| copy("operations", OPERATION, free);
     let posting = |free: &[(&str, &str)]| copy("postings", POSTING, free);
     let id = ("operation_id", "'x' || operation_id");
@@ -552,7 +555,7 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
             refusals.push((format!("REPLACE {row}"), text));
             refusals.push((format!("INSERT {row}"), text));
         }
-        // The number of the row, which is a key of its own.
+        // The rowid, which is a key of its own.
         let numbered = |row: String| {
             row.replacen(" (", " (rowid, ", 1)
                 .replacen("SELECT ", "SELECT rowid, ", 1)
@@ -653,16 +656,17 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     }
     assert_eq!(rows.texts(all).await, before);
     rows.close().await;
-    // What follows is written as ever.
+    // Later writes work as before.
     world.fund("u1", RUB, "5").await;
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
     world.assert_books_balance().await;
 }
 
-/// Makes the file of a ledger one that a release wrote before kept rows were guarded against
-/// replacement and postings were chained.
+/// Converts the file of a ledger to that of an older release, without guards against replacement
+/// and without chained postings.
 async fn as_of_an_older_release(rows: &Rows) {
-    let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
+    let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' \
+         AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
          OR name IN ('operations_keep_their_number', 'operations_take_a_free_place', 'holds_keep_their_names', \
          'sources_are_not_turned_back'))";
     let guards = rows.texts(names).await;
@@ -670,20 +674,23 @@ async fn as_of_an_older_release(rows: &Rows) {
     for guard in guards {
         rows.tamper(&format!("DROP TRIGGER {guard}")).await.unwrap();
     }
-    // Through one connection: another would not know yet that a table is gone.
+    // Through one connection: another one would not see yet that a table is dropped.
     let statements = [
-        "CREATE TABLE old (operation_id TEXT NOT NULL REFERENCES operations (operation_id), ordinal INTEGER NOT NULL, posting_id TEXT NOT NULL, \
-         debit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), \
-         credit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), instrument_id TEXT NOT NULL, amount BIGINT NOT NULL, \
-         hold_id TEXT, unsettled INTEGER NOT NULL, debit_balance_after BIGINT NOT NULL, debit_version BIGINT NOT NULL, \
-         credit_balance_after BIGINT NOT NULL, credit_version BIGINT NOT NULL, created_at_us BIGINT NOT NULL, PRIMARY KEY (operation_id, ordinal))",
-        "INSERT INTO old SELECT operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us FROM postings ORDER BY posting_no",
+        "CREATE TABLE old (operation_id TEXT NOT NULL REFERENCES operations (operation_id), ordinal INTEGER NOT NULL, \
+         posting_id TEXT NOT NULL, debit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), \
+         credit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), instrument_id TEXT NOT NULL, \
+         amount BIGINT NOT NULL, hold_id TEXT, unsettled INTEGER NOT NULL, debit_balance_after BIGINT NOT NULL, \
+         debit_version BIGINT NOT NULL, credit_balance_after BIGINT NOT NULL, credit_version BIGINT NOT NULL, \
+         created_at_us BIGINT NOT NULL, PRIMARY KEY (operation_id, ordinal))",
+        "INSERT INTO old SELECT operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, \
+         instrument_id, amount, hold_id, unsettled, debit_balance_after, debit_version, credit_balance_after, \
+         credit_version, created_at_us FROM postings ORDER BY posting_no",
         "DROP TABLE postings",
         "ALTER TABLE old RENAME TO postings",
         "CREATE UNIQUE INDEX postings_by_debit ON postings (debit_subaccount_id, debit_version)",
         "CREATE UNIQUE INDEX postings_by_credit ON postings (credit_subaccount_id, credit_version)",
-        "CREATE TRIGGER postings_never_change BEFORE UPDATE ON postings BEGIN SELECT RAISE(ABORT, 'postings never change'); END",
+        "CREATE TRIGGER postings_never_change BEFORE UPDATE ON postings \
+         BEGIN SELECT RAISE(ABORT, 'postings never change'); END",
         "ALTER TABLE sub_accounts DROP COLUMN last_posting",
         "DROP TABLE operations_of_users",
         "DROP TABLE operations_listed",
@@ -700,12 +707,12 @@ async fn as_of_an_older_release(rows: &Rows) {
 
 // rows: R197 R237
 #[tokio::test]
-async fn r197_the_operations_of_a_user_are_all_there_listed_or_not_yet() {
+async fn r197_operations_of_a_user_are_complete_indexed_or_not() {
     let world = World::new().await;
     for user in ["u1", "u2"] {
         world.fund(user, RUB, "1000").await;
     }
-    // What SQLite lists at once, and some behind it.
+    // A full batch of the SQLite user index, and some more.
     let batch = async |round: usize, count: usize| {
         let operations = (0..count).map(|index| {
             let (user, from, to) = match index % 3 {
@@ -768,7 +775,7 @@ async fn r197_the_operations_of_a_user_are_all_there_listed_or_not_yet() {
     assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
 }
 
-/// An insertion of every row once more, but for the columns that are given anew.
+/// An INSERT of a copy of every row, with the columns in `anew` replaced.
 fn copy(table: &str, columns: &str, anew: &[(&str, &str)]) -> String {
     let values = columns.split(',').map(str::trim).map(|column| {
         let value = anew.iter().find(|(name, _)| *name == column);
@@ -851,7 +858,7 @@ async fn r216_reversal_mirrors_the_postings_once() {
         "OPERATION_NOT_FOUND",
         "Operation not found",
     );
-    // A final operation stays final, and money that was spent cannot be taken back.
+    // A final operation stays final, and spent money cannot be debited by a reversal.
     let spent = world.fund("u1", RUB, "10").await;
     finalize(&world, &spent.operation_id, "0xA1").await.unwrap();
     let request = operation(
@@ -908,7 +915,7 @@ async fn finalize(
 
 // rows: R216 R329
 #[tokio::test]
-async fn r216_what_is_in_flight_to_the_chain_is_ended_by_services_alone() {
+async fn r216_only_services_end_operations_in_flight_to_the_chain() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let mut operator = world.as_caller("sandbox.operator");
@@ -937,7 +944,7 @@ async fn r216_what_is_in_flight_to_the_chain_is_ended_by_services_alone() {
     for id in &sent {
         let answer = operator.finalize_operation(end(id)).await;
         refused(answer, precondition, "OPERATION_STATUS", text);
-        // Bound to its key, words and all.
+        // Bound to its key, with the same text.
         for _ in 0..2 {
             let answer = operator
                 .reverse_operation(reversal(&format!("r-{id}"), id))
@@ -949,7 +956,7 @@ async fn r216_what_is_in_flight_to_the_chain_is_ended_by_services_alone() {
         world.balance("u2:CFA-RUB").await,
         ["20.00", "0.00", "20.00", "0.00"]
     );
-    // The service ends both; what is final is staff's business again.
+    // The service ends both; staff may reverse final operations again.
     finalize(&world, &sent[0], "0xbb").await.unwrap();
     let undone = reversal("by-service", &sent[1]);
     world
@@ -962,7 +969,7 @@ async fn r216_what_is_in_flight_to_the_chain_is_ended_by_services_alone() {
     let late = reversal("late", &sent[0]);
     operator.reverse_operation(late).await.unwrap();
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
-    // What awaits no chain never was the services' own.
+    // Operations that do not await the chain are not restricted to services.
     let plain = world.fund("u3", RUB, "1").await;
     let plain = reversal("plain", &plain.operation_id);
     operator.reverse_operation(plain).await.unwrap();
@@ -1054,7 +1061,7 @@ async fn d18_status_and_unsettled_until_final() {
 
 // rows: R216
 #[tokio::test]
-async fn t21_bust_takes_back_what_was_unsettled() {
+async fn t21_bust_reverses_unsettled_credits() {
     let world = World::new().await;
     world.fund("u1", RUB, "3").await;
     let mut request = operation(
@@ -1122,7 +1129,7 @@ async fn t16_units_of_an_instrument_go_to_its_own_reserve() {
     assert_eq!(world.balance("system:reserve:BOND-1").await[0], "-5");
     assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "0");
 
-    // The instrument of that name may have fractions, learned with its first posting.
+    // The instrument of that name may have fractions, bound by its first posting.
     let mut request = operation(
         OperationType::Issuance,
         "u1",

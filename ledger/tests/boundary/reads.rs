@@ -68,7 +68,7 @@ async fn r192_accounts_are_read_one_by_one_and_as_a_list() {
         "Account not found",
     );
     assert!(
-        accounts(&mut world.client.clone(), "nobody")
+        accounts(&mut world.client.clone(), "unknown")
             .await
             .is_empty()
     );
@@ -297,7 +297,7 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         "SUB_ACCOUNT_CLOSED",
         "Sub-account is closed",
     );
-    // Only a credit opens it again (T37).
+    // Only a credit reopens it (T37).
     world.client.clone().create_operation(credit).await.unwrap();
     world.hold("u3", RUB, "1").await;
     world.assert_books_balance().await;
@@ -330,7 +330,7 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
             "Sub-account is frozen",
         );
     };
-    // Another type, another destination, money, another caller.
+    // Another type, destination, instrument or caller.
     for (kind, leg) in [
         (P2pTransfer, (units, reserve, "4", BOND)),
         (Redemption, (units, "u2:BOND-1", "4", BOND)),
@@ -384,7 +384,7 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
         .await
         .unwrap();
     assert_eq!(world.balance(units).await[0], "6");
-    // The payout is his and stays frozen.
+    // The payout belongs to the user and stays frozen.
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
     let hold = world.open_hold("h1", new_hold("u1", RUB, "1")).await;
     refused(

@@ -1,5 +1,5 @@
-//! Bad input of every field: the same code, reason and text in the call, in a batch (with its
-//! place) and over the request topics (D23, D26, D45).
+//! Invalid values of every field: the same code, reason and text in the call, in a batch (with its
+//! index) and over the request topics (D23, D26, D45).
 
 use prost::Message;
 use prost_types::Timestamp;
@@ -14,7 +14,7 @@ use crate::{
     requests::{Reply, ask},
 };
 
-/// How a good message is spoilt, and the text that says so.
+/// A change that makes a valid message invalid, and the resulting text.
 pub type Case<M> = (fn(&mut M), &'static str);
 
 const LONG: usize = 257;
@@ -157,7 +157,7 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
 ];
 
-/// Refused for what the ledger knows: code and reason beside the text.
+/// Refusals that depend on the stored rows: code, reason and text.
 const KNOWN: &[(fn(&mut CreateOperationRequest), Code, &str, &str)] = &[
     (
         |r| r.postings[0].debit_subaccount_id = "u9:CFA-RUB".into(),
@@ -166,7 +166,7 @@ const KNOWN: &[(fn(&mut CreateOperationRequest), Code, &str, &str)] = &[
         "Sub-account not found",
     ),
     (
-        |r| r.postings[0].hold_id = Some("nobody's".into()),
+        |r| r.postings[0].hold_id = Some("missing".into()),
         Code::NotFound,
         "HOLD_NOT_FOUND",
         "Hold not found",
@@ -208,7 +208,7 @@ fn fact(status: &Status, name: &str) -> Option<String> {
     info.metadata.get(name).cloned()
 }
 
-/// The spoilt one behind a good one.
+/// The invalid operation after a valid one.
 fn batch(spoilt: CreateOperationRequest) -> CreateOperationsRequest {
     let keyed = |request: CreateOperationRequest, key: String| NewOperation {
         operation: request.operation.map(|operation| Operation {
@@ -261,7 +261,7 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
         assert_eq!((code_of(&reply).1, code_of(&reply).2), (*reason, *text));
         let mut request = batch(request);
         if *reason == "INSUFFICIENT_BALANCE" {
-            // The good one before it takes one rouble, too.
+            // The valid operation before it takes one rouble, too.
             request.operations[1].postings[0].amount = number("99.01");
         }
         let status = client.create_operations(request).await.unwrap_err();
@@ -415,7 +415,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
                 "hold_id: must have at most 256 bytes",
             ),
         ),
-        (consume("nobody's", None), missing),
+        (consume("missing", None), missing),
         (
             consume(&made.hold_id, number("0")),
             (
@@ -452,7 +452,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
     }
     let release = ReleaseHoldRequest {
         context: write(&fresh()),
-        hold_id: "nobody's".into(),
+        hold_id: "missing".into(),
         reason: String::new(),
     };
     assert_eq!(
@@ -468,7 +468,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
 
 // rows: R201 R203
 #[tokio::test]
-async fn d23_reads_of_what_is_not_there_say_so_on_both_ways() {
+async fn d23_reads_of_missing_objects_fail_alike_in_call_and_topic() {
     let world = World::new().await;
     macro_rules! both {
         ($topic:literal, $method:ident, $request:expr, $reason:literal, $text:literal) => {{
@@ -483,7 +483,7 @@ async fn d23_reads_of_what_is_not_there_say_so_on_both_ways() {
             );
         }};
     }
-    let id = || "nobody's".to_owned();
+    let id = || "missing".to_owned();
     both!(
         "ledger.getAccount",
         get_account,
@@ -535,7 +535,7 @@ async fn d23_reads_of_what_is_not_there_say_so_on_both_ways() {
         "OPERATION_NOT_FOUND",
         "Operation not found"
     );
-    // Lists of nothing are empty, not missing (D45).
+    // Lists without rows are empty, not missing (D45).
     let reply = ask(
         &world,
         "ledger.listOperations",
@@ -568,7 +568,7 @@ async fn d23_reads_of_what_is_not_there_say_so_on_both_ways() {
     );
 }
 
-/// No id, one that is too long, and bytes that no database takes for text.
+/// No id, one that is too long, and bytes that no database accepts as text.
 fn no_ids(field: &str) -> [(String, String); 3] {
     let said = |problem: &str| format!("{field}: {problem}");
     [
@@ -583,7 +583,7 @@ fn no_ids(field: &str) -> [(String, String); 3] {
 async fn d23_ids_and_filters_of_reads_are_refused_like_those_of_writes() {
     let world = World::new().await;
     world.fund("u1", RUB, "1").await;
-    // Required ids, in the call and where it has a topic; then filters, which may be empty.
+    // Required ids, in the call and over its topic if it has one; then filters, which may be empty.
     macro_rules! read {
         ($method:ident, $request:ident, $field:ident, $topic:expr, $skip:literal) => {
             for (id, text) in no_ids(stringify!($field)).into_iter().skip($skip) {
@@ -1005,9 +1005,9 @@ async fn d23_every_bad_field_of_what_ends_a_hold_or_an_operation_is_named_in_cal
     };
     each!(finalities, finalize_operations, None, several());
 
-    // What is not there, in the batch with its place.
+    // Missing objects, in the batch with their index.
     let mut client = world.client.clone();
-    let nobodys = || "nobody's".to_owned();
+    let nobodys = || "missing".to_owned();
     let mut request = adjust();
     request.hold_id = nobodys();
     let answer = client.adjust_hold(request).await;
@@ -1038,7 +1038,7 @@ async fn d23_every_bad_field_of_what_ends_a_hold_or_an_operation_is_named_in_cal
     assert_eq!(
         world.balance("u1:CFA-RUB").await,
         ["100.00", "10.00", "0.00", "90.00"],
-        "nothing of it left a trace"
+        "the refused calls changed nothing"
     );
     let operation = world.get_operation(&made).await.operation.unwrap();
     assert_eq!(operation.finalized_at, None);
@@ -1052,7 +1052,7 @@ fn step(step: Step) -> HoldStep {
     }
 }
 
-/// Every kind of hold step, spoilt in every field.
+/// Every kind of hold step, with an invalid value in every field.
 fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
     let mut all = Vec::new();
     let mut add = |step: Step, text: &str| all.push((step, text.to_owned()));
@@ -1207,7 +1207,7 @@ async fn d23_every_bad_field_of_a_hold_step_is_named_by_its_place() {
     let answer = client.create_operations(request(HoldStep::default())).await;
     bad_field(&answer.unwrap_err(), "hold_steps[1].step: is required");
     let missing = Step::Grow(GrowHold {
-        hold_id: "nobody's".into(),
+        hold_id: "missing".into(),
         amount: number("1"),
     });
     let status = client
@@ -1295,7 +1295,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
         spoil(&mut request);
         bad_field(&client.create_operations(request).await.unwrap_err(), text);
     }
-    // The scales of a single operation alike, also over its topic.
+    // The scales of a single operation likewise, also over its topic.
     for (scales, text) in [
         (
             scaled("", 2),

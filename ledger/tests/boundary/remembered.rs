@@ -1,5 +1,4 @@
-//! What the writer of the SQLite file remembers of sub-accounts and holds from one group to the
-//! next: a group that did not come about is not among it.
+//! The row cache of the SQLite writer: a group that was not committed leaves nothing in it.
 
 use proto::{common::v1::OperationType, ledger::v1::*};
 use tokio::task::JoinSet;
@@ -16,37 +15,38 @@ async fn pay(world: &World, key: &str, amount: &str) -> Answer<CreateOperationRe
     world.client.clone().create_operation(request).await
 }
 
-/// A user with 100, and a store that refuses operations by their keys: `torn...` where they are
-/// written, `late...` when they are committed.
+/// A user with 100, and a store that fails operations by their keys: `torn...` at the write,
+/// `late...` at the commit.
 async fn sabotaged() -> (World, Rows) {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let rows = world.rows().await;
     for sql in [
         "CREATE TRIGGER refuses BEFORE INSERT ON postings \
-         WHEN EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = new.operation_id AND o.idempotency_key LIKE 'torn%') \
+         WHEN EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = new.operation_id \
+         AND o.idempotency_key LIKE 'torn%') \
          BEGIN SELECT RAISE(ABORT, 'refused by the store'); END",
         "CREATE TABLE _owed (user_id TEXT REFERENCES users (user_id) DEFERRABLE INITIALLY DEFERRED)",
         "CREATE TRIGGER refuses_late AFTER INSERT ON operations WHEN new.idempotency_key LIKE 'late%' \
-         BEGIN INSERT INTO _owed VALUES ('nobody'); END",
+         BEGIN INSERT INTO _owed VALUES ('none'); END",
     ] {
         rows.execute(sql).await.unwrap();
     }
-    // From here on nobody else writes, so that everything is remembered.
+    // There is no other writer from here on, so the cache keeps all rows.
     pay(&world, "first", "1").await.unwrap();
     (world, rows)
 }
 
 fn not_written(answer: Answer<CreateOperationResponse>) {
     let status = answer.expect_err("the store refuses");
-    // It will refuse the same write again, so nobody is asked to come back with it.
+    // The store would refuse the same write again, so the status is not retriable.
     assert_eq!(status.code(), Code::Internal, "{status}");
     assert_eq!(status.message(), "Internal error");
 }
 
 // rows: R237
 #[tokio::test]
-async fn r237_a_group_that_the_store_refused_leaves_the_next_one_what_the_file_has() {
+async fn r237_a_failed_group_leaves_the_row_cache_as_stored() {
     for key in ["torn", "late"] {
         let (world, rows) = sabotaged().await;
         not_written(pay(&world, key, "60").await);
@@ -55,7 +55,7 @@ async fn r237_a_group_that_the_store_refused_leaves_the_next_one_what_the_file_h
             ["99.00", "0.00", "0.00", "99.00"],
             "{key}"
         );
-        // Were the 60 remembered, this would be refused.
+        // Were the 60 cached, this would be refused.
         pay(&world, "rest", "99").await.unwrap();
         assert_eq!(world.balance("u2:CFA-RUB").await[0], "100.00", "{key}");
         audit(&rows, key).await;
@@ -67,7 +67,7 @@ async fn r237_a_group_that_the_store_refused_leaves_the_next_one_what_the_file_h
 
 // rows: R237
 #[tokio::test]
-async fn r237_a_refused_command_leaves_the_next_group_what_the_file_has() {
+async fn r237_a_refused_command_leaves_the_row_cache_as_stored() {
     let (world, rows) = sabotaged().await;
     let no = pay(&world, "too much", "99.01").await;
     refused(
@@ -76,7 +76,7 @@ async fn r237_a_refused_command_leaves_the_next_group_what_the_file_has() {
         "INSUFFICIENT_BALANCE",
         "Insufficient balance",
     );
-    // A call of several, of which the last cannot be done: none is.
+    // A call of several operations with an invalid last one: none is made.
     let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "50", RUB)];
     let both = CreateOperationsRequest {
         context: write("both"),
@@ -103,7 +103,7 @@ async fn r237_a_refused_command_leaves_the_next_group_what_the_file_has() {
 
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
+async fn r237_a_refused_command_does_not_fail_its_group() {
     let (world, rows) = sabotaged().await;
     let mut tasks = JoinSet::new();
     for number in 0..96 {
@@ -134,10 +134,10 @@ async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
     assert_eq!(found.fault, None);
 }
 
-/// A large batch, whose answer is made before it is durable.
+/// A large batch, whose response is built before it is durable.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
+async fn r237_a_large_batch_is_answered_only_after_its_commit() {
     let (world, rows) = sabotaged().await;
     let batch = async |last: &str, others: usize| {
         let keys = (0..others).map(|number| format!("{last} {number}"));
@@ -159,7 +159,7 @@ async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
         world.client.clone().create_operations(request).await
     };
     for (bad, others) in [("torn", 79), ("late", 79), ("torn", 599), ("late", 599)] {
-        // Alone, and in a group that is tried again one by one.
+        // Alone, and in a group that is retried one command at a time.
         let status = batch(bad, others).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal, "{status}");
         let key = fresh();
@@ -180,10 +180,10 @@ async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
     rows.close().await;
 }
 
-/// What is remembered of holds is what was committed.
+/// The cache of holds contains committed rows only.
 // rows: R237
 #[tokio::test]
-async fn r237_a_hold_whose_use_the_store_refused_is_whole() {
+async fn r237_a_hold_whose_use_failed_is_unchanged() {
     let (world, rows) = sabotaged().await;
     let hold_id = world.hold("u1", RUB, "60").await.hold_id;
     let consume = async |key: &str| {
@@ -206,7 +206,7 @@ async fn r237_a_hold_whose_use_the_store_refused_is_whole() {
         "HOLD_AMOUNT_EXCEEDED",
         "Amount exceeds what remains of the hold",
     );
-    // Somebody else's change is seen.
+    // A change by another connection is seen.
     rows.execute("UPDATE holds SET remaining = 0, released = 1000, status = 2")
         .await
         .unwrap();
@@ -223,11 +223,12 @@ async fn r237_a_hold_whose_use_the_store_refused_is_whole() {
     rows.close().await;
 }
 
-/// A lone caller writes on its own thread where there are several; what fails there is the ledger's failure, not his.
+/// On several threads a lone caller writes on its own; a failure there is the ledger's, not the
+/// caller's.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn r237_a_failed_assertion_ends_the_writer_and_not_whoever_asked() {
-    // So many that another thread folds them.
+async fn r237_a_failed_assertion_stops_the_writer_and_not_the_caller() {
+    // Enough that another thread folds them.
     for others in [0, 300] {
         failed_assertion(others).await;
     }
@@ -254,10 +255,13 @@ async fn failed_assertion(others: usize) {
     let rows = world.rows().await;
     // A stored refusal that no ledger wrote.
     let changed = rows
-        .execute("UPDATE answers SET outcome = '{\"refused\":{\"reason\":\"NOBODY_KNOWS\",\"operation\":null,\"hold_step\":null}}'")
+        .execute(
+            "UPDATE answers SET outcome = \
+             '{\"refused\":{\"reason\":\"UNKNOWN\",\"operation\":null,\"hold_step\":null}}'",
+        )
         .await;
     assert_eq!(changed.unwrap(), 1);
-    for (key, what) in [("short", "the repeat"), ("next", "what comes behind it")] {
+    for (key, what) in [("short", "the repeat"), ("next", "the next call")] {
         let status = call(key, "1").await.expect_err(what);
         assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
     }
@@ -268,10 +272,10 @@ async fn failed_assertion(others: usize) {
     rows.close().await;
 }
 
-/// Rows that no ledger wrote are not gone on from: the writer ends, health says so.
+/// Rows that no ledger wrote stop the writer, and health reports it.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn r237_holds_past_what_their_sub_account_holds_back_end_the_writer() {
+async fn r237_holds_above_held_stop_the_writer() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let hold_id = world.hold("u1", RUB, "60").await.hold_id;

@@ -1,4 +1,4 @@
-//! The same calls over topics and as HTTP reads.
+//! The calls over topics and as HTTP reads.
 
 use std::{
     collections::HashMap,
@@ -21,13 +21,13 @@ use tower::ServiceExt;
 
 use crate::harness::*;
 
-/// What came back on the reply topic.
+/// A record of the reply topic.
 pub struct Reply {
     pub headers: HashMap<String, String>,
     pub payload: Vec<u8>,
 }
 
-/// Sends a request and waits for the reply that carries its correlation id.
+/// Sends a request and waits for the reply with its correlation id.
 pub async fn ask(world: &World, topic: &str, message: &impl Message) -> Reply {
     let correlation = fresh();
     let reply_topic = format!("{topic}.reply");
@@ -207,7 +207,7 @@ async fn r201_each_call_answers_on_its_topic_like_grpc() {
         assert!(answered.contains(&topic), "{topic}");
     }
 
-    // The same errors as gRPC, in headers, with an empty value.
+    // The errors of gRPC, in headers, with an empty value.
     let consume = ConsumeHoldRequest {
         context: write("c2"),
         hold_id: hold.hold_id,
@@ -303,7 +303,7 @@ async fn r331_a_balance_is_looked_up_in_the_call_and_over_its_topic() {
     }
 }
 
-/// A log that takes no reply above a size, and fails for a while when it is told to.
+/// A log that refuses replies above a size, and fails temporarily on request.
 struct Bounded {
     log: events::Embedded,
     failures: AtomicUsize,
@@ -331,7 +331,7 @@ impl Log for Bounded {
                 .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails)
                 .is_ok()
             {
-                return Err(std::io::Error::other("disk is away").into());
+                return Err(std::io::Error::other("disk is unavailable").into());
             }
         }
         self.log.append(records).await
@@ -358,14 +358,14 @@ impl Log for Bounded {
     }
 }
 
-/// An operation of so many postings.
+/// An operation of `count` postings.
 pub fn of_many_postings(user: &str, count: usize) -> CreateOperationRequest {
     let own = format!("{user}:{RUB}");
     let leg = ("system:reserve:CFA-RUB", own.as_str(), "1", RUB);
     operation(OperationType::Deposit, user, &fresh(), &vec![leg; count])
 }
 
-/// Says that the reply is too large; gives the id of the operation that is committed all the same.
+/// Asserts that the reply was too large; returns the id of the committed operation.
 pub fn unsent(reply: &Reply) -> String {
     assert!(reply.payload.is_empty());
     let header = |name: &str| reply.headers[name].as_str();
@@ -373,14 +373,14 @@ pub fn unsent(reply: &Reply) -> String {
     assert_eq!(code, ("RESOURCE_EXHAUSTED", "REPLY_TOO_LARGE"));
     let (text, id) = header("error-message")
         .split_once(" bytes is too large, the operation is committed: operation_id ")
-        .expect("names what is committed");
+        .expect("names the committed operation");
     assert!(text.starts_with("Reply of "));
     id.to_owned()
 }
 
 // rows: R202 R253
 #[tokio::test]
-async fn r202_a_reply_that_the_log_never_takes_is_answered_by_what_was_committed() {
+async fn r202_an_oversized_reply_is_replaced_by_the_committed_ids() {
     let folder = tempfile::TempDir::new().unwrap();
     let log = Arc::new(Bounded {
         log: events::Embedded::open(folder.path()).await.unwrap(),
@@ -391,7 +391,7 @@ async fn r202_a_reply_that_the_log_never_takes_is_answered_by_what_was_committed
     let id = unsent(&ask(&world, topic, &of_many_postings("u1", 40)).await);
     assert_eq!(world.get_operation(&id).await.postings.len(), 40);
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "40.00");
-    // A read has committed nothing.
+    // A read commits nothing.
     let request = GetOperationRequest {
         context: None,
         operation_id: id,
@@ -403,7 +403,7 @@ async fn r202_a_reply_that_the_log_never_takes_is_answered_by_what_was_committed
         text.starts_with("Reply of ") && text.ends_with(" bytes is too large"),
         "{text}"
     );
-    // Both topics go on.
+    // Both topics continue.
     let small = of_many_postings("u1", 1);
     let answer = ask(&world, topic, &small).await;
     let answer = CreateOperationResponse::decode(answer.payload.as_slice()).unwrap();
@@ -414,7 +414,7 @@ async fn r202_a_reply_that_the_log_never_takes_is_answered_by_what_was_committed
     let reply = ask(&world, "ledger.getOperation", &request).await;
     assert_eq!(reply.headers.get("error-code"), None);
 
-    // A log that is away is asked again, and the request acts once.
+    // An unavailable log is retried, and the request acts once.
     log.failures.store(1, Ordering::SeqCst);
     let reply = ask(&world, topic, &of_many_postings("u1", 2)).await;
     assert_eq!(reply.headers.get("error-code"), None);
@@ -525,7 +525,7 @@ async fn r296_http_reads_equal_the_calls() {
 // rows: R278 R279 R280 R281
 #[tokio::test]
 async fn r278_metrics_move_with_the_ledger() {
-    // Other tests of this process count too, so only growth of series of its own is asserted.
+    // Other tests of this process count too, so only growth of the test's own series is asserted.
     let metrics = rpc::metrics_init();
     let world = World::new().await;
     let mut coupon = operation(

@@ -1,19 +1,19 @@
-//! The rows of a ledger as a stranger with the right to write sees them, and a database of one's own for each test.
+//! Direct access to a ledger's rows, with a separate database for each test.
 
 use std::path::Path;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
 
-/// Where a ledger of the tests keeps its rows; a schema of PostgreSQL is dropped with it.
+/// Database of a test ledger; a PostgreSQL schema is dropped with it.
 pub struct Database {
     /// Empty: SQLite in the ledger's folder.
     pub url: String,
-    /// Also the name by which the server shows the ledger's connections.
+    /// Also the application name of the ledger's connections.
     pub schema: String,
 }
 
 impl Database {
-    /// As the test binary says: SQLite, or a fresh schema of the PostgreSQL server it names.
+    /// SQLite, or a fresh schema on the PostgreSQL server that the test binary names.
     pub async fn fresh() -> Self {
         let Some(server) = crate::server() else {
             return Database {
@@ -27,13 +27,14 @@ impl Database {
         Database { url, schema }
     }
 
-    /// Ends sessions of this database, all or those that the condition names; returns how many.
+    /// Terminates sessions of this database that match `condition`; returns how many.
     #[allow(dead_code, reason = "SQLite has no sessions")]
     pub async fn terminate(&self, condition: &str) -> i64 {
         let server = crate::server().expect("a server");
         let mut connection = PgConnection::connect(&server).await.unwrap();
         let sql = format!(
-            "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}' AND {condition}",
+            "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}' \
+             AND {condition}",
             self.schema
         );
         let count = sqlx::query_scalar(AssertSqlSafe(sql));
@@ -65,18 +66,18 @@ impl Drop for Database {
             runtime.block_on(execute(&server, &sql));
         });
         if dropped.join().is_err() {
-            eprintln!("schema {} stays behind", self.schema);
+            eprintln!("cannot drop schema {}", self.schema);
         }
     }
 }
 
-/// The rows, whichever database keeps them.
+/// Direct access to the rows of either database.
 pub enum Rows {
     Sqlite(SqlitePool),
     Postgres(PgPool),
 }
 
-/// Keeps the ledger from writing until it is released.
+/// Blocks the ledger's writes until it is released.
 pub enum Lock {
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
@@ -89,7 +90,7 @@ impl Rows {
                 sqlx::sqlite::SqliteConnectOptions::new().filename(folder.join("ledger.sqlite"));
             Rows::Sqlite(SqlitePool::connect_with(options).await.unwrap())
         } else {
-            // Not under the ledger's name, so that a saboteur leaves it alone.
+            // Under another application name, so that the saboteur does not terminate it.
             let url = database
                 .url
                 .replace("application_name=", "application_name=rows_of_");
@@ -104,8 +105,8 @@ impl Rows {
         })
     }
 
-    /// A statement of one who guards nothing: no foreign keys, no checks where the database lets
-    /// him. Hashes of zeros as SQLite writes them.
+    /// Executes a statement without foreign keys, and without checks where the database allows it.
+    /// Hashes of zeros are written as on SQLite.
     pub async fn tamper(&self, sql: &str) -> Result<u64, sqlx::Error> {
         match self {
             Rows::Sqlite(pool) => {
@@ -127,7 +128,7 @@ impl Rows {
         }
     }
 
-    /// One column of texts.
+    /// One text column.
     pub async fn texts(&self, sql: &'static str) -> Vec<String> {
         match self {
             Rows::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
@@ -166,19 +167,19 @@ impl Lock {
     }
 }
 
-/// What must never be found among the rows, whatever was asked of the ledger.
+/// Queries that must return no rows, regardless of the calls made.
 const NEVER: [(&str, &str); 6] = [
     (
         "an instrument that does not add up to zero",
         "SELECT instrument_id FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0",
     ),
     (
-        "held money that is not what active holds have left",
+        "held money that differs from the remainder of active holds",
         "SELECT subaccount_id FROM sub_accounts s WHERE held <> \
          (SELECT COALESCE(SUM(remaining), 0) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1)",
     ),
     (
-        "a user who has less than nothing",
+        "a user with a negative balance",
         "SELECT subaccount_id FROM sub_accounts WHERE subaccount_id NOT LIKE 'system:%' \
          AND (balance < 0 OR balance - held - unsettled < 0)",
     ),
@@ -188,18 +189,18 @@ const NEVER: [(&str, &str); 6] = [
          OR added > amount OR (status <> 1 AND remaining <> 0)",
     ),
     (
-        "a balance that is not what its postings say",
+        "a balance that differs from its postings",
         "SELECT subaccount_id FROM sub_accounts s WHERE balance <> \
          (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id) - \
          (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id)",
     ),
     (
-        "a closed sub-account with something in it",
+        "a closed sub-account that is not empty",
         "SELECT subaccount_id FROM sub_accounts WHERE closed AND (balance <> 0 OR held <> 0 OR unsettled <> 0)",
     ),
 ];
 
-/// Looks for what must never be; `when` names the moment.
+/// Asserts [`NEVER`]; `when` is part of the message.
 pub async fn audit(rows: &Rows, when: &str) {
     for (what, sql) in NEVER {
         let found = rows.texts(sql).await;

@@ -41,7 +41,7 @@ fn number(value: &Option<proto::common::v1::Decimal>) -> types::Decimal {
     value.as_ref().unwrap().value.parse().unwrap()
 }
 
-/// A statement holds together in itself, line by line and as a whole.
+/// A statement is consistent, line by line and as a whole.
 fn assert_holds_together(head: &GetStatementResponse, lines: &[StatementLine]) {
     let mut balance = number(&head.opening_balance);
     let (mut sum_in, mut sum_out) = (types::Decimal::ZERO, types::Decimal::ZERO);
@@ -68,7 +68,7 @@ fn assert_holds_together(head: &GetStatementResponse, lines: &[StatementLine]) {
 
 // rows: R194 R215
 #[tokio::test]
-async fn r194_a_statement_tells_opening_postings_and_closing_of_a_period() {
+async fn r194_a_statement_has_opening_postings_and_closing_of_a_period() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     world.clock.advance_us(SECOND_US);
@@ -88,7 +88,7 @@ async fn r194_a_statement_tells_opening_postings_and_closing_of_a_period() {
     let operation = world.get_operation(&second.operation_id).await;
     assert_eq!(operation.postings[0].posting_id, second.posting_id);
 
-    // From is within the period, to is not, so that one period begins where the other ends.
+    // `from` is inside the period, `to` is not, so that periods can be adjacent.
     let middle = START_US + SECOND_US;
     let before = ask(&world.client, request(None, Some(middle))).await;
     let after = ask(&world.client, request(Some(middle), None)).await;
@@ -166,7 +166,7 @@ async fn r194_pages_of_a_statement_never_shift() {
         lines.append(&mut page.lines);
         token = page.pagination.take().unwrap().next_page_token;
         heads.push(page);
-        // What comes meanwhile belongs to no page of this statement.
+        // Later postings are not part of this statement.
         pay(&world, "u1:CFA-RUB", "u2:CFA-RUB", "1").await;
         if token.is_empty() {
             break;
@@ -176,7 +176,7 @@ async fn r194_pages_of_a_statement_never_shift() {
     assert!(heads.iter().all(|head| *head == heads[0]));
     assert_holds_together(&heads[0], &lines);
 
-    // A token of another statement is no token of this one.
+    // A token of another statement is refused.
     let mut other = request(Some(START_US), None);
     other.pagination = Some(PaginationRequest {
         page_size: 1,
@@ -198,7 +198,7 @@ async fn r194_pages_of_a_statement_never_shift() {
 
 // rows: R194 R237
 #[tokio::test]
-async fn r194_every_moment_of_a_long_life_is_found() {
+async fn r194_balances_as_of_any_time_are_found_in_a_long_history() {
     let world = World::new().await;
     world.fund("u1", RUB, "1000").await;
     let mut times = vec![START_US];
@@ -207,7 +207,7 @@ async fn r194_every_moment_of_a_long_life_is_found() {
         world.clock.advance_us(rng.random_range(0..3));
         let operations = (0..10)
             .map(|index| {
-                // Either side has versions of either kind.
+                // Both sub-accounts have debit and credit versions.
                 let legs = match (round + index) % 3 {
                     2 => [("u2:CFA-RUB", "u1:CFA-RUB", "0.01", RUB)],
                     _ => [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
@@ -238,7 +238,7 @@ async fn r194_every_moment_of_a_long_life_is_found() {
         let expected = times.iter().filter(|time| **time < at_us).count();
         assert_eq!(statement.closing_version as usize, expected, "{at_us}");
     }
-    // The other side, page by page from wherever a page begins.
+    // The other sub-account, in pages that do not align with indexed versions.
     let (mut lines, mut token) = (Vec::new(), String::new());
     let head = loop {
         let mut page = request(None, None);
@@ -260,7 +260,7 @@ async fn r194_every_moment_of_a_long_life_is_found() {
 
 // rows: R215
 #[tokio::test]
-async fn r215_a_clock_that_was_set_back_does_not_turn_the_ledgers_time_back() {
+async fn r215_ledger_time_does_not_go_back_with_the_clock() {
     let world = World::new().await;
     world.fund("u1", RUB, "1").await;
     world.clock.advance_us(-10 * SECOND_US);

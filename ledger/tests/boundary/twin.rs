@@ -1,10 +1,10 @@
-//! The ledger against a naive twin: seeded random operations, holds, splits, parts, growth,
-//! returns, finality and reversals, single and in batches, over sub-accounts that are frozen,
-//! closed, opened again by a credit, and redeemed while frozen.
+//! The ledger against a naive model: seeded random operations, holds, splits, partial consumption,
+//! growth, returns, finality and reversals, single and in batches, over sub-accounts that are
+//! frozen, closed, reopened by a credit, and redeemed while frozen.
 //!
-//! The twin keeps plain numbers and knows the rules in their simplest form. After every step both
-//! agree on accept or refuse, and the rows themselves are audited; in the end both agree on every
-//! balance and on every part of every hold.
+//! The model keeps plain numbers and the simplest form of the rules. After every step both agree
+//! whether it is accepted, and the rows are audited; in the end both agree on every balance and
+//! every part of every hold.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl Pot {
         self.balance - self.held - self.unsettled
     }
 
-    /// Whether this much may leave freely, or be put under a hold.
+    /// True if `value` may be spent, or be put under a hold.
     fn gives(&self, value: i64) -> bool {
         !self.frozen && !self.closed && value <= self.available()
     }
@@ -94,7 +94,7 @@ struct Twin {
 
 const USERS: usize = 4;
 
-/// An instrument of as many decimals as money.
+/// An instrument with the decimals of money.
 const UNITS: &str = "EQ-2";
 
 fn minor(minor: i64) -> String {
@@ -186,7 +186,7 @@ impl Twin {
         true
     }
 
-    /// Units back to the reserve by the service that redeems an issue.
+    /// A service redeems units into the reserve.
     fn redeem(&mut self, user: usize, value: i64) -> bool {
         let pot = &mut self.pots[user];
         let is_money = self.instrument == RUB;
@@ -305,7 +305,7 @@ impl Twin {
     }
 }
 
-/// A batch of pays and splits, applied to both.
+/// A batch of payments and splits, applied to both.
 async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) -> bool {
     let mut model = twin.clone();
     let (mut operations, mut steps, mut accepted) = (Vec::new(), Vec::new(), true);
@@ -377,7 +377,7 @@ async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) ->
     accepted
 }
 
-/// What the walk came by of what is rare.
+/// Counts of rare cases that the random walk reached.
 #[derive(Default)]
 struct Seen {
     reopened: usize,
@@ -529,7 +529,7 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
                 )
             }
             (10, ..) => {
-                // All of it now and then, so that there is something to close.
+                // The whole balance now and then, so that some sub-accounts can be closed.
                 let rest = twin.pots[user].available();
                 let value = if rest > 0 && rng.random_bool(0.7) {
                     rest

@@ -1,6 +1,5 @@
-//! The request topics (4.4), the events that the ledger tells (6.5) and those that it takes (6.6)
-//! on a real Kafka broker. One test: a broker has one set of topics, and what an earlier run left
-//! on them is there as well.
+//! The request topics (4.4), emitted events (6.5) and consumed events (6.6) on a real Kafka broker.
+//! A single test: a broker has one set of topics, with the records of earlier runs.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
@@ -15,7 +14,7 @@ use crate::{
     requests::{Reply, of_many_postings, unsent},
 };
 
-/// Asks over topics, with one reader of all replies.
+/// Sends requests over topics, with one reader of all replies.
 struct Asker {
     log: Arc<dyn Log>,
     replies: Subscription,
@@ -36,7 +35,7 @@ impl Asker {
         }
     }
 
-    /// Sends a request, once or as often as a producer that was not told; gives its correlation id.
+    /// Sends a request `times` times, as a producer that retries; returns its correlation id.
     async fn send(&self, topic: &str, payload: Vec<u8>, times: usize) -> String {
         let correlation = fresh();
         let event = Event {
@@ -57,7 +56,7 @@ impl Asker {
         correlation
     }
 
-    /// The replies to one request, this many.
+    /// The replies to one request, `count` of them.
     async fn replies(&mut self, correlation: &str, count: usize) -> Vec<Reply> {
         while self.read.get(correlation).map_or(0, Vec::len) < count {
             let delivery = tokio::time::timeout(PATIENCE, self.replies.next())
@@ -83,7 +82,7 @@ impl Asker {
         M::decode(reply.payload.as_slice()).unwrap()
     }
 
-    /// Sends all, then expects each to be refused with its text.
+    /// Sends all requests, then expects each to be refused with its text.
     async fn refused(&mut self, topic: &str, all: Vec<(Vec<u8>, &str)>) {
         let mut sent = Vec::new();
         for (payload, text) in all {
@@ -116,7 +115,7 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     let mut asker = Asker::new(&world.log).await;
     let mut told = world.watch().await;
 
-    // A user who is created twice by the same event has his account once.
+    // The same event twice creates the user's account once.
     let user = format!("kafka-{}", fresh());
     let created = UserCreatedEvent {
         user_id: user.clone(),
@@ -140,7 +139,7 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     })
     .await;
 
-    // What arrives twice acts once, and both are answered.
+    // A duplicate request acts once, and both get a reply.
     let legs = [("system:reserve:CFA-RUB", own.as_str(), "100", RUB)];
     let deposit = operation(OperationType::Deposit, &user, &fresh(), &legs);
     let topic = "ledger.createOperation";
@@ -154,14 +153,14 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     assert_eq!(ids[0], ids[1]);
     assert_eq!(world.balance(&own).await[0], "100.00");
 
-    // A reply that the broker never takes is answered by what was committed, and the topic goes on.
+    // An oversized reply is replaced by the committed ids, and the topic continues.
     let large = of_many_postings(&format!("many-{user}"), 60);
     let correlation = asker.send(topic, large.encode_to_vec(), 1).await;
     let reply = asker.replies(&correlation, 1).await.remove(0);
     let id = unsent(&reply);
     assert_eq!(world.get_operation(&id).await.postings.len(), 60);
 
-    // A hold over topics: opened, a part consumed, the rest given back.
+    // A hold over topics: opened, partly consumed, released.
     let hold = CreateHoldRequest {
         context: write(&fresh()),
         hold: Some(new_hold(&user, RUB, "10")),
@@ -186,7 +185,7 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
         .ask::<ReleaseHoldResponse>("ledger.releaseHold", &release)
         .await;
 
-    // Bad input of every field, bytes that are no request, too little money.
+    // Invalid values of every field, bytes that are not a request, insufficient balance.
     world.fund("u1", RUB, "100").await;
     world.fund("u1", BOND, "5").await;
     let spoilt = OPERATIONS.iter().map(|(spoil, text)| {
@@ -248,8 +247,8 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     );
     assert_eq!(code_of(&reply), expected);
 
-    // The operation is told once, whatever came twice. Partitions are read in no order of their
-    // own, so both ends are waited for.
+    // The operation's event occurs once, despite the duplicates. Partitions are read in no order,
+    // so the test waits for both ends.
     let last = format!("last-{user}");
     world.fund(&last, RUB, "1").await;
     let (is_last, is_made) = (Cell::new(false), Cell::new(false));

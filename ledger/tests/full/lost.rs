@@ -1,4 +1,4 @@
-//! A connection that is lost: around a commit nobody notices, for longer the ledger says so and comes back by itself.
+//! Lost connections: around a commit no caller notices, a longer loss is reported and recovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::{
     rows::{Database, audit},
 };
 
-/// A ledger behind a wire that can be cut.
+/// A ledger whose connection to its server can be cut.
 async fn behind_a_wire() -> (World, Proxy) {
     let database = Database::fresh().await;
     let (before, rest) = database
@@ -32,13 +32,15 @@ async fn behind_a_wire() -> (World, Proxy) {
     (World::on(database, Some(url)).await, proxy)
 }
 
-/// What every row came to, without ids and times, and how many of each kind there are.
-const ROWS: &str = "SELECT 'sub-account ' || subaccount_id || ' ' || balance || ' ' || held || ' ' || unsettled || ' ' || version \
-     || ' ' || \"freeze\" || ' ' || closed FROM sub_accounts \
-     UNION ALL SELECT 'operation ' || user_id || ' ' || kind || ' ' || status || ' ' || COUNT(*) FROM operations GROUP BY user_id, kind, status \
+/// All rows without ids and times, and the counts per kind.
+const ROWS: &str = "SELECT 'sub-account ' || subaccount_id || ' ' || balance || ' ' || held || ' ' || unsettled \
+     || ' ' || version || ' ' || \"freeze\" || ' ' || closed FROM sub_accounts \
+     UNION ALL SELECT 'operation ' || user_id || ' ' || kind || ' ' || status || ' ' || COUNT(*) FROM operations \
+     GROUP BY user_id, kind, status \
      UNION ALL SELECT 'posting ' || debit_subaccount_id || ' ' || debit_version || ' ' || amount FROM postings \
-     UNION ALL SELECT 'hold ' || subaccount_id || ' ' || amount || ' ' || remaining || ' ' || added || ' ' || split_off || ' ' || consumed || ' ' \
-     || released || ' ' || returned_by_children || ' ' || status FROM holds \
+     UNION ALL SELECT 'hold ' || subaccount_id || ' ' || amount || ' ' || remaining || ' ' || added \
+     || ' ' || split_off || ' ' || consumed || ' ' || released || ' ' || returned_by_children || ' ' || status \
+     FROM holds \
      UNION ALL SELECT 'answer ' || call || ' ' || idempotency_key FROM answers \
      UNION ALL SELECT 'source ' || source || ' ' || through_sequence FROM sources \
      UNION ALL SELECT 'parked ' || match_key FROM parked \
@@ -46,7 +48,7 @@ const ROWS: &str = "SELECT 'sub-account ' || subaccount_id || ' ' || balance || 
      UNION ALL SELECT 'taken ' || consumer || ' ' || COUNT(*) FROM inbox GROUP BY consumer \
      ORDER BY 1";
 
-/// One act of every kind. `before` is told before each.
+/// One command of every kind. Calls `before` before each.
 async fn every_act(world: &World, before: &dyn Fn()) {
     let mut client = world.client.clone();
     let moving = |kind, user: &str, key: &str, value| {
@@ -71,7 +73,7 @@ async fn every_act(world: &World, before: &dyn Fn()) {
         remaining_amount: amount(RUB, "15"),
     };
     client.adjust_hold(adjust).await.unwrap();
-    // A batch with a step, then one of a source.
+    // A batch with a hold step, then one with a source.
     for (key, source) in [("k5", ""), ("k6", "log")] {
         before();
         let step = Step::Grow(GrowHold {
@@ -100,11 +102,11 @@ async fn every_act(world: &World, before: &dyn Fn()) {
     }
     before();
     world.release("k7", "h1").await.unwrap();
-    // Refused, and the refusal is kept.
+    // Refused, and the refusal is stored.
     before();
     let answer = world.open_hold("k8", new_hold("u1", RUB, "1000")).await;
     assert_eq!(answer.unwrap_err().message(), "Insufficient balance");
-    // Final, and then reversed.
+    // Final, then reversed.
     let mut submitted = moving(OperationType::Deposit, "u3", "k9", "7");
     submitted.operation.as_mut().unwrap().awaits_chain = true;
     before();
@@ -152,7 +154,7 @@ async fn every_act(world: &World, before: &dyn Fn()) {
     every_event(world, before).await;
 }
 
-/// Holds that run out: found by a call, which is refused for it, and by the sweeper.
+/// Expiry of holds: found by a call, which is refused for it, and by the sweeper.
 async fn expiry(world: &World, before: &dyn Fn()) {
     for id in ["h2", "h3"] {
         let hold = Hold {
@@ -174,7 +176,7 @@ async fn expiry(world: &World, before: &dyn Fn()) {
     world.handle.sweep().await.unwrap();
 }
 
-/// What other services say: each event takes effect before the next is told.
+/// Events of other services: each takes effect before the next is published.
 async fn every_event(world: &World, before: &dyn Fn()) {
     let taken = async |consumer: &'static str, count: usize| {
         let rows = world.rows().await;
@@ -212,7 +214,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         .publish(topics::CFA, "dfa.cfa.v1.CfaIssuedEvent", "op1", &issued)
         .await;
     taken("ledger.cfa", 1).await;
-    // Nobody posted it: the news is kept.
+    // The operation does not exist: the notice is parked.
     before();
     let redeemed = CfaRedeemedEvent {
         operation_id: "op2".to_owned(),
@@ -235,7 +237,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
 
 // rows: R214 R236 R248
 #[tokio::test(flavor = "multi_thread")]
-async fn r214_no_act_works_twice_when_the_answer_to_its_commit_is_lost() {
+async fn r214_no_command_acts_twice_when_its_commit_response_is_lost() {
     let quiet = World::new().await;
     every_act(&quiet, &|| {}).await;
     let (lossy, proxy) = behind_a_wire().await;
@@ -245,7 +247,7 @@ async fn r214_no_act_works_twice_when_the_answer_to_its_commit_is_lost() {
         proxy.lose_next_answer();
     })
     .await;
-    // Each act committed, and each of those commits was answered into the void.
+    // Each command committed, and the response to each commit was lost.
     assert_eq!(proxy.lost(), acts.get());
     let (expected, found) = (quiet.rows().await, lossy.rows().await);
     audit(&found, "after every act").await;
@@ -256,7 +258,7 @@ async fn r214_no_act_works_twice_when_the_answer_to_its_commit_is_lost() {
     assert_eq!(events_of(&lossy).await, events_of(&quiet).await);
 }
 
-/// How many events of each type went out, each once.
+/// Number of events per type, each counted once.
 async fn events_of(world: &World) -> BTreeMap<String, usize> {
     let mut watch = world.watch().await;
     world.fund("last", RUB, "1").await;
@@ -275,7 +277,7 @@ async fn events_of(world: &World) -> BTreeMap<String, usize> {
 
 // rows: R336
 #[tokio::test(flavor = "multi_thread")]
-async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
+async fn r336_an_unavailable_server_is_reported_and_recovers() {
     let (world, proxy) = behind_a_wire().await;
     world.fund("u1", RUB, "10").await;
     let health = world.handle.service().health;
@@ -286,7 +288,7 @@ async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
         .unwrap_err();
     assert_eq!(away.code(), Code::Unavailable, "{away}");
     assert!(health.failing().contains_key("store"));
-    // Who reads is told the same, and to come back.
+    // A read gets the same status, with `RetryInfo`.
     let request = GetBalanceRequest {
         subaccount_id: "u1:CFA-RUB".to_owned(),
         ..Default::default()
@@ -309,7 +311,7 @@ async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
 
 // rows: R339
 #[tokio::test]
-async fn d23_a_write_that_the_store_never_takes_is_not_asked_for_again() {
+async fn d23_a_write_that_the_store_refuses_for_good_is_not_retriable() {
     let world = World::new().await;
     let rows = world.rows().await;
     let sql = "ALTER TABLE postings ADD CONSTRAINT never CHECK (amount <> 4242)";
@@ -329,7 +331,8 @@ async fn d23_a_write_that_the_store_never_takes_is_not_asked_for_again() {
     client.create_operation(deposit("1")).await.unwrap();
 }
 
-/// The first call after the way back may meet the pause of the pool; the same key makes the next one the same call.
+/// The first call after the recovery may meet the backoff of the pool; the same key makes the next
+/// one a repeat.
 async fn eventually_ok(first: impl Future<Output = Answer<CreateHoldResponse>>, world: &World) {
     if first.await.is_err() {
         eventually(async || {

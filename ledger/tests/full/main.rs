@@ -1,7 +1,7 @@
-//! The ledger at its boundary on a real PostgreSQL and on a real Kafka broker, and what only several ledgers on
-//! one server can show. Not part of the quick run: `tests/services/postgres.sh start` and
-//! `tests/services/kafka.sh start` first, then `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints>
-//! cargo test -p ledger --test full`.
+//! The boundary tests on a real PostgreSQL and a real Kafka broker, and tests of several ledgers on
+//! one server. Not part of the quick run: `tests/services/postgres.sh start` and
+//! `tests/services/kafka.sh start` first, then
+//! `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints> cargo test -p ledger --test full`.
 
 #[path = "../boundary/audit.rs"]
 mod audit;
@@ -49,13 +49,13 @@ mod twin;
 /// The Kafka brokers to use.
 fn brokers() -> String {
     std::env::var("KAFKA_BROKERS").expect(
-        "KAFKA_BROKERS names the broker: run `tests/services/kafka.sh start` and pass what it prints",
+        "KAFKA_BROKERS is not set: run `tests/services/kafka.sh start` and pass what it prints",
     )
 }
 
-/// The PostgreSQL server to use.
+/// URL of the PostgreSQL server.
 fn server() -> Option<String> {
     Some(std::env::var("POSTGRES_URL").expect(
-        "POSTGRES_URL names the server: run `tests/services/postgres.sh start` and pass what it prints",
+        "POSTGRES_URL is not set: run `tests/services/postgres.sh start` and pass what it prints",
     ))
 }

@@ -1,4 +1,4 @@
-//! By which index keys are looked for on a server that has counted nothing yet.
+//! The index used for key lookups on a server without statistics.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use sqlx::PgPool;
 
 use crate::{harness::*, rows::Rows};
 
-/// Entries of an index that were read so far.
+/// Number of entries read from an index so far.
 async fn read(rows: &PgPool, world: &World, index: &str) -> i64 {
-    // A session tells what it has read at most once a second, when a transaction ends.
+    // A session reports its reads at most once a second, when a transaction ends.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     send(world, &fresh(), 0..1).await;
     let sql = "SELECT COALESCE(idx_tup_read, 0) FROM pg_stat_user_indexes WHERE schemaname = $1 AND indexrelname = $2";
@@ -32,10 +32,11 @@ async fn send(world: &World, call: &str, keys: std::ops::Range<usize>) {
     answer.unwrap();
 }
 
-/// A session that has planned while the tables were empty keeps its plans until somebody counts their rows.
+/// A session that planned while the tables were empty keeps its plans until the tables are
+/// analyzed.
 // rows: R214
 #[tokio::test]
-async fn r214_a_key_is_looked_for_by_its_own_index_however_many_its_user_has() {
+async fn r214_a_key_is_found_by_its_own_index_however_many_keys_its_user_has() {
     let world = World::new().await;
     let Rows::Postgres(rows) = world.rows().await else {
         panic!("this is about PostgreSQL");
@@ -55,7 +56,7 @@ async fn r214_a_key_is_looked_for_by_its_own_index_however_many_its_user_has() {
         send(&world, call, 0..500).await;
     }
     let before = read(&rows, &world, "operations_by_user").await;
-    // New ones, half of them known, all known.
+    // New keys, half of them stored, all stored.
     send(&world, "g", 0..500).await;
     send(&world, "g", 250..750).await;
     send(&world, "g", 250..750).await;

@@ -1,4 +1,4 @@
-//! A wire between a ledger and its server that loses what it is told to lose.
+//! A proxy between a ledger and its server that loses responses or cuts connections on request.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use tokio::{
 /// `COMMIT` as a simple query of the protocol.
 const COMMIT: &[u8] = b"Q\0\0\0\x0bCOMMIT\0";
 
-/// Clones share the wire.
+/// Clones share the proxy's state.
 #[derive(Clone)]
 pub struct Proxy {
     pub address: SocketAddr,
@@ -48,17 +48,17 @@ impl Proxy {
         proxy
     }
 
-    /// The next commit reaches the server, its answer is lost with the connection.
+    /// Forwards the next commit, and drops the connection instead of its response.
     pub fn lose_next_answer(&self) {
         self.lose_answer.store(true, Ordering::SeqCst);
     }
 
-    /// How many answers were lost.
+    /// Number of lost responses.
     pub fn lost(&self) -> usize {
         self.lost.load(Ordering::SeqCst)
     }
 
-    /// Cuts every wire, and lets no new one be made until it is mended.
+    /// Cuts every connection and accepts no new one until [`Self::mend`].
     pub fn cut(&self) {
         self.is_cut.send_replace(true);
     }
@@ -67,7 +67,7 @@ impl Proxy {
         self.is_cut.send_replace(false);
     }
 
-    /// Ends with either side.
+    /// Forwards until either side closes.
     async fn wire(self, mut client: TcpStream, mut server: TcpStream) {
         let mut cut = self.is_cut.subscribe();
         let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
@@ -81,7 +81,7 @@ impl Proxy {
                         return;
                     }
                     if is_commit && self.lose_answer.swap(false, Ordering::SeqCst) {
-                        // Not before the server has answered: the commit is durable.
+                        // The server has answered, so the commit is durable.
                         let _ = server.read(&mut answered).await;
                         self.lost.fetch_add(1, Ordering::SeqCst);
                         return;

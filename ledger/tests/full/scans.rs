@@ -1,8 +1,7 @@
-//! On PostgreSQL no statement of the ledger, its outbox or its inbox costs more the more rows are
-//! stored.
+//! No statement of the ledger, its outbox or its inbox scans a table on PostgreSQL.
 //!
-//! Every table that grows is filled, then a ledger runs the life of what it stores beside those
-//! rows. The server reports the plan of each statement that it ran, those inside functions included.
+//! Every growing table is filled, then a ledger runs its workload beside those rows. The server
+//! reports the plan of each statement that it ran, including those inside functions.
 
 use std::time::Duration;
 
@@ -17,11 +16,11 @@ use crate::{
     rows::{Database, Rows},
 };
 
-/// Rows that one step of a statement may read. The relay takes 2,048 at a time, no other statement
-/// of this test asks for as many. The tables have 40,000.
+/// Rows that one step of a statement may read. The relay reads 2,048 at a time, no other statement
+/// of this test as many. The tables have 40,000.
 const ROWS_MAX: u64 = 4_096;
 
-/// A row per migration; limits that staff set by hand.
+/// A row per migration; few limits, since staff set them.
 const SMALL: [&str; 2] = ["_sqlx_migrations", "velocity_limits"];
 
 const ALLOWED: [Allowed; 3] = [
@@ -39,7 +38,7 @@ const ALLOWED: [Allowed; 3] = [
     },
 ];
 
-/// Parts of the statements that must have run; the test drives the ledger this far.
+/// Parts of the statements that the test must have run.
 const EXPLAINED: &[&str] = &[
     // locks of a group
     "FROM sources WHERE source = ANY($1) ORDER BY source FOR UPDATE",
@@ -52,7 +51,7 @@ const EXPLAINED: &[&str] = &[
     "FROM users WHERE user_id = ANY($1) ORDER BY user_id FOR SHARE",
     "FROM velocity_limits WHERE limit_id = ANY($1) ORDER BY limit_id FOR UPDATE",
     "UNNEST(answer_users, answer_keys, answer_calls)",
-    // what its fold decides on
+    // rows that its fold depends on
     "SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)",
     "WHERE h.hold_id = ANY($1)",
     "FROM operations WHERE operation_id = ANY($1)",
@@ -68,7 +67,7 @@ const EXPLAINED: &[&str] = &[
     "FROM parked WHERE match_key = ANY($1)",
     "WHERE l.instrument_id = ANY($1)",
     "JOIN postings p ON p.debit_subaccount_id = j.id",
-    // what it writes
+    // writes
     "WITH moved AS (UPDATE sub_accounts",
     "UPDATE sub_accounts s SET balance",
     "SELECT 1 FROM audit_blocks b WHERE b.block = (SELECT MAX(block) FROM audit_blocks)",
@@ -113,7 +112,7 @@ const EXPLAINED: &[&str] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_reads_all_that_is_stored() {
+async fn no_statement_reads_a_whole_table() {
     postgres::record();
     let database = Database::fresh().await;
     let url = format!("{}&{}", database.url, postgres::SETTINGS);
@@ -123,7 +122,7 @@ async fn no_statement_reads_all_that_is_stored() {
     };
     let fill = sqlx::raw_sql(include_str!("fill.sql"));
     fill.execute(&rows).await.unwrap();
-    // What was planned before the commit of the fill has ended by then.
+    // Statements planned before the commit of the fill have ended by then.
     tokio::time::sleep(Duration::from_millis(100)).await;
     postgres::forget();
 
@@ -137,7 +136,7 @@ async fn no_statement_reads_all_that_is_stored() {
     rows.close().await;
 }
 
-/// The start of a ledger, and what it does on the clock, which the ledger of the test does by hand.
+/// The start of a ledger, and its timer tasks, which the ledger of the test runs on request.
 async fn chores(world: &World, url: String, rows: &PgPool) {
     let config = LedgerConfig {
         url: StoreUrl::new(url),

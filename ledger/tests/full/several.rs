@@ -1,4 +1,4 @@
-//! Several ledgers on one database, and a saboteur.
+//! Several ledgers on one database, with connections killed by a saboteur.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ async fn fund_hot(world: &World) {
     }
 }
 
-/// What became of the writers' calls.
+/// Results of the writers' calls.
 #[derive(Default)]
 struct Tally {
     operations: usize,
@@ -32,8 +32,8 @@ struct Tally {
     refused: usize,
 }
 
-/// A writer: transfers between hot sub-accounts, holds on them, parts of those holds consumed, some
-/// calls repeated under their key.
+/// A writer: transfers between hot sub-accounts, holds on them, partial consumption of those holds,
+/// some calls repeated under their key.
 async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut tally = Tally::default();
@@ -104,7 +104,7 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     tally
 }
 
-/// Runs the writers on both ledgers, then looks at what must be so.
+/// Runs the writers on both ledgers and sums their results.
 async fn crowd(worlds: [&World; 2], writers: u64, steps: usize) -> Tally {
     let mut tasks = JoinSet::new();
     for seed in 0..writers {
@@ -135,14 +135,14 @@ async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
     assert_eq!(sums, [(all.consumed * 100).to_string()]);
     rows.close().await;
     world.assert_books_balance().await;
-    // One chain of blocks, whichever ledger sealed them.
+    // One chain of blocks for both ledgers.
     let found = ledger::verify(&world.config()).await.unwrap();
     assert_eq!(found.fault, None);
     assert!(found.operations >= all.operations as u64);
 }
 
-/// Every event once, and for each sub-account a chain of balances without a gap: the order of each
-/// key is that of the commits.
+/// Each event occurs once, and each sub-account's balances form a gapless chain: the order per key
+/// is that of the commits.
 async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
     world.fund("last", RUB, "1").await;
     let seen = watch
@@ -184,7 +184,7 @@ async fn r237_fifty_writers_on_ten_hot_sub_accounts_through_two_ledgers() {
     let all = crowd([&world, &second], 50, 20).await;
     assert!(
         all.operations > 100 && all.holds > 50,
-        "the crowd did something"
+        "the writers made too few operations or holds"
     );
     assert_nothing_lost_or_twice(&second, &all).await;
     assert_events_are_a_chain(&mut watch, &world).await;
@@ -229,7 +229,7 @@ async fn r237_one_key_through_two_ledgers_acts_once() {
     let world = World::new().await;
     let second = world.beside().await;
     for round in 0..20 {
-        // The users are new: both ledgers make accounts, sub-accounts and the operation.
+        // New users: both ledgers try to create accounts, sub-accounts and the operation.
         let user = format!("new{round}");
         let to = format!("{user}:{RUB}");
         let legs: [Leg; 1] = [("system:reserve:CFA-RUB", &to, "5", RUB)];
@@ -240,7 +240,10 @@ async fn r237_one_key_through_two_ledgers_acts_once() {
             other.create_operation(request)
         );
         let (one, two) = (one.unwrap(), two.unwrap());
-        assert!(is_replay(&one) != is_replay(&two), "one of them made it");
+        assert!(
+            is_replay(&one) != is_replay(&two),
+            "exactly one is a replay"
+        );
         assert_eq!(
             one.into_inner().operation.unwrap().operation_id,
             two.into_inner().operation.unwrap().operation_id
@@ -266,13 +269,13 @@ async fn r214_connections_killed_while_writers_write_lose_nothing() {
         let (mut killed, mut seen) = (0, Vec::new());
         while !stopped.is_cancelled() {
             tokio::time::sleep(Duration::from_millis(rng.random_range(3..40))).await;
-            // A busy machine gets time to write something between two attacks.
+            // Gives a busy machine time to write something between two attacks.
             let sql = "SELECT COUNT(*)::text FROM audit_blocks";
             let blocks = rows.texts(sql).await;
             if std::mem::replace(&mut seen, blocks.clone()) == blocks && rng.random_bool(0.9) {
                 continue;
             }
-            // Mostly whoever is in a transaction, at times everybody.
+            // Mostly sessions in a transaction, at times all sessions.
             let condition = match rng.random_range(0..4) {
                 0 => "true",
                 1 => "query = 'COMMIT'",
@@ -285,8 +288,9 @@ async fn r214_connections_killed_while_writers_write_lose_nothing() {
     let all = crowd([&world, &second], 20, 20).await;
     stop.cancel();
     let killed = saboteur.await.unwrap();
-    assert!(killed > 10, "the saboteur did something: {killed}");
+    assert!(killed > 10, "too few sessions were killed: {killed}");
     assert_nothing_lost_or_twice(&world, &all).await;
-    // The relay may have published a batch whose deletion was killed: the log knows ids, so its readers see each once.
+    // The relay may publish a batch again whose deletion was killed: the log deduplicates by event
+    // id.
     assert_events_are_a_chain(&mut watch, &world).await;
 }

@@ -1,5 +1,5 @@
-//! The life of operations, holds, batches of a source, events of other services and limits, with
-//! every list and filter: what the tests of query plans explain.
+//! The workload of the query plan tests: operations, holds, batches of a source, events of other
+//! services and limits, with every list and filter.
 
 use events::topics;
 use proto::{
@@ -50,7 +50,7 @@ async fn operations(world: &World) {
     world.fund("u1", RUB, "1000").await;
     world.fund("u1", BOND, "10").await;
     world.fund("u2", RUB, "1000").await;
-    // One, some and many; again; and of a log.
+    // One, some and many operations, each sent twice; then batches with a source.
     for (key, count) in [("one", 1), ("some", 20), ("many", 600)] {
         for _ in 0..2 {
             send(world, key, None, payments(key, count)).await;
@@ -81,7 +81,7 @@ async fn operations(world: &World) {
     world.get_operation(&paid.operation_id).await;
 }
 
-/// A deposit that its receipt makes final.
+/// A deposit that a receipt makes final.
 async fn chain(world: &World) {
     let deposit: [Leg; 1] = [("system:reserve:CFA-RUB", "u2:CFA-RUB", "10", RUB)];
     let mut awaited = operation(OperationType::Deposit, "u2", "awaited", &deposit);
@@ -104,7 +104,8 @@ async fn chain(world: &World) {
     .await;
 }
 
-/// A user is created, blocked and unblocked; a sub-account of his is frozen and thawed by staff.
+/// A user is created, blocked and unblocked; staff freeze and unfreeze one of the user's
+/// sub-accounts.
 async fn users(world: &World) {
     let status_of_u5 = async || {
         let request = GetSubAccountRequest {
@@ -144,8 +145,7 @@ async fn users(world: &World) {
     }
 }
 
-/// Money that was issued; a redemption whose end is known before it; deposits that a caller makes
-/// final.
+/// Issued money; a redemption confirmed before it is posted; deposits that a caller makes final.
 async fn issues(world: &World) {
     let redeemed = CfaRedeemedEvent {
         operation_id: "redemption-1".into(),
@@ -189,7 +189,7 @@ async fn issues(world: &World) {
     assert_eq!(answer.into_inner().finalized, 2);
 }
 
-/// Makes an operation of `u5` that is final once the chain has it.
+/// Creates an operation of `u5` that awaits the chain.
 async fn awaiting(
     world: &World,
     kind: OperationType,
@@ -204,7 +204,7 @@ async fn awaiting(
     answer.unwrap().into_inner().operation.unwrap()
 }
 
-/// A hold is adjusted, split by a batch of a log, and its part released.
+/// A hold is adjusted, split by a batch with a source, and its child released.
 async fn parts(world: &World) {
     let whole = Hold {
         owner: "market".into(),
@@ -245,7 +245,7 @@ async fn holds(world: &World) {
     let kept = world.hold("u1", RUB, "5").await;
     let released = world.hold("u1", RUB, "5").await;
     world.release("r", &released.hold_id).await.unwrap();
-    // One that has ended is not remembered: it is read again.
+    // An ended hold is not cached: it is read from the store.
     let gone = world.consume("gone", &released.hold_id, None).await;
     gone.unwrap_err();
     let part = amount(RUB, "1");

@@ -1,8 +1,7 @@
-//! No statement of the ledger costs more the more rows are stored: every statement that its writer and its
-//! readers run in the life of operations, holds, batches of a source, events of other services and limits is
-//! explained on the SQLite file that it ran on.
+//! No statement of the ledger scans a table on SQLite: every statement that its writer and readers
+//! run in the workload of `life` is explained on the file that it ran on.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! A separate test program, since the record of statements is process-wide.
 
 #[path = "../boundary/harness.rs"]
 #[allow(dead_code)]
@@ -43,7 +42,7 @@ const ALLOWED: [Allowed; 6] = [
     },
 ];
 
-/// The server of PostgreSQL: none.
+/// URL of the PostgreSQL server: none.
 fn server() -> Option<String> {
     None
 }

@@ -1,4 +1,4 @@
-//! One RPC from the command line: flags to a message, Connect with JSON over HTTP, the answer as text or JSON.
+//! One RPC from the command line: flags to a request, Connect with JSON over HTTP, answer as text.
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{schema, table};
 
-/// Where to call and as whom.
+/// Address and credential of calls.
 #[derive(Clone)]
 pub struct Target {
     pub url: String,
@@ -27,7 +27,7 @@ impl Target {
         })
     }
 
-    /// The same place, another caller.
+    /// The same address with another credential.
     pub fn with_token(&self, token: impl Into<String>) -> Self {
         Self {
             token: token.into(),
@@ -38,7 +38,7 @@ impl Target {
     /// Calls `<package>.<Service>/<Method>` with a request in proto3 JSON.
     ///
     /// # Errors
-    /// [`Refusal`] when the platform answers with an error, another error when it does not answer.
+    /// [`Refusal`] if the platform answers with an error, another error if it does not answer.
     pub async fn call(&self, path: &str, request: &Value) -> anyhow::Result<Value> {
         let response = self
             .http
@@ -63,7 +63,7 @@ impl Target {
     }
 }
 
-/// The platform's own "no": Connect code and message.
+/// An error that the platform answered: Connect code and message.
 #[derive(Debug)]
 pub struct Refusal {
     pub code: String,
@@ -79,7 +79,7 @@ impl std::fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// The commands for every noun of the table.
+/// The commands of every noun in the table.
 pub fn commands() -> Vec<Command> {
     table::NOUNS
         .iter()
@@ -109,13 +109,13 @@ pub fn verb(name: &'static str, path: &str) -> Command {
             Arg::new("idempotency-key")
                 .long("idempotency-key")
                 .value_name("TEXT")
-                .help("Key that makes a repeat harmless; generated when not given"),
+                .help("Idempotency key; generated if omitted"),
         )
         .arg(
             Arg::new("data")
                 .long("data")
                 .value_name("JSON")
-                .help("The whole request as proto3 JSON; flags are laid over it"),
+                .help("The whole request as proto3 JSON; flags override its fields"),
         )
 }
 
@@ -157,11 +157,11 @@ fn check_report(path: &str, answer: &Value) -> anyhow::Result<()> {
 /// # Errors
 /// Flags that make no request; otherwise as [`Target::call`].
 pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
-    let method = schema::method(path).with_context(|| format!("there is no call {path}"))?;
+    let method = schema::method(path).with_context(|| format!("unknown call {path}"))?;
     let mut request = match matches.get_one::<String>("data") {
         Some(text) => match serde_json::from_str(text).context("--data is not JSON")? {
             Value::Object(object) => object,
-            _ => bail!("--data: a JSON object is expected"),
+            _ => bail!("--data: expected a JSON object"),
         },
         None => Map::new(),
     };

@@ -1,4 +1,4 @@
-//! `platform data accept`: the manifest of a data folder, written from what is in it.
+//! `platform data accept`: writes the manifest of a data folder from its contents.
 
 use clap::{ArgMatches, Command};
 
@@ -8,21 +8,22 @@ use crate::{manifest, platform};
 /// The noun with its verb.
 pub fn command() -> Command {
     Command::new("data")
-        .about("The data folder: which stores and keys belong to it")
+        .about("The data folder and the manifest of its stores and keys")
         .subcommand_required(true)
         .subcommand(Command::new("accept").about(
-            "Take the stores and keys of the folder as they are: once for a folder of an older version, and after a key or the stores of the configuration were changed on purpose",
+            "Accept the folder's stores and keys as they are. Run it once on a folder of an older \
+             version, and after an intended change of a key or of the configured stores",
         ))
 }
 
-/// Does what `data` was asked. No platform may run on the folder.
+/// Runs `platform data`. No platform may run on the folder.
 ///
 /// # Errors
-/// The folder is in use, has nothing to accept, or a part of it is missing.
+/// The folder is in use, has nothing to accept, or lacks a part.
 pub fn run(_: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(
         config.data_dir.is_dir(),
-        "data folder {}: there is none",
+        "data folder {} does not exist",
         config.data_dir.display()
     );
     let _lock = platform::lock_folder(&config.data_dir)?;
@@ -33,19 +34,19 @@ pub fn run(_: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     }
     let lists = [
         ("accepted", &accepted.parts),
-        ("made by the next start", &accepted.pending),
+        ("created at the next start", &accepted.pending),
         ("changed key", &accepted.changed_keys),
-        ("left out", &accepted.left_out),
+        ("no longer used", &accepted.left_out),
     ];
     for (what, names) in lists {
         for name in names {
             println!("{what}: {name}");
         }
     }
-    println!("{} is written.", accepted.manifest.display());
+    println!("{} was written.", accepted.manifest.display());
     if accepted.is_adopted {
         println!(
-            "Made by an older version: it must have been stopped with no open order and with every trade final."
+            "The folder is of an older version: it must have been stopped with no open order and every trade final."
         );
     }
     Ok(())

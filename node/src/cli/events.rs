@@ -1,7 +1,7 @@
-//! `platform events dlq`: dead letters of the event log, and the way back (D26).
+//! `platform events dlq`: lists and replays dead letters of the event log (D26).
 //!
-//! Works on the log itself, embedded or Kafka, as the configuration names it: the platform may run
-//! meanwhile, and on Kafka anywhere.
+//! Works on the configured log itself, embedded or Kafka. The platform may run meanwhile, and on
+//! Kafka anywhere.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::output;
 use crate::config::Config;
 
-/// The command line of this noun.
+/// The command line of the noun.
 pub fn command() -> Command {
     let verb = |name, about| {
         Command::new(name)
@@ -28,37 +28,37 @@ pub fn command() -> Command {
                     .value_name("TOPIC")
                     .value_parser(PossibleValuesParser::new(topics::ALL))
                     .action(ArgAction::Append)
-                    .help("Topic the events came from; may be repeated [default: every topic]"),
+                    .help("Topic of the events; may be repeated [default: every topic]"),
             )
             .arg(
                 Arg::new("group")
                     .long("group")
                     .value_name("GROUP")
-                    .help("Only what this group of consumers gave up [default: every group]"),
+                    .help("Only dead letters of this consumer group [default: every group]"),
             )
     };
-    let list = verb("list", "List the events that consumers gave up").arg(
+    let list = verb("list", "List dead letters").arg(
         Arg::new("all")
             .long("all")
             .action(ArgAction::SetTrue)
-            .help("Those too that were put back already"),
+            .help("Include dead letters that were replayed already"),
     );
     let replay = verb(
         "replay",
-        "Put events back, once each, for the group that gave them up",
+        "Redeliver dead letters to their consumer group, once each",
     );
     Command::new("events")
         .about("The event log")
         .subcommand_required(true)
         .subcommand(
             Command::new("dlq")
-                .about("Events that consumers gave up (dead letters)")
+                .about("Dead letters: events that a consumer group gave up after its retries")
                 .subcommand_required(true)
                 .subcommands([list, replay]),
         )
 }
 
-/// Runs what was parsed by [`command`].
+/// Runs the command parsed by [`command`].
 ///
 /// # Errors
 /// The log cannot be opened or reached.
@@ -67,7 +67,7 @@ pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::R
         .subcommand()
         .and_then(|(_, matches)| matches.subcommand())
     else {
-        bail!("there is no such command");
+        bail!("unknown command");
     };
     let named: Vec<&str> = matches
         .get_many::<String>("topic")
@@ -88,7 +88,7 @@ pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::R
         }
         None => {
             let folder = config.data_dir.join("events");
-            // Opening would make what is missing.
+            // Opening would create a missing log.
             if !["log.db", "offsets.db"]
                 .iter()
                 .all(|name| folder.join(name).is_file())
@@ -128,7 +128,7 @@ async fn letters(
     } else {
         dlq::list(log, topics, group).await
     };
-    // A log that is away has no letters to show, which is not the same as none.
+    // An unreachable log also yields no letters: report it instead of an empty list.
     if let Some(reason) = failing.borrow().as_deref() {
         bail!("event log: {reason}");
     }

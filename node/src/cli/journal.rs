@@ -1,6 +1,8 @@
-//! `platform journal ls | verify | dump | replay | snapshot`: the trading path's log, looked at
-//! where it lies. No platform has to run; while one does, the end of its log may be taken for
-//! damage, but by `dump --follow`, and it makes its own snapshots.
+//! `platform journal ls | verify | dump | replay | snapshot`: reads the trading path's log in
+//! place.
+//!
+//! No platform has to run. A running one writes its own snapshots, and its log's end may look
+//! damaged, except to `dump --follow`.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -17,7 +19,7 @@ use types::{NodeId, Sequence};
 
 use crate::config::Config;
 
-/// How long `dump --follow` waits at the end before it looks again.
+/// Pause of `dump --follow` at the journal's end.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(50);
 
 /// The noun with its verbs.
@@ -25,7 +27,7 @@ pub fn command() -> Command {
     let until = || {
         number("until")
             .long("until")
-            .help("Last command [default: the last one there is]")
+            .help("Last command [default: the journal's last]")
     };
     Command::new("journal")
         .about("The journal of the trading path: list, check, print, replay, snapshot")
@@ -40,16 +42,15 @@ pub fn command() -> Command {
         )
         .subcommand(Command::new("ls").about("List segments and snapshots"))
         .subcommand(
-            Command::new("verify")
-                .about("Check every record, compute every event again and compare it"),
+            Command::new("verify").about("Check every record, recompute every event and compare"),
         )
         .subcommand(
             Command::new("dump")
-                .about("Print commands with their events; with --json one object a line")
+                .about("Print commands with their events; with --json one object per line")
                 .arg(
                     number("from")
                         .long("from")
-                        .help("First command [default: the first one there is]"),
+                        .help("First command [default: the journal's first]"),
                 )
                 .arg(until())
                 .arg(
@@ -57,17 +58,17 @@ pub fn command() -> Command {
                         .long("follow")
                         .short('f')
                         .action(ArgAction::SetTrue)
-                        .help("Go on with what a running platform writes, once it is durable"),
+                        .help("Continue with the durable records of a running platform"),
                 ),
         )
         .subcommand(
             Command::new("replay")
-                .about("Print books and state hash after a command")
+                .about("Print the books and the state hash after a command")
                 .arg(until()),
         )
         .subcommand(
             Command::new("snapshot")
-                .about("Write the state after a command down, for a faster start")
+                .about("Write a snapshot of the state after a command, for a faster start")
                 .arg(until()),
         )
 }
@@ -78,13 +79,13 @@ fn number(name: &'static str) -> Arg {
         .value_parser(value_parser!(u64).range(1..))
 }
 
-/// Does what `journal` was asked of the folder of the configuration, unless `--dir` names another.
+/// Runs `platform journal` on the configured folder, or on the one of `--dir`.
 ///
 /// # Errors
-/// The journal cannot be read, or does not check.
+/// The journal cannot be read or fails the check.
 pub fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     let Some((verb, matches)) = matches.subcommand() else {
-        bail!("journal: a verb is expected");
+        bail!("journal: missing verb");
     };
     let given = matches.get_one::<PathBuf>("dir");
     let dir = given.map_or_else(|| config.journal_dir(), PathBuf::clone);
@@ -132,7 +133,7 @@ fn dump(
     follows: bool,
     json: bool,
 ) -> anyhow::Result<()> {
-    // The journal may begin later than it once did.
+    // The journal may be truncated.
     let from = from.map_or_else(|| folder.first(), Ok)?;
     let out = RefCell::new(BufWriter::new(io::stdout().lock()));
     let is_closed = Cell::new(false);
@@ -163,7 +164,7 @@ fn dump(
     } else {
         folder.dump(from..=until, show).map(drop)
     };
-    // Whoever reads has seen enough.
+    // The reader has closed the output: success.
     if is_closed.get() {
         return Ok(());
     }
@@ -196,7 +197,7 @@ mod tests {
             let error = format!("{:#}", ask(&[verb]).expect_err("no folder"));
             assert!(error.contains("No such file"), "{error}");
         }
-        assert!(!dir.exists(), "a look makes nothing");
+        assert!(!dir.exists(), "reading creates nothing");
         let config = sequencer::Config::new(&dir);
         let backlog = std::sync::Arc::default();
         sequencer::SequencerHandle::start(config, backlog)
@@ -210,7 +211,7 @@ mod tests {
             &["replay"],
             &["snapshot"],
         ] {
-            ask(words).expect("an empty journal is a good one");
+            ask(words).expect("an empty journal is valid");
         }
         assert!(ask(&["replay", "--until", "5"]).is_err());
         assert!(

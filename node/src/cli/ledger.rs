@@ -1,6 +1,6 @@
-//! `platform ledger ...`: what an accountant or auditor asks, as tables. `balance`, `statement`,
-//! `holds` and `trial-balance` call a running platform; `rebuild` compares it with the chain;
-//! `verify` reads the ledger's rows, with or without a node beside it.
+//! `platform ledger ...`: tables for accountants and auditors. `balance`, `statement`, `holds` and
+//! `trial-balance` call a running platform; `rebuild` compares it with the chain; `verify` reads
+//! the ledger's rows, with or without a running platform.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,13 @@ const STATEMENT: &str = "dfa.ledger.v1.LedgerService/GetStatement";
 const HOLDS: &str = "dfa.ledger.v1.LedgerService/ListHolds";
 const TRIAL_BALANCE: &str = "dfa.ledger.v1.LedgerService/GetTrialBalance";
 
-/// Verbs of the noun `ledger` beside those of the table of calls.
+/// Verbs of the noun `ledger` besides those in the table of calls.
 pub fn verbs() -> [Command; 4] {
     [
         call::verb("balance", BALANCE),
         call::verb("holds", HOLDS),
         Command::new("rebuild").about(
-            "Replay the chain's log from its first block and compare the balances it gives with the ledger's",
+            "Replay the chain's log from its first block and compare the balances with the ledger's",
         ),
         Command::new("verify")
             .about("Check the ledger's rows: every block, posting, balance and hold; name the first bad record")
@@ -39,7 +39,7 @@ pub fn verbs() -> [Command; 4] {
     ]
 }
 
-/// Runs `platform ledger <verb>`; `None` for a verb that is not shown as a table.
+/// Runs `platform ledger <verb>`; `None` for a verb without a table.
 pub async fn run(
     target: &Target,
     config: impl FnOnce() -> anyhow::Result<Config>,
@@ -91,12 +91,12 @@ async fn verify(
         print!("{verified}");
     }
     match verified.fault {
-        Some(fault) => bail!("the ledger is not as it was written: {fault}"),
+        Some(fault) => bail!("the ledger differs from what was written: {fault}"),
         None => Ok(()),
     }
 }
 
-/// A field as one word: a text, a number, a decimal, an amount.
+/// A field as one token: text, number, decimal or amount.
 fn word(value: &Value, name: &str) -> String {
     match &value[name] {
         Value::String(text) => text.clone(),
@@ -121,7 +121,7 @@ fn rows<const N: usize>(list: &Value, names: [&str; N]) -> Vec<[String; N]> {
         .collect()
 }
 
-/// A bare name of an enumeration.
+/// Strips the prefix of an enumeration column.
 fn bare(mut rows: Vec<[String; 7]>, column: usize, prefix: &str) -> Vec<[String; 7]> {
     for row in &mut rows {
         if let Some(name) = row[column].strip_prefix(prefix) {
@@ -257,8 +257,10 @@ mod tests {
             "sumIn": { "value": "9.50" },
             "sumOut": { "value": "0.00" },
             "lines": [{
-                "version": "1", "at": "2026-11-21T10:00:00Z", "operationType": "OPERATION_TYPE_DEPOSIT", "operationId": "op-1",
-                "counterpartySubaccountId": "system:reserve:CFA-RUB", "amount": { "value": "9.50" }, "balance": { "value": "9.50" },
+                 "version": "1", "at": "2026-11-21T10:00:00Z",
+                 "operationType": "OPERATION_TYPE_DEPOSIT", "operationId": "op-1",
+                 "counterpartySubaccountId": "system:reserve:CFA-RUB",
+                 "amount": { "value": "9.50" }, "balance": { "value": "9.50" },
             }],
             "pagination": { "nextPageToken": "abc" },
         });
@@ -286,7 +288,7 @@ mod tests {
         let dir = folder.path().to_str().expect("text");
         let [_, _, _, verify] = verbs();
         let matches = verify.get_matches_from(["verify", "--dir", dir]);
-        let config = || bail!("is not asked");
+        let config = || bail!("--dir needs no configuration");
         let error = super::verify(config, &matches, false).await;
         let error = format!("{:#}", error.expect_err("no ledger"));
         assert!(error.contains("there is no ledger in"), "{error}");

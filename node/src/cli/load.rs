@@ -23,29 +23,29 @@ pub fn command() -> Command {
              are created and funded over the public calls. Ctrl-C ends the load with the figures so far.",
         )
         .args([
-            flag("rate", "N", number(), "1000", "Requests a second over all sessions"),
-            flag("seconds", "N", number(), "10", "How long requests are due"),
-            flag("members", "N", small(), "8", "Members: one half buys, the other sells"),
-            flag("sessions", "N", small(), "1", "Sessions of each member; 64 at most together"),
-            flag("window", "N", number(), "256", "Requests without an answer per session"),
+            flag("rate", "N", number(), "1000", "Requests per second over all sessions"),
+            flag("seconds", "N", number(), "10", "Duration of the load"),
+            flag("members", "N", small(), "8", "Number of members; one half buys, the other sells"),
+            flag("sessions", "N", small(), "1", "Sessions per member; at most 64 in total"),
+            flag("window", "N", number(), "256", "Maximum unanswered requests per session"),
             flag("seed", "N", value_parser!(u64), "1", "Seed of the requests"),
             flag(
                 "profile",
                 "SHARES",
                 ValueParser::new(str::parse::<Profile>),
                 "47,38,8,7",
-                "Percentages of new orders that rest, cancels, amends, orders that trade at once",
+                "Percentages of resting orders, cancels, amends, immediate-or-cancel orders",
             ),
             option("trading", "ADDRESS", value_parser!(SocketAddr))
                 .help("Trading gateway of the platform (QUIC) [default: listen.trading of the configuration]")
                 .visible_alias("address"),
             option("fingerprint", "SHA256", value_parser!(String))
-                .help("Certificate of the trading gateway; needed unless it is on this machine"),
+                .help("Certificate of the trading gateway; required if it runs on another machine"),
             Arg::new("spin")
                 .long("spin")
                 .action(ArgAction::SetTrue)
-                .help("Use the spinning client, which takes a core; the other one sends once a millisecond"),
-            option("report", "FILE", path()).help("Write the figures to a JSON file"),
+                .help("Use the spinning client, which occupies a core; the other one sends every millisecond"),
+            option("report", "FILE", path()).help("Write the results to a JSON file"),
             option("hdr", "DIR", path())
                 .help("Write accepted.hgrm and durable.hgrm, microseconds by percentile"),
             option("plot", "FILE", path()).help("Draw the percentiles as SVG"),
@@ -71,10 +71,10 @@ fn flag(
         .help(help)
 }
 
-/// Sends the load that the flags name, by default to the trading gateway at `trading`.
+/// Sends the load described by the flags, by default to the trading gateway at `trading`.
 ///
 /// # Errors
-/// Flags that do not fit together; otherwise as [`load::run`].
+/// Inconsistent flags; otherwise as [`load::run`].
 pub async fn run(
     matches: &ArgMatches,
     target: Target,

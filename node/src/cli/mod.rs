@@ -1,5 +1,5 @@
-//! The command line: `platform run | demo | replay | load | proof | data | journal | config`, and a noun
-//! for everything the platform can be asked.
+//! The command line: `platform run | demo | replay | load | proof | data | journal | config`, and a
+//! noun for each area of the contract.
 
 pub mod call;
 pub mod data;
@@ -26,14 +26,15 @@ use crate::platform::Platform;
 use crate::{demo, proof, replay, run};
 use call::Target;
 
-/// May call everything an operator's desk needs; reads are the auditor's too.
+/// May make every operator call; auditors may make the reads too.
 const TOKEN_DEFAULT: &str =
     "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
 
 /// Parses and runs.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    // Services and sessions share the runtime; a worker that waits for a disk must not leave the others without one.
+    // Services and sessions share the runtime: workers that wait for a disk must not block the
+    // others.
     let workers = std::thread::available_parallelism().map_or(4, |cores| cores.get().max(4));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
@@ -43,7 +44,7 @@ pub fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the runtime cannot be started: {error}");
+            eprintln!("error: cannot start the runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -58,7 +59,6 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The whole command line.
 pub fn command() -> Command {
     Command::new("platform")
         .about("Platform for digital financial assets: issue, trade, settle, prove")
@@ -100,7 +100,7 @@ pub fn command() -> Command {
         .subcommand(Command::new("config").about("Print the configuration in force, passwords masked"))
         .subcommand(
             Command::new("demo")
-                .about("Tell the whole story of an asset, from deposit to maturity, and check every step")
+                .about("Run the whole life cycle of an asset, from deposit to maturity, and check every step")
                 .args(connect()),
         )
         .subcommand(
@@ -135,7 +135,7 @@ pub fn command() -> Command {
                         .long("speed")
                         .value_name("FACTOR")
                         .default_value("max")
-                        .help("Multiple of the file's own pace, or max: as fast as the throttles admit"),
+                        .help("Multiple of the recorded pace, or max: as fast as the throttles admit"),
                 )
                 .args(connect()),
         )
@@ -250,17 +250,17 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
                 Some(done) => done,
                 None => call::run(&target, "ledger", matches, json)
                     .await
-                    .context("there is no such command")?,
+                    .context("unknown command")?,
             }
         }
         Some((noun, matches)) => match call::run(&target()?, noun, matches, json).await {
             Some(done) => done,
-            None => bail!("there is no command `{noun}`"),
+            None => bail!("unknown command `{noun}`"),
         },
     }
 }
 
-/// The address at which a listener of this machine answers.
+/// Address to connect to for a listener of this machine.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.is_ipv4() {
@@ -271,7 +271,8 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// What `replay` plays, and the multiple of the file's own pace; none = as fast as throttles admit.
+/// Source and pace of `replay`, as a multiple of the recorded pace; `None` = as the throttles
+/// admit.
 fn replayed(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>)> {
     let source = match matches.get_one::<PathBuf>("lobster") {
         Some(path) => replay::Source::Lobster(path.clone()),
@@ -284,14 +285,13 @@ fn replayed(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>
         None | Some("max") => None,
         Some(text) => match text.parse::<f64>() {
             Ok(speed) if speed >= 1.0 && speed.is_finite() => Some(speed),
-            _ => bail!("--speed {text}: a factor of at least 1, or max, is expected"),
+            _ => bail!("--speed {text}: expected a factor of at least 1, or max"),
         },
     };
     Ok((source, speed))
 }
 
-/// Runs `play` against the running platform, or against one that is started for it in a temporary
-/// folder and stopped afterwards.
+/// Runs `play` against the running platform, or against a temporary one in a temporary folder.
 async fn on_stage<F>(
     matches: &ArgMatches,
     target: Target,

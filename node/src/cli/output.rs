@@ -1,4 +1,4 @@
-//! Answers for people: one `name: value` a line, nested names indented, amounts as one word.
+//! Answers as text: one `name: value` per line, nested names indented, amounts as one token.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub fn text(value: &Value) -> String {
 /// Widest table; wider answers are printed as indented text.
 const TABLE_WIDTH_MAX: usize = 180;
 
-/// Lines of a table, columns as wide as their widest word.
+/// A table with columns as wide as their widest cell.
 pub fn table<const N: usize>(
     head: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -103,7 +103,7 @@ fn write_named(out: &mut String, name: &str, value: &Value, depth: usize) {
     }
 }
 
-/// What fits on one line: scalars, decimals, amounts.
+/// Values that fit on one line: scalars, decimals, amounts.
 fn word(value: &Value) -> Option<String> {
     match value {
         Value::Null => Some(String::new()),
@@ -155,9 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_one_word_and_lists_are_indented() {
+    fn amounts_are_one_token_and_lists_are_indented() {
         let answer = json!({
-            "trades": [{ "price": { "value": "100.5" }, "fee": { "amount": { "currencyCode": "RUB", "amount": { "value": "0.10" } } } }],
+            "trades": [{
+                "price": { "value": "100.5" },
+                "fee": { "amount": { "currencyCode": "RUB", "amount": { "value": "0.10" } } }
+            }],
             "pagination": {},
         });
         assert_eq!(

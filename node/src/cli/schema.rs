@@ -1,10 +1,9 @@
-//! The descriptors as the command line sees them: methods become commands, request fields become
-//! flags, flags become a message.
+//! Maps descriptors to the command line: methods to commands, request fields to flags.
 //!
-//! Amounts are written as people write them: a `Decimal` is `100.50`, a `Money` is `100.50` or
-//! `100.50 RUB`, a `MonetaryAmount` is `100.50 CFA-RUB`, an enumeration value is its bare name in
-//! any case (`buy`, `SBP_QR`), a time is RFC 3339. A nested message gives its fields as flags of
-//! their own; repeated messages are given as JSON.
+//! Values in human form: a `Decimal` is `100.50`, a `Money` is `100.50` or `100.50 RUB`, a
+//! `MonetaryAmount` is `100.50 CFA-RUB`, an enumeration value is its bare name in any case (`buy`,
+//! `SBP_QR`), a time is RFC 3339. Fields of a nested message are flags of their own; repeated
+//! messages are JSON.
 
 use std::sync::OnceLock;
 
@@ -24,7 +23,7 @@ pub fn pool() -> &'static DescriptorPool {
     })
 }
 
-/// The method behind `<package>.<Service>/<Method>`.
+/// The method of the path `<package>.<Service>/<Method>`.
 pub fn method(path: &str) -> Option<MethodDescriptor> {
     let (service, name) = path.split_once('/')?;
     pool()
@@ -33,7 +32,7 @@ pub fn method(path: &str) -> Option<MethodDescriptor> {
         .find(|method| method.name() == name)
 }
 
-/// First line of the comment above a descriptor, for the help.
+/// First line of a descriptor's comment, for the help.
 pub fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Option<String> {
     let info = file.file_descriptor_proto().source_code_info.as_ref()?;
     let location = info
@@ -44,7 +43,7 @@ pub fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Option<Str
     (!text.is_empty()).then(|| text.replace('\n', " "))
 }
 
-/// How a field appears on the command line.
+/// Form of a field on the command line.
 enum Shape {
     Flag,
     Nested(MessageDescriptor),
@@ -68,7 +67,7 @@ fn shape(field: &FieldDescriptor) -> Shape {
     }
 }
 
-/// Messages that people write as one word.
+/// Messages written as one token.
 fn is_text(message: &MessageDescriptor) -> bool {
     matches!(
         message.full_name(),
@@ -79,7 +78,7 @@ fn is_text(message: &MessageDescriptor) -> bool {
     )
 }
 
-/// Flags that every command has already.
+/// Flags of every command.
 const RESERVED: &[&str] = &[
     "idempotency-key",
     "data",
@@ -92,7 +91,7 @@ const RESERVED: &[&str] = &[
     "version",
 ];
 
-/// A field whose name is taken by a flag of every command is given as `--field-<name>`.
+/// A field whose name is reserved becomes `--field-<name>`.
 fn flag_name(field: &FieldDescriptor) -> String {
     let name = field.name().replace('_', "-");
     if RESERVED.contains(&name.as_str()) {
@@ -102,7 +101,7 @@ fn flag_name(field: &FieldDescriptor) -> String {
     }
 }
 
-/// Flags for the fields of a request, `context` left out: the command line fills it.
+/// Flags of a request's fields, except `context`, which the command line fills in.
 pub fn flags(message: &MessageDescriptor) -> Vec<Arg> {
     let mut args: Vec<Arg> = Vec::new();
     collect(message, true, &mut args);
@@ -186,10 +185,10 @@ fn bare_names(values: &EnumDescriptor) -> Vec<String> {
         .collect()
 }
 
-/// The request as proto3 JSON, `context` left out.
+/// The request as proto3 JSON, except `context`.
 ///
 /// # Errors
-/// A value that is not of its field's form, with the flag that carries it.
+/// A value that does not fit its field, with its flag.
 pub fn request(
     message: &MessageDescriptor,
     matches: &ArgMatches,
@@ -233,7 +232,7 @@ fn build(
 
 fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
     Ok(match field.kind() {
-        Kind::Bool => Value::Bool(word.parse().context("true or false is expected")?),
+        Kind::Bool => Value::Bool(word.parse().context("expected true or false")?),
         Kind::String => json!(word),
         Kind::Enum(values) => {
             let prefix = prefix(&values);
@@ -244,7 +243,7 @@ fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
                 .find(|name| values.get_value_by_name(name).is_some())
             {
                 Some(name) => json!(name),
-                None => bail!("one of {} is expected", bare_names(&values).join(", ")),
+                None => bail!("expected one of {}", bare_names(&values).join(", ")),
             }
         }
         Kind::Message(message) => match message.full_name() {
@@ -252,11 +251,11 @@ fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
             "dfa.common.v1.Money" => amount(word, "RUB"),
             "dfa.common.v1.MonetaryAmount" => amount(word, types::CFA_RUB),
             "google.protobuf.Timestamp" => json!(word),
-            _ => serde_json::from_str(word).context("JSON of the message is expected")?,
+            _ => serde_json::from_str(word).context("expected JSON of the message")?,
         },
         Kind::Float | Kind::Double | Kind::Bytes => json!(word),
         _ => {
-            word.parse::<i128>().context("a whole number is expected")?;
+            word.parse::<i128>().context("expected a whole number")?;
             json!(word)
         }
     })

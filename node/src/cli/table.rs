@@ -1,11 +1,11 @@
-//! The words of the command line: which noun and verb stands for which RPC. A test compares the
-//! table with the descriptors, so that no call is without a command (R350).
+//! The nouns and verbs of the command line, one pair per RPC. A test compares the table with the
+//! descriptors, so every call has a command (R350).
 
 /// One RPC as a command: `platform <noun> <verb>`.
 pub struct Entry {
     pub noun: &'static str,
     pub verb: &'static str,
-    /// `<package>.<Service>/<Method>`, the path of the call without the leading slash.
+    /// `<package>.<Service>/<Method>`: the call's path without the leading slash.
     pub path: &'static str,
 }
 
@@ -15,7 +15,7 @@ macro_rules! entries {
     };
 }
 
-/// What each noun is, for the help.
+/// Help texts of the nouns.
 pub const NOUNS: &[(&str, &str)] = &[
     ("account", "Ledger accounts"),
     ("subaccount", "Sub-accounts and their balances"),
@@ -32,7 +32,7 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("instrument", "Registered issues and their contracts"),
     ("cfa", "Issue, redeem and transfer digital assets"),
     ("holders", "Holder registry"),
-    ("chain", "The blockchain behind the registry"),
+    ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
     ("payout", "Payouts to bank accounts"),
     ("recon", "Reconciliation of bank and supply"),
@@ -42,10 +42,7 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("trading-hold", "Money and units blocked for trading"),
     ("market", "Phases and state of the market"),
     ("user", "Users, limits and checks (identity)"),
-    (
-        "bank",
-        "The sandbox bank: what a payer or the bank would do",
-    ),
+    ("bank", "The sandbox bank: actions of a payer or the bank"),
 ];
 
 pub const ENTRIES: &[Entry] = entries! {

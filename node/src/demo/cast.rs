@@ -1,4 +1,4 @@
-//! Who takes part: two investors and an issuer, with KYC and bank accounts.
+//! Participants of the demonstration: two investors and an issuer, with KYC and bank accounts.
 
 use anyhow::Context;
 use serde_json::json;
@@ -7,7 +7,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::story::{Story, text};
 
-/// The people of the story and the bond they trade.
+/// The users and the bond they trade.
 pub struct Cast {
     pub issuer: String,
     pub alice: String,
@@ -19,7 +19,8 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// Creates the users; the bond gets a symbol of its own, so that the story can be told again on the same platform.
+    /// Creates the users. The bond has a unique symbol, so the demonstration can run again on the
+    /// same platform.
     pub async fn enter(story: &mut Story) -> anyhow::Result<Self> {
         let tag = uuid::Uuid::now_v7().simple().to_string()[20..].to_uppercase();
         let mut ids = Vec::new();
@@ -53,9 +54,9 @@ impl Cast {
     }
 }
 
-/// The present as RFC 3339.
+/// The current time as RFC 3339.
 pub fn now() -> String {
     OffsetDateTime::now_utc()
         .format(&Rfc3339)
-        .expect("the present has four digits of year")
+        .expect("the current year has four digits")
 }

@@ -1,5 +1,5 @@
-//! `platform demo`: an asset's whole life, on public interfaces alone. Each step is checked; the
-//! first that differs ends it with an error.
+//! `platform demo`: an asset's life cycle over public interfaces alone. Each step is checked; the
+//! first difference is an error.
 
 mod cast;
 mod story;
@@ -13,7 +13,7 @@ pub use story::{Story, same_number, text};
 
 use crate::cli::call::Target;
 
-/// Where the demonstration runs.
+/// Target of the demonstration.
 pub struct Stage {
     pub target: Target,
     /// `host:port` of the trading gateway.
@@ -21,10 +21,10 @@ pub struct Stage {
     pub json: bool,
 }
 
-/// Plays the story and prints the summary.
+/// Runs all steps and prints the summary.
 ///
 /// # Errors
-/// Anything that differs from what it should be.
+/// Any difference from the expected result.
 pub async fn run(stage: Stage) -> anyhow::Result<()> {
     let mut story = Story::new(stage.target.clone(), stage.json);
     let cast = Cast::enter(&mut story).await?;
@@ -38,7 +38,7 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
     let proof = crate::proof::take(&stage.target).await?;
     if !proof.ok {
         bail!(
-            "the proof of balances names differences: {}",
+            "the proof of balances has differences: {}",
             serde_json::to_string(&proof)?
         );
     }
@@ -66,7 +66,7 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Roubles in through the fast payment system, CFA-RUB out of the contract.
+/// Roubles in through the fast payment system, CFA-RUB issued by the contract.
 async fn deposits(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     for (name, user, amount) in [
         ("Alice", &cast.alice, "100000.00"),
@@ -76,14 +76,17 @@ async fn deposits(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
         let payment_id = deposit(story, user, amount).await?;
         story.balance_is(&format!("{user}:CFA-RUB"), amount).await?;
         story.step(
-            &format!("{name} paid RUB {amount} by QR code; the bank's webhook was verified and CFA-RUB minted on chain and in the ledger"),
+            &format!(
+                "{name} paid RUB {amount} by QR code; the bank's webhook was verified and CFA-RUB \
+                 minted on chain and in the ledger"
+            ),
             &[("payment_id", &payment_id), ("user_id", user)],
         );
     }
     Ok(())
 }
 
-/// One deposit from intent to final issue; gives the payment id.
+/// One deposit from intent to final issue; returns the payment id.
 pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<String> {
     let intent = story
         .call(
@@ -116,7 +119,7 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
     Ok(payment_id)
 }
 
-/// A bond is registered, its contract deployed, and sold to Bob.
+/// Registers a bond, deploys its contract and sells it to Bob.
 async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let registered = story
         .call(
@@ -186,7 +189,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Alice takes 10000 roubles back to her bank.
+/// Alice redeems 10000 roubles to her bank account.
 async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let (operation, payout) = redeem(story, &cast.alice, "10000.00").await?;
     let done = wait_final(story, &operation, "OPERATION_STATUS_FINALIZED").await?;
@@ -211,7 +214,7 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bank refuses Bob's account: the burned tokens come back.
+/// The bank refuses Bob's account: the burned tokens are returned.
 async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let fault = |fault: &str| json!({ "fault": fault, "account": cast.bob_account });
     story
@@ -232,7 +235,7 @@ async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()
         .await?;
     let message = text(&failed, "/operation/rejectionMessage")?;
     if message != "Payout failed, tokens returned" {
-        bail!("the refused redemption says `{message}`");
+        bail!("the refused redemption has the message `{message}`");
     }
     story
         .balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00")
@@ -269,7 +272,7 @@ async fn wait_final(story: &Story, operation: &str, status: &str) -> anyhow::Res
         .await
 }
 
-/// The bond matures: holders are paid nominal and coupon, the tokens are burned.
+/// The bond matures: holders receive nominal and coupon, the tokens are burned.
 async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let started = story
         .call(
@@ -294,7 +297,7 @@ async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
         .pointer("/redemption/total/amount/value")
         .unwrap_or(&Value::Null);
     if !same_number(total, "21000.00") {
-        bail!("20 bonds at 1050.00 come to 21000.00, the redemption says {total}");
+        bail!("20 bonds at 1050.00 are 21000.00, the redemption reports {total}");
     }
     story
         .balance_is(&format!("{}:CFA-RUB", cast.alice), "90330.89")

@@ -1,4 +1,4 @@
-//! How the demonstration talks: calls, waits, comparisons, and the steps it prints as they happen.
+//! Calls, waits, comparisons and printed steps of the demonstration.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::call::{Refusal, Target, context};
 
-/// How long any single thing may take before the demonstration calls it a failure.
+/// Longest wait for any single result.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The running demonstration.
@@ -28,7 +28,7 @@ impl Story {
         }
     }
 
-    /// Prints a step that has happened, with the ids that let a reader look it up.
+    /// Prints a completed step, with the ids to look it up.
     pub fn step(&mut self, text: &str, ids: &[(&str, &str)]) {
         if !self.quiet {
             let ids: Vec<String> = ids
@@ -58,7 +58,7 @@ impl Story {
         &self.target
     }
 
-    /// Calls as `token`; the context is filled in.
+    /// Calls with the credential `token`; fills in the context.
     pub async fn call(&self, token: &str, path: &str, request: Value) -> anyhow::Result<Value> {
         let mut request = request;
         request["context"] = context(None);
@@ -69,10 +69,10 @@ impl Story {
             .with_context(|| format!("{path} as {token}"))
     }
 
-    /// Repeats a read until `done` accepts it.
+    /// Repeats a read until `done` accepts the answer.
     ///
     /// # Errors
-    /// When it does not within a minute: what was waited for and the last answer.
+    /// Not accepted within a minute: the expectation and the last answer.
     pub async fn until(
         &self,
         what: &str,
@@ -91,7 +91,7 @@ impl Story {
                     PATIENCE.as_secs()
                 ),
                 Ok(_) => {}
-                // What an event brings is not there yet.
+                // Events deliver it later.
                 Err(error) if !is_late && is_not_found(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -99,7 +99,7 @@ impl Story {
         }
     }
 
-    /// Balance of a sub-account must be exactly this text, numerically.
+    /// Asserts a sub-account's balance, numerically.
     pub async fn balance_is(&self, sub_account: &str, expected: &str) -> anyhow::Result<()> {
         self.until(
             &format!("{sub_account} to hold {expected}, all of it available"),
@@ -131,7 +131,7 @@ pub fn same_number(value: &Value, expected: &str) -> bool {
         .is_some_and(|value| Some(value) == parse(expected))
 }
 
-/// A text field of an answer that must be there.
+/// A required text field of an answer.
 pub fn text<'a>(answer: &'a Value, pointer: &str) -> anyhow::Result<&'a str> {
     answer
         .pointer(pointer)

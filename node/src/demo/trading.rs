@@ -1,5 +1,5 @@
-//! The trading part of the story: Alice over the binary protocol, Bob over gRPC; partial fills, a
-//! cancel, a market order; then every trade settled.
+//! Trading part of the demonstration: Alice over the binary protocol, Bob over gRPC; partial fills,
+//! a cancel, a market order; then every trade settled.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Terminal {
         })
     }
 
-    /// The next numbered report that `pick` wants.
+    /// The next numbered report accepted by `pick`.
     async fn expect<T>(
         &mut self,
         what: &str,
@@ -57,7 +57,7 @@ impl Terminal {
                     .reports
                     .recv()
                     .await
-                    .context("the connection is gone")??;
+                    .context("the connection was lost")??;
                 if let ServerMessage::Rejected(rejected) = message {
                     bail!("refused: {}", rejected.reason.as_str());
                 }
@@ -105,7 +105,7 @@ impl Terminal {
     }
 }
 
-/// Plays the trading day; gives the number of trades, all settled.
+/// Runs the trading day; returns the number of trades, all settled.
 pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow::Result<u64> {
     let alice_token = format!("sandbox.investor.{}", cast.alice);
     let hold = story
@@ -147,11 +147,11 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     for (price, quantity) in [("1005.00", 4u64), ("1010.00", 3)] {
         let order = sell(story, cast, price, &quantity.to_string()).await?;
         if order.pointer("/order/status") != Some(&json!("ORDER_STATUS_FILLED")) {
-            bail!("Bob's order should be filled at once: {order}");
+            bail!("expected Bob's order to be filled at once: {order}");
         }
         let fill = alice.fill().await?;
         if fill != (101_000, quantity) {
-            bail!("a fill of {quantity} at 1010.00 was due, {fill:?} came");
+            bail!("expected a fill of {quantity} at 1010.00, got {fill:?}");
         }
         story.step(
             &format!("Bob sells {quantity} at {price} over gRPC: traded at 1010.00, the resting order's price"),
@@ -175,19 +175,19 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         })
         .await?;
     if left != 3 {
-        bail!("3 bonds should have been open, {left} were cancelled");
+        bail!("expected 3 open bonds, {left} were cancelled");
     }
     story.step("Alice cancels the 3 that are left", &[]);
 
     let offer = sell(story, cast, "1020.00", "5").await?;
     let offer_id = text(&offer, "/order/orderId")?.to_owned();
     if offer.pointer("/order/status") != Some(&json!("ORDER_STATUS_OPEN")) {
-        bail!("Bob's offer should rest: {offer}");
+        bail!("expected Bob's offer to rest: {offer}");
     }
     alice.place(2, OrderType::Market, 0, 2).await?;
     let fill = alice.fill().await?;
     if fill != (102_000, 2) {
-        bail!("a fill of 2 at 1020.00 was due, {fill:?} came");
+        bail!("expected a fill of 2 at 1020.00, got {fill:?}");
     }
     story.step(
         "Alice buys 2 at the market from Bob's offer of 5 at 1020.00",
@@ -203,10 +203,10 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     if cancelled.pointer("/order/status") != Some(&json!("ORDER_STATUS_CANCELLED"))
         || !same_number(&cancelled["order"]["filledQuantity"]["value"], "2")
     {
-        bail!("Bob's offer should be cancelled with 2 filled: {cancelled}");
+        bail!("expected Bob's offer to be cancelled with 2 filled: {cancelled}");
     }
     story.step(
-        "Bob cancels the rest of his offer",
+        "Bob cancels the rest of the offer",
         &[("order_id", &offer_id)],
     );
     drop(alice);
@@ -219,7 +219,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
             json!({ "holdId": hold_id }),
         )
         .await?;
-    // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00 and a fee of 9.11 paid by the buyer.
+    // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00, plus a fee of 9.11 paid by the buyer.
     story
         .balance_is(&format!("{}:CFA-RUB", cast.alice), "90880.89")
         .await?;
@@ -236,7 +236,9 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         .iter()
         .filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?)))
         .collect();
-    story.step("Every trade was delivered against payment, in the ledger and on chain; Alice closed her trading hold", &ids);
+    let summary = "Every trade was delivered against payment, in the ledger and on chain; Alice closed \
+                   her trading hold";
+    story.step(summary, &ids);
     Ok(trades.len() as u64)
 }
 

@@ -1,9 +1,9 @@
-//! `platform load`: open-loop order flow against a running platform, and how long its answers take.
+//! `platform load`: open-loop order flow against a running platform, with answer latencies.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `plan` | the requests: who sends what |
-//! | `run` | when each is due, what waits for an answer, and the two clients that carry it |
+//! | `plan` | generates the requests |
+//! | `run` | schedule, unanswered requests, and the two clients that drive it |
 //! | `tally` | counts and latencies |
 
 mod plan;
@@ -29,40 +29,40 @@ use plan::{BAND, MONEY_PER_ORDER, Plan, UNITS_PER_ORDER};
 use run::Run;
 use tally::Tally;
 
-/// What is asked for.
+/// Parameters of a load.
 pub struct Load {
-    /// Requests a second over all sessions.
+    /// Requests per second over all sessions.
     pub rate: u64,
     pub seconds: u64,
     pub members: u16,
-    /// Sessions of each member.
+    /// Sessions per member.
     pub sessions: u16,
-    /// Requests without an answer, a session.
+    /// Maximum unanswered requests per session.
     pub window: usize,
     pub seed: u64,
     pub profile: Profile,
-    /// With the spinning client, which takes a core.
+    /// Use the spinning client, which occupies a core.
     pub spins: bool,
     pub trading: SocketAddr,
     pub trust: Trust,
     pub target: Target,
-    /// Files for the figures, the distributions and the picture.
+    /// Output files: report, distributions, plot.
     pub report: Option<PathBuf>,
     pub hdr: Option<PathBuf>,
     pub plot: Option<PathBuf>,
     pub json: bool,
 }
 
-/// Brings members in, sends the load, writes and prints the figures.
+/// Enters members, sends the load, writes and prints the results.
 ///
 /// # Errors
-/// Members that cannot be funded, a lost connection (the figures so far are written), a file that
-/// cannot be written.
+/// Members cannot be funded, the connection was lost (results so far are written), or a file cannot
+/// be written.
 pub async fn run(load: Load) -> anyhow::Result<()> {
     let channels = u64::from(load.members) * u64::from(load.sessions);
     anyhow::ensure!(
         load.members >= 2 && (2..=wire::CHANNELS_MAX as u64).contains(&channels),
-        "two members at least, and {} sessions together at most: one connection carries them",
+        "two members at least, and {} sessions in total at most: one connection carries them",
         wire::CHANNELS_MAX
     );
     let total = load.rate.checked_mul(load.seconds);
@@ -97,7 +97,7 @@ pub async fn run(load: Load) -> anyhow::Result<()> {
     played.and(written)
 }
 
-/// What each member must have blocked: enough for every request of the load, from any member.
+/// Amounts to block per member: enough if one member sent every request.
 fn needs(members: u16, total: u64) -> anyhow::Result<Vec<(i64, u64)>> {
     let orders = i64::try_from(total).ok();
     let money = orders.and_then(|orders| orders.checked_mul(MONEY_PER_ORDER));
@@ -110,13 +110,13 @@ fn needs(members: u16, total: u64) -> anyhow::Result<Vec<(i64, u64)>> {
     Ok((0..members).map(need).collect())
 }
 
-/// The first Ctrl-C ends the load with the figures so far, a second one the process.
+/// The first Ctrl-C ends the load with the results so far, a second one the process.
 async fn interrupt(interrupted: Arc<AtomicBool>) {
     while tokio::signal::ctrl_c().await.is_ok() {
         if interrupted.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("interrupted: waiting for the answers that are due");
+        eprintln!("interrupted: waiting for outstanding answers");
     }
 }
 
@@ -134,7 +134,7 @@ fn logins(members: &[Member], sessions: u16) -> impl Iterator<Item = (u16, Login
     })
 }
 
-/// Sends it; the tally, and why it ended early if it did.
+/// Sends the load; returns the tally, and the error that ended it early.
 async fn play(
     load: &Load,
     instrument: &str,
@@ -197,7 +197,7 @@ fn report(load: &Load, instrument: &str, tally: &Tally, is_interrupted: bool) ->
     report
 }
 
-/// Writes the files that were asked for.
+/// Writes the requested files.
 fn write(load: &Load, report: &Value, tally: &Tally) -> anyhow::Result<()> {
     let put = |path: &Path, text: String| {
         std::fs::write(path, text).with_context(|| path.display().to_string())

@@ -1,8 +1,8 @@
-//! What the members of a load do: a seeded mix of new orders, cancels, amends and orders that trade
-//! at once.
+//! Generates a load: a seeded mix of resting orders, cancels, amends and immediate-or-cancel
+//! orders.
 //!
-//! Members with an even number buy, the others sell: no order meets one of its own user's. Resting
-//! orders keep a distance from the middle, so that only immediate-or-cancel orders trade.
+//! Members with an even number buy, the others sell, so no order meets one of the same user.
+//! Resting orders keep a distance from the middle price, so only immediate-or-cancel orders trade.
 
 use std::str::FromStr;
 
@@ -11,24 +11,24 @@ use wire::{Amend, Cancel, ClientMessage, NewOrder};
 
 use crate::replay::synthetic::Random;
 
-/// Price around which orders rest, in ticks of a kopeck.
+/// Middle price of resting orders, in ticks of a kopeck.
 const MIDDLE_TICKS: i64 = 10_000;
-/// Furthest from the middle that an order rests, and an immediate order reaches.
+/// Maximum distance of a resting order from the middle, and reach of an immediate order.
 const AWAY_TICKS: u64 = 50;
-/// Most lots of an order.
+/// Maximum lots per order.
 const LOTS_MAX: u64 = 9;
-/// Most open orders of a session; past it one is cancelled instead.
+/// Maximum open orders per session; above it a cancel is sent instead.
 const OPEN_MAX: usize = 64;
 
-/// Kopecks that one order may need at most, its fee included.
+/// Kopecks that one order needs at most, including its fee.
 pub const MONEY_PER_ORDER: i64 =
     (MIDDLE_TICKS + AWAY_TICKS as i64) * LOTS_MAX as i64 * 1_002 / 1_000 + 1;
-/// Units that one order may need at most.
+/// Units that one order needs at most.
 pub const UNITS_PER_ORDER: u64 = LOTS_MAX;
-/// Prices of the instrument, in kopecks.
+/// Price band of the instrument, in kopecks.
 pub const BAND: (i64, i64) = (MIDDLE_TICKS / 2, MIDDLE_TICKS * 2);
 
-/// Percentages of the kinds of requests.
+/// Percentages of the request kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     pub new: u64,
@@ -76,27 +76,25 @@ impl FromStr for Profile {
                     ioc,
                 })
             }
-            _ => {
-                Err("four percentages are expected, 100 together: new,cancel,amend,ioc".to_owned())
-            }
+            _ => Err("expected four percentages that sum to 100: new,cancel,amend,ioc".to_owned()),
         }
     }
 }
 
-/// Where requests come from: the same for the same seed and the same answers.
+/// Request generator: deterministic in seed and answers.
 pub struct Plan {
     random: Random,
     profile: Profile,
     instrument: u32,
     sessions_per_member: u16,
     next_id: u64,
-    /// By channel: client ids of orders that may be open.
+    /// Client ids of orders that may be open, by channel.
     open: Vec<Vec<u64>>,
 }
 
 impl Plan {
-    /// For the sessions on channels 0 to `members * sessions_per_member - 1`, a member's side by
-    /// side.
+    /// For channels 0 to `members * sessions_per_member - 1`; the sessions of a member are
+    /// adjacent.
     pub fn new(
         seed: u64,
         profile: Profile,
@@ -121,7 +119,7 @@ impl Plan {
         self.open.len() as u16
     }
 
-    /// The next request, on a channel that has room for one; `None` when none has.
+    /// The next request, on a channel with room; `None` if no channel has room.
     pub fn next(&mut self, has_room: impl Fn(u16) -> bool) -> Option<(u16, ClientMessage)> {
         let channels = self.channels();
         let first = self.random.below(u64::from(channels)) as u16;
@@ -198,7 +196,7 @@ impl Plan {
         }
     }
 
-    /// An order is not open any more. Costs a look at the session's open orders.
+    /// Removes an order that is no longer open. Linear in the session's open orders.
     pub fn ended(&mut self, channel: u16, client_order_id: u64) {
         let open = &mut self.open[usize::from(channel)];
         if let Some(at) = open.iter().position(|id| *id == client_order_id) {
@@ -218,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_names_the_requests_and_the_profile_their_kinds() {
+    fn a_seed_determines_the_requests_and_the_profile_their_kinds() {
         let all = requests(7);
         assert!(all == requests(7) && all != requests(8));
         let share = |is: fn(&ClientMessage) -> bool| {
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_without_room_is_passed_over() {
+    fn a_channel_without_room_is_skipped() {
         let mut plan = Plan::new(1, Profile::default(), 0, 2, 1);
         for _ in 0..100 {
             let (channel, _) = plan.next(|channel| channel == 1).expect("room");
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_four_shares_of_a_hundred() {
+    fn a_profile_is_four_percentages_that_sum_to_100() {
         assert_eq!("47,38,8,7".parse(), Ok(Profile::default()));
         assert_eq!(Profile::default().to_string(), "47,38,8,7");
         for wrong in ["", "100", "50,50", "1,2,3,4", "40,40,10,10,0", "a,b,c,d"] {

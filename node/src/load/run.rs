@@ -1,9 +1,9 @@
-//! One load as a state machine without I/O: requests when they are due, then the answers that are
-//! still due, then the cancel of what is open. The drivers below carry it.
+//! A load as a state machine without I/O: send due requests, drain answers, cancel open orders. The
+//! drivers below run it.
 //!
-//! The loop is open: request `n` is due `n / rate` after the begin, whatever the answers do, and
-//! its latency counts from that moment. A platform that stalls therefore costs every request that
-//! was due meanwhile (no coordinated omission).
+//! Open loop: request `n` is due at `n / rate` after the start, independent of answers, and its
+//! latency counts from that time. So a stall of the platform adds to every request due meanwhile
+//! (no coordinated omission).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,53 +16,53 @@ use wire::{BOTH_SIDES, ClientMessage, MassCancel, ServerMessage};
 use super::plan::Plan;
 use super::tally::{Pending, Tally};
 
-/// How long answers are waited for after the last request, and after an interrupt.
+/// Longest wait for answers after the last request; shorter after an interrupt.
 const DRAIN: Duration = Duration::from_secs(10);
 const DRAIN_INTERRUPTED: Duration = Duration::from_secs(2);
-/// Longest time between two looks at the interrupt.
+/// Longest interval between checks for an interrupt.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Sends a message on a channel: the client sequence, or `None` when the connection is full.
+/// Sends a message on a channel; returns its client sequence, or `None` if the connection is full.
 type Send<'a> = &'a mut dyn FnMut(u16, &ClientMessage) -> Result<Option<u64>, Error>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Offering,
-    /// Waits for answers until then.
+    /// Waits for answers until this time.
     Draining(Instant),
-    /// Cancels what is open and waits for it until then.
+    /// Cancels open orders and waits for the answers until this time.
     Clearing(Instant),
     Done,
 }
 
-/// A load on its way.
+/// A running load.
 pub struct Run {
     plan: Plan,
     pub tally: Tally,
     pending: Vec<Pending>,
-    /// Requests without an answer, a session.
+    /// Maximum unanswered requests per session.
     window: usize,
     per_s: u64,
     begun: Instant,
-    /// Requests that will have been due.
+    /// Number of requests of the whole load.
     total: u64,
-    /// The next request; those before it were sent.
+    /// Number of the next request.
     next: u64,
-    /// A request that the connection had no room for.
+    /// A request refused by a full connection.
     unsent: Option<(u16, ClientMessage)>,
     is_held: bool,
-    /// The last request that found every session at its bound.
+    /// The last request counted as held: every session was at its window.
     held: Option<u64>,
     interrupted: Arc<AtomicBool>,
     phase: Phase,
     instrument: u32,
-    /// Sessions whose open orders are to be cancelled, and those whose cancel has no answer.
+    /// Sessions still to cancel, and unanswered cancels.
     to_clear: u16,
     clearing: u16,
 }
 
 impl Run {
-    /// Begins now.
+    /// Starts the clock.
     pub fn new(
         plan: Plan,
         instrument: u32,
@@ -92,16 +92,16 @@ impl Run {
         }
     }
 
-    /// When a request is due, after the begin.
+    /// Due time of a request, from the start.
     fn due(&self, number: u64) -> Duration {
         let ns = u128::from(number) * 1_000_000_000 / u128::from(self.per_s);
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Does what is due; when to look again, at the latest, or `None` at the end.
+    /// Does the work due now. Returns the latest time of the next call, or `None` at the end.
     ///
     /// # Errors
-    /// The connection takes no requests any more.
+    /// The connection accepts no more requests.
     pub fn step(&mut self, now: Instant, send: Send) -> Result<Option<Instant>, Error> {
         let since = now.saturating_duration_since(self.begun);
         if self.phase == Phase::Offering {
@@ -141,7 +141,7 @@ impl Run {
         }
         self.tally.offered = self.due_count(since).min(self.total).max(self.next);
         self.tally.elapsed = since;
-        // What a full window still holds is waited for, like an answer.
+        // Requests held by full windows are waited for, like answers.
         let is_late = since > self.due(self.total) + DRAIN;
         if self.next == self.total || is_late || is_interrupted {
             let patience = if is_interrupted {
@@ -154,13 +154,13 @@ impl Run {
         Ok(())
     }
 
-    /// Requests that are due by then.
+    /// Number of requests due at `since`.
     fn due_count(&self, since: Duration) -> u64 {
         let count = since.as_nanos() * u128::from(self.per_s) / 1_000_000_000 + 1;
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 
-    /// Sends the next request; false when no session or the connection has room for it.
+    /// Sends the next request; false if no session or the connection has room.
     fn send_next(&mut self, now: Instant, send: Send) -> Result<bool, Error> {
         let request = match self.unsent.take() {
             Some(request) => Some(request),
@@ -203,10 +203,10 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a report into account that has come at this moment.
+    /// Processes a report received at `at`.
     ///
     /// # Errors
-    /// The exchange has ended a session.
+    /// The exchange ended a session.
     pub fn report(&mut self, report: &Report, at: Instant) -> anyhow::Result<()> {
         let since = at.saturating_duration_since(self.begun);
         let channel = report.channel;
@@ -224,7 +224,7 @@ impl Run {
                     self.tally.refused(m.reason.as_str());
                     self.plan.ended(channel, m.client_order_id);
                 } else {
-                    // Of a mass cancel: there is no other request.
+                    // A rejected mass cancel: there is no other request.
                     self.clearing = self.clearing.saturating_sub(1);
                 }
             }
@@ -256,7 +256,7 @@ impl Run {
     }
 }
 
-/// Carries a run over the async client.
+/// Drives a run with the async client.
 pub async fn drive(
     run: &mut Run,
     connection: &Connection,
@@ -267,7 +267,7 @@ pub async fn drive(
         tokio::select! {
             biased;
             report = reports.recv() => {
-                let report = report.context("the connection is gone")??;
+                let report = report.context("the connection was lost")??;
                 run.report(&report, report.received_at)?;
                 while let Some(report) = reports.try_recv() {
                     let report = report?;
@@ -280,7 +280,7 @@ pub async fn drive(
     Ok(())
 }
 
-/// Carries a run over the spinning client, on this thread.
+/// Drives a run with the spinning client, on this thread.
 pub fn spin(run: &mut Run, connection: &mut spinning::Connection) -> anyhow::Result<()> {
     loop {
         let send = &mut |channel, message: &ClientMessage| connection.send(channel, message);

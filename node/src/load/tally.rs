@@ -1,5 +1,4 @@
-//! What became of the requests of a load: counts, and latencies from the moment at which each was
-//! due.
+//! Results of a load: counts, and latencies from each request's due time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -7,9 +6,9 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-/// A request that leaves this much after it was due is late.
+/// Delay after the due time above which a sent request counts as late.
 const LATE: Duration = Duration::from_millis(1);
-/// Percentiles that are printed.
+/// Printed percentiles.
 const QUANTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
     ("p90", 0.9),
@@ -20,24 +19,24 @@ const QUANTILES: [(&str, f64); 5] = [
 
 /// Counts and histograms; durations in nanoseconds.
 pub struct Tally {
-    /// Requests that were due.
+    /// Requests that became due.
     pub offered: u64,
     pub sent: u64,
-    /// Answered by a numbered message that is no refusal.
+    /// Answered by a numbered message other than a refusal.
     pub acknowledged: u64,
     /// Refused, by reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Numbered by their taker.
+    /// Counted on the taker's side.
     pub trades: u64,
-    /// Requests that found every session at its bound.
+    /// Requests delayed because every session was at its window.
     pub held: u64,
-    /// Requests that left more than a millisecond after they were due.
+    /// Requests sent more than a millisecond after their due time.
     pub late: u64,
     pub late_max: Duration,
-    /// From due to *accepted*, and to the numbered answer.
+    /// From due time to *accepted*, and to the numbered answer.
     pub accepted: Histogram<u64>,
     pub durable: Histogram<u64>,
-    /// How long requests were offered.
+    /// Duration of the offering.
     pub elapsed: Duration,
 }
 
@@ -61,7 +60,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// A request has left this long after it was due.
+    /// Counts a request sent `delay` after its due time.
     pub fn sent(&mut self, delay: Duration) {
         self.sent += 1;
         self.late += u64::from(delay > LATE);
@@ -93,7 +92,7 @@ impl Tally {
         self.sent - self.acknowledged - self.refused_count()
     }
 
-    /// The figures, latencies in microseconds.
+    /// The results, latencies in microseconds.
     pub fn figures(&self) -> Value {
         let seconds = self.elapsed.as_secs_f64();
         json!({
@@ -117,7 +116,7 @@ impl Tally {
         })
     }
 
-    /// What a reader must know to believe the percentiles.
+    /// Caveats to the percentiles.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.late > 0 {
@@ -129,13 +128,13 @@ impl Tally {
         }
         if self.unsent() > 0 {
             notes.push(format!(
-                "{} requests were due and never sent: the percentiles are without them",
+                "{} requests were due and never sent: the percentiles exclude them",
                 self.unsent()
             ));
         }
         if self.unanswered() > 0 {
             notes.push(format!(
-                "{} requests have no answer: the percentiles are without them",
+                "{} requests have no answer: the percentiles exclude them",
                 self.unanswered()
             ));
         }
@@ -203,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_find_when_their_request_was_due_in_any_order() {
+    fn due_times_are_found_for_answers_in_any_order() {
         let at = Duration::from_millis;
         let mut pending = Pending::default();
         for seq in 5..8 {
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_add_up_and_what_is_missing_is_said() {
+    fn figures_add_up_and_missing_answers_are_noted() {
         let mut tally = Tally {
             offered: 10,
             elapsed: Duration::from_secs(2),

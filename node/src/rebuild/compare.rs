@@ -1,4 +1,4 @@
-//! The two sides of a rebuild and what makes a difference. Pure.
+//! The two sides of a rebuild and their differences. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,23 +10,23 @@ use types::{
     subaccount,
 };
 
-/// A balance on one side and on the other.
+/// A balance that differs between the two sides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// Or the address, where the ledger knows nobody of it.
+    /// The address, if the ledger does not know its holder.
     pub subaccount_id: String,
     pub instrument_id: String,
     pub chain: String,
     pub ledger: String,
     /// chain - ledger.
     pub difference: String,
-    /// Unset: it is a mistake.
+    /// Unset: it is a fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explanation: Option<&'static str>,
 }
 
-/// Balances by (instrument, address), the address in lower case; empty for what is issued: minus the supply.
+/// Balances by (instrument, lower-case address). The empty address has minus the supply.
 #[derive(Default)]
 pub struct Chain {
     pub balances: BTreeMap<(String, String), Decimal>,
@@ -35,8 +35,8 @@ pub struct Chain {
     pub next_block: u64,
 }
 
-/// Balances by (instrument, name of the sub-account), seized units with their user's own since the
-/// chain keeps them under one address.
+/// Balances by (instrument, sub-account name). Seized units count as the user's: the chain has both
+/// under one address.
 #[derive(Default)]
 pub struct Ledger {
     pub balances: BTreeMap<(String, String), Decimal>,
@@ -45,9 +45,9 @@ pub struct Ledger {
 }
 
 impl Chain {
-    /// Folds one transfer.
+    /// Applies one transfer.
     pub fn apply(&mut self, transfer: &ChainTransfer) -> anyhow::Result<()> {
-        // Of a token that is no instrument the ledger keeps nothing.
+        // The ledger has no units of a token that is not an instrument.
         if transfer.instrument_id.is_empty() {
             return Ok(());
         }
@@ -71,13 +71,13 @@ pub fn add(
     let balance = balances.entry(key).or_insert(Decimal::ZERO);
     *balance = balance
         .checked_add(change)
-        .map_err(|error| anyhow::anyhow!("a balance: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("sum of balances: {error}"))?;
     Ok(())
 }
 
-/// Balances that differ, by instrument and name.
+/// Differing balances, by instrument and name.
 pub fn compare(chain: &Chain, ledger: &Ledger) -> Vec<Difference> {
-    // By (instrument, name): what the chain has under the name's address.
+    // Chain balances by (instrument, name), looked up by the name's address.
     let mut named: BTreeMap<(String, String), Decimal> = BTreeMap::new();
     let mut known: BTreeSet<(String, String)> = BTreeSet::new();
     for (instrument_id, name) in ledger.balances.keys() {
@@ -119,8 +119,8 @@ fn difference(
     if rest.is_zero() {
         return None;
     }
-    // A payout under way: burned on chain, so its holder has less there and the supply, which the
-    // reserve mirrors, is smaller.
+    // A payout in progress: burned on chain, so the holder's balance there and the supply, which
+    // the reserve mirrors, are smaller.
     let is_reserve = *name == subaccount::reserve(instrument_id);
     let burned = if is_reserve { rest } else { rest.negated() };
     let is_under_way = !burned.is_negative() && burned <= in_flight;
@@ -130,11 +130,11 @@ fn difference(
         chain: chain.to_string(),
         ledger: ledger.to_string(),
         difference: rest.to_string(),
-        explanation: is_under_way.then_some("payout under way"),
+        explanation: is_under_way.then_some("payout in progress"),
     })
 }
 
-/// A sub-account's name without what the chain does not tell apart.
+/// A sub-account's name without distinctions that the chain does not make.
 pub fn own_name(subaccount_id: &str) -> String {
     subaccount_id
         .strip_suffix(":blocked")
@@ -142,7 +142,7 @@ pub fn own_name(subaccount_id: &str) -> String {
         .to_owned()
 }
 
-/// The address of a sub-account's holder on chain, in lower case; empty for a reserve.
+/// The lower-case on-chain address of a sub-account's holder; empty for a reserve.
 fn address_of(subaccount_id: &str) -> String {
     subaccount::holder(subaccount_id).map_or_else(String::new, |holder| {
         eip55(&onchain_address(holder)).to_ascii_lowercase()
@@ -202,7 +202,7 @@ mod tests {
 
     // rows: R217
     #[test]
-    fn r217_a_ledger_that_is_what_the_chain_says_has_no_difference() {
+    fn r217_a_ledger_equal_to_the_chain_has_no_difference() {
         let chain = chain();
         assert_eq!(chain.transfers, 4);
         assert_eq!(compare(&chain, &ledger(&EQUAL)), Vec::new());
@@ -234,7 +234,7 @@ mod tests {
                 ("carol:CFA-RUB", "0", "0.10", "-0.10", None),
             ]
         );
-        // Somebody the ledger has never heard of.
+        // A holder unknown to the ledger.
         let found = compare(&chain(), &ledger(&[EQUAL[0], EQUAL[1], EQUAL[4], EQUAL[5]]));
         assert_eq!(found.len(), 1);
         assert!(found[0].subaccount_id.starts_with("0x"), "{found:?}");
@@ -243,7 +243,7 @@ mod tests {
 
     // rows: R217
     #[test]
-    fn r217_a_payout_under_way_is_explained_up_to_its_amount() {
+    fn r217_a_payout_in_progress_is_explained_up_to_its_amount() {
         let mut before = EQUAL;
         before[0] = ("alice:CFA-RUB", "60.00");
         before[5] = ("system:reserve:CFA-RUB", "-100.00");

@@ -1,10 +1,10 @@
-//! `platform ledger rebuild`: the ledger as a projection of the chain (R217, D21). Reads the
-//! chain's own log of token transfers again from its first block, folds it into balances, and
-//! compares these with the ledger's, holds excluded. Changes nothing.
+//! `platform ledger rebuild`: the ledger as a projection of the chain (R217, D21). Replays the
+//! chain's log of token transfers from its first block into balances and compares them with the
+//! ledger's, holds excluded. Read-only.
 //!
-//! What a payout has burned and the bank has not paid yet has left the chain and not the ledger: an
-//! active hold that ends in the reserve explains that much. Anything else is a difference. Both
-//! sides are read while they may move, so a difference is believed when it stays.
+//! A payout that is burned but not paid has left the chain and not the ledger: an active hold with
+//! the reserve as destination explains its amount. Anything else is a difference. Both sides may
+//! change while they are read, so only a lasting difference is reported.
 
 mod compare;
 
@@ -20,9 +20,9 @@ use crate::cli::call::Target;
 use crate::cli::output;
 use compare::{Chain, Difference, Ledger, add, compare, own_name};
 
-/// This command as the calling service.
+/// This command's name as a caller.
 const SOURCE: &str = "rebuild";
-/// Readings before a difference is believed, and the time between two.
+/// Readings before a difference is reported, and the pause between two.
 const READINGS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -30,9 +30,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rebuilt {
-    /// No difference without an explanation.
+    /// No unexplained difference.
     pub ok: bool,
-    /// The last block that was replayed.
+    /// Last replayed block.
     pub through_block: u64,
     pub transfers: u64,
     /// Sub-accounts compared.
@@ -41,10 +41,10 @@ pub struct Rebuilt {
     pub differences: Vec<Difference>,
 }
 
-/// Replays, compares, prints; a difference that nothing explains is an error.
+/// Replays, compares, prints; an unexplained difference is an error.
 ///
 /// # Errors
-/// A service that does not answer; balances that differ.
+/// A service does not answer, or balances differ.
 pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
     let channel = Channel::remote(&target.url, &target.token).context("address of the platform")?;
     let cfa = CfaClient::new(channel.clone(), SOURCE);
@@ -104,7 +104,7 @@ fn text(rebuilt: &Rebuilt) -> String {
 }
 
 impl Chain {
-    /// Folds the log from where the last call ended to its end.
+    /// Applies the log from the end of the last call to its current end.
     async fn replay(&mut self, cfa: &CfaClient) -> anyhow::Result<()> {
         let context = CallContext::new(SOURCE);
         loop {

@@ -1,6 +1,6 @@
-//! Sends the rows and listens to the reports: open loop, in file order over one stream, each
-//! session no faster than its throttle admits. At the end each session cancels what it has open:
-//! one run leaves nothing in the book, so that the next one meets the same platform.
+//! Sends the rows and reads the reports: open loop, in file order over one stream, each session
+//! within its throttle. At the end each session cancels its open orders, so the book is empty for
+//! the next run.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use wire::{Amend, BOTH_SIDES, Cancel, ClientMessage, MassCancel, NewOrder, Serve
 use super::lobster::{Kind, Row};
 use super::members::{Member, channel_of};
 
-/// Client ids of takers' orders start here; ids of the file are below.
+/// Client ids of takers' orders start here; the file's ids are below.
 const TAKER_IDS: u64 = 1 << 48;
-/// How long the last fills are waited for.
+/// Wait for the last fills.
 const LAST_FILLS: Duration = Duration::from_millis(500);
-/// Share of the throttle that is used: the two clocks differ.
+/// Used share of the throttle: the two clocks differ.
 const THROTTLE_USED_PERCENT: u32 = 90;
 
-/// What the reports came to.
+/// Totals of the reports.
 pub struct Tally {
     pub orders: u64,
     pub requests: u64,
@@ -31,15 +31,15 @@ pub struct Tally {
     pub trades: u64,
     pub quantity: u64,
     pub rejects: BTreeMap<&'static str, u64>,
-    /// Rejects of anything but a cancel or an amend of an order that is gone.
+    /// Rejects other than those of a cancel or amend of an ended order.
     pub rejects_unexpected: u64,
     pub executions_of_known_orders: u64,
     pub same_maker: u64,
-    /// From order sent to acknowledgement (durable) received, in nanoseconds.
+    /// From send to acknowledgement (durable), in nanoseconds.
     pub acknowledged: Histogram<u64>,
-    /// From order sent to the hint *accepted* received.
+    /// From send to the *accepted* hint.
     pub accepted: Histogram<u64>,
-    /// Journalled time of each trade, in trade order.
+    /// Journal time of each trade, in trade order.
     pub executed_ns: BTreeMap<u64, u64>,
     pub elapsed: Duration,
 }
@@ -52,9 +52,9 @@ struct Early {
 
 struct Listener {
     tally: Tally,
-    /// (channel, client sequence) to the moment it was sent and whether it is an order.
+    /// (channel, client sequence) to send time and whether it is an order.
     waiting: HashMap<(u16, u64), (Instant, bool)>,
-    /// Answers that overtook the note that their request was sent, with the moment they came.
+    /// Answers received before the sender's note of their request, with arrival time.
     early: HashMap<(u16, u64), Early>,
     sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>,
     /// Engine id to client id.
@@ -63,7 +63,7 @@ struct Listener {
     first_maker: HashMap<u64, u64>,
 }
 
-/// Plays the rows; returns when every request has its numbered answer.
+/// Plays the rows; returns once every request has its numbered answer.
 pub async fn play(
     gateway: SocketAddr,
     instrument: &str,
@@ -109,7 +109,7 @@ pub async fn play(
     drop(plan);
     let mut listener = match tokio::time::timeout(Duration::from_secs(60), listening).await {
         Ok(joined) => joined.context("listener")??,
-        Err(_) => bail!("reports are missing a minute after the last row"),
+        Err(_) => bail!("reports are still missing one minute after the last row"),
     };
     listener.compare(rows);
     let mut tally = listener.tally;
@@ -135,7 +135,7 @@ struct Sent {
 }
 
 impl Sender<'_> {
-    /// Mass cancels are not among the requests of the report.
+    /// Mass cancels are not counted in the report's requests.
     async fn cancel_all(&self, sessions: usize) -> anyhow::Result<()> {
         for channel in 0..sessions {
             let channel = u16::try_from(channel)?;
@@ -160,7 +160,7 @@ impl Sender<'_> {
         progress: impl Fn(u64),
     ) -> anyhow::Result<Sent> {
         let mut sent = Sent::default();
-        // Total quantity of each order of the file, as amends have left it.
+        // Total quantity of each order, including amends.
         let mut totals: HashMap<u64, u64> = HashMap::new();
         let spacing = Duration::from_secs_f64(
             100.0 / f64::from(self.per_s.max(1)) / f64::from(THROTTLE_USED_PERCENT),
@@ -199,7 +199,7 @@ impl Sender<'_> {
         Ok(sent)
     }
 
-    /// The request that a row stands for.
+    /// The request of a row.
     fn message(
         &self,
         row: &Row,
@@ -286,7 +286,7 @@ impl Listener {
         }
     }
 
-    /// Ends when the sender is done and nothing waits for an answer.
+    /// Ends when the sender is done and every request is answered.
     async fn listen(mut self, mut reports: Reports) -> anyhow::Result<Self> {
         let mut is_sending = true;
         while is_sending || !self.waiting.is_empty() {
@@ -299,11 +299,11 @@ impl Listener {
                     None => is_sending = false,
                 },
                 report = reports.recv() => {
-                    self.report(&report.context("the connection is gone")??)?;
+                    self.report(&report.context("the connection was lost")??)?;
                 }
             }
         }
-        // Fills follow their acknowledgements: give the last ones a moment. Settlement is waited for later.
+        // Fills follow acknowledgements: wait for the last ones. Settlement is waited for later.
         let mut end = tokio::time::Instant::now() + LAST_FILLS;
         while let Ok(Some(report)) = tokio::time::timeout_at(end, reports.recv()).await {
             let report = report?;
@@ -335,7 +335,7 @@ impl Listener {
             ServerMessage::Cancelled(cancelled) if cancelled.client_seq != 0 => {
                 self.answered(report, cancelled.client_seq);
             }
-            // The one behind the last slice answers no request.
+            // The report after the last slice answers no request.
             ServerMessage::MassCancelled(done) if done.client_seq != 0 => {
                 self.answered(report, done.client_seq);
             }
@@ -384,7 +384,7 @@ impl Listener {
         }
     }
 
-    /// The sender's note, which comes behind the request and so perhaps behind its answer.
+    /// The sender's note, which may arrive after the request's answer.
     fn sent(&mut self, key: (u16, u64), at: Instant, is_order: bool) {
         let early = self.early.remove(&key).unwrap_or_default();
         if let Some(accepted_at) = early.accepted.filter(|_| is_order) {
@@ -401,7 +401,7 @@ impl Listener {
         }
     }
 
-    /// The first maker of each execution against the order that the exchange executed.
+    /// Compares each execution's first maker with the order that the exchange executed.
     fn compare(&mut self, rows: &[Row]) {
         let mut seen = HashSet::new();
         for (at, row) in rows.iter().enumerate() {

@@ -1,8 +1,9 @@
-//! Order flow in the LOBSTER message format: `time_s,type,order_id,size,price_x10000,direction`, one row a line.
+//! Order flow in the LOBSTER message format: `time_s,type,order_id,size,price_x10000,direction`,
+//! one row per line.
 //!
 //! Types: 1 new limit order, 2 partial cancel, 3 full delete, 4 execution of a visible order, 5
-//! execution of a hidden one, 6 cross, 7 halt. The direction is that of the resting order: 1 buy,
-//! -1 sell.
+//! execution of a hidden one, 6 cross, 7 halt. The direction is the resting order's: 1 buy, -1
+//! sell.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -36,7 +37,7 @@ pub enum Kind {
 /// Reads a message file.
 ///
 /// # Errors
-/// The first line that is not of the format, with its number.
+/// The first malformed line, with its number.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
     let file =
         std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -49,7 +50,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
         rows.push(parse(&line).with_context(|| format!("{}, line {}", path.display(), at + 1))?);
     }
     if rows.is_empty() {
-        bail!("{} holds no rows", path.display());
+        bail!("{} has no rows", path.display());
     }
     Ok(rows)
 }
@@ -58,13 +59,13 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
 pub fn parse(line: &str) -> anyhow::Result<Row> {
     let fields: Vec<&str> = line.trim().split(',').collect();
     let [time, kind, order_id, size, price, direction, ..] = fields.as_slice() else {
-        bail!("six fields are expected: time,type,order id,size,price,direction");
+        bail!("expected six fields: time,type,order id,size,price,direction");
     };
     let (seconds, fraction) = time.split_once('.').unwrap_or((time, "0"));
     if fraction.is_empty() || !fraction.bytes().all(|b| b.is_ascii_digit()) {
         bail!("`{time}` is not a time in seconds");
     }
-    // Files written through a float carry noise behind the nanoseconds.
+    // Files written through a float have noise after the nanoseconds.
     let fraction = &fraction[..fraction.len().min(9)];
     let nanos =
         fraction.parse::<u64>().context("time")? * 10u64.pow(9 - u32::try_from(fraction.len())?);
@@ -75,14 +76,14 @@ pub fn parse(line: &str) -> anyhow::Result<Row> {
         "4" => Kind::Execute,
         "5" => Kind::ExecuteHidden,
         "6" | "7" => Kind::Other,
-        other => bail!("`{other}` is no type of row"),
+        other => bail!("`{other}` is not a row type"),
     };
     let seconds = seconds.parse::<u64>().context("time")?;
     let time_ns = seconds
         .checked_mul(1_000_000_000)
         .and_then(|ns| ns.checked_add(nanos));
     Ok(Row {
-        time_ns: time_ns.with_context(|| format!("`{time}` is too late a time"))?,
+        time_ns: time_ns.with_context(|| format!("`{time}` exceeds 64 bits of nanoseconds"))?,
         kind,
         order_id: order_id.parse().context("order id")?,
         size: size.parse().context("size")?,
@@ -91,12 +92,12 @@ pub fn parse(line: &str) -> anyhow::Result<Row> {
             "1" => true,
             "-1" => false,
             other if kind == Kind::Other => other == "1",
-            other => bail!("`{other}` is no direction"),
+            other => bail!("`{other}` is not a direction"),
         },
     })
 }
 
-/// Writes a row as it is read.
+/// Writes a row in the format that [`parse`] reads.
 pub fn format(row: &Row) -> String {
     let kind = match row.kind {
         Kind::New => 1,
@@ -138,7 +139,7 @@ mod tests {
             "1.0,9,1,1,1,1",
             "1.0,1,1,-5,1,1",
             "1.0,1,1,1,1,0",
-            // Past the nanoseconds that 64 bits count.
+            // Above 64 bits of nanoseconds.
             "18446744074.0,1,1,1,1,1",
             "18446744073.709551616,1,1,1,1,1",
         ] {

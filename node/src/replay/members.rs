@@ -1,5 +1,5 @@
-//! The synthetic members of a replay: who buys, who sells, who takes, and what each must have
-//! blocked before the first row.
+//! Synthetic members of a replay: buyers, sellers, takers, and the amounts to block before the
+//! first row.
 
 use anyhow::{Context, bail};
 use serde_json::json;
@@ -7,7 +7,8 @@ use serde_json::json;
 use super::lobster::{Kind, Row};
 use crate::demo::{Story, text};
 
-/// Members of each kind. Buyers, sellers and takers are disjoint, so that no order ever meets one of its own user's.
+/// Members of each kind. Buyers, sellers and takers are disjoint, so no order meets one of the same
+/// user.
 pub const BUYERS: u64 = 4;
 pub const SELLERS: u64 = 4;
 pub const TAKERS: u64 = 4;
@@ -15,12 +16,12 @@ pub const TAKERS: u64 = 4;
 /// One member: a user with a session.
 pub struct Member {
     pub user: String,
-    /// CFA-RUB in kopecks, units of the instrument, that its orders can need at most.
+    /// CFA-RUB in kopecks, and units, that its orders need at most.
     pub money_minor: i64,
     pub units: u64,
 }
 
-/// The channel of the member who sends a row.
+/// The channel of the member that sends a row.
 pub fn channel_of(row: &Row) -> u16 {
     let member = match row.kind {
         Kind::Execute => BUYERS + SELLERS + row.order_id % TAKERS,
@@ -30,7 +31,7 @@ pub fn channel_of(row: &Row) -> u16 {
     u16::try_from(member).expect("a dozen members")
 }
 
-/// What the rows need, member by member, if nothing were ever returned: an upper bound that every order fits under.
+/// Amounts that the rows need per member if nothing is returned: an upper bound.
 pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
     let mut needs = vec![(0i128, 0u64); usize::try_from(BUYERS + SELLERS + TAKERS)?];
     for row in rows {
@@ -39,7 +40,7 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
         match row.kind {
             Kind::New if row.is_buy => need.0 += kopecks,
             Kind::New => need.1 += row.size,
-            // The taker stands on the other side of the order that was executed.
+            // The taker has the opposite side of the executed order.
             Kind::Execute if row.is_buy => need.1 += row.size,
             Kind::Execute => need.0 += kopecks,
             _ => {}
@@ -48,7 +49,7 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
     needs
         .into_iter()
         .map(|(kopecks, units)| {
-            // The fee reserve is a thousandth, rounded up an order.
+            // The fee reserve is a thousandth, rounded up per order.
             let with_fee = kopecks + kopecks / 1_000 + rows.len() as i128;
             Ok((
                 i64::try_from(with_fee).context("the file's turnover is too large")?,
@@ -58,8 +59,9 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
         .collect()
 }
 
-/// Registers an instrument with a tick of a kopeck, a lot of one and a price band in kopecks, and waits until
-/// its market is open.
+/// Registers an instrument and waits until its market is open.
+///
+/// Tick of one kopeck, lot of one, price band in kopecks.
 pub async fn list(
     story: &mut Story,
     symbol: &str,
@@ -120,8 +122,9 @@ pub async fn list(
     Ok(instrument)
 }
 
-/// Creates a member for each of `needs` (CFA-RUB in kopecks, units), brings money and units in through the
-/// front door, and blocks them for trading.
+/// Creates a member for each of `needs` (CFA-RUB in kopecks, units), funded over public calls.
+///
+/// The amounts are deposited, issued and blocked for trading.
 pub async fn enter(
     story: &mut Story,
     instrument: &str,
@@ -218,7 +221,7 @@ async fn open_hold(
         .map(drop)
 }
 
-/// A large deposit comes by bank transfer.
+/// A large deposit, by bank transfer.
 async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<String> {
     let intent = story
         .call(

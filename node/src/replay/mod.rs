@@ -1,5 +1,5 @@
-//! `platform replay`: order flow of a file, as trading members would send it, through the wire
-//! protocol, the book, the journal, settlement, ledger and chain; then the figures and the proof.
+//! `platform replay`: plays a file's order flow as trading members would send it, through wire
+//! protocol, book, journal, settlement, ledger and chain. Then prints results and proof.
 
 pub mod drive;
 pub mod lobster;
@@ -23,26 +23,27 @@ use crate::cli::call::Target;
 use crate::demo::Story;
 use lobster::{Kind, Row};
 
-/// Where the rows come from.
+/// Source of the rows.
 pub enum Source {
     Lobster(PathBuf),
     Synthetic { seed: u64, rows: usize },
 }
 
-/// What is asked for.
+/// Parameters of a replay.
 pub struct Replay {
     pub source: Source,
-    /// Multiple of the file's own pace; none = as fast as the throttles admit.
+    /// Multiple of the recorded pace; `None` = as fast as the throttles admit.
     pub speed: Option<f64>,
     pub target: Target,
     pub trading: SocketAddr,
     pub json: bool,
 }
 
-/// Plays the file and prints the figures.
+/// Plays the rows and prints the results.
 ///
 /// # Errors
-/// Trades that differ from the naive book's, unexpected rejects, unsettled trades, a proof that names differences.
+/// Trades other than the naive book's, unexpected rejects, unsettled trades, a proof with
+/// differences.
 pub async fn run(replay: Replay) -> anyhow::Result<()> {
     let rows = match &replay.source {
         Source::Lobster(path) => lobster::read(path)?,
@@ -95,7 +96,11 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         "orders_per_s": (tally.requests as f64 / tally.elapsed.as_secs_f64()).round(),
         "trades_settled": trades_settled,
         "settled_per_s": settled_per_s(&tally, &settled_at),
-        "settlement_lag_ms": { "p50": lag.value_at_quantile(0.5), "p99": lag.value_at_quantile(0.99), "max": lag.max() },
+        "settlement_lag_ms": {
+            "p50": lag.value_at_quantile(0.5),
+            "p99": lag.value_at_quantile(0.99),
+            "max": lag.max(),
+        },
         "proof": if proof.ok { "ok" } else { "differences" },
         "differences": proof.differences,
     });
@@ -106,22 +111,18 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     }
 
     if tally.trades != expected.trades || tally.quantity != expected.quantity {
-        bail!(
-            "{} trades were due, {} happened",
-            expected.trades,
-            tally.trades
-        );
+        bail!("expected {} trades, got {}", expected.trades, tally.trades);
     }
     if tally.same_maker != expected.same_maker {
         bail!(
-            "{} executions should meet the named order first, {} did",
+            "expected {} executions to match the named order first, got {}",
             expected.same_maker,
             tally.same_maker
         );
     }
     if tally.rejects_unexpected > 0 {
         bail!(
-            "{} requests were refused for other reasons than that their order was gone",
+            "{} requests were rejected for a reason other than an ended order",
             tally.rejects_unexpected
         );
     }
@@ -129,13 +130,13 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         bail!("{} of {} trades were settled", trades_settled, tally.trades);
     }
     if !proof.ok {
-        bail!("the proof of balances names differences");
+        bail!("the proof of balances has differences");
     }
     Ok(())
 }
 
-/// Trades settled per second, from the first trade's execution until the last is seen settled, so
-/// that both a slow start and a slow end count.
+/// Trades settled per second, from the first trade's execution until the last one is seen settled.
+/// So a slow start and a slow end both count.
 fn settled_per_s(tally: &drive::Tally, settled_at: &SettledAt) -> Option<f64> {
     let first_ns = *tally.executed_ns.values().min()?;
     let last_ns = *settled_at.0.values().next_back()?;
@@ -156,15 +157,15 @@ fn bar(length: u64, quiet: bool) -> indicatif::ProgressBar {
     }
 }
 
-/// Registers an instrument whose band admits every price of the file.
+/// Registers an instrument with a band that admits every price of the file.
 async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
     let traded = |row: &&Row| matches!(row.kind, Kind::New | Kind::Execute);
     let prices = || rows.iter().filter(traded).map(|row| row.price_x10000);
     if let Some(odd) = prices().find(|price| price % 100 != 0 || *price <= 0) {
-        bail!("a price of {odd} ten-thousandths is no multiple of a cent");
+        bail!("a price of {odd} ten-thousandths is not a multiple of a cent");
     }
-    let low = prices().min().context("the file holds no orders")? / 100;
-    let high = prices().max().context("the file holds no orders")? / 100;
+    let low = prices().min().context("the file has no orders")? / 100;
+    let high = prices().max().context("the file has no orders")? / 100;
     members::list(
         story,
         "REPLAY",
@@ -192,18 +193,18 @@ fn count(status: &Value, name: &str) -> u64 {
         .unwrap_or_default()
 }
 
-/// Time between two looks at the number of settled trades: each is a call in the way of the orders,
-/// and the lag is known no finer.
+/// Poll interval of the settled count: each poll is a call that competes with orders, and it bounds
+/// the resolution of the lag.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Looks at the number of settled trades while the file is played.
+/// Polls the number of settled trades during the replay.
 struct Watch {
     stop: Arc<AtomicBool>,
     looks: tokio::task::JoinHandle<anyhow::Result<BTreeMap<u64, u64>>>,
     target_count: Arc<std::sync::atomic::AtomicU64>,
 }
 
-/// When how many trades were settled.
+/// Time (ns) to number of settled trades.
 struct SettledAt(BTreeMap<u64, u64>);
 
 impl SettledAt {
@@ -211,7 +212,7 @@ impl SettledAt {
         self.0.keys().next_back().copied().unwrap_or_default()
     }
 
-    /// Nanoseconds at which the `number`-th trade was first seen settled.
+    /// Nanoseconds at which `number` trades were first seen settled.
     fn at(&self, number: u64) -> Option<u64> {
         self.0.range(number..).next().map(|(_, at_ns)| *at_ns)
     }
@@ -228,7 +229,7 @@ impl Watch {
             loop {
                 let polled = settled_trades(&story).await;
                 let is_stopping = stopping.load(Ordering::SeqCst);
-                // A busy platform may refuse one poll; the next returns the same count or a higher one.
+                // A busy platform may refuse a poll; the next one returns at least this count.
                 let settled = match polled {
                     Ok(settled) => settled.saturating_sub(before),
                     Err(error) if is_stopping => return Err(error),

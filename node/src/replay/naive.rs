@@ -1,24 +1,24 @@
-//! A price-time-priority book written as plainly as can be, to say how many trades the rows of a
-//! file must give. It shares nothing with the engine.
+//! A naive price-time-priority book that computes the expected number of trades of a file. Shares
+//! no code with the engine.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::lobster::{Kind, Row};
 
-/// What the rows come to.
+/// Expected results of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     pub trades: u64,
     pub quantity: u64,
-    /// Rows of type 4 whose order id appeared before as type 1.
+    /// Rows of type 4 whose order id occurred before as type 1.
     pub executions_of_known_orders: u64,
-    /// Of those: the first maker is the very order that the row names.
+    /// Of those: the first maker is the order that the row names.
     pub same_maker: u64,
 }
 
 #[derive(Default)]
 struct Book {
-    /// Price to orders in time order, a side each: `[buys, sells]`.
+    /// Price to orders in time order, per side: `[buys, sells]`.
     sides: [BTreeMap<i64, VecDeque<u64>>; 2],
     open: HashMap<u64, (bool, i64, u64)>,
 }
@@ -49,7 +49,7 @@ impl Book {
         }
     }
 
-    /// Matches an incoming order; gives the makers with the quantities, and what is left.
+    /// Matches an incoming order; returns the makers with quantities, and the rest.
     fn take(&mut self, is_buy: bool, price: i64, mut left: u64) -> (Vec<(u64, u64)>, u64) {
         let mut fills = Vec::new();
         while left > 0 {

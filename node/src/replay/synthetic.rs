@@ -1,14 +1,14 @@
-//! Made-up order flow in the same format, from a seed: the same seed gives the same rows on every machine.
+//! Synthetic order flow in the same format, from a seed: identical on every machine.
 //!
-//! Orders arrive around a slowly wandering middle, about two in five are cancelled, a few reduced,
-//! and one row in twenty is an execution of the best resting order, as an exchange's own file would
-//! show it. Prices stay within a fifth of the start.
+//! Orders arrive around a slowly drifting middle price. About two in five are cancelled, a few are
+//! reduced, and one row in twenty executes the best resting order, as in an exchange's file. Prices
+//! stay within a fifth of the start.
 
 use std::collections::BTreeMap;
 
 use super::lobster::{Kind, Row};
 
-/// Price around which the flow starts, in ten-thousandths.
+/// Start price of the flow, in ten-thousandths.
 const START_X10000: i64 = 1_000_000;
 /// One tick of a cent.
 const TICK_X10000: i64 = 100;
@@ -171,7 +171,7 @@ mod tests {
     use crate::replay::naive;
 
     #[test]
-    fn a_seed_names_the_flow_and_its_executions_find_their_orders() {
+    fn a_seed_determines_the_flow_and_executions_match_their_orders() {
         let rows = generate(7, 5_000);
         assert_eq!(rows, generate(7, 5_000));
         assert_ne!(rows, generate(8, 5_000));

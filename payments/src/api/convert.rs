@@ -1,4 +1,4 @@
-//! Between the core's types and the messages of `dfa.payments.v1`.
+//! Conversions between the core's types and the messages of `dfa.payments.v1`.
 
 use proto::{
     common::v1 as common,
@@ -27,8 +27,8 @@ pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, S
         .map_err(|error| rpc::status::invalid_argument(field, error.to_string()))
 }
 
-/// An amount as the bank may claim it: `None` for one that is not roubles or not exact in kopecks,
-/// which no intent equals.
+/// An amount claimed by the bank. `None` if it is not in roubles or not exact in kopecks: equal to
+/// no intent.
 pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
     let amount = amount.filter(|amount| amount.currency_code == rail::CURRENCY)?;
     amount.amount.as_ref()?.value.parse().ok()
@@ -40,7 +40,7 @@ pub fn method(method: i32) -> Result<PaymentMethod, Status> {
     })
 }
 
-/// A status filter or claim: `None` when unset.
+/// A status filter or claim; `None` when unset.
 pub fn status(field: &'static str, status: i32) -> Result<Option<PaymentStatus>, Status> {
     match (status, PaymentStatus::from_code(status)) {
         (0, _) => Ok(None),

@@ -1,8 +1,8 @@
 //! HTTP reads (D43) and the bank's webhook (D29).
 //!
-//! The webhook answers 200 when taken or seen before, 401 for a bad signature, 404 for an unknown
-//! payment, 409 for another amount, 400 for signed nonsense, 413 for a body that is too long;
-//! anything else is ours and 5xx, whereupon the bank repeats.
+//! The webhook returns 200 for an accepted or repeated event, 401 for a bad signature, 404 for an
+//! unknown payment, 409 for another amount, 400 for a signed but invalid body, 413 for an oversized
+//! body. Any other failure is internal: 5xx, and the bank retries.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where the room meets generated messages: its RPC and HTTP shell, the events it writes.
+//! The only module that uses generated messages: the RPC and HTTP shell, and the published events.
 
 mod convert;
 pub mod http;

@@ -1,5 +1,5 @@
-//! Events on `platform.payments.events.v1` (specification 6.3). Ids derive from the fact, so that
-//! no fact is two events.
+//! Events on `platform.payments.events.v1` (specification 6.3). An id derives from the event's
+//! cause, so one cause never makes two events.
 
 use events::Event;
 use prost::Message;
@@ -107,12 +107,12 @@ pub fn read_alert(event: &Event) -> Option<(String, String)> {
     Some((alert.report_id, alert.text))
 }
 
-/// What identity tells of a user, as far as payouts are concerned.
+/// A change of a user that affects payouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserChange {
     Blocked(String),
     Unblocked,
-    /// Something of the profile: a name may have left a list.
+    /// The profile changed: a name may have left a sanctions list.
     Updated,
 }
 

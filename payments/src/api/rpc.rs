@@ -1,4 +1,4 @@
-//! `PaymentsService` (specification 4.2): reads requests, asks a use case, writes the answer.
+//! `PaymentsService` (specification 4.2): decodes requests, calls use cases, encodes responses.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     service::{Claim, Fault, Gateway, NewIntent, NewPayout, Taken},
 };
 
-/// Longest id or account number taken from a caller, in bytes.
+/// Longest id or account number accepted from a caller, in bytes.
 const TEXT_BYTES_MAX: usize = 128;
 
 /// The RPC shell.
@@ -107,9 +107,9 @@ impl PaymentsService for Api {
             timestamp: header(&metadata, TIMESTAMP_HEADER),
             signatures: header(&metadata, SIGNATURE_HEADER),
         };
-        // Before the signature is known to be good, nothing else is looked at; what the fields say
-        // beside the signed text is compared with it afterwards, so a status that does not exist is
-        // an unsigned claim like any other.
+        // No field is validated before the signature is verified. The unsigned fields are then
+        // compared with the signed body, so an unknown status is treated like any other unsigned
+        // claim.
         let status = convert::status("webhook.status", webhook.status).unwrap_or_default();
         let claim = Claim {
             payment_id: webhook.payment_id,
@@ -260,11 +260,11 @@ impl PaymentsService for Api {
     }
 }
 
-/// T12: tells that the stored resource is the answer.
+/// T12: marks a response that returns the stored resource.
 fn marked<T>(answer: T, replayed: bool) -> Response<T> {
     let mut response = Response::new(answer);
     if replayed {
-        let yes = "true".parse().expect("a plain word is a header value");
+        let yes = "true".parse().expect("ASCII text is a header value");
         response.metadata_mut().insert("idempotent-replayed", yes);
     }
     response

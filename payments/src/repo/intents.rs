@@ -1,4 +1,4 @@
-//! Intents.
+//! Payment intents.
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
@@ -26,16 +26,18 @@ fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
     })
 }
 
-/// False when the user's key is taken already (a concurrent call was faster).
+/// False if the user's key exists already: a concurrent call won.
 pub async fn insert_in_tx(
     tx: &mut SqliteConnection,
     intent: &Intent,
     next_poll_at_us: i64,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(
-        "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, qr_payload, idempotency_key, \
-         correlation_id, next_poll_at_us, created_at_us, expires_at_us, updated_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (user_id, idempotency_key) DO NOTHING",
+        "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, \
+         qr_payload, idempotency_key, correlation_id, next_poll_at_us, created_at_us, \
+         expires_at_us, updated_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
+         ON CONFLICT (user_id, idempotency_key) DO NOTHING",
     )
     .bind(&intent.payment_id)
     .bind(&intent.user_id)
@@ -94,7 +96,7 @@ pub async fn list(
         .collect()
 }
 
-/// Stores a move of the state machine.
+/// Stores a status transition.
 pub async fn set_status_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -114,14 +116,15 @@ pub async fn set_status_in_tx(
     Ok(())
 }
 
-/// Pending intents whose poll is due, with the number of polls made so far.
+/// Pending intents with a due poll, each with its number of polls.
 pub async fn due(
     db: impl SqliteExecutor<'_>,
     now_us: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<(Intent, u32)>> {
     sqlx::query(
-        "SELECT * FROM intents INDEXED BY intents_pending WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
+        "SELECT * FROM intents INDEXED BY intents_pending \
+         WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
     )
     .bind(now_us)
     .bind(limit)
@@ -132,7 +135,7 @@ pub async fn due(
     .collect()
 }
 
-/// When the next poll is due, if anything is pending.
+/// Time of the next poll, if an intent is pending.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
         "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_pending WHERE status = 'PENDING'",
@@ -154,7 +157,7 @@ pub async fn schedule_in_tx(
     Ok(())
 }
 
-/// Paid deposits whose tokens were not seen in the supply yet.
+/// Paid deposits whose tokens are not known to be in the supply.
 pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Intent>> {
     sqlx::query("SELECT * FROM intents INDEXED BY intents_unsettled WHERE status = 'SUCCESS' AND NOT settled")
         .fetch_all(db)
@@ -172,7 +175,7 @@ pub async fn mark_settled_in_tx(tx: &mut SqliteConnection, payment_id: &str) -> 
     Ok(())
 }
 
-/// Was there any intent before this time?
+/// Whether an intent was created before this time.
 pub async fn any_before(db: impl SqliteExecutor<'_>, time_us: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM intents WHERE created_at_us < $1)")
         .bind(time_us)

@@ -1,6 +1,5 @@
-//! The store: all SQL of this room. One transaction holds a change and its events; rows are read
-//! back into the core's types and never leave half read: a row that the core cannot express is an
-//! error, not a default.
+//! The store: all SQL of this crate. A change and its events share one transaction. Rows are
+//! decoded into the core's types; a row they cannot express is an error, not a default.
 
 pub mod intents;
 pub mod payouts;
@@ -12,8 +11,11 @@ use std::str::FromStr;
 use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteRow};
 use types::TextError;
 
-/// Schema, applied after that of outbox and inbox.
-pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds", "0004_payout_keys", "0005_refunds", "0006_lists");
+/// Schema, applied after that of the outbox and inbox.
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds",
+    "0004_payout_keys", "0005_refunds", "0006_lists"
+);
 
 /// Position of a page: rows strictly before it in (created, id) order.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +25,15 @@ pub struct Before<'a> {
     pub limit: i64,
 }
 
-/// Filters of a list; empty text = any.
+/// Filters of a list; an empty text matches any value.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter<'a> {
     pub user_id: &'a str,
     pub status: &'a str,
 }
 
-/// A page of a table, newest first. It names the index to use: for both filters SQLite would walk
-/// that of the status instead of that of the user.
+/// A page of a table, newest first. Names the index: with both filters SQLite would scan the index
+/// of the status instead of the user's.
 fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryBuilder<Sqlite> {
     let by = match (filter.user_id, filter.status) {
         ("", "") => "time",
@@ -53,7 +55,7 @@ fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryB
     query
 }
 
-/// A column that holds a name of ours.
+/// Parses a column with one of our enum names.
 fn name<T: FromStr<Err = TextError>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;
     text.parse().map_err(|error| sqlx::Error::ColumnDecode {

@@ -1,4 +1,4 @@
-//! Payouts, and the users whose payouts wait.
+//! Payouts, and the users whose payouts are blocked.
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
@@ -30,15 +30,19 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
     })
 }
 
-/// Stores what changes in a payout's life, or the whole of a new one.
+/// Inserts a payout, or updates the columns that change during its life.
 pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, released_at_us, ordered_at_us, stopped, \
-         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds, \
-         idempotency_key) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
-         ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, released_at_us = excluded.released_at_us, \
-         ordered_at_us = excluded.ordered_at_us, stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
-         failure_code = excluded.failure_code, failure_message = excluded.failure_message, attempts = excluded.attempts, \
+        "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, \
+         released_at_us, ordered_at_us, stopped, bank_transfer_id, failure_code, failure_message, \
+         attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds, \
+         idempotency_key) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
+         ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, \
+         released_at_us = excluded.released_at_us, ordered_at_us = excluded.ordered_at_us, \
+         stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
+         failure_code = excluded.failure_code, failure_message = excluded.failure_message, \
+         attempts = excluded.attempts, \
          next_attempt_at_us = excluded.next_attempt_at_us, updated_at_us = excluded.updated_at_us",
     )
     .bind(&payout.payout_id)
@@ -74,7 +78,7 @@ pub async fn get(db: impl SqliteExecutor<'_>, payout_id: &str) -> sqlx::Result<O
         .transpose()
 }
 
-/// The payout that answers a call with this key, or failing that with this payout id (T12).
+/// The payout recorded with this key, or else with this payout id (T12).
 pub async fn recorded(
     db: impl SqliteExecutor<'_>,
     user_id: &str,
@@ -109,14 +113,15 @@ pub async fn list(
         .collect()
 }
 
-/// Released payouts whose next step is due.
+/// Released payouts whose next action is due.
 pub async fn due(
     db: impl SqliteExecutor<'_>,
     now_us: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<Payout>> {
     sqlx::query(
-        "SELECT * FROM payouts INDEXED BY payouts_open WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us <= $1 \
+        "SELECT * FROM payouts INDEXED BY payouts_open \
+         WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us <= $1 \
          AND (stopped IS NULL OR ordered_at_us IS NOT NULL) ORDER BY next_attempt_at_us LIMIT $2",
     )
     .bind(now_us)
@@ -128,17 +133,18 @@ pub async fn due(
     .collect()
 }
 
-/// When the next step is due, if any payout waits for one.
+/// Time of the next due action, if a payout waits for one.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
-        "SELECT MIN(next_attempt_at_us) FROM payouts INDEXED BY payouts_open WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
+        "SELECT MIN(next_attempt_at_us) FROM payouts INDEXED BY payouts_open \
+         WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
          AND (stopped IS NULL OR ordered_at_us IS NOT NULL)",
     )
     .fetch_one(db)
     .await
 }
 
-/// Payouts that reconciliation still has to look at.
+/// Payouts that reconciliation still has to check.
 pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Payout>> {
     sqlx::query("SELECT * FROM payouts WHERE NOT settled")
         .fetch_all(db)
@@ -148,7 +154,7 @@ pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Payout>>
         .collect()
 }
 
-/// Whether another payout than this pays the deposit back, or has paid it back.
+/// Whether another payout refunds the deposit, or has refunded it.
 pub async fn is_refunded_by_another(
     db: impl SqliteExecutor<'_>,
     payment_id: &str,
@@ -198,7 +204,8 @@ pub async fn block_user_in_tx(
     .execute(&mut *tx)
     .await?;
     sqlx::query(
-        "UPDATE payouts INDEXED BY payouts_by_user SET stopped = $2, updated_at_us = $3 WHERE user_id = $1 AND status = 'PENDING' AND ordered_at_us IS NULL",
+        "UPDATE payouts INDEXED BY payouts_by_user SET stopped = $2, updated_at_us = $3 \
+         WHERE user_id = $1 AND status = 'PENDING' AND ordered_at_us IS NULL",
     )
     .bind(user_id)
     .bind(reason)
@@ -220,14 +227,16 @@ pub async fn unblock_user_in_tx(
     resume_user_in_tx(tx, user_id, now_us).await
 }
 
-/// Lets the user's stopped payouts go on, unless he is blocked.
+/// Resumes the user's stopped payouts, unless the user is blocked.
 pub async fn resume_user_in_tx(
     tx: &mut SqliteConnection,
     user_id: &str,
     now_us: i64,
 ) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE payouts INDEXED BY payouts_by_user SET stopped = NULL, next_attempt_at_us = $2, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING' \
+        "UPDATE payouts INDEXED BY payouts_by_user \
+         SET stopped = NULL, next_attempt_at_us = $2, updated_at_us = $2 \
+         WHERE user_id = $1 AND status = 'PENDING' \
          AND stopped IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blocked_users WHERE user_id = $1)",
     )
     .bind(user_id)

@@ -1,10 +1,10 @@
-//! What the bank told: webhooks taken, and money that no intent accounts for.
+//! Accepted webhooks, and received money without a matching intent.
 
 use sqlx::{SqliteConnection, SqliteExecutor};
 
 use rail::{Rub, RubError};
 
-/// False when the bank's event was taken before (T25).
+/// False if the bank's event was accepted before (T25).
 pub async fn note_webhook_in_tx(
     tx: &mut SqliteConnection,
     event_id: &str,
@@ -14,7 +14,8 @@ pub async fn note_webhook_in_tx(
     now_us: i64,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(
-        "INSERT INTO webhooks (event_id, subject_id, status, body, received_at_us) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
+        "INSERT INTO webhooks (event_id, subject_id, status, body, received_at_us) \
+         VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
     )
     .bind(event_id)
     .bind(subject_id)
@@ -26,7 +27,7 @@ pub async fn note_webhook_in_tx(
     Ok(done.rows_affected() == 1)
 }
 
-/// Notes money the bank reports for a payment that does not fit. The latest report counts.
+/// Stores money reported for a payment that does not match. The latest report counts.
 pub async fn note_unmatched_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -48,7 +49,7 @@ pub async fn note_unmatched_in_tx(
     Ok(())
 }
 
-/// The payment fits after all.
+/// Marks the payment as matched.
 pub async fn resolve_unmatched_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -60,7 +61,7 @@ pub async fn resolve_unmatched_in_tx(
     Ok(())
 }
 
-/// Sum of what is unmatched.
+/// Sum of unmatched receipts.
 pub async fn unmatched_total(db: impl SqliteExecutor<'_>) -> sqlx::Result<Rub> {
     let amounts: Vec<i64> =
         sqlx::query_scalar("SELECT amount_minor FROM unmatched_receipts WHERE NOT resolved")

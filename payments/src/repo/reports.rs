@@ -41,8 +41,9 @@ pub async fn insert_in_tx(
 ) -> sqlx::Result<()> {
     let assessment = &report.assessment;
     sqlx::query(
-        "INSERT INTO reports (report_id, business_day, bank_balance_minor, token_supply_minor, in_flight_deposits_minor, \
-         in_flight_payouts_minor, suspense_minor, unexplained_minor, created_at_us, idempotency_key) \
+        "INSERT INTO reports (report_id, business_day, bank_balance_minor, token_supply_minor, \
+         in_flight_deposits_minor, in_flight_payouts_minor, suspense_minor, unexplained_minor, \
+         created_at_us, idempotency_key) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
     )
     .bind(&report.report_id)
@@ -79,7 +80,7 @@ pub async fn by_key(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Opti
         .transpose()
 }
 
-/// Was the day reconciled at or after its cut-off?
+/// Whether the day was reconciled at or after its cut-off.
 pub async fn closed(db: impl SqliteExecutor<'_>, day: BusinessDay) -> sqlx::Result<bool> {
     sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM reports WHERE business_day = $1 AND created_at_us >= $2)",

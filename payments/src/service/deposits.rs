@@ -1,4 +1,4 @@
-//! Deposits: intents made, and what the bank reports of them (specification 4.2.1 to 4.2.5).
+//! Deposits: creation of intents and the bank's reports of them (specification 4.2.1 to 4.2.5).
 
 use service_clients::{LimitType, OperationType};
 use uuid::Uuid;
@@ -19,10 +19,10 @@ use crate::{
     repo::{intents, receipts},
 };
 
-/// Intents polled before a reconciliation at most; the oldest polls first.
+/// Limit of intents polled before a reconciliation; the oldest polls go first.
 const POLLS_BEFORE_RECONCILIATION: i64 = 200;
 
-/// What a caller asks for.
+/// Arguments of `create_intent`.
 #[derive(Clone, Debug)]
 pub struct NewIntent {
     pub user_id: String,
@@ -31,19 +31,20 @@ pub struct NewIntent {
     pub context: rpc::Context,
 }
 
-/// A report of the bank about one payment: by webhook or by poll.
+/// A bank report of one payment, from a webhook or a poll.
 #[derive(Clone, Debug)]
 pub struct PaymentWord {
     pub payment_id: String,
     pub status: PaymentStatus,
     /// `None`: not an amount of roubles.
     pub amount: Option<Rub>,
-    /// Set when it came by webhook.
+    /// Event id and body, when it came by webhook.
     pub webhook: Option<(String, Vec<u8>)>,
 }
 
 impl Gateway {
-    /// Makes an intent. Returns the stored one, and `true`, when the user's key was used before (T12).
+    /// Creates an intent. Returns the stored one and `true` if the user's key was used before
+    /// (T12).
     pub async fn create_intent(&self, ask: NewIntent) -> Result<(Intent, bool), Fault> {
         let key = &ask.context.idempotency_key;
         if let Some(stored) = intents::by_key(self.db.read(), &ask.user_id, key).await? {
@@ -67,7 +68,8 @@ impl Gateway {
         let mut tx = self.db.write().await?;
         if !intents::insert_in_tx(&mut tx, &intent, first_poll_us.min(intent.expires_at_us)).await?
         {
-            // A concurrent call with the same key was faster; nobody has seen our code, so nobody will pay it.
+            // A concurrent call with the same key won. Our payment code was never shown, so it is
+            // never paid.
             let stored = intents::by_key(&mut *tx, &ask.user_id, key).await?;
             return Ok((stored.ok_or(Fault::IntentNotFound)?, true));
         }
@@ -75,11 +77,12 @@ impl Gateway {
         tx.commit().await?;
         metrics::counter!("payment_intents_created_total", "method" => ask.method.as_str())
             .increment(1);
-        tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id, amount = %intent.amount, "payment intent created");
+        tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id,
+            amount = %intent.amount, "payment intent created");
         Ok((intent, false))
     }
 
-    /// Asks the bank for what the payer will be shown.
+    /// Registers the payment at the bank, which returns the link or code for the payer.
     async fn register_at_bank(&self, ask: &NewIntent) -> Result<Intent, Fault> {
         let payment_id = Uuid::now_v7().to_string();
         let now_us = clock::now_us();
@@ -94,7 +97,7 @@ impl Gateway {
                     life_seconds,
                 };
                 let created = self.bank_seen(self.bank.create_qr(&ask_qr).await)?;
-                // A link opens by itself; the picture is for the other method.
+                // A link opens directly; only SBP_QR needs the picture.
                 let picture = match ask.method {
                     PaymentMethod::SbpQr => created.qr_payload,
                     _ => String::new(),
@@ -118,8 +121,9 @@ impl Gateway {
                 (payload.clone(), payload, expected.expires_at)
             }
         };
-        let expires_at_us = messages::time_us(&expires_at)
-            .ok_or_else(|| BankError::Protocol(format!("expiresAt `{expires_at}` is no time")))?;
+        let expires_at_us = messages::time_us(&expires_at).ok_or_else(|| {
+            BankError::Protocol(format!("expiresAt `{expires_at}` is not a time"))
+        })?;
         Ok(Intent {
             payment_id,
             user_id: ask.user_id.clone(),
@@ -137,7 +141,7 @@ impl Gateway {
         })
     }
 
-    /// Takes a report of the bank into effect: the same path for webhooks and polls.
+    /// Applies a bank report, from a webhook or a poll.
     pub async fn take_payment_word(&self, word: &PaymentWord) -> Result<Intent, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -151,7 +155,8 @@ impl Gateway {
                 self.note_unmatched(tx, word, "amount differs", now_us)
                     .await?;
             }
-            tracing::warn!(payment_id = intent.payment_id, asked = %intent.amount, told = ?word.amount, "amount mismatch");
+            tracing::warn!(payment_id = intent.payment_id, expected = %intent.amount,
+                reported = ?word.amount, "payment report has another amount than the intent");
             return Err(Fault::AmountMismatch);
         }
         if let Some((event_id, body)) = &word.webhook {
@@ -184,7 +189,7 @@ impl Gateway {
                     events::outbox::append_in_tx(&mut tx, &[event]).await?;
                 }
                 tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id,
-                    correlation_id = intent.correlation_id, status = %to, late, "payment intent moved");
+                    correlation_id = intent.correlation_id, status = %to, late, "payment intent changed status");
             }
         }
         tx.commit().await?;
@@ -197,7 +202,7 @@ impl Gateway {
         Ok(intent)
     }
 
-    /// Money that fits no intent is kept in sight until it does (suspense).
+    /// Keeps money without a matching intent in suspense until it matches.
     async fn note_unmatched(
         &self,
         mut tx: events::Tx,
@@ -213,8 +218,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Second source of truth beside the webhook: asks the bank about an intent, and ends it when
-    /// its time is over (D12).
+    /// Polls the bank for an intent, in case a webhook is lost, and expires the intent when it is
+    /// due (D12).
     pub async fn poll_intent(&self, intent: &Intent, polls: u32) -> Result<(), Fault> {
         let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
         let now_us = clock::now_us();
@@ -235,7 +240,7 @@ impl Gateway {
             .as_ref()
             .is_none_or(|word| word.status == PaymentStatus::Pending);
         if open && now_us >= intent.expires_at_us {
-            // The last look found no money: the sweeper's own report.
+            // The last poll found no money: the service itself reports EXPIRED.
             self.take_payment_word(&PaymentWord {
                 payment_id: intent.payment_id.clone(),
                 status: PaymentStatus::Expired,
@@ -248,7 +253,8 @@ impl Gateway {
         if let Some(word) = reported.filter(|_| !open) {
             match self.take_payment_word(&word).await {
                 Ok(_) => return Ok(()),
-                // Stays pending and in the suspense: a person has to look; the bank may still correct itself.
+                // Stays pending and in suspense for an operator; the bank may still correct its
+                // report.
                 Err(Fault::AmountMismatch) => {}
                 Err(fault) => return Err(fault),
             }
@@ -268,7 +274,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Polls what is pending, so that a lost webhook does not look like a difference.
+    /// Polls pending intents, so that a lost webhook does not look like a difference.
     pub async fn poll_pending(&self) -> Result<(), Fault> {
         let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
         for (intent, polls) in pending {
@@ -276,7 +282,7 @@ impl Gateway {
                 Ok(()) => {}
                 Err(fault) if fault.is_bank_away() => return Err(fault),
                 Err(fault) => {
-                    tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be looked at");
+                    tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be polled");
                 }
             }
         }
@@ -289,6 +295,6 @@ fn warn_on_mismatch(stored: &Intent, ask: &NewIntent) {
         metrics::counter!("idempotency_mismatch_total", "call" => "CreatePaymentIntent")
             .increment(1);
         tracing::warn!(payment_id = stored.payment_id, user_id = stored.user_id, stored = %stored.amount,
-            asked = %ask.amount, "idempotency key was used for another intent");
+            asked = %ask.amount, "idempotency key was used for another intent, returning the stored one");
     }
 }

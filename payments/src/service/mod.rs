@@ -1,4 +1,4 @@
-//! Use cases: they read, ask the core what follows, and store the answer with its events in one transaction.
+//! Use cases: they load state, apply the core's rules, and commit the result with its events.
 
 mod deposits;
 mod payouts;
@@ -15,7 +15,7 @@ pub use deposits::NewIntent;
 pub use payouts::NewPayout;
 pub use webhook::{Claim, Taken};
 
-/// Everything a use case needs.
+/// Dependencies of the use cases.
 pub struct Gateway {
     pub config: PaymentsConfig,
     pub db: events::Sqlite,
@@ -28,7 +28,8 @@ pub struct Gateway {
     pub payouts_due: Notify,
     /// One reconciliation at a time.
     reconciling: Mutex<()>,
-    /// One step of a payout at a time: worker, reconciliation and webhooks would otherwise ask the bank twice.
+    /// One step of a payout at a time, so that worker, reconciliation and webhooks do not order or
+    /// poll in parallel.
     stepping: Mutex<()>,
 }
 
@@ -56,7 +57,7 @@ impl Gateway {
         }
     }
 
-    /// Tells health what a call to the bank came to.
+    /// Reports the result of a bank call to health.
     fn bank_seen<T>(&self, result: Result<T, BankError>) -> Result<T, BankError> {
         match &result {
             Err(error @ (BankError::Unavailable(_) | BankError::Protocol(_))) => {
@@ -69,13 +70,13 @@ impl Gateway {
 }
 
 impl Fault {
-    /// The bank gives no usable answer to anyone.
+    /// The bank is unavailable for all calls, not only for this one.
     pub fn is_bank_away(&self) -> bool {
         matches!(self, Self::Bank(BankError::Unavailable(_)))
     }
 }
 
-/// Why a use case gave no result. The first group are answers of the business, the second is trouble.
+/// Why a use case fails: first the business rejects, then the operational errors.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     #[error("Invalid signature")]
@@ -88,7 +89,7 @@ pub enum Fault {
     PayoutNotFound,
     #[error("Reconciliation report not found")]
     ReportNotFound,
-    /// The refusal reason of the limit check, verbatim.
+    /// The reason of the limit check, verbatim.
     #[error("{0}")]
     LimitExceeded(String),
     #[error("Payout is at the bank already")]

@@ -1,4 +1,4 @@
-//! Payouts: recorded at once, sent after the burn has succeeded, followed until the bank has answered (T06, D16).
+//! Payouts: recorded at once, sent after the burn, followed until the bank's result (T06, D16).
 
 use service_clients::caused_by;
 
@@ -22,10 +22,10 @@ use crate::{
 
 /// Failure code of a refusal whose error register is empty.
 const REFUSED: &str = "REFUSED_BY_BANK";
-/// The bank's code for a request id that it received with another order before.
+/// The bank's code for a request id that it received before with another order.
 const REQUEST_ID_REUSED: &str = "REQUEST_ID_REUSED";
 
-/// What a caller asks for.
+/// Arguments of `initiate_payout`.
 #[derive(Clone, Debug)]
 pub struct NewPayout {
     pub payout_id: String,
@@ -57,9 +57,9 @@ impl From<TransferReport> for BankWord {
     }
 }
 
-/// HTTP 400 to the first order is final: the bank did not accept it and the payout fails. To a later
-/// order it decides nothing, since the answer to an earlier one may be lost; nor does it where the
-/// request id belongs to another order.
+/// HTTP 400 to the first order is final: the bank did not accept it and the payout fails. To a
+/// later order it proves nothing, because the response to an earlier one may be lost. The same
+/// holds if the request id belongs to another order.
 fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankError> {
     match error {
         BankError::Refused {
@@ -75,7 +75,7 @@ fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankErro
     }
 }
 
-/// Logs a refusal that a retry does not mend: an operator must act.
+/// Logs a refusal that a retry does not cure: an operator must act.
 fn tell_refused(payout: &Payout, error: &BankError) {
     if matches!(error, BankError::Refused { .. }) {
         tracing::error!(
@@ -83,7 +83,7 @@ fn tell_refused(payout: &Payout, error: &BankError) {
             user_id = payout.user_id,
             %error,
             severity = "critical",
-            "bank refuses the order of a payout, the payout waits"
+            "bank refuses the order of a payout; the payout waits for an operator"
         );
     }
 }
@@ -99,14 +99,14 @@ fn warn_on_mismatch(stored: &Payout, ask: &NewPayout) {
             payout_id = stored.payout_id,
             user_id = stored.user_id,
             asked = ask.payout_id,
-            "idempotency key or payout id was used for another payout"
+            "idempotency key or payout id was used for another payout, returning the stored one"
         );
     }
 }
 
 impl Gateway {
-    /// Records a payout. Returns the stored one, and `true`, when the user's key or the payout id
-    /// was used before (T12).
+    /// Records a payout. Returns the stored one and `true` if the user's key or the payout id was
+    /// used before (T12).
     pub async fn initiate_payout(&self, ask: NewPayout) -> Result<(Payout, bool), Fault> {
         let key = &ask.context.idempotency_key;
         let (user_id, payout_id) = (&ask.user_id, &ask.payout_id);
@@ -144,11 +144,12 @@ impl Gateway {
         };
         payouts::save_in_tx(&mut tx, &payout).await?;
         tx.commit().await?;
-        tracing::info!(payout_id = payout.payout_id, user_id = payout.user_id, amount = %payout.amount, "payout recorded");
+        tracing::info!(payout_id = payout.payout_id, user_id = payout.user_id,
+            amount = %payout.amount, "payout recorded");
         Ok((payout, false))
     }
 
-    /// Money goes to the account of the user's profile and to no other.
+    /// Money goes only to the account of the user's profile.
     async fn require_own_account(&self, ask: &NewPayout) -> Result<(), Fault> {
         let correlation_id = &ask.context.correlation_id;
         let profile = self
@@ -161,12 +162,12 @@ impl Gateway {
         Ok(())
     }
 
-    /// The payment that a payout pays back. `None`: an ordinary payout, also one that is named like a
-    /// refund and belongs to a redemption.
+    /// The payment that a payout refunds. `None`: an ordinary payout, also a redemption's payout
+    /// whose id looks like a refund.
     ///
     /// # Errors
-    /// `DepositNotRefundable`: named like a refund, with neither a redemption nor a refundable
-    /// deposit. It could never be released.
+    /// `DepositNotRefundable`: the id looks like a refund, but has neither a redemption nor a
+    /// refundable deposit. The payout could never be released.
     async fn refunded_deposit(&self, ask: &NewPayout) -> Result<Option<String>, Fault> {
         let Some(payment_id) = refund_candidate(&ask.payout_id) else {
             return Ok(None);
@@ -188,7 +189,8 @@ impl Gateway {
             .ok_or(Fault::DepositNotRefundable)
     }
 
-    /// The deposit was received from this user in this amount, its tokens were refused and not issued since.
+    /// The deposit came from this user in this amount; its tokens were refused and not issued
+    /// since.
     async fn is_refundable(
         &self,
         payment_id: &str,
@@ -212,8 +214,8 @@ impl Gateway {
         ))
     }
 
-    /// The money may leave: for a burn that succeeded, or back to the payer of a refused deposit. A
-    /// payout that has ended, or was released before, is returned as it is.
+    /// Releases the money: for a successful burn, or back to the payer of a refused deposit.
+    /// Returns an ended or released payout unchanged.
     pub async fn release_payout(
         &self,
         payout_id: &str,
@@ -256,8 +258,8 @@ impl Gateway {
                 .await?;
             return refundable.then_some(()).ok_or(Fault::DepositNotRefundable);
         }
-        // The redemption is still ONCHAIN_SUBMITTED, since the bank's report finalizes it (T08): the
-        // receipt proves the burn.
+        // The redemption is still ONCHAIN_SUBMITTED, because the bank's report finalizes it (T08).
+        // The receipt proves the burn.
         let amount = payout.amount.to_decimal();
         let burn = self.tokens.burn(&payout.payout_id, correlation_id).await?;
         let burn = burn
@@ -272,7 +274,7 @@ impl Gateway {
         }
     }
 
-    /// Ends a payout that was not ordered at the bank.
+    /// Cancels a payout that was not ordered at the bank.
     pub async fn cancel_payout(&self, payout_id: &str, code: &str) -> Result<Payout, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -298,7 +300,7 @@ impl Gateway {
         }
     }
 
-    /// Applies the bank's report of a transfer: an answer, a webhook or a poll.
+    /// Applies the bank's report of a transfer: a response, a webhook or a poll.
     pub async fn take_bank_word(&self, payout_id: &str, word: &BankWord) -> Result<Payout, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -348,12 +350,12 @@ impl Gateway {
             correlation_id = payout.correlation_id,
             ?outcome,
             failure_code = payout.failure_code,
-            "payout moved"
+            "payout changed status"
         );
         Ok(payout)
     }
 
-    /// Does what is due for one payout.
+    /// Executes the due action of one payout.
     pub async fn step_payout(&self, payout_id: &str) -> Result<(), Fault> {
         let _one_at_a_time = self.stepping.lock().await;
         let Some(payout) = payouts::get(self.db.read(), payout_id).await? else {
@@ -400,8 +402,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Stores that an order may be at the bank from now on, and when to try again. `None`: the
-    /// payout must not be ordered any more.
+    /// Stores, before the order is sent, that the bank may have it, and the time of the next
+    /// attempt. `None`: the payout must not be ordered any more.
     async fn begin_order(&self, payout_id: &str) -> Result<Option<Payout>, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -434,7 +436,7 @@ impl Gateway {
                     tracing::error!(
                         payout_id = payout.payout_id,
                         transfer_id = payout.bank_transfer_id,
-                        "bank does not know a transfer it has accepted"
+                        "bank has no transfer that it accepted; clarify with the bank"
                     );
                 }
                 Err(error.into())
@@ -442,7 +444,7 @@ impl Gateway {
         }
     }
 
-    /// The name is screened again before money leaves, not only when it came in.
+    /// Screens the name again before money leaves, not only at registration.
     async fn screen(&self, payout: &Payout) -> Result<Option<String>, Fault> {
         let context = caused_by(&payout.correlation_id);
         let screened = self
@@ -494,7 +496,7 @@ impl Gateway {
         doubled_us(first_ms, attempts, max_ms)
     }
 
-    /// Asks the bank about every payout that may be there, so that a lost answer does not look like a difference.
+    /// Polls every payout at the bank, so that a lost response does not look like a difference.
     pub async fn poll_ordered(&self) -> Result<(), Fault> {
         let open = payouts::due(self.db.read(), i64::MAX, i64::MAX).await?;
         for payout in open
@@ -506,14 +508,14 @@ impl Gateway {
                 Ok(()) => {}
                 Err(fault) if fault.is_bank_away() => return Err(fault),
                 Err(fault) => {
-                    tracing::error!(payout_id = payout.payout_id, %fault, "payout cannot be looked at");
+                    tracing::error!(payout_id = payout.payout_id, %fault, "payout cannot be polled");
                 }
             }
         }
         Ok(())
     }
 
-    /// Identity has told something of a user (T48). What was stopped is screened again when it goes on.
+    /// Applies a user change from identity (T48). A resumed payout is screened again.
     pub async fn take_user_change(
         &self,
         event: &events::Event,

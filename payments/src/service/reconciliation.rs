@@ -1,9 +1,8 @@
 //! Reconciliation of the bank account with the CFA-RUB supply (specification 4.2.6, T28).
 //!
-//! The figures are read at the moment of the call; the cut-off run of the worker makes that moment
-//! the end of the business day. A reading with an unexplained rest is taken again a few times,
-//! because a mint or a transfer may have landed between two of its questions; what stays is a
-//! difference.
+//! The figures are read at the time of the call; the worker's cut-off run makes that the end of the
+//! business day. A reading with an unexplained rest is repeated a few times, because a mint or a
+//! transfer may complete between two of its reads. What remains is a difference.
 
 use std::time::{Duration, Instant};
 
@@ -25,12 +24,12 @@ use crate::{
     repo::{intents, payouts, receipts, reports, reports::Report},
 };
 
-/// Calls to the CFA service under way at a time.
+/// Concurrent calls to the CFA service.
 const PEER_CALLS: usize = 8;
 
 impl Gateway {
-    /// Compares, stores the report and raises the alert when bank and supply differ. A key used
-    /// before gives its report, and `true`.
+    /// Compares, stores the report and raises the alert if bank and supply differ. A used key
+    /// returns its report and `true`.
     pub async fn reconcile(
         &self,
         day: BusinessDay,
@@ -120,7 +119,7 @@ impl Gateway {
         }
         let mut settled_payouts = Vec::new();
         for (payout, token) in self.redemptions(correlation_id).await? {
-            // A refund burns nothing: until it is paid, its deposit stands in the suspense.
+            // A refund burns nothing: until it is paid, its deposit is in suspense.
             if payout.refunds.is_some() {
                 if !payout.is_open() {
                     settled_payouts.push(payout.payout_id);
@@ -149,7 +148,7 @@ impl Gateway {
         Ok(explained)
     }
 
-    /// Deposits that are not settled, with the issue of each. The CFA service has no call for many references.
+    /// Unsettled deposits with their issues. The CFA service has no call for many references.
     async fn issues(&self, correlation_id: &str) -> Result<Vec<(Intent, TokenSide)>, Fault> {
         let unsettled = stream::iter(intents::unsettled(self.db.read()).await?);
         let asked = unsettled.map(|intent| async move {
@@ -162,7 +161,7 @@ impl Gateway {
         asked.buffered(PEER_CALLS).try_collect().await
     }
 
-    /// Payouts that are not settled, with the redemption of each; a refund has none.
+    /// Unsettled payouts with their redemptions; a refund has none.
     async fn redemptions(&self, correlation_id: &str) -> Result<Vec<(Payout, TokenSide)>, Fault> {
         let unsettled = stream::iter(payouts::unsettled(self.db.read()).await?);
         let asked = unsettled.map(|payout| async move {

@@ -1,5 +1,5 @@
-//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29): verified on the raw bytes
-//! before anything of them is read.
+//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29). The raw bytes are verified
+//! before they are parsed.
 
 use super::{Fault, Gateway, deposits::PaymentWord};
 use rail::{
@@ -12,16 +12,16 @@ use types::PaymentStatus;
 
 use crate::intent::Intent;
 
-/// What the RPC form says beside the signed bytes; it must not say anything else than they do.
+/// Unsigned fields of the RPC form; they must match the signed body.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub payment_id: String,
-    /// `None`: no status that exists.
+    /// `None`: an unknown status.
     pub status: Option<PaymentStatus>,
     pub amount: Option<Rub>,
 }
 
-/// What a webhook was about.
+/// Subject of a webhook.
 #[derive(Debug)]
 pub enum Taken {
     Payment(Box<Intent>),
@@ -29,7 +29,7 @@ pub enum Taken {
 }
 
 impl Gateway {
-    /// Verifies, reads and takes a webhook into effect.
+    /// Verifies, parses and applies a webhook.
     pub async fn take_webhook(
         &self,
         signed: Signed<'_>,
@@ -46,7 +46,7 @@ impl Gateway {
             count("MALFORMED");
             Fault::Invalid {
                 field: "webhook.provider_payload",
-                problem: format!("is not a notice of the bank: {error}"),
+                problem: format!("is not a webhook of the bank: {error}"),
             }
         })?;
         match notice {
@@ -64,7 +64,7 @@ impl Gateway {
                         || claim.status != Some(status)
                         || claim.amount != amount)
                 {
-                    // The signature does not cover what is claimed.
+                    // The unsigned claim differs from the signed body.
                     return Err(Fault::InvalidSignature);
                 }
                 let word = PaymentWord {

@@ -17,7 +17,7 @@ fn us(time: &Option<prost_types::Timestamp>) -> i64 {
 
 // rows: R105 R108 R109 R110 R111 R319
 #[tokio::test]
-async fn r105_each_method_gives_a_pending_intent_that_can_be_paid() {
+async fn r105_each_method_creates_a_pending_intent_that_can_be_paid() {
     let world = World::start().await;
     for method in [
         PaymentMethod::SbpQr,
@@ -56,7 +56,7 @@ async fn r105_each_method_gives_a_pending_intent_that_can_be_paid() {
 
 // rows: R012 R106 R036
 #[tokio::test]
-async fn r106_identity_is_asked_for_the_deposit_limit() {
+async fn r106_the_deposit_limit_is_checked_with_identity() {
     let world = World::start().await;
     world.asked.lock().unwrap().clear();
     world.qr("100.00").await;
@@ -69,7 +69,7 @@ async fn r106_identity_is_asked_for_the_deposit_limit() {
 
 // rows: R107 R252
 #[tokio::test]
-async fn r107_a_refusal_passes_word_for_word_and_leaves_nothing_behind() {
+async fn r107_a_refusal_is_returned_verbatim_and_stores_nothing() {
     let world = World::start().await;
     let over = world
         .payments()
@@ -184,7 +184,7 @@ async fn r105_bad_requests_name_the_field_and_change_nothing() {
 
 // rows: R112 R245
 #[tokio::test]
-async fn r112_the_intent_is_saved_and_announced() {
+async fn r112_the_intent_is_stored_and_published() {
     let world = World::start().await;
     let mut ask = intent_ask(ALICE, "10.00", PaymentMethod::SbpQr);
     ask.context = ctx_with("k1");
@@ -202,7 +202,7 @@ async fn r112_the_intent_is_saved_and_announced() {
         .unwrap();
     assert_eq!(again.metadata().get("idempotent-replayed").unwrap(), "true");
     assert_eq!(again.into_inner().intent.unwrap(), made);
-    // The key holds although the amount differs (T12).
+    // The key wins although the amount differs (T12).
     ask.amount = rub("11.00");
     let other = world.payments().create_payment_intent(ask).await.unwrap();
     assert_eq!(other.into_inner().intent.unwrap(), made);
@@ -276,7 +276,7 @@ async fn r119_a_paid_code_ends_in_success_and_one_deposit_event() {
 
 // rows: R127 R323
 #[tokio::test]
-async fn r323_a_lost_webhook_is_made_up_for_by_a_poll() {
+async fn r323_a_poll_replaces_a_lost_webhook() {
     let world = World::start_with(|setup| {
         setup.payments.poll_first_ms = 20;
         setup.payments.poll_most_ms = 50;
@@ -295,7 +295,7 @@ async fn r323_a_lost_webhook_is_made_up_for_by_a_poll() {
     world
         .until_status(&failed.payment_id, common::PaymentStatus::Failed)
         .await;
-    // The webhook comes after all: nothing happens twice.
+    // The late webhook changes nothing.
     world.set_fault(BankFault::None, "").await;
     let deposits: Vec<wire::FiatDepositedEvent> = world
         .events_of("FiatDepositedEvent", &paid.payment_id)
@@ -368,7 +368,7 @@ async fn r010_intents_page_by_two_without_gap_or_repeat() {
 
 // rows: R248
 #[tokio::test]
-async fn r248_a_restart_goes_on_where_it_stopped() {
+async fn r248_deposits_continue_after_a_restart() {
     let world = World::start_with(|setup| {
         setup.payments.poll_first_ms = 20;
         setup.payments.poll_most_ms = 50;
@@ -398,7 +398,7 @@ async fn r248_a_restart_goes_on_where_it_stopped() {
 
 // rows: R270 R271 R272 R262
 #[tokio::test]
-async fn r270_metrics_move_under_their_exact_names() {
+async fn r270_metrics_have_their_exact_names() {
     let world = World::start().await;
     let intent = world.qr("5.00").await;
     world.pay(&intent.qr_payload).await;
@@ -406,7 +406,7 @@ async fn r270_metrics_move_under_their_exact_names() {
         .until_status(&intent.payment_id, common::PaymentStatus::Success)
         .await;
     world.reconcile().await;
-    // The webhook is counted before the status is seen, the scrape renders what was recorded.
+    // The webhook is counted before the status changes; the scrape renders recorded values.
     let scrape = until(async || {
         let (_, body) = world.get("/metrics").await;
         let text = body.as_str()?.to_owned();

@@ -1,4 +1,5 @@
-//! The payments gateway at its boundary: its RPC and HTTP, the sandbox bank over loopback, events from the log.
+//! The payments gateway at its boundary: RPC, HTTP, the sandbox bank over loopback, published
+//! events.
 
 mod deposits;
 mod payouts;

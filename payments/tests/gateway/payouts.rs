@@ -42,7 +42,7 @@ async fn r123_a_payout_is_recorded_released_and_confirmed() {
     let recorded = world.initiate("po-1", "40.00", &valid_account()).await;
     assert_eq!(recorded.status, PENDING);
     assert!(!recorded.sent);
-    // Not before the burn is final, however long it takes.
+    // Not before the burn is final, however long that takes.
     let (status, body) = world.get("/payouts/po-1").await;
     assert_eq!((status, body["status"].as_str()), (200, Some("PENDING")));
     assert!(world.transfers().await.is_empty());
@@ -97,7 +97,7 @@ async fn r123_the_same_payout_id_is_the_same_payout() {
 
 // rows: R123 R318
 #[tokio::test]
-async fn r123_a_repeated_key_is_the_payout_that_it_made() {
+async fn r123_a_repeated_key_returns_its_payout() {
     let world = World::start().await;
     world.create_user("bob").await;
     let ask = |key: &str, user_id: &str, payout_id: &str| wire::InitiatePayoutRequest {
@@ -118,7 +118,7 @@ async fn r123_a_repeated_key_is_the_payout_that_it_made() {
     let yes = Some("true".to_owned());
     let (first, replayed) = initiate(ask("k1", ALICE, "po-1")).await;
     assert_eq!(replayed, None);
-    // The key answers, whatever else the call says.
+    // The key decides, whatever the other fields contain.
     let again = initiate(ask("k1", ALICE, "po-2")).await;
     assert_eq!(again, (first.clone(), yes.clone()));
     // A payout id is one payout under every key.
@@ -160,7 +160,7 @@ async fn r123_concurrent_calls_with_one_key_record_one_payout() {
     world.stop().await;
 }
 
-/// Nothing has left: the refusal, and what the world looks like after it.
+/// The release is refused as `expected` and the payout stays unreleased.
 async fn assert_stays(world: &World, payout_id: &str, expected: (Code, &str, &str)) {
     let refused = world.try_release(payout_id).await.unwrap_err();
     let reason = rpc::status::reason(&refused).unwrap_or_default();
@@ -230,7 +230,7 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
     world.initiate("po-1", "40.00", &valid_account()).await;
     let amount = || rub("40.00").unwrap().amount;
     assert_stays(&world, "po-1", NOT_BURNED).await;
-    // Another user's burn, another amount, another instrument, another kind, or none that waits for the bank.
+    // Another user's burn, another amount, instrument or kind, or an ended redemption.
     world.cfa.burn("po-1", "bob", amount());
     assert_stays(&world, "po-1", NOT_BURNED).await;
     world.cfa.burn("po-1", ALICE, rub("39.99").unwrap().amount);
@@ -298,7 +298,7 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
 
 // rows: R300 R318
 #[tokio::test]
-async fn t24_money_goes_back_only_for_a_refused_deposit_and_only_once() {
+async fn t24_only_a_refused_deposit_is_refunded_and_only_once() {
     let world = World::start().await;
     world.create_user("bob").await;
     world.fund("100.00").await;
@@ -307,7 +307,7 @@ async fn t24_money_goes_back_only_for_a_refused_deposit_and_only_once() {
     let refund = format!("refund-{deposit}");
     let rejected = common::OperationStatus::Rejected;
 
-    // No deposit of this id, one that is not paid, another user's, another amount, one whose tokens are issued.
+    // Unknown deposit, unpaid, another user's, another amount, tokens already issued.
     let unpaid = world.qr("10.00").await.payment_id;
     world.cfa.set_operation(&unpaid, rejected, 0);
     world.cfa.set_operation(&deposit, rejected, 0);
@@ -326,7 +326,7 @@ async fn t24_money_goes_back_only_for_a_refused_deposit_and_only_once() {
         assert_eq!(refused, NOT_REFUNDABLE, "{payout_id}");
     }
 
-    // Issued between the record and the release: by a retry that an operator asked for.
+    // Tokens issued between record and release, by an operator's retry.
     world.initiate(&refund, "40.00", &account).await;
     let second = format!("{refund}:2");
     world.initiate(&second, "40.00", &account).await;
@@ -364,7 +364,7 @@ async fn t24_money_goes_back_only_for_a_refused_deposit_and_only_once() {
 
 // rows: R300
 #[tokio::test]
-async fn t24_a_refund_that_the_bank_refused_may_be_tried_again() {
+async fn t24_a_refund_refused_by_the_bank_can_be_retried() {
     let world = World::start().await;
     let deposit = world.fund("40.00").await.payment_id;
     let rejected = common::OperationStatus::Rejected;
@@ -387,7 +387,7 @@ async fn t24_a_refund_that_the_bank_refused_may_be_tried_again() {
 
 // rows: R123
 #[tokio::test]
-async fn t24_a_redemption_with_an_id_like_a_refund_is_no_refund() {
+async fn t24_a_redemption_with_an_id_like_a_refund_is_not_a_refund() {
     let world = World::start().await;
     let deposit = world.fund("40.00").await.payment_id;
     world.fund("40.00").await;
@@ -405,7 +405,7 @@ async fn t24_a_redemption_with_an_id_like_a_refund_is_no_refund() {
 
 // rows: R123 R318
 #[tokio::test]
-async fn r123_a_payout_is_recorded_only_to_the_account_of_the_profile() {
+async fn r123_a_payout_goes_only_to_the_account_of_the_profile() {
     let world = World::start().await;
     let other = account::number("40817", 9);
     let refusal = async |payout_id: &str, user_id: &str, account: &str| {
@@ -430,7 +430,7 @@ async fn r123_a_payout_is_recorded_only_to_the_account_of_the_profile() {
         expected(Code::NotFound, "USER_NOT_FOUND", "User not found")
     );
     let first = world.initiate("po-2", "10.00", &valid_account()).await;
-    // A repeat is answered although the profile has changed since.
+    // A repeat returns the stored payout although the profile has changed.
     world.set_account(ALICE, &other).await;
     let again = world.try_initiate("po-2", ALICE, "10.00", &first.bank_account);
     assert_eq!(again.await.unwrap(), first);
@@ -453,7 +453,7 @@ async fn r123_a_payout_is_recorded_only_to_the_account_of_the_profile() {
 }
 
 #[tokio::test]
-async fn the_account_in_the_readme_takes_a_payout() {
+async fn the_account_in_the_readme_accepts_a_payout() {
     let readme = include_str!("../../../README.md");
     let (_, rest) = readme.split_once(r#""bankAccount":""#).unwrap();
     let (account, _) = rest.split_once('"').unwrap();
@@ -468,11 +468,11 @@ async fn the_account_in_the_readme_takes_a_payout() {
 
 // rows: R321
 #[tokio::test]
-async fn r321_a_refusal_of_the_bank_fails_the_payout_and_says_why() {
+async fn r321_a_refusal_of_the_bank_fails_the_payout_with_its_reason() {
     let world = World::start().await;
     world.fund("100.00").await;
-    // At once: an account that cannot exist. Later: an account the recipient's bank has closed.
-    // Never: more than there is.
+    // Immediately: an impossible account. Later: an account closed at the recipient's bank. Never:
+    // more than the balance.
     let closed = account::number("40817", 8);
     world.set_fault(BankFault::RefuseTransfer, &closed).await;
     for (payout_id, account, amount, code) in [
@@ -527,7 +527,7 @@ async fn r321_a_cancel_ends_what_was_not_sent() {
         world.events_of("PayoutFailedEvent", "reverted").await;
     assert!(
         silent.is_empty(),
-        "no token is missing, so nobody has to mint one"
+        "no token is missing, so none must be minted"
     );
     let told: Vec<wire::PayoutFailedEvent> = world.events_of("PayoutFailedEvent", "other").await;
     assert_eq!(told.len(), 1);
@@ -550,14 +550,14 @@ async fn r321_a_cancel_ends_what_was_not_sent() {
 
 // rows: R127
 #[tokio::test]
-async fn r127_a_bank_that_is_away_delays_a_payout_and_doubles_nothing() {
+async fn r127_an_unavailable_bank_delays_a_payout_and_repeats_nothing() {
     let world = World::start_with(|setup| setup.payments.client.breaker_open_ms = 30).await;
     world.fund("100.00").await;
     world.set_fault(BankFault::Unavailable, "").await;
     world.initiate("po-1", "10.00", &valid_account()).await;
     world.release("po-1").await;
     until(async || world.payout("po-1").await.sent.then_some(())).await;
-    // The gateway says so.
+    // Health reports it.
     until(async || (world.get("/health").await.0 == 503).then_some(())).await;
     assert_eq!(world.payout("po-1").await.status, PENDING);
     world.set_fault(BankFault::None, "").await;
@@ -569,7 +569,7 @@ async fn r127_a_bank_that_is_away_delays_a_payout_and_doubles_nothing() {
 
 // rows: R127 R087
 #[tokio::test]
-async fn r127_the_bank_is_asked_again_after_its_failure_while_calls_keep_coming() {
+async fn r127_the_bank_is_called_again_after_its_failure_under_load() {
     let world = World::start_with(|setup| {
         setup.payments.client.tries = 1;
         // Longer than the pauses between the calls below and between the orders of the payout.
@@ -600,13 +600,13 @@ async fn r127_the_bank_is_asked_again_after_its_failure_while_calls_keep_coming(
     world.stop().await;
 }
 
-/// Hands requests on to the bank and loses the first answers to transfer orders.
+/// Proxy to the bank that drops the first responses to transfer orders.
 #[derive(Clone)]
 struct Lossy {
     bank_url: Arc<std::sync::OnceLock<String>>,
     to_lose: Arc<AtomicU32>,
     orders: Arc<AtomicU32>,
-    /// Transfers are not found any more.
+    /// Transfers are no longer found.
     forgetful: Arc<AtomicBool>,
 }
 
@@ -643,7 +643,7 @@ async fn pass_on(
 
 // rows: R127
 #[tokio::test]
-async fn r127_a_lost_answer_is_asked_for_again_with_the_same_request_id() {
+async fn r127_a_lost_response_is_retried_with_the_same_request_id() {
     let lossy = Lossy {
         bank_url: Arc::default(),
         to_lose: Arc::new(AtomicU32::new(3)),
@@ -657,7 +657,7 @@ async fn r127_a_lost_answer_is_asked_for_again_with_the_same_request_id() {
     let world = World::start_with(|setup| setup.bank_url = Some(proxy_url)).await;
     lossy.bank_url.set(world.bank_url.clone()).unwrap();
     world.fund("100.00").await;
-    // Otherwise the bank's own webhook would end it before the orders are repeated.
+    // Otherwise the bank's webhook would end the payout before the order is repeated.
     world.set_fault(BankFault::WebhookLost, "").await;
     world.initiate("po-1", "10.00", &valid_account()).await;
     world.release("po-1").await;
@@ -671,7 +671,7 @@ async fn r127_a_lost_answer_is_asked_for_again_with_the_same_request_id() {
 
 // rows: R128
 #[tokio::test]
-async fn r128_one_payout_that_cannot_be_asked_for_does_not_stop_the_reconciliation() {
+async fn r128_one_payout_that_cannot_be_polled_does_not_stop_the_reconciliation() {
     let lossy = Lossy {
         bank_url: Arc::default(),
         to_lose: Arc::default(),
@@ -703,8 +703,8 @@ async fn r128_one_payout_that_cannot_be_asked_for_does_not_stop_the_reconciliati
 
 // rows: R126
 #[tokio::test]
-async fn r126_an_order_that_the_bank_finds_wrong_fails_the_payout() {
-    // The account that orders is not the one the bank keeps for us.
+async fn r126_an_order_that_the_bank_rejects_fails_the_payout() {
+    // The ordering account differs from our account at the bank.
     let world =
         World::start_with(|setup| setup.bank.account_number = account::number("40702", 99)).await;
     world.fund("100.00").await;
@@ -720,7 +720,7 @@ async fn r126_an_order_that_the_bank_finds_wrong_fails_the_payout() {
 
 // rows: R127 R341
 #[tokio::test]
-async fn r127_a_bank_that_hangs_costs_bounded_time_and_bounded_attempts() {
+async fn r127_a_hanging_bank_costs_bounded_time_and_attempts() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let attempts = Arc::new(AtomicU32::new(0));
@@ -774,7 +774,7 @@ async fn r125_a_confirmation_is_found_by_poll_when_the_webhook_is_lost() {
 }
 
 #[tokio::test]
-async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
+async fn t48_payouts_of_a_blocked_or_sanctioned_user_wait() {
     let world = World::start().await;
     world.fund("100.00").await;
     world.create_user("bob").await;
@@ -788,7 +788,7 @@ async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
     world.until_stopped("po-1", "court order").await;
     let late = world.initiate("po-2", "10.00", &valid_account()).await;
     assert_eq!(late.stopped_reason, "court order");
-    // Released or not, it waits while another user's, released later, is paid.
+    // It waits even when released, while another user's later release is paid.
     assert!(world.release("po-1").await.released);
     world
         .try_initiate("bobs", "bob", "1.00", &valid_account())
@@ -798,7 +798,7 @@ async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
     world.until_payout("bobs", SUCCESS).await;
     assert!(!world.payout("po-1").await.sent);
 
-    // The block is lifted, the name is still on a list.
+    // Unblocked, but still on a sanctions list.
     let listed = |sanctioned| UpdateUserRequest {
         context: ctx(),
         user_id: ALICE.into(),
@@ -821,7 +821,7 @@ async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
 
 // rows: R248
 #[tokio::test]
-async fn r248_a_payout_goes_on_after_a_restart() {
+async fn r248_a_payout_continues_after_a_restart() {
     let world = World::start().await;
     world.fund("100.00").await;
     world.set_fault(BankFault::HoldTransfer, "").await;

@@ -1,4 +1,4 @@
-//! Bank against supply, and what explains the rest.
+//! Bank balance against token supply, and the explained parts of a difference.
 
 use std::sync::{Arc, Mutex};
 
@@ -79,7 +79,7 @@ async fn r128_a_future_day_is_refused() {
     world.stop().await;
 }
 
-/// Records what receivers of alerts are sent.
+/// Alert receiver that records its requests.
 async fn receiver() -> (String, Arc<Mutex<Vec<serde_json::Value>>>) {
     let received = Arc::<Mutex<Vec<serde_json::Value>>>::default();
     async fn take(
@@ -136,7 +136,7 @@ async fn r133_a_difference_raises_a_critical_alert() {
 
 // rows: R022
 #[tokio::test]
-async fn r022_without_receivers_the_alert_is_in_the_log_alone() {
+async fn r022_without_receivers_the_alert_is_only_logged() {
     let world = World::start().await;
     world.fund("100.00").await;
     let report = world.reconcile().await;
@@ -176,7 +176,7 @@ async fn t28_deposits_in_flight_and_in_suspense_are_named() {
 }
 
 #[tokio::test]
-async fn t28_money_of_another_amount_than_asked_is_in_suspense() {
+async fn t28_a_payment_of_another_amount_is_in_suspense() {
     let world = World::start().await;
     let intent = world.qr("10.00").await;
     let other = proto::common::v1::PaymentStatus::Unspecified;
@@ -196,7 +196,7 @@ async fn t28_payouts_explain_from_burn_to_payment() {
         .initiate("po-1", "30.00", &account::number("40817", 7))
         .await;
     assert!(world.reconcile().await.balanced, "nothing is burned yet");
-    // Burned, and held at the bank.
+    // Burned, and the transfer is held at the bank.
     world.set_fault(BankFault::HoldTransfer, "").await;
     world.cfa.set_supply("70.00", 6);
     world
@@ -211,7 +211,7 @@ async fn t28_payouts_explain_from_burn_to_payment() {
         explained(&world.reconcile().await),
         ["0.00", "30.00", "0.00", "0.00"]
     );
-    // The bank executes; whether the gateway has heard of it or not, the books agree.
+    // The bank executes. The books agree whether or not the gateway has polled it.
     world.set_fault(BankFault::None, "").await;
     let report = world.reconcile().await;
     assert_eq!(amounts([&report.unexplained_difference]), ["0.00"]);
@@ -220,7 +220,7 @@ async fn t28_payouts_explain_from_burn_to_payment() {
         .await;
     assert!(world.reconcile().await.balanced);
 
-    // A refused one explains until the tokens are back.
+    // A refused payout explains the difference until the tokens return.
     world.initiate("po-2", "20.00", "not an account").await;
     world.cfa.set_supply("50.00", 7);
     world
@@ -241,7 +241,7 @@ async fn t28_payouts_explain_from_burn_to_payment() {
 }
 
 #[tokio::test]
-async fn t24_a_suspended_deposit_is_paid_back_and_leaves_the_suspense() {
+async fn t24_a_suspended_deposit_is_refunded_and_leaves_suspense() {
     let world = World::start().await;
     let intent = world.fund("40.00").await;
     world
@@ -276,7 +276,7 @@ async fn t24_a_suspended_deposit_is_paid_back_and_leaves_the_suspense() {
 }
 
 #[tokio::test]
-async fn t24_an_id_that_looks_like_a_refund_does_not_make_one() {
+async fn t24_an_id_that_looks_like_a_refund_is_not_enough() {
     let world = World::start().await;
     let minted = world.fund("40.00").await;
     let account = account::number("40817", 7);
@@ -315,11 +315,11 @@ async fn r128_one_key_is_one_report() {
 
 // rows: R128 R132
 #[tokio::test]
-async fn t28_a_day_that_ended_while_the_service_was_down_is_reconciled_at_the_next_start() {
+async fn t28_a_day_missed_during_downtime_is_reconciled_at_the_next_start() {
     let world = World::start().await;
     world.fund("100.00").await;
     let folder = world.stop().await;
-    // Yesterday, as far as the store knows.
+    // Backdate the intents, so that yesterday has some.
     let file = folder.path().join("payments/payments.db");
     let db = sqlx::SqlitePool::connect(&format!("sqlite://{}", file.display()))
         .await

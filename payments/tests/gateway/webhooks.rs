@@ -1,4 +1,4 @@
-//! The bank's webhook: signature first, then everything else.
+//! The bank's webhook: the signature is verified first.
 
 use proto::{
     common::v1 as common,
@@ -75,7 +75,7 @@ async fn r114_a_bad_signature_is_refused_before_anything_else() {
         (refused.code(), refused.message()),
         (Code::Unauthenticated, "Invalid signature")
     );
-    // Signed bytes of one payment do not speak for another.
+    // Signed bytes of one payment do not authenticate another.
     let mut other = rpc_form(&world, "w1", "unknown", "100.00");
     other.get_mut().webhook.as_mut().unwrap().payment_id = intent.payment_id.clone();
     let refused = world
@@ -151,7 +151,7 @@ async fn r116_amounts_are_compared_by_value() {
 
 // rows: R118 R119 R014
 #[tokio::test]
-async fn r118_the_status_is_that_of_the_webhook_and_success_stays() {
+async fn r118_the_webhook_sets_the_status_and_success_is_final() {
     let world = World::start().await;
     for (status, expected) in [
         ("FAILED", common::PaymentStatus::Failed),
@@ -180,13 +180,13 @@ async fn r118_the_status_is_that_of_the_webhook_and_success_stays() {
 
 // rows: R120
 #[tokio::test]
-async fn r120_a_replayed_success_publishes_nothing_also_when_concurrent() {
+async fn r120_a_replayed_success_publishes_nothing_even_concurrently() {
     let world = World::start().await;
     let intent = world.qr("10.00").await;
     let id = intent.payment_id.as_str();
     let body = payment_notice(id, "SUCCESS", "10.00");
     let posts = (0..10).map(|n| {
-        // Half of them the same delivery, half of them new deliveries of the same fact.
+        // Half are the same delivery, half are new deliveries of the same event.
         let webhook_id = if n % 2 == 0 {
             "same".to_owned()
         } else {
@@ -204,7 +204,7 @@ async fn r120_a_replayed_success_publishes_nothing_also_when_concurrent() {
 
 // rows: R120 R301
 #[tokio::test]
-async fn r120_what_the_bank_does_wrong_never_deposits_twice_or_falsely() {
+async fn r120_faulty_webhooks_never_deposit_twice_or_falsely() {
     let world = World::start_with(|setup| {
         setup.payments.poll_first_ms = 50;
         setup.payments.poll_most_ms = 100;
@@ -215,14 +215,14 @@ async fn r120_what_the_bank_does_wrong_never_deposits_twice_or_falsely() {
     world.pay(&twice.qr_payload).await;
     world.until_status(&twice.payment_id, SUCCESS).await;
 
-    // A forged webhook says nothing; the poll finds the money.
+    // A forged webhook has no effect; the poll finds the money.
     world.set_fault(BankFault::None, "").await;
     world.set_fault(BankFault::WebhookForged, "").await;
     let forged = world.qr("11.00").await;
     world.pay(&forged.qr_payload).await;
     world.until_status(&forged.payment_id, SUCCESS).await;
 
-    // One kopeck too much: pending until the bank corrects itself.
+    // One kopeck too much: pending until the bank corrects its report.
     world.set_fault(BankFault::None, "").await;
     world.set_fault(BankFault::WebhookAmount, "").await;
     let wrong = world.qr("12.00").await;
@@ -247,7 +247,7 @@ async fn r120_what_the_bank_does_wrong_never_deposits_twice_or_falsely() {
 
 // rows: R301
 #[tokio::test]
-async fn r301_signed_nonsense_is_a_bad_request() {
+async fn r301_a_signed_invalid_body_is_a_bad_request() {
     let world = World::start().await;
     let (status, answer) = world.post_webhook("w1", r#"{"type":"greeting"}"#).await;
     assert_eq!(status, 400);
@@ -257,7 +257,7 @@ async fn r301_signed_nonsense_is_a_bad_request() {
 
 // rows: R114 R301
 #[tokio::test]
-async fn r114_a_body_over_64_kib_is_refused_unread() {
+async fn r114_a_body_over_64_kib_is_refused_without_reading_it() {
     let world = World::start().await;
     let intent = world.qr("10.00").await;
     let notice = payment_notice(&intent.payment_id, "SUCCESS", "10.00");

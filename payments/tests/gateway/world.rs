@@ -1,5 +1,6 @@
-//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity
-//! stand-in, and the reads of CFA service and chain that it makes.
+//! A gateway on real ports with the sandbox bank over loopback HTTP and the sandbox identity.
+//!
+//! The reads of the CFA service and the chain are stubs.
 
 use std::{
     collections::HashMap,
@@ -45,12 +46,12 @@ pub use testkit::messages::{context as ctx_with, rubles as rub};
 
 pub const ALICE: &str = "alice";
 
-/// The token side as the tests set it.
+/// The token side, set by the tests.
 #[derive(Default)]
 pub struct CfaStub {
     pub supply: Mutex<String>,
     pub block: Mutex<u64>,
-    /// By external reference. A type that is unspecified matches every filter.
+    /// By external reference. A type left unspecified matches every filter.
     pub operations: Mutex<HashMap<String, CfaOperation>>,
     /// By transaction hash.
     pub receipts: Mutex<HashMap<String, ReceiptStatus>>,
@@ -84,7 +85,7 @@ impl CfaStub {
         );
     }
 
-    /// A redemption whose tokens are burned, in a transaction with a receipt.
+    /// Adds a redemption with burned tokens, in a transaction with a receipt.
     pub fn burn(&self, payout_id: &str, user_id: &str, amount: Option<common::Decimal>) {
         let tx_hash = format!("0x{payout_id}");
         self.change(payout_id, |operation| {
@@ -104,7 +105,7 @@ pub struct Setup {
     pub payments: PaymentsConfig,
     pub bank: BankConfig,
     pub alerts: AlertSinks,
-    /// Where the gateway calls the bank, instead of at its own address.
+    /// Replaces the bank's own address as the target of bank calls.
     pub bank_url: Option<String>,
 }
 
@@ -112,7 +113,7 @@ pub struct World {
     pub folder: Arc<TempDir>,
     pub log: Arc<Embedded>,
     pub cfa: Arc<CfaStub>,
-    /// Calls identity has received, `CheckLimits DEPOSIT DEPOSIT 100.00 RUB`.
+    /// Calls received by identity: `CheckLimits DEPOSIT DEPOSIT alice 100.00`.
     pub asked: Arc<Mutex<Vec<String>>>,
     pub http_url: String,
     pub bank_url: String,
@@ -134,7 +135,7 @@ impl World {
         world
     }
 
-    /// Starts everything on the state of a folder.
+    /// Starts all services on the state in a folder.
     pub async fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Setup)) -> World {
         let stop = CancellationToken::new();
         let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
@@ -232,7 +233,7 @@ impl World {
         }
     }
 
-    /// Stops everything; the folder stays.
+    /// Stops all services and returns the folder.
     pub async fn stop(mut self) -> Arc<TempDir> {
         self.stop.cancel();
         self.slots.iter().for_each(LocalSlot::clear);
@@ -249,7 +250,7 @@ impl World {
         self.payments_as("sandbox.treasury")
     }
 
-    /// The platform's own services, which alone move payouts.
+    /// The credential of the platform's services; only they move payouts.
     pub fn services(&self) -> PaymentsServiceClient<Channel> {
         self.payments_as("sandbox.service")
     }
@@ -288,7 +289,7 @@ impl World {
         self.identity().update_user(ask).await.unwrap();
     }
 
-    /// No call reaches identity any more.
+    /// Cuts the gateway off from identity.
     pub fn cut_identity(&self) {
         self.slots[1].clear();
     }
@@ -361,7 +362,7 @@ impl World {
             .transfers
     }
 
-    /// Records a payout of Alice to the account, which becomes that of her profile.
+    /// Records a payout of Alice and sets the account in her profile first.
     pub async fn initiate(
         &self,
         payout_id: &str,
@@ -432,7 +433,7 @@ impl World {
         answer.into_inner().report.unwrap()
     }
 
-    /// Puts money on the bank account, as a paid and minted deposit does.
+    /// Funds the bank account by a paid and minted deposit.
     pub async fn fund(&self, amount: &str) -> wire::PaymentIntent {
         let intent = self.qr(amount).await;
         self.pay(&intent.qr_payload).await;
@@ -468,8 +469,7 @@ impl World {
         .await
     }
 
-    /// Every event of payments so far. A fresh intent marks the end: the outbox keeps its order, so
-    /// what came before it is all there is.
+    /// All payment events so far. A fresh intent marks the end, because the outbox keeps its order.
     pub async fn events(&self) -> Vec<Event> {
         let marker = self
             .create_intent("1.00", wire::PaymentMethod::SbpC2b)
@@ -505,7 +505,7 @@ impl World {
             .collect()
     }
 
-    /// Posts a body to the webhook, signed as the bank would sign it.
+    /// Posts a body to the webhook, signed with the bank's secret.
     pub async fn post_webhook(&self, webhook_id: &str, body: &str) -> (u16, String) {
         let now_s = service_kit::clock::now_us() / 1_000_000;
         let signature = self.sign(webhook_id, now_s, body);
@@ -555,7 +555,8 @@ impl World {
 
 pub fn payment_notice(payment_id: &str, status: &str, amount: &str) -> String {
     format!(
-        r#"{{"type":"payment","paymentId":"{payment_id}","status":"{status}","amount":{{"value":"{amount}","currency":"RUB"}},"occurredAt":"2026-11-21T00:00:00Z"}}"#
+        r#"{{"type":"payment","paymentId":"{payment_id}","status":"{status}",
+            "amount":{{"value":"{amount}","currency":"RUB"}},"occurredAt":"2026-11-21T00:00:00Z"}}"#
     )
 }
 
@@ -585,7 +586,7 @@ pub fn valid_account() -> String {
     account::number("40817", 7)
 }
 
-/// Remembers what identity is asked, in order, and lets it answer.
+/// Records the calls to identity in order and passes them on.
 async fn record(
     State(asked): State<Arc<Mutex<Vec<String>>>>,
     request: axum::extract::Request,
@@ -619,7 +620,7 @@ async fn record(
         .await
 }
 
-/// The two reads of the CFA service that the gateway makes.
+/// The CFA service's two reads that the gateway uses.
 fn cfa_routes(stub: Arc<CfaStub>) -> Routes {
     let service = "/dfa.cfa.v1.CfaRegistryService";
     Routes::from(
@@ -679,7 +680,7 @@ async fn list_operations(
     tonic::server::Grpc::new(codec).unary(answer, request).await
 }
 
-/// The read of the chain connector that the gateway makes.
+/// The chain connector's read that the gateway uses.
 fn chain_routes(stub: Arc<CfaStub>) -> Routes {
     let path = "/dfa.chain.v1.ChainConnectorService/GetTransactionReceipt";
     Routes::from(

@@ -1,8 +1,8 @@
-//! No statement of the payments gateway costs more the more rows are stored: every statement that
-//! runs in the life of deposits, payouts, refunds and reconciliations is explained on the database
-//! that it ran on.
+//! No statement of the payments gateway gets slower as the store grows.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! Every statement executed in the life of deposits, payouts, refunds and reconciliations is
+//! explained on the database it ran on. A test binary of its own, because the record of statements
+//! is process-wide.
 
 #[path = "../gateway/world.rs"]
 #[allow(dead_code)]
@@ -23,13 +23,13 @@ const ALLOWED: [Allowed; 2] = [
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row per migration, at the start",
+        reason: "one row per migration, at startup",
     },
 ];
 
 async fn deposits(world: &World) {
     world.fund("100.00").await;
-    // Paid twice, told twice, and of another amount than asked until it fits.
+    // Paid twice, reported twice, and with another amount first.
     let intent = world.qr("10.00").await;
     let id = intent.payment_id.as_str();
     let short = payment_notice(id, "SUCCESS", "9.00");

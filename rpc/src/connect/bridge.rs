@@ -1,8 +1,8 @@
-//! The engine's calls, answered by tonic routes in process.
+//! Forwards the engine's calls to in-process tonic routes.
 //!
-//! Each call becomes one gRPC request with the caller's metadata, extensions (the authenticated
-//! caller among them) and remaining deadline. Streams stay streams in both directions; nothing is
-//! buffered but one message.
+//! Each call becomes one gRPC request with the caller's metadata, extensions (including the
+//! authenticated caller) and remaining deadline. Streams remain streams in both directions; at most
+//! one message is buffered.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ pub(super) struct Bridge {
     rpc: Router,
 }
 
-/// What a call needs besides its messages.
+/// Inputs of a call besides its messages.
 struct Call {
     rpc: Router,
     path: String,
@@ -152,7 +152,7 @@ impl Call {
         Body::new(StreamBody::new(frames))
     }
 
-    /// Sends the gRPC request. `Err` when the answer is a refusal without any message.
+    /// Sends the gRPC request. `Err` for a refusal without any message.
     async fn send(&mut self, body: Body) -> Result<http::Response<Body>, ConnectError> {
         let mut request = Request::post(&*self.path)
             .body(body)
@@ -176,7 +176,7 @@ impl Call {
         }
     }
 
-    /// One message comes back.
+    /// A call with one response message.
     async fn one(mut self, body: Body) -> Result<Response<EncodedBody>, ConnectError> {
         let (parts, body) = self.send(body).await?.into_parts();
         let collected = body
@@ -190,7 +190,7 @@ impl Call {
         }
         let mut buffer = BytesMut::from(&collected.to_bytes()[..]);
         let message = codec::take_message(&mut buffer)
-            .ok_or_else(|| ConnectError::internal("handler answered without a message"))?;
+            .ok_or_else(|| ConnectError::internal("handler returned no message"))?;
         let message = codec::from_proto(message, self.format, &self.method.output)?;
         let mut response = Response::new(EncodedBody::Contiguous(message));
         response.headers = errors::metadata(parts.headers);
@@ -198,7 +198,7 @@ impl Call {
         Ok(response)
     }
 
-    /// A stream comes back; its trailers go to [`Late`].
+    /// A call with a response stream; its trailers go to [`Late`].
     async fn many(mut self, body: Body) -> Result<Response<EncodedStream>, ConnectError> {
         let (parts, body) = self.send(body).await?.into_parts();
         let messages = messages(body, self.format, self.method, self.late);
@@ -208,7 +208,8 @@ impl Call {
     }
 }
 
-/// The messages of a gRPC response body in the caller's format; ends with an error if the trailers say so.
+/// Messages of a gRPC response body in the caller's format; ends with an error if the trailers have
+/// one.
 fn messages(
     body: Body,
     format: CodecFormat,

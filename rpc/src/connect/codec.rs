@@ -1,7 +1,7 @@
 //! Message bytes: JSON to protobuf and back by descriptor, and the five-byte gRPC prefix.
 //!
-//! JSON in is canonical proto3 JSON; a field that the schema does not have is refused, because a
-//! misspelt amount must not count as none.
+//! Input is canonical proto3 JSON. Unknown fields are refused, so a misspelt amount does not count
+//! as none.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use connectrpc::{CodecFormat, ConnectError};
@@ -13,7 +13,7 @@ use crate::json;
 /// Length of the prefix before each gRPC and Connect stream message.
 pub(super) const PREFIX_BYTES: usize = 5;
 
-/// A request message as protobuf bytes.
+/// Converts a request message to protobuf bytes.
 pub(super) fn to_proto(
     body: Bytes,
     format: CodecFormat,
@@ -31,7 +31,7 @@ pub(super) fn to_proto(
     Ok(message.encode_to_vec().into())
 }
 
-/// A response message in the format the caller asked for.
+/// Converts a response message to the caller's format.
 pub(super) fn from_proto(
     body: Bytes,
     format: CodecFormat,
@@ -62,7 +62,7 @@ pub(super) fn frame(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// Takes the first whole message off `buffer`, if it is all there.
+/// Removes the first complete message from `buffer`, if there is one.
 pub(super) fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
     let (prefix, rest) = buffer.split_first_chunk::<PREFIX_BYTES>()?;
     let [_, length @ ..] = *prefix;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_apart_only_when_whole() {
+    fn only_whole_frames_are_taken() {
         let framed = frame(b"abc");
         let mut buffer = BytesMut::from(&framed[..framed.len() - 1]);
         assert_eq!(take_message(&mut buffer), None);

@@ -1,7 +1,7 @@
-//! `tonic::Status` and `ConnectError`, both ways: code, text, details, metadata.
+//! Converts `tonic::Status` to `ConnectError` and back: code, text, details, metadata.
 //!
-//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`; Connect wants each as
-//! type, base64 value and, for people, its JSON.
+//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`. Connect requires type and
+//! base64 value of each, and for humans its JSON.
 
 use std::sync::LazyLock;
 
@@ -12,13 +12,13 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use tonic::{Code, Status};
 
-/// Descriptors of google.rpc, for the readable form of details.
+/// Descriptors of google.rpc, for the JSON form of details.
 static GOOGLE_RPC: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(tonic_types::pb::FILE_DESCRIPTOR_SET)
         .expect("compiled-in google.rpc descriptors decode")
 });
 
-/// A refusal as Connect tells it.
+/// A status as a Connect error.
 pub(super) fn to_connect(status: &Status) -> ConnectError {
     let code = ErrorCode::from_grpc_code(status.code() as u32).unwrap_or(ErrorCode::Unknown);
     let error = ConnectError::new(code, status.message());
@@ -28,7 +28,7 @@ pub(super) fn to_connect(status: &Status) -> ConnectError {
     error.with_trailers(metadata(status.metadata().clone().into_headers()))
 }
 
-/// The reverse, for a request stream that breaks in the engine.
+/// The reverse, for a request stream that fails in the engine.
 pub(super) fn to_status(error: &ConnectError) -> Status {
     Status::new(
         Code::from_i32(error.code.grpc_code() as i32),
@@ -36,7 +36,7 @@ pub(super) fn to_status(error: &ConnectError) -> Status {
     )
 }
 
-/// The status of a response or of its trailers; `None` when they have none, or when it is OK.
+/// Status of a response or of its trailers; `None` if absent or OK.
 pub(super) fn failure(headers: &HeaderMap) -> Option<Status> {
     Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
 }
@@ -65,7 +65,7 @@ fn readable(type_name: &str, value: &[u8]) -> Option<serde_json::Value> {
     serde_json::to_value(message).ok()
 }
 
-/// Custom metadata only: what the transport or the protocol itself says is left out.
+/// Custom metadata only: removes headers of transport and protocol.
 pub(super) fn metadata(mut headers: HeaderMap) -> HeaderMap {
     let names: Vec<HeaderName> = headers.keys().cloned().collect();
     for name in names.iter().filter(|name| is_reserved(name.as_str())) {

@@ -1,13 +1,13 @@
-//! Connect in front of tonic: the same handlers answer Connect unary, Connect GET and Connect
-//! streaming, in protobuf and in JSON.
+//! Connect in front of tonic: the same handlers answer Connect unary, GET and streaming, in
+//! protobuf and JSON.
 //!
-//! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status);
-//! [`bridge`] hands each decoded message to the tonic routes as an in-process gRPC call and hands
-//! the answer back; [`codec`] turns JSON into protobuf bytes by descriptor. gRPC and gRPC-Web
-//! requests never come here. This folder is the only place that names `connectrpc`.
+//! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status).
+//! [`bridge`] passes each decoded message to the tonic routes as an in-process gRPC call and
+//! returns the answer. [`codec`] converts JSON by descriptor. gRPC and gRPC-Web requests never come
+//! here. Only this folder names `connectrpc`.
 //!
-//! Known limitation: a handler's trailing metadata on a refused unary call cannot be told from its
-//! leading metadata, as gRPC sends both in one block; Connect clients see it as trailers.
+//! Known limitation: for a refused unary call a handler's trailing metadata cannot be told from its
+//! leading metadata, since gRPC sends both in one block. Connect clients see it as trailers.
 
 mod bridge;
 mod codec;
@@ -32,7 +32,7 @@ use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 
 use crate::contract::Contract;
 
-/// In the extensions of a request that came by Connect GET: its query, as it was sent.
+/// Request extension of a Connect GET: its raw query.
 #[derive(Clone, Debug)]
 pub struct GetQuery(pub String);
 
@@ -64,13 +64,13 @@ pub(crate) fn service(
     BoxCloneSyncService::new(service.map_response(|response: Response| response))
 }
 
-/// True for gRPC and gRPC-Web requests: tonic's own.
+/// True for gRPC and gRPC-Web requests: tonic handles them.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     content_type(headers).starts_with("application/grpc")
 }
 
-/// The refusal of a request that claims gRPC without being it: another verb than POST, or a codec
-/// that tonic would take for protobuf.
+/// Refuses a request that only claims gRPC: a method other than POST, or a codec that tonic would
+/// mistake for protobuf.
 pub(crate) fn not_grpc(request: &Request) -> Option<Response> {
     if *request.method() != Method::POST {
         return Some((StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "POST")]).into_response());
@@ -89,7 +89,7 @@ fn content_type(headers: &HeaderMap) -> &str {
         .unwrap_or_default()
 }
 
-/// A refusal made before any handler ran, in the protocol of the request.
+/// A refusal before any handler, in the protocol of the request.
 pub(crate) fn refusal(method: &Method, headers: &HeaderMap, status: Status) -> Response {
     if *method == Method::POST && is_grpc(headers) {
         let mut response: Response = status.into_http();
@@ -108,7 +108,7 @@ pub(crate) fn unary_error(status: &Status) -> Response {
     challenge(errors::to_connect(status).into_response(), status.code())
 }
 
-/// A 401 names the scheme it wants (RFC 9110 11.6.1).
+/// A 401 names the required scheme (RFC 9110 11.6.1).
 fn challenge(mut response: Response, code: Code) -> Response {
     if code == Code::Unauthenticated && response.status() == StatusCode::UNAUTHORIZED {
         let bearer = HeaderValue::from_static("Bearer");

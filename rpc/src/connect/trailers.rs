@@ -1,8 +1,8 @@
-//! Trailers of a Connect stream that are known only when the stream has ended.
+//! Trailers of a Connect stream that are known only at its end.
 //!
-//! The engine takes a stream's trailers before its first message; gRPC tells them after the last.
-//! So the bridge leaves them in [`Late`], and [`WithLate`] writes them into the end-of-stream
-//! message on its way out. Only that message is touched; it is never compressed.
+//! The engine takes a stream's trailers before its first message; gRPC sends them after the last.
+//! So the bridge stores them in [`Late`], and [`WithLate`] inserts them into the end-of-stream
+//! message. Only that message is changed; it is never compressed.
 
 use std::{
     pin::Pin,
@@ -21,7 +21,7 @@ use super::codec::{self, PREFIX_BYTES};
 /// Flag of Connect's end-of-stream message.
 const END_STREAM: u8 = 0b10;
 
-/// Where the bridge leaves trailers, shared through the request's extensions.
+/// Storage for late trailers, shared through the request's extensions.
 #[derive(Clone, Default)]
 pub(super) struct Late(Arc<Mutex<HeaderMap>>);
 
@@ -55,9 +55,9 @@ impl http_body::Body for WithLate {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        // The bridge leaves trailers only when the last message is out, so whatever comes then is
-        // the end-of-stream message or what was batched before it; the engine always gives the
-        // former a frame of its own.
+        // The bridge stores trailers after the last message. So the next data is the end-of-stream
+        // message or messages batched before it; the engine always sends the former as a frame of
+        // its own.
         let Poll::Ready(Some(Ok(frame))) = polled else {
             return polled;
         };
@@ -73,12 +73,12 @@ impl http_body::Body for WithLate {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // An end-of-stream message may grow; a body of known length is unary and passes unchanged.
+        // An end-of-stream message may grow; a body of known length is unary and unchanged.
         self.body.size_hint()
     }
 }
 
-/// A frame that is exactly one uncompressed end-of-stream message.
+/// Whether `data` is exactly one uncompressed end-of-stream message.
 fn is_end_stream(data: &Bytes) -> bool {
     data.split_first_chunk::<PREFIX_BYTES>()
         .is_some_and(|([flags, length @ ..], rest)| {

@@ -1,4 +1,4 @@
-//! A small bank behind a port of its own.
+//! A small bank on a port of its own.
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -34,7 +34,7 @@ pub const BALANCE: &str = "123456789012345678.000000000000000001";
 pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
-        .expect("nothing happened in time")
+        .expect("timed out")
 }
 
 #[derive(Clone)]
@@ -59,17 +59,17 @@ impl Default for Bank {
 }
 
 impl Bank {
-    /// From now on reads never answer.
+    /// Reads never answer from now on.
     pub fn hang(&self) {
         self.hanging.store(true, Ordering::SeqCst);
     }
 
-    /// From now on reads panic, or no more.
+    /// Sets whether reads panic.
     pub fn panics(&self, panicking: bool) {
         self.panicking.store(panicking, Ordering::SeqCst);
     }
 
-    /// A read has begun.
+    /// Waits until a read has begun.
     pub async fn entered(&self) {
         self.entered.notified().await;
     }
@@ -169,7 +169,7 @@ impl SandboxBankService for Bank {
         &self,
         _: Request<ListTransfersRequest>,
     ) -> Result<Response<ListTransfersResponse>, Status> {
-        // As a row looks that was stored before times were checked.
+        // Like a row stored before times were checked.
         let transfer = BankTransfer {
             transfer_id: "t1".into(),
             created_at: Some(prost_types::Timestamp {
@@ -211,7 +211,7 @@ impl Port {
     }
 
     async fn serve_within(bank: Bank, services: Vec<Service>, limits: Limits) -> Self {
-        // reqwest is built without a TLS provider of its own and asks for the process's.
+        // reqwest is built without a TLS provider and uses the process's.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! `SandboxBankService`: what a person does outside the platform.
+//! `SandboxBankService`: what happens at the bank without the platform (payers, faults).
 
 use std::sync::Arc;
 
@@ -40,7 +40,12 @@ impl SandboxBankService for Api {
         let outcome = match PaymentStatus::from_code(ask.outcome) {
             None if ask.outcome == 0 => PaymentStatus::Success,
             Some(outcome) if outcome != PaymentStatus::Refunded => outcome,
-            _ => return Err(invalid_argument("outcome", "is not what a payment ends in")),
+            _ => {
+                return Err(invalid_argument(
+                    "outcome",
+                    "must be PENDING, SUCCESS, FAILED or EXPIRED",
+                ));
+            }
         };
         let key = &context.idempotency_key;
         let paid = self
@@ -62,7 +67,7 @@ impl SandboxBankService for Api {
         rpc::context::write(ask.context)?;
         let fault = Fault::from_code(ask.fault);
         if fault.is_none() && ask.fault != pb::BankFault::None as i32 {
-            return Err(invalid_argument("fault", "is required; NONE clears"));
+            return Err(invalid_argument("fault", "is required; NONE clears faults"));
         }
         let for_transfers = matches!(
             fault,

@@ -1,9 +1,8 @@
-//! What the bank does with money: makes codes, takes payments, takes and clears transfers. Each act
-//! is one transaction with the webhook that tells of it.
+//! The bank's operations: payment codes, payments, transfers and their clearing.
 //!
-//! A transfer is taken (PENDING), then cleared: executed, refused with an error register, or kept
-//! back by a fault. The balance moves when it is executed; what is taken and not executed is
-//! reserved.
+//! Each operation is one transaction together with its webhook. A transfer is accepted (PENDING),
+//! then cleared: executed, refused with an error register, or held by a fault. The balance changes
+//! on execution; accepted transfers are reserved until then.
 
 use events::Sqlite;
 use rail::{
@@ -23,10 +22,10 @@ use uuid::Uuid;
 
 use super::{BankConfig, repo};
 
-/// Longest life of a code: 90 days.
+/// Longest lifetime of a code: 90 days.
 const LIFE_SECONDS_MAX: u32 = 90 * 86_400;
 
-/// A code a payer can pay.
+/// A payable code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
     pub payment_id: String,
@@ -35,7 +34,7 @@ pub struct Code {
     pub amount: Rub,
     pub purpose: String,
     pub status: PaymentStatus,
-    /// What was really paid.
+    /// The amount that was paid.
     pub paid: Option<Rub>,
     pub transaction_id: Option<String>,
     pub created_at_us: i64,
@@ -77,7 +76,7 @@ impl Transfer {
 }
 
 code_enum! {
-    /// A button for what banks do wrong.
+    /// Injectable bank fault.
     Fault: i32 {
         RefuseTransfer = 2 "REFUSE_TRANSFER",
         HoldTransfer = 3 "HOLD_TRANSFER",
@@ -89,7 +88,7 @@ code_enum! {
     }
 }
 
-/// Why the bank does not do what it was asked.
+/// Why the bank does not execute a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("{}", .0.message)]
@@ -109,14 +108,14 @@ pub fn bad(code: &str, message: impl Into<String>) -> Refusal {
     })
 }
 
-/// The bank.
+/// The bank's state and operations.
 pub struct Desk {
     pub config: BankConfig,
     pub db: Sqlite,
     pub health: rpc::Health,
-    /// Wakes the clearing.
+    /// Wakes the clearing worker.
     pub taken: Notify,
-    /// Wakes the postman.
+    /// Wakes the webhook worker.
     pub written: Notify,
 }
 
@@ -161,7 +160,7 @@ impl Desk {
         let amount = ask.amount.rub().filter(|amount| amount.is_positive());
         let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
         if purpose_code::payment_id(&ask.purpose_code) != Some(ask.payment_id.as_str()) {
-            return Err(bad("INVALID_REQUEST", "purpose code names another payment"));
+            return Err(bad("INVALID_REQUEST", "purpose code is of another payment"));
         }
         let code = self
             .make_code(
@@ -177,7 +176,7 @@ impl Desk {
         })
     }
 
-    /// Idempotent by payment id: the first code stays.
+    /// Idempotent by payment id: returns the first code.
     async fn make_code(
         &self,
         payment_id: String,
@@ -187,10 +186,16 @@ impl Desk {
         life_seconds: u32,
     ) -> Result<Code, Refusal> {
         if payment_id.is_empty() || payment_id.len() > 64 {
-            return Err(bad("INVALID_REQUEST", "paymentId has 1 to 64 characters"));
+            return Err(bad(
+                "INVALID_REQUEST",
+                "paymentId must have 1 to 64 characters",
+            ));
         }
         if life_seconds == 0 || life_seconds > LIFE_SECONDS_MAX {
-            return Err(bad("INVALID_REQUEST", "life is 1 second to 90 days"));
+            return Err(bad(
+                "INVALID_REQUEST",
+                "lifetime must be 1 second to 90 days",
+            ));
         }
         let mut tx = self.db.write().await?;
         if let Some(code) = repo::code_of(&mut *tx, &payment_id).await? {
@@ -233,7 +238,7 @@ impl Desk {
         })
     }
 
-    /// What the bank says was paid; a kopeck more while it is told to lie.
+    /// The reported amount; a kopeck more under the WEBHOOK_AMOUNT fault.
     async fn told_amount(&self, code: &Code) -> Result<Rub, Refusal> {
         let amount = code.paid.unwrap_or(code.amount);
         let lies = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
@@ -253,7 +258,8 @@ impl Desk {
         })
     }
 
-    /// initiateTransfer: idempotent by request id. A refusal is a transfer too, with its error register.
+    /// initiateTransfer: idempotent by request id. A refusal is also a transfer, with an error
+    /// register.
     pub async fn take_order(&self, order: TransferOrder) -> Result<Transfer, Refusal> {
         let amount = order.amount.rub().filter(|amount| amount.is_positive());
         let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
@@ -261,12 +267,18 @@ impl Desk {
             return Err(bad("UNKNOWN_ACCOUNT", "account is not the caller's"));
         }
         if order.request_id.is_empty() || order.request_id.len() > 128 {
-            return Err(bad("INVALID_REQUEST", "requestId has 1 to 128 characters"));
+            return Err(bad(
+                "INVALID_REQUEST",
+                "requestId must have 1 to 128 characters",
+            ));
         }
         let mut tx = self.db.write().await?;
         if let Some(known) = repo::transfer_of_request(&mut *tx, &order.request_id).await? {
             if known.amount != amount || known.recipient_account != order.recipient_account {
-                return Err(bad("REQUEST_ID_REUSED", "requestId is of another transfer"));
+                return Err(bad(
+                    "REQUEST_ID_REUSED",
+                    "requestId belongs to another transfer",
+                ));
             }
             return Ok(known);
         }
@@ -294,7 +306,7 @@ impl Desk {
         Ok(transfer)
     }
 
-    /// What can be seen at once: the recipient's account and the money.
+    /// Checks on acceptance: the recipient's account and the available balance.
     async fn examine(
         &self,
         tx: &mut events::Tx,
@@ -311,7 +323,10 @@ impl Desk {
         let reserved = repo::reserved(&mut **tx).await?;
         let free = balance.minus(reserved).unwrap_or(Rub::ZERO);
         if transfer.amount > free {
-            return Ok(Some(("INSUFFICIENT_FUNDS", format!("{free} RUB are free"))));
+            return Ok(Some((
+                "INSUFFICIENT_FUNDS",
+                format!("{free} RUB available"),
+            )));
         }
         Ok(None)
     }
@@ -322,7 +337,7 @@ impl Desk {
         found.ok_or(Refusal::NotFound)
     }
 
-    /// Executes or refuses what was taken, as far as no fault holds it.
+    /// Executes or refuses accepted transfers, except those held by a fault.
     pub async fn clear_transfers(&self) -> Result<(), Refusal> {
         for open in repo::open_transfers(self.db.read()).await? {
             let account = open.recipient_account.as_str();
@@ -335,7 +350,7 @@ impl Desk {
             if refuse {
                 transfer.status = PaymentStatus::Failed;
                 transfer.error_code = "RECIPIENT_ACCOUNT_CLOSED".into();
-                transfer.error_message = "Recipient's bank has returned the transfer".into();
+                transfer.error_message = "Recipient's bank returned the transfer".into();
             } else {
                 transfer.status = PaymentStatus::Success;
                 let debit = Rub::from_kopecks(-transfer.amount.kopecks());
@@ -355,7 +370,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The payer pays a code. Idempotent by key.
+    /// Payment of a code by the payer. Idempotent by key.
     pub async fn pay(
         &self,
         text: &str,
@@ -426,13 +441,12 @@ async fn queue(
     notice: &Notice,
     now_us: i64,
 ) -> Result<(), Refusal> {
-    let body = serde_json::to_vec(notice).expect("a notice has a JSON form");
+    let body = serde_json::to_vec(notice).expect("a webhook serializes to JSON");
     repo::queue_webhook_in_tx(tx, webhook_id, &body, now_us).await?;
     Ok(())
 }
 
-/// The stored payload behind what a payer holds in his hand: a link, requisites as QR payload, or
-/// the purpose code alone.
+/// The stored payload of a payer's input: a link, requisites as QR payload, or a purpose code.
 fn payload_of(text: &str) -> Result<String, Refusal> {
     if let Some((payment_id, _)) = purpose_code::read(text) {
         return Ok(purpose_code::code(&payment_id));
@@ -444,7 +458,7 @@ fn payload_of(text: &str) -> Result<String, Refusal> {
     Ok(link.to_string())
 }
 
-/// A fresh identifier of a dynamic code: `AD` and 30 letters and digits.
+/// A new identifier of a dynamic code: `AD` and 30 letters and digits.
 fn code_id() -> String {
     const ALPHABET: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let mut random = rand::rng();

@@ -1,6 +1,7 @@
-//! The bank's contract over plain HTTP and JSON (`rail::messages`). Every request but
-//! `/health` must carry the gateway's signature over its method, path, time and body (R021); an
-//! unsigned or altered one is answered 401 and does nothing.
+//! The bank's contract over plain HTTP and JSON (`rail::messages`).
+//!
+//! Every request except `/health` needs the gateway's signature over its method, path, time and
+//! body (R021). An unsigned or altered request gets 401 and has no effect.
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ use super::{
 /// Largest request, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// The counter: the desk behind a window that knows the gateway's key.
+/// HTTP state: the bank and the gateway's public key.
 #[derive(Clone)]
 pub struct Counter {
     pub desk: Arc<Desk>,
@@ -61,15 +62,21 @@ pub async fn serve(
         .route("/health", get(async || Json(json!({ "status": "ok" }))))
         .merge(contract);
     if let Err(error) = rpc::serve::serve_http_within(listener, app, limits, shutdown).await {
-        tracing::error!(%error, "bank has stopped listening");
+        tracing::error!(%error, "bank's HTTP server failed");
     }
 }
 
-/// Fault button first (a bank that is down checks nothing), then the signature over the raw body.
+/// Checks the fault first (an unavailable bank checks nothing), then the signature of the raw body.
 async fn check(State(counter): State<Counter>, request: Request, next: Next) -> Response {
     match repo::has_fault(counter.desk.db.read(), Fault::Unavailable, "").await {
         Ok(false) => {}
-        Ok(true) => return error(StatusCode::SERVICE_UNAVAILABLE, "UNAVAILABLE", "come again"),
+        Ok(true) => {
+            return error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "UNAVAILABLE",
+                "retry later",
+            );
+        }
         Err(failure) => return Failed(failure.into()).into_response(),
     }
     let (parts, body) = request.into_parts();
@@ -89,7 +96,7 @@ async fn check(State(counter): State<Counter>, request: Request, next: Next) -> 
         &body,
     );
     if let Err(refusal) = verdict {
-        tracing::warn!(path, %refusal, "unsigned request to the bank");
+        tracing::warn!(path, %refusal, "bank refused a request: signature check failed");
         return error(StatusCode::UNAUTHORIZED, "SIGNATURE", &refusal.to_string());
     }
     next.run(Request::from_parts(parts, Body::from(body))).await
@@ -182,7 +189,7 @@ fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(body)).into_response()
 }
 
-/// A refusal in the form of the contract.
+/// A refusal in the contract's JSON form.
 struct Failed(Refusal);
 
 impl From<Refusal> for Failed {
@@ -197,7 +204,7 @@ impl IntoResponse for Failed {
             Refusal::Bad(body) => (StatusCode::BAD_REQUEST, Json(body)).into_response(),
             Refusal::NotFound => error(StatusCode::NOT_FOUND, "NOT_FOUND", "not found"),
             trouble => {
-                tracing::error!(error = %trouble, "bank failed");
+                tracing::error!(error = %trouble, "bank request failed");
                 error(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "INTERNAL",

@@ -1,14 +1,15 @@
-//! Sandbox bank and fast-payment system (specification 2.4): a plain HTTP server that speaks the
-//! bank's contract of `payments::rail`, an account whose money survives a `kill -9`, and buttons
-//! for what a bank does wrong.
+//! Sandbox bank and fast-payment system (specification 2.4).
 //!
-//! | file | what |
+//! A plain HTTP server of the contract in `rail`, an account whose balance survives a `kill -9`,
+//! and injectable faults.
+//!
+//! | module | content |
 //! |---|---|
-//! | `desk` | what the bank does: codes, payments, transfers, clearing |
+//! | `desk` | operations: codes, payments, transfers, clearing |
 //! | `repo` | the store |
-//! | `http` | the bank's contract, requests checked against the gateway's key (R021) |
-//! | `post` | sends signed webhooks, again and again |
-//! | `api` | `SandboxBankService`: the payer's hand and the fault buttons |
+//! | `http` | the bank's contract; verifies the gateway's signatures (R021) |
+//! | `post` | the workers: clearing, and signed webhooks with retries |
+//! | `api` | `SandboxBankService`: payments by the payer, and faults |
 
 mod api;
 mod desk;
@@ -39,9 +40,9 @@ pub struct BankConfig {
     pub data_dir: PathBuf,
     /// Folder of the keys shared with the gateway.
     pub keys_dir: PathBuf,
-    /// Where the bank listens; port 0 takes a free one.
+    /// Listening address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Where webhooks go.
+    /// Target of the webhooks.
     pub webhook_url: String,
     /// The platform's account at this bank.
     pub account_number: String,
@@ -50,7 +51,7 @@ pub struct BankConfig {
     pub member_id: String,
     /// Check the control key of recipient accounts.
     pub control_key_check: bool,
-    /// First repeat of a webhook after this time, then doubling.
+    /// Delay before the first retry of a webhook; then it doubles.
     pub webhook_pause_first_ms: u64,
     pub webhook_pause_most_ms: u64,
     pub webhook_attempts_max: u32,
@@ -74,14 +75,14 @@ impl Default for BankConfig {
     }
 }
 
-/// Why the bank cannot open.
+/// Why the bank cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("store of the bank: {0}")]
+    #[error("bank store: {0}")]
     Store(#[from] events::Error),
-    #[error("store of the bank: {0}")]
+    #[error("bank store: {0}")]
     Sql(#[from] sqlx::Error),
-    #[error("keys of the bank: {0}")]
+    #[error("bank keys: {0}")]
     Keys(#[from] keys::KeysError),
     #[error("bank cannot listen on {address}: {source}")]
     Listen {
@@ -92,17 +93,17 @@ pub enum Error {
     Client(#[from] reqwest::Error),
 }
 
-/// Connections that the bank takes; from the reserve of descriptors that the platform keeps.
+/// Connection limit of the bank, taken from the platform's reserve of descriptors.
 const CONNECTIONS: usize = 64;
 
-/// The open bank.
+/// The running bank.
 pub struct BankHandle {
     desk: Arc<desk::Desk>,
     address: SocketAddr,
     tasks: JoinSet<()>,
 }
 
-/// Opens the store, listens, clears transfers and sends webhooks. Closes when `shutdown` is cancelled.
+/// Opens the store, listens, clears transfers and sends webhooks, until `shutdown` is cancelled.
 ///
 /// # Errors
 /// [`Error`].
@@ -110,7 +111,8 @@ pub fn start(
     config: BankConfig,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
-    // Apart from the platform's ports: who fills those must not cut payments off from the bank.
+    // Separate from the platform's limits: full platform ports must not cut payments off from the
+    // bank.
     let limits = rpc::Limits {
         connections: rpc::Connections::of(CONNECTIONS, CONNECTIONS, CONNECTIONS),
         ..rpc::Limits::default()
@@ -118,7 +120,7 @@ pub fn start(
     start_within(config, limits, shutdown)
 }
 
-/// The same with other limits of the port.
+/// Like [`start`], with other port limits.
 ///
 /// # Errors
 /// As [`start`].
@@ -170,12 +172,12 @@ pub fn start_within(
 }
 
 impl BankHandle {
-    /// Where the bank listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `SandboxBankService`; the bank's own contract is served on [`BankHandle::address`] alone.
+    /// `SandboxBankService`. The bank's own contract is served only on [`BankHandle::address`].
     pub fn service(&self) -> rpc::Service {
         let server = SandboxBankServiceServer::new(api::Api(self.desk.clone()));
         rpc::Service {
@@ -186,7 +188,7 @@ impl BankHandle {
         }
     }
 
-    /// Waits for everything to end and closes the store.
+    /// Waits for all tasks to end and closes the store.
     pub fn stopped(mut self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while self.tasks.join_next().await.is_some() {}

@@ -1,8 +1,8 @@
-//! The bank's own workers: the clearing of transfers, and the postman that sends webhooks (Standard Webhooks, D29).
+//! The bank's workers: clearing of transfers, and webhooks (Standard Webhooks, D29).
 //!
-//! A webhook keeps its id and body through all attempts; its time and signature are of the attempt.
-//! 2xx ends it, 4xx too (the gateway has understood and refuses), anything else comes again with a
-//! growing pause.
+//! All attempts of a webhook share its id and body; timestamp and signature are per attempt. 2xx
+//! ends it, and so does 4xx (refused by the gateway). Anything else is retried with a growing
+//! pause.
 
 use rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Secret, TIMESTAMP_HEADER};
 use service_kit::{backoff::doubled_us, clock};
@@ -17,10 +17,10 @@ use super::{
 
 const BATCH: i64 = 64;
 const TIMEOUT_MS: u64 = 5_000;
-/// Longest sleep while nothing wakes a worker.
+/// Longest sleep without a notification.
 const SLEEP_MS_MAX: u64 = 500;
 
-/// Clears transfers as they come.
+/// Clears transfers as they arrive.
 pub async fn run_clearing(desk: Arc<Desk>, shutdown: CancellationToken) {
     loop {
         let cleared = tokio::select! {
@@ -59,7 +59,7 @@ impl Postman {
             secret: secrets
                 .into_iter()
                 .next()
-                .expect("keys give one secret at least"),
+                .expect("keys contain at least one secret"),
             pause_first_ms: config.webhook_pause_first_ms,
             pause_most_ms: config.webhook_pause_most_ms,
             attempts_max: config.webhook_attempts_max,
@@ -109,18 +109,18 @@ impl Postman {
                     webhook_id = queued.webhook_id,
                     ?status,
                     state,
-                    "webhook was not taken"
+                    "webhook was not accepted"
                 );
             }
         }
         Ok(())
     }
 
-    /// One attempt; `None` when the gateway could not be reached.
+    /// One attempt; `None` if the gateway is unreachable.
     async fn send(&self, queued: &Queued, forged: bool) -> Option<u16> {
         let now_s = clock::now_us() / 1_000_000;
         let signature = if forged {
-            let wrong = Secret::new(b"somebody else's secret".to_vec());
+            let wrong = Secret::new(b"another party's secret".to_vec());
             wrong.sign(&queued.webhook_id, now_s, &queued.body)
         } else {
             self.secret.sign(&queued.webhook_id, now_s, &queued.body)
@@ -143,7 +143,7 @@ fn seen(desk: &Desk, result: &Result<(), Refusal>) {
     match result {
         Ok(()) => desk.health.set_ok("bank"),
         Err(error) => {
-            tracing::error!(%error, "bank's worker failed");
+            tracing::error!(%error, "bank worker failed");
             desk.health.set_failing("bank", "store failed");
         }
     }

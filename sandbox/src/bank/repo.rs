@@ -1,4 +1,4 @@
-//! Store of the bank: all of its SQL.
+//! The bank's store: all of its SQL.
 
 use rail::Rub;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
@@ -91,11 +91,13 @@ pub async fn code_by_payload(
         .transpose()
 }
 
-/// Stores what changes of a code, or the whole of a new one.
+/// Inserts a code, or updates the columns that change during its life.
 pub async fn save_code_in_tx(tx: &mut SqliteConnection, code: &Code) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO codes (payment_id, payload, amount_minor, purpose, status, paid_minor, transaction_id, created_at_us, expires_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (payment_id) DO UPDATE SET status = excluded.status, \
+        "INSERT INTO codes (payment_id, payload, amount_minor, purpose, status, paid_minor, \
+         transaction_id, created_at_us, expires_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+         ON CONFLICT (payment_id) DO UPDATE SET status = excluded.status, \
          paid_minor = excluded.paid_minor, transaction_id = excluded.transaction_id",
     )
     .bind(&code.payment_id)
@@ -184,8 +186,10 @@ pub async fn save_transfer_in_tx(
     transfer: &Transfer,
 ) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO transfers (transfer_id, request_id, recipient_account, amount_minor, purpose, status, error_code, error_message, \
-         created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (transfer_id) DO UPDATE SET status = excluded.status, \
+        "INSERT INTO transfers (transfer_id, request_id, recipient_account, amount_minor, purpose, \
+         status, error_code, error_message, created_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+         ON CONFLICT (transfer_id) DO UPDATE SET status = excluded.status, \
          error_code = excluded.error_code, error_message = excluded.error_message",
     )
     .bind(&transfer.transfer_id)
@@ -211,7 +215,7 @@ pub async fn open_transfers(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Tra
         .collect()
 }
 
-/// Sum of transfers taken and not executed.
+/// Sum of accepted transfers that are not executed.
 pub async fn reserved(db: impl SqliteExecutor<'_>) -> sqlx::Result<Rub> {
     sqlx::query_scalar(
         "SELECT CAST(COALESCE(SUM(amount_minor), 0) AS BIGINT) FROM transfers WHERE status = 'PENDING'",
@@ -229,7 +233,8 @@ pub async fn list_transfers(
     limit: i64,
 ) -> sqlx::Result<Vec<Transfer>> {
     sqlx::query(
-        "SELECT * FROM transfers WHERE (created_at_us, transfer_id) < ($1, $2) ORDER BY created_at_us DESC, transfer_id DESC LIMIT $3",
+        "SELECT * FROM transfers WHERE (created_at_us, transfer_id) < ($1, $2) \
+         ORDER BY created_at_us DESC, transfer_id DESC LIMIT $3",
     )
     .bind(created_at_us)
     .bind(transfer_id)
@@ -241,7 +246,7 @@ pub async fn list_transfers(
     .collect()
 }
 
-/// A webhook waiting to be sent.
+/// A queued webhook.
 pub struct Queued {
     pub webhook_id: String,
     pub body: Vec<u8>,
@@ -263,7 +268,7 @@ pub async fn queue_webhook_in_tx(
     Ok(())
 }
 
-/// By time, as the index of queued webhooks has them: those that were delivered stay in the table.
+/// Ordered like the partial index of queued webhooks; delivered ones stay in the table.
 const DUE_WEBHOOKS: &str = "SELECT * FROM webhooks WHERE state = 'QUEUED' AND next_attempt_at_us <= $1 \
     ORDER BY next_attempt_at_us, position LIMIT $2";
 
@@ -305,7 +310,7 @@ pub async fn end_attempt_in_tx(
     Ok(())
 }
 
-/// Sets a fault; `None` clears those of the account, or all of them when it is empty.
+/// Sets a fault. `None` clears the faults of the account, or all faults if the account is empty.
 pub async fn set_fault_in_tx(
     tx: &mut SqliteConnection,
     account: &str,
@@ -331,7 +336,7 @@ pub async fn set_fault_in_tx(
     Ok(())
 }
 
-/// Is the fault set for all accounts or for this one?
+/// Whether the fault is set for all accounts or for this one.
 pub async fn has_fault(
     db: impl SqliteExecutor<'_>,
     fault: Fault,
@@ -351,7 +356,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn due_webhooks_are_found_by_index_whatever_was_delivered() {
+    async fn due_webhooks_are_found_by_index_not_by_scanning_delivered_ones() {
         let folder = tempfile::tempdir().expect("folder");
         let db = events::Sqlite::open(folder.path().join("bank.db"), &MIGRATOR)
             .await

@@ -1,12 +1,12 @@
-//! Identity stand-in (specification 4.1, D33, D44): profiles, KYC levels, daily limits, sanctions, blocks.
+//! Sandbox identity (specification 4.1, D33, D44): profiles, KYC, daily limits, sanctions, blocks.
 //!
-//! | file | what |
+//! | module | content |
 //! |---|---|
-//! | `rules` | the pure core: what a check answers |
+//! | `rules` | the pure core: results of checks |
 //! | `repo` | the store |
 //! | `api` | `IdentityService` and the HTTP reads |
-//! | `api/uses` | what of the limits the platform's events have used up today |
-//! | `publish` | events of users |
+//! | `api/uses` | today's use of the limits, counted from the platform's events |
+//! | `publish` | events about users |
 
 mod api;
 mod publish;
@@ -25,7 +25,7 @@ use tracing::Instrument;
 
 pub use rules::TradingBasis;
 
-/// Settings of the stand-in. Limits are roubles a day (D33), as decimal text.
+/// Settings of identity. Limits are roubles per day (D33) as decimal text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdentityConfig {
@@ -50,15 +50,15 @@ impl Default for IdentityConfig {
     }
 }
 
-/// What the stand-in needs from the others.
+/// Dependencies of identity.
 pub struct IdentityDeps {
     pub log: Arc<dyn events::Log>,
 }
 
-/// Why the stand-in cannot start.
+/// Why identity cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("store of identity: {0}")]
+    #[error("identity store: {0}")]
     Store(#[from] events::Error),
     #[error("identity setting {setting}: `{value}` is not an amount")]
     Setting {
@@ -67,7 +67,7 @@ pub enum Error {
     },
 }
 
-/// The running stand-in.
+/// The running service.
 pub struct IdentityHandle {
     api: api::Api,
     workers: JoinSet<()>,
@@ -75,7 +75,7 @@ pub struct IdentityHandle {
     relay_shutdown: CancellationToken,
 }
 
-/// Opens the store and begins to count. Stops when `shutdown` is cancelled.
+/// Opens the store and starts counting limit use. Stops when `shutdown` is cancelled.
 ///
 /// # Errors
 /// [`Error`].
@@ -120,7 +120,7 @@ impl IdentityHandle {
         }
     }
 
-    /// Waits for the workers to end, publishes what is in the outbox and closes the store.
+    /// Waits for the workers to end, publishes the rest of the outbox and closes the store.
     pub fn stopped(mut self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while self.workers.join_next().await.is_some() {}

@@ -1,4 +1,4 @@
-//! What identity tells the others: events on `platform.identity.events.v1` (D27, D28), keyed by the user.
+//! Events on `platform.identity.events.v1` (D27, D28), keyed by user id.
 
 use events::Event;
 use prost::Message;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 const SOURCE: &str = "identity";
 
-/// What happened to a user.
+/// Kind of a change of a user.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Created,

@@ -1,4 +1,4 @@
-//! Store of the identity stand-in: all of its SQL.
+//! Identity's store: all of its SQL.
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 use types::{BusinessDay, Decimal, LimitType};
@@ -15,15 +15,15 @@ pub struct User {
     /// Number of `KycStatus`; a higher one is a higher level.
     pub kyc_level: i32,
     pub bank_account: String,
-    /// Why he is blocked, when he is.
+    /// Reason of the block, if the user is blocked.
     pub blocked: Option<String>,
     pub qualified_investor: bool,
     pub sanctioned: bool,
-    /// Mixed case of EIP-55.
+    /// EIP-55 mixed case.
     pub onchain_address: String,
     pub full_name_hash: String,
     pub idempotency_key: String,
-    /// The id was made here, not given.
+    /// The id was generated here, not set by the caller.
     pub generated: bool,
     pub created_at_us: i64,
 }
@@ -68,7 +68,7 @@ pub async fn get(db: impl SqliteExecutor<'_>, user_id: &str) -> sqlx::Result<Opt
         .transpose()
 }
 
-/// The user whose id was made for this key.
+/// The user whose id was generated for this key.
 pub async fn generated_by(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Option<User>> {
     sqlx::query("SELECT * FROM users WHERE idempotency_key = $1 AND generated")
         .bind(key)
@@ -86,13 +86,15 @@ pub async fn address_taken(db: impl SqliteExecutor<'_>, address: &str) -> sqlx::
         .await
 }
 
-/// Stores what may change of a user, or the whole of a new one.
+/// Inserts a user, or updates the columns that change.
 pub async fn save_in_tx(tx: &mut SqliteConnection, user: &User) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO users (user_id, kyc_level, bank_account, blocked, qualified_investor, sanctioned, onchain_address, \
-         full_name_hash, idempotency_key, generated, created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
-         ON CONFLICT (user_id) DO UPDATE SET kyc_level = excluded.kyc_level, bank_account = excluded.bank_account, \
-         blocked = excluded.blocked, qualified_investor = excluded.qualified_investor, sanctioned = excluded.sanctioned",
+        "INSERT INTO users (user_id, kyc_level, bank_account, blocked, qualified_investor, \
+         sanctioned, onchain_address, full_name_hash, idempotency_key, generated, created_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+         ON CONFLICT (user_id) DO UPDATE SET kyc_level = excluded.kyc_level, \
+         bank_account = excluded.bank_account, blocked = excluded.blocked, \
+         qualified_investor = excluded.qualified_investor, sanctioned = excluded.sanctioned",
     )
     .bind(&user.user_id)
     .bind(user.kyc_level)
@@ -118,7 +120,8 @@ pub async fn list(
     limit: i64,
 ) -> sqlx::Result<Vec<User>> {
     sqlx::query(
-        "SELECT * FROM users WHERE (created_at_us, user_id) < ($1, $2) ORDER BY created_at_us DESC, user_id DESC LIMIT $3",
+        "SELECT * FROM users WHERE (created_at_us, user_id) < ($1, $2) \
+         ORDER BY created_at_us DESC, user_id DESC LIMIT $3",
     )
     .bind(created_at_us)
     .bind(user_id)
@@ -130,7 +133,7 @@ pub async fn list(
     .collect()
 }
 
-/// The user's own limit, if he has one.
+/// The user's own limit, if set.
 pub async fn limit(
     db: impl SqliteExecutor<'_>,
     user_id: &str,
@@ -170,7 +173,7 @@ pub async fn set_limit_in_tx(
     Ok(())
 }
 
-/// What the user has used up on the day.
+/// The user's limit use on that day.
 pub async fn used(
     db: impl SqliteExecutor<'_>,
     user_id: &str,

@@ -1,4 +1,4 @@
-//! What a limit check answers, pure. A check is a question: it reserves nothing and uses nothing up (T24).
+//! Results of limit checks, pure. A check reserves and uses nothing (T24).
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use types::{Decimal, LimitType};
 
 use super::{Error, IdentityConfig};
 
-/// What of an order counts against the trading limit (T23).
+/// Which part of an order counts against the trading limit (T23).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TradingBasis {
@@ -16,7 +16,7 @@ pub enum TradingBasis {
     Notional,
 }
 
-/// Limits of users that have none of their own.
+/// Default limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     deposit: Decimal,
@@ -59,21 +59,21 @@ impl Defaults {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub daily: Decimal,
-    /// Refuses every check with this text when not empty: a button for tests and demonstrations.
+    /// If not empty, refuses every check with this text, for tests and demonstrations.
     pub refuse_with: String,
 }
 
-/// What the user is, as far as a check is concerned.
+/// The state of a user that affects checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     pub blocked: bool,
     pub sanctioned: bool,
 }
 
-/// Answer to a check.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// `Err` carries the refusal text, which reaches the client word for word.
+    /// `Err` is the refusal text, returned to the client verbatim.
     pub allowed: Result<(), String>,
     pub remaining: Decimal,
 }
@@ -134,7 +134,7 @@ mod tests {
 
     // rows: R340
     #[test]
-    fn r340_the_limit_holds_at_its_bound_and_one_kopeck_past_it() {
+    fn r340_the_limit_allows_its_bound_and_refuses_one_kopeck_more() {
         let ask = |used, amount| {
             check(
                 GOOD,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_outranks_a_list_hit_and_a_text_of_ones_own() {
+    fn a_block_outranks_a_sanctions_hit_and_a_custom_text() {
         let own = Limit {
             refuse_with: "KYC is out of date".into(),
             ..limit("10")

@@ -1,4 +1,4 @@
-//! The bank: its signed contract, its memory, its payer's hand.
+//! The bank: its signed contract, its stored state, payments by the payer.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ impl World {
             data_dir: folder.path().into(),
             keys_dir: folder.path().join("keys"),
             listen: "127.0.0.1:0".parse().unwrap(),
-            // No listener: webhooks wait.
+            // No listener: webhooks stay queued.
             webhook_url: "http://127.0.0.1:9/webhook".into(),
             ..BankConfig::default()
         };
@@ -139,7 +139,7 @@ fn report(ordered: Ordered) -> rail::messages::TransferReport {
 
 // rows: R021
 #[tokio::test]
-async fn r021_the_bank_does_nothing_for_a_request_that_is_not_the_gateways() {
+async fn r021_the_bank_ignores_requests_not_signed_by_the_gateway() {
     let world = new_world().await;
     world.fund(10_000).await;
     let stranger = Signer::from_pkcs8(&Signer::generate().unwrap()).unwrap();
@@ -155,7 +155,8 @@ async fn r021_the_bank_does_nothing_for_a_request_that_is_not_the_gateways() {
     let now_s = service_kit::clock::now_us() / 1_000_000;
     let order = |amount: &str| {
         format!(
-            r#"{{"requestId":"r1","accountNumber":"{}","recipientAccount":"{}","amount":{{"value":"{amount}","currency":"RUB"}},"purpose":"x"}}"#,
+            r#"{{"requestId":"r1","accountNumber":"{}","recipientAccount":"{}",
+                "amount":{{"value":"{amount}","currency":"RUB"}},"purpose":"x"}}"#,
             Requisites::default().account_number,
             account::number("40817", 1)
         )
@@ -171,7 +172,7 @@ async fn r021_the_bank_does_nothing_for_a_request_that_is_not_the_gateways() {
     let good = keys
         .signer
         .sign("POST", path, now_s, order("1.00").as_bytes());
-    // Another amount than was signed, an old request, no signature at all.
+    // Another amount than signed, an old request, no signature.
     let altered = send(now_s, good.clone(), order("99.00")).await.unwrap();
     assert_eq!(altered.status(), 401);
     let old_s = now_s - 1_000;
@@ -299,7 +300,7 @@ async fn r135_one_request_id_is_one_transfer() {
         Err(BankError::NotFound)
     ));
 
-    // Refused at once: an error register, and the same one again.
+    // Refused on acceptance: an error register, the same for every repeat.
     for (request_id, account, kopecks, code) in [
         ("r2", "1234", 1, "INVALID_RECIPIENT_ACCOUNT"),
         ("r3", to.as_str(), 6_001, "INSUFFICIENT_FUNDS"),
@@ -310,7 +311,7 @@ async fn r135_one_request_id_is_one_transfer() {
                 .await
                 .unwrap();
             let Ordered::Refused(refused) = refused else {
-                panic!("{request_id} was taken");
+                panic!("{request_id} was accepted");
             };
             assert_eq!(refused.status, Status::Failed);
             assert_eq!(refused.error_register[0].code, code);
@@ -337,7 +338,7 @@ async fn money_and_transfers_survive_a_restart() {
         .await
         .unwrap();
     let ordered = report(ordered);
-    // What is taken is reserved.
+    // Accepted transfers are reserved.
     let over = world
         .client()
         .initiate_transfer("r2", &to, rub(6_001), "x")

@@ -1,4 +1,4 @@
-//! What the bank's port takes: each bound at the bound and one past it.
+//! Bounds of the bank's port: each at the bound and one past it.
 
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ async fn answered(stream: &mut TcpStream) {
 
 fn order(body_bytes: usize) -> String {
     format!(
-        "POST /bank/v1/transfers HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {body_bytes}\r\n\r\n"
+        "POST /bank/v1/transfers HTTP/1.1\r\nhost: h\r\n\
+         content-type: application/json\r\ncontent-length: {body_bytes}\r\n\r\n"
     )
 }
 
@@ -105,7 +106,7 @@ async fn an_idle_connection_is_closed() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn an_overdue_body_is_refused() {
     let port = Port::within(Limits {
         body: SHORT,
         ..patient()
@@ -119,9 +120,9 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_body_has_its_bytes_and_not_one_more() {
+async fn the_body_limit_accepts_its_bound_and_refuses_one_byte_more() {
     let port = Port::within(patient()).await;
-    // One that is read to its end lacks a signature, which is looked at next.
+    // A fully read body lacks a signature, which is checked next.
     for (bytes, status) in [(BODY_BYTES_MAX, "401"), (BODY_BYTES_MAX + 1, "413")] {
         let mut stream = port.connect().await;
         let request = order(bytes) + &" ".repeat(bytes);

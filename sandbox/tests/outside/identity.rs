@@ -125,7 +125,7 @@ impl World {
         };
         tokio::time::timeout(std::time::Duration::from_secs(10), wait)
             .await
-            .expect("the use is counted");
+            .expect("the limit use is counted");
     }
 
     async fn publish(&self, topic: &str, name: &str, message: &impl Message) -> Event {
@@ -204,7 +204,7 @@ const TRADING: common::LimitType = common::LimitType::Trading;
 
 // rows: R016 R036 R289 R317
 #[tokio::test]
-async fn r289_a_profile_reads_the_same_by_rpc_and_http() {
+async fn r289_a_profile_is_equal_by_rpc_and_http() {
     let world = World::start(|_| ()).await;
     let made = world.create("alice").await;
     assert_eq!(made.kyc_status, common::KycStatus::Standard as i32);
@@ -254,7 +254,7 @@ async fn r340_limits_of_a_day_and_of_a_user() {
         (TRADING, 500_000_000, "Daily trading limit exceeded"),
     ] {
         assert!(world.check(limit_type, limit_kopecks).await.allowed);
-        // A question reserves nothing: the same again is allowed again (T24).
+        // A check reserves nothing: repeating it is allowed (T24).
         assert!(world.check(limit_type, limit_kopecks).await.allowed);
         let over = world.check(limit_type, limit_kopecks + 1).await;
         assert!(!over.allowed);
@@ -338,7 +338,7 @@ fn trade() -> TradeExecutedEvent {
 
 // rows: R340
 #[tokio::test]
-async fn r340_events_use_the_limits_up_once_and_on_their_day() {
+async fn r340_each_event_counts_once_and_on_its_day() {
     let world = World::start(|_| ()).await;
     world.create("alice").await;
     world.create("bob").await;
@@ -355,7 +355,7 @@ async fn r340_events_use_the_limits_up_once_and_on_their_day() {
     let event = world
         .publish(cfa, name, &issued("CFA-RUB", 59_999_900, now_us))
         .await;
-    // The same event again, as a relay that crashed would bring it.
+    // The same event again, as after a crash of the relay.
     world.log.publish(&[event]).await.unwrap();
     let redeemed = CfaRedeemedEvent {
         instrument_id: "CFA-RUB".into(),
@@ -381,7 +381,7 @@ async fn r340_events_use_the_limits_up_once_and_on_their_day() {
 
 // rows: R340
 #[tokio::test]
-async fn t23_trading_may_be_counted_by_value() {
+async fn t23_trading_can_be_counted_by_value() {
     let world = World::start(|config| {
         config.trading_limit_basis = TradingBasis::Notional;
         config.trading_daily = "20010".into();
@@ -407,7 +407,7 @@ async fn t23_trading_may_be_counted_by_value() {
 
 // rows: R235 R242 R036
 #[tokio::test]
-async fn r242_every_change_of_a_user_is_an_event_in_order() {
+async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
     let world = World::start(|_| ()).await;
     world.create("alice").await;
     let update = |kyc: common::KycStatus, sanctioned| wire::UpdateUserRequest {
@@ -437,7 +437,7 @@ async fn r242_every_change_of_a_user_is_an_event_in_order() {
         .into_inner();
     assert!(hit.hit && hit.reason == "Sanctions list hit");
     assert!(!world.check(DEPOSIT, 1).await.allowed);
-    // Nothing changes, nothing is told.
+    // No change, no event.
     world
         .client()
         .update_user(update(common::KycStatus::Unspecified, true))
@@ -518,7 +518,7 @@ async fn r242_every_change_of_a_user_is_an_event_in_order() {
 
 // rows: R036
 #[tokio::test]
-async fn t14_users_are_made_once_and_never_share_an_address() {
+async fn t14_users_are_created_once_and_never_share_an_address() {
     let world = World::start(|_| ()).await;
     let ask = user("0190f2a1-7c3d-7e10-8a55-1234567890ab");
     let made = world
@@ -547,7 +547,7 @@ async fn t14_users_are_made_once_and_never_share_an_address() {
         (taken.code(), taken.message()),
         (Code::AlreadyExists, "User already exists")
     );
-    // The same digits without hyphens are another user with the same address.
+    // The same digits without hyphens: another user with the same derived address.
     let twin = wire::CreateUserRequest {
         context: ctx(),
         user_id: ask.user_id.replace('-', ""),

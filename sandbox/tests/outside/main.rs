@@ -1,4 +1,4 @@
-//! The stand-ins at their boundaries: identity over RPC, HTTP and events; the bank over its signed HTTP contract.
+//! The sandboxes at their boundaries: identity over RPC, HTTP and events; the bank over HTTP.
 
 mod bank;
 mod bounds;

@@ -1,8 +1,8 @@
-//! No statement of the stand-ins costs more the more rows are stored: every statement that identity
-//! and bank run in the life of users, limits, codes and transfers is explained on the database that
-//! it ran on.
+//! No statement of the sandboxes gets slower as the stores grow.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! Every statement that identity and bank execute in the life of users, limits, codes and transfers
+//! is explained on the database it ran on. A test binary of its own, because the record of
+//! statements is process-wide.
 
 use std::future::Future;
 use std::path::Path;
@@ -40,7 +40,7 @@ const ALLOWED: [Allowed; 2] = [
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row per migration, at the start",
+        reason: "one row per migration, at startup",
     },
 ];
 
@@ -55,7 +55,7 @@ async fn until<F: Future<Output = bool>>(seen: impl Fn() -> F) {
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(20), waiting);
-    waited.await.expect("what the test waits for happens");
+    waited.await.expect("the expected state arrives in time");
 }
 
 async fn users(folder: &Path) {
@@ -152,7 +152,7 @@ async fn money(folder: &Path) {
         data_dir: folder.into(),
         keys_dir: folder.join("keys"),
         listen: "127.0.0.1:0".parse().unwrap(),
-        // No listener: webhooks wait.
+        // No listener: webhooks stay queued.
         webhook_url: "http://127.0.0.1:9/webhook".into(),
         ..BankConfig::default()
     };

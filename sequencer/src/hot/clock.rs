@@ -1,5 +1,7 @@
-//! The hot thread's part in the clock's discipline (`design.md` 8): while the clock is suspect no new order is
-//! taken and no good-till-date runs out; both changes of that are journalled.
+//! Clock discipline on the hot thread (`design.md` 8).
+//!
+//! While the clock is suspect new orders are refused and no good-till-date expires. Both
+//! transitions are journalled.
 
 use admission::Request;
 use types::{Command, RejectReason};
@@ -7,7 +9,7 @@ use types::{Command, RejectReason};
 use super::Hot;
 
 impl Hot {
-    /// Notes, and journals, that the clock has become suspect or is back. What a busy moment refuses stays due.
+    /// Detects and journals that the clock has become suspect or is back. Retried after `BUSY`.
     #[inline]
     pub(super) fn look_at_clock(&mut self) -> bool {
         let suspect_ns = self.config.clock.suspect_ns();
@@ -40,8 +42,8 @@ impl Hot {
         }
     }
 
-    /// The clock goes on from the machine's as soon as its confirmation has a sequence. If that is lost with the
-    /// node, the next start compares again.
+    /// Switches to the machine's clock as soon as its confirmation has a sequence. If the command
+    /// is lost with the node, the next start compares the clocks again.
     pub(super) fn watch_clock(&mut self, command: &Command) {
         if !matches!(command, Command::ConfirmClock(_)) {
             return;

@@ -1,5 +1,7 @@
-//! What comes back: events and best prices out of the rings, and commands that are complete: into
-//! admission's state, to the fronts of the sessions they concern, into the journal's buffer.
+//! Completion of commands: drains the engines' reports and completes commands in sequence.
+//!
+//! A complete command goes into admission's state, its messages to the fronts of the sessions they
+//! concern, its record into the journal's buffer.
 
 use std::sync::atomic::Ordering;
 
@@ -16,13 +18,13 @@ use crate::port::Reply;
 use crate::record::Record;
 use crate::ring_port::{Opened, Report, RingEnd, Stamp};
 
-/// Hands the numbered messages of one command to the fronts that have the sessions.
+/// Sends the numbered messages of one command to the fronts that have the sessions.
 struct Router<'a> {
     rings: &'a mut [RingEnd],
     /// Ring of each session.
     routes: &'a [u16],
     stamp: Stamp,
-    /// The request's own session was answered.
+    /// The session of the request has been answered.
     has_answered: bool,
 }
 
@@ -38,7 +40,7 @@ impl ReportSink for Router<'_> {
     }
 }
 
-/// From now on a session's messages go to the front that has opened it.
+/// Routes a session's messages to the front that has opened it.
 #[cold]
 fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Opened) {
     let SessionIx(session) = opened.session;
@@ -58,8 +60,8 @@ fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Open
 }
 
 impl Hot {
-    /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there
-    /// was anything.
+    /// Polls the hot thread's own engines, drains all reports, completes commands. True when it did
+    /// work.
     pub(super) fn pump(&mut self) -> bool {
         let mut did_work = false;
         let mut is_expiry_new = false;
@@ -72,7 +74,7 @@ impl Hot {
             let lane = &mut self.lanes[place];
             let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
-                // Folded when its command lands.
+                // Applied when its command completes.
                 lane::Report::Event(event) => flights.event(event),
                 lane::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
                 lane::Report::Done {
@@ -105,8 +107,8 @@ impl Hot {
         did_work
     }
 
-    /// If the next command is complete, it goes into admission's state, its messages to the fronts,
-    /// *accepted*, and its record into the journal's buffer. No request is taken in between.
+    /// Completes the next command if it is ready: admission's state, messages to the fronts
+    /// (*accepted*), record into the journal's buffer. No request is taken in between.
     pub(super) fn land(&mut self) -> bool {
         let is_last = self.flights.len() == 1;
         let Some(flight) = self.flights.complete() else {
@@ -116,7 +118,7 @@ impl Hot {
         self.tally.events += flight.events.len() as u64;
         if is_last && std::mem::take(&mut self.is_last_owed) {
             let book = self.core.begin(command);
-            assert!(book.is_none(), "an order makes no book");
+            assert!(book.is_none(), "an order command creates no book");
         }
         let cause = Cause::of(command);
         let mut router = Router {
@@ -167,7 +169,7 @@ impl Hot {
         if let Owed::Reply(reply) = owed
             && !matches!(reply, Reply::None)
         {
-            // Who is answered may read at once: what is read then is not older than the answer.
+            // Before the answer: a read after it is not older than the answer.
             let sequence = &self.stats.sequence;
             sequence.store(self.core.sequence().get(), Ordering::Release);
             let command = flight.command;
@@ -179,13 +181,13 @@ impl Hot {
         true
     }
 
-    /// Takes the last command into admission's state, if that is still owed.
+    /// Applies the last command to admission's state, if that is still due.
     #[inline]
     pub(super) fn begin_last(&mut self) {
         if std::mem::take(&mut self.is_last_owed) {
-            let last = self.flights.last().expect("what is owed is under way");
+            let last = self.flights.last().expect("an owed command is in flight");
             let book = self.core.begin(last);
-            assert!(book.is_none(), "an order makes no book");
+            assert!(book.is_none(), "an order command creates no book");
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Commands that end the orders of a list: to the engines of those orders alone, and in slices, so that other
-//! members' requests get in between.
+//! Commands that end a list of orders: sent only to the engines of those orders, in slices.
+//!
+//! Other members' requests run between two slices.
 
 use admission::Request;
 use types::command::{CancelSlice, Listed};
@@ -11,29 +12,29 @@ use crate::lane::Lane;
 use crate::port::{NotTaken, Reply};
 
 const SLICE_ORDERS: usize = 256;
-/// A member's mass cancels under way in slices: with more, the first slice of another one is empty, so that a flood of
-/// them costs what other messages cost. It has its turn like the others.
+/// Mass cancels of one member in progress in slices. The first slice of a further one is empty, so
+/// that a flood of them costs what other messages cost. It takes its turn like the others.
 const SWEEPS_OF_USER: usize = 4;
-/// With more another one is `BUSY`: each leaves a row in memory until its turn comes.
+/// Past this a further one is `BUSY`: each keeps a row in memory until its turn comes.
 const SWEEPS_OF_USER_MAX: usize = 1_024;
 
-/// A call whose answer waits for the last slice of what it asked for.
+/// A call that is answered after the last slice of its command.
 pub(super) struct Sweeping {
-    /// Its command.
+    /// Sequence of its command.
     of: Sequence,
     owed: Owed,
-    /// Of the slices so far.
+    /// Events of the slices so far.
     events: Vec<EventEnvelope>,
 }
 
 impl Hot {
-    /// Lists the orders that the command to be admitted ends, a slice of them at most. `filtered`: user of a mass
-    /// cancel that may leave some of the owner's orders. Returns whose bound on orders looked at in vain is
-    /// charged, and how many there were.
+    /// Lists the orders that the command being admitted ends, at most one slice of them.
+    /// `filtered`: user of a mass cancel that may leave some of the owner's orders. Returns the
+    /// user to charge for orders inspected in vain, and their number.
     ///
     /// # Errors
-    /// `THROTTLE`, with the wait in microseconds: the user has walked too many orders in vain. `BUSY`: too many of
-    /// his mass cancels are under way.
+    /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
+    /// `BUSY`: too many mass cancels of the user are in progress.
     #[cold]
     pub(super) fn list(
         &mut self,
@@ -60,7 +61,7 @@ impl Hot {
         Ok((user, left))
     }
 
-    /// Issues the next slice of the commands that go on, one a turn; true when there was one.
+    /// Issues the next slice of a command in progress, one per iteration; true when there was one.
     pub(super) fn sweep_on(&mut self) -> bool {
         let Some((owner, of)) = self.core.admission().next_sweep(self.swept) else {
             return false;
@@ -73,7 +74,7 @@ impl Hot {
                 self.give_up_sweeps();
                 return false;
             }
-            // Without room now it is tried again in the next turn.
+            // Without room: retried in the next iteration.
             Err(_) => return false,
         }
         self.swept = owner;
@@ -82,7 +83,7 @@ impl Hot {
         true
     }
 
-    /// Nothing more is journalled: nobody waits for a last slice in vain.
+    /// The journal has failed and no last slice will come: answers the calls that wait for one.
     #[cold]
     fn give_up_sweeps(&mut self) {
         for waiting in self.sweeping.drain(..) {
@@ -92,8 +93,8 @@ impl Hot {
         }
     }
 
-    /// What is owed for the command to be launched as soon as it is complete: a call is answered behind the last
-    /// slice, a session at the first.
+    /// The answer that is due when the command to be launched completes: a call is answered after
+    /// the last slice, a session at the first.
     fn owed_now(&mut self, owed: Owed) -> Owed {
         let place = self.flights.vacant();
         let goes_on = place.command.goes_on_behind().is_some();
@@ -121,7 +122,7 @@ impl Hot {
         Listed::by_instrument(&self.listed).map(|list| &self.lanes[lane_of(list)])
     }
 
-    /// As `launch`, for a command that ends the orders of a list: each engine also gets its part of the list.
+    /// As `launch`, for a command that ends a list of orders: each engine also gets its part of it.
     #[cold]
     pub(super) fn launch_listed(&mut self, owed: Owed) {
         let owed = self.owed_now(owed);
@@ -141,8 +142,8 @@ impl Hot {
         self.listed = listed;
     }
 
-    /// Pushes into a lane until there is a free slot: its engine works meanwhile. A list longer than the ring
-    /// waits for the engine, however long that takes; an engine that has ended ends the hot thread.
+    /// Retries until there is a free slot, while the engine works. A list longer than the ring
+    /// waits for the engine without a time limit; a panicked engine thread ends the hot thread.
     #[inline]
     pub(super) fn push_when_free(
         &mut self,
@@ -150,7 +151,7 @@ impl Hot {
         push: impl Fn(&mut Lane, &Envelope) -> bool,
     ) {
         loop {
-            let last = self.flights.last().expect("it is under way");
+            let last = self.flights.last().expect("the command is in flight");
             if push(&mut self.lanes[at], last) {
                 return;
             }
@@ -166,7 +167,7 @@ impl Hot {
     }
 }
 
-/// Keeps the events of a slice for the call that waits for the last one; with that one, gives all of them.
+/// Keeps the events of a slice for the call that waits for the last one; returns all with the last.
 #[inline]
 pub(super) fn gather(
     sweeping: &mut Vec<Sweeping>,

@@ -1,4 +1,4 @@
-//! Somebody's look at the state: the one thing for which the hot thread waits for its engines.
+//! Inspection of the state between two commands.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,8 +6,7 @@ use super::Hot;
 use crate::port::Look;
 
 impl Hot {
-    /// Lets somebody look at the state between two commands: waits until nothing is under way and borrows the
-    /// books for the look.
+    /// Runs `read` between two commands: waits until nothing is in flight and borrows the books.
     pub(super) fn show(&mut self, read: Look) {
         while !self.flights.is_empty() {
             self.pump();
@@ -30,10 +29,10 @@ impl Hot {
             };
             self.core.places()[at] = Some(book);
         }
-        // A bug in what somebody wants to know must not stop the market: the look has no hand on the state.
+        // A bug in `read` must not stop the market; it cannot change the state.
         let core = &self.core;
         if catch_unwind(AssertUnwindSafe(|| read(core))).is_err() {
-            tracing::error!("a look at the books ended with a panic");
+            tracing::error!("an inspection of the books panicked");
         }
         for (lane, place) in self.lanes.iter_mut().zip(self.core.places()) {
             lane.return_book(place.take().expect("borrowed above"));

@@ -1,5 +1,6 @@
-//! What a member's requests cost everybody (`design.md` 7): bytes of journal in a minute, and order messages
-//! for each trade of a day. Both bounds are journalled, what is counted is not: it starts empty with the node.
+//! Quotas per member (`design.md` 7): journal bytes per minute, order messages per trade and day.
+//!
+//! Both bounds are journalled. The counts are not: they start at zero with the node.
 
 use admission::{Known, Reject, Request};
 use types::command::OrderBounds;
@@ -11,28 +12,28 @@ use crate::core::Core;
 use crate::ring_port::{Asked, Ratio, Report};
 
 const MINUTE_NS: u64 = 60_000_000_000;
-/// Order messages of a day that need no trade.
+/// Order messages per day that need no trade.
 const FREE_MESSAGES: u64 = 100_000;
-/// A new order or amend of a member who is past his ratio passes so often: ten in a second.
+/// Gap between two new orders or amends of a member above the ratio: ten pass per second.
 const SLOW_NS: u64 = 100_000_000;
-/// Part of the ratio at which the member is warned, once a day.
+/// Percentage of the ratio at which the member is warned, once a day.
 const WARNED_PERCENT: u64 = 80;
 
-/// One member's.
+/// Counts of one member.
 #[derive(Clone, Copy, Default)]
 struct Meter {
-    /// The minute and the day that are counted.
+    /// Minute and day of the counts.
     minute: u64,
     day: u32,
     bytes: u64,
     messages: u64,
     trades: u64,
-    /// No more than what reduces risk in this minute.
+    /// Only requests that reduce risk pass for the rest of this minute.
     is_full: bool,
-    /// Past his ratio.
+    /// Above the ratio.
     is_slow: bool,
     is_warned: bool,
-    /// When the next order of one who is past his ratio passes.
+    /// Earliest time of the next order while above the ratio.
     next_order_ns: u64,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    /// The time of what is counted and asked next. A clock that was set goes on in another minute.
+    /// Sets the time of the next counts and checks. A clock that was set starts another minute.
     #[inline]
     pub fn at(&mut self, now_ns: u64) {
         let minute = now_ns / MINUTE_NS;
@@ -56,7 +57,7 @@ impl Meters {
         }
     }
 
-    /// Why a request of the member is refused unless it reduces risk, with the wait in microseconds.
+    /// Why a request of the member is refused unless it reduces risk; the wait in microseconds.
     #[inline]
     pub fn refuses(&self, member: UserIx, is_order: bool, now_ns: u64) -> Option<Reject> {
         let row = self.rows.get(member.index())?;
@@ -72,7 +73,7 @@ impl Meters {
             let wait_ns = (self.minute + 1) * MINUTE_NS - now_ns;
             (RejectReason::JournalQuota, wait_ns)
         } else if is_order && row.is_slow && row.day == self.day {
-            // Never longer than one step, also when the clock was set back.
+            // At most one gap, even when the clock was set back.
             let wait_ns = row.next_order_ns.saturating_sub(now_ns).min(SLOW_NS);
             (RejectReason::OrderToTrade, wait_ns)
         } else {
@@ -82,7 +83,7 @@ impl Meters {
         (wait_ns > 0).then_some(Reject { reason, known })
     }
 
-    /// Counts an order message that was admitted. `order_ns`: when, if it was an order or amend.
+    /// Counts an admitted order message. `order_ns`: its time, if it is an order or amend.
     #[inline]
     pub fn message(
         &mut self,
@@ -98,7 +99,7 @@ impl Meters {
         row.weigh(bounds, order_ns)
     }
 
-    /// Counts what the journal was given for the member's command.
+    /// Counts the journal bytes of a member's command.
     #[inline]
     pub fn bytes(&mut self, member: UserIx, bounds: &OrderBounds, bytes: usize) {
         if let Some(row) = self.row(member) {
@@ -107,7 +108,7 @@ impl Meters {
         }
     }
 
-    /// Counts a trade, for each side.
+    /// Counts a trade of the member.
     #[inline]
     pub fn trade(&mut self, member: UserIx) {
         if let Some(row) = self.row(member) {
@@ -148,7 +149,7 @@ impl Meter {
             _ => FREE_MESSAGES.saturating_add(for_trades),
         };
         self.is_slow = self.messages > allowed;
-        // Cancels count, and put no order off.
+        // Cancels count, but delay no order.
         if let Some(order_ns) = order_ns {
             self.next_order_ns = order_ns + SLOW_NS;
         }
@@ -164,7 +165,7 @@ impl Meter {
 }
 
 impl Hot {
-    /// Why only what reduces risk is taken, if so: the session's rate, or what its member has used up.
+    /// Why only requests that reduce risk pass, if so: the session's rate or the member's quotas.
     #[inline]
     pub(super) fn over_rate(
         &mut self,
@@ -187,7 +188,7 @@ impl Hot {
         self.meters.refuses(request.member(), is_order, now_ns)
     }
 
-    /// Counts the command that was admitted, and warns its session where that is due.
+    /// Counts the admitted command, and warns its session where that is due.
     #[inline]
     pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
         let command = &self.flights.vacant().command;
@@ -224,16 +225,16 @@ impl Hot {
         self.rings[port].put(|| Report::OrderToTrade(session, warning));
     }
 
-    /// Counts a trade for the users of both orders, which are open before it.
+    /// Counts a trade for the users of both orders, which are still open before it is applied.
     #[inline]
     pub(super) fn count_trade(meters: &mut Meters, core: &Core, trade: &Trade) {
         for order in [trade.maker, trade.taker] {
             let order = core.admission().order(order);
-            meters.trade(order.expect("a book speaks of open orders").user);
+            meters.trade(order.expect("a trade is between open orders").user);
         }
     }
 
-    /// Counts what a complete command has put into the journal.
+    /// Counts the journal bytes of a complete command.
     #[inline]
     pub(super) fn count_bytes(&mut self, member: UserIx, bytes: usize) {
         let admission = self.core.admission();
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_fills_his_share_of_a_minute_and_no_other_members() {
+    fn a_member_uses_up_its_own_quota_of_a_minute_alone() {
         let (mut meters, bounds) = (Meters::default(), bounds(1_000, u32::MAX));
         meters.at(START_NS + 1_000);
         for _ in 0..10 {
@@ -267,14 +268,14 @@ mod tests {
             meters.bytes(MEMBER, &bounds, 100);
         }
         let refused = meters.refuses(MEMBER, false, START_NS + 1_000);
-        let refused = refused.expect("the share is used up");
+        let refused = refused.expect("the quota is used up");
         let expected = (RejectReason::JournalQuota, 59_999_999);
         assert_eq!((refused.reason, refused.limit()), expected);
         assert_eq!(meters.refuses(UserIx(2), true, START_NS), None);
         meters.bytes(UserIx::NONE, &bounds, 5_000);
         meters.at(START_NS + MINUTE_NS);
         assert_eq!(meters.refuses(MEMBER, true, START_NS + MINUTE_NS), None);
-        // The clock was set back: another minute, and not the rest of the old one.
+        // The clock was set back: another minute, not the rest of the old one.
         meters.bytes(MEMBER, &bounds, 1_000);
         meters.at(START_NS - MINUTE_NS);
         assert_eq!(meters.refuses(MEMBER, true, START_NS - MINUTE_NS), None);
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_trades_is_warned_and_then_slowed_down_until_he_trades() {
+    fn a_member_without_trades_is_warned_and_then_slowed_down_until_it_trades() {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
         meters.at(START_NS);
         let send = |meters: &mut Meters, count| {
@@ -309,13 +310,13 @@ mod tests {
         assert_eq!(
             meters.refuses(MEMBER, true, later_ns),
             None,
-            "whatever was cancelled"
+            "cancels delay no order"
         );
         // A trade pays for ten messages.
         meters.trade(MEMBER);
         meters.message(MEMBER, &bounds, Some(later_ns));
         assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
-        // The next day begins anew.
+        // The next day starts at zero.
         send(&mut meters, 20);
         assert!(meters.refuses(MEMBER, true, START_NS).is_some());
         let tomorrow_ns = START_NS + 24 * 60 * MINUTE_NS;

@@ -1,5 +1,6 @@
-//! Timer commands: GTD expiry, cancel-on-disconnect after the grace period, and sessions' dead man's
-//! switches. Each is a journalled command like any other.
+//! Timer commands: GTD expiry, cancel-on-disconnect after the grace period, dead man's switches.
+//!
+//! Each is a journalled command like any other.
 
 use admission::{MassCancelRequest, Request};
 use types::command::MassScope;
@@ -10,7 +11,8 @@ use crate::port::NotTaken;
 use crate::timers::Timer;
 
 impl Hot {
-    /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
+    /// Ends open sessions after a start, when none is connected, and restarts the grace of ended
+    /// ones.
     pub(super) fn disconnect_all(&mut self) {
         let (now_ns, lead_ns) = (self.config.clock.now_ns(), self.lead_ns());
         let admission = self.core.admission();
@@ -42,7 +44,7 @@ impl Hot {
                 keep_orders: false,
             };
             while self.own_request(&close) == Err(NotTaken::Busy) {
-                // What the writer does not take now it takes in the next round.
+                // A flush that the writer refuses is retried in the next round.
                 let _ = self.keep.flush();
                 self.pump();
                 std::thread::yield_now();
@@ -50,8 +52,8 @@ impl Hot {
         }
     }
 
-    /// By how much journalled time is ahead of the clock: it stands still while the clock is before it, and
-    /// what is owed by it must not wait for that.
+    /// Nanoseconds by which journalled time is ahead of the clock. It does not move until the clock
+    /// has caught up, and timers must not wait for that.
     fn lead_ns(&self) -> u64 {
         let clock_ns = self.config.clock.now_ns();
         self.core.time_ns().saturating_sub(clock_ns)
@@ -87,7 +89,7 @@ impl Hot {
         let is_due = self
             .next_expiry_ns
             .is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
-        // While it is under way the engines have not walked their books, and the dates known here are those it ends.
+        // While it is in flight, the dates known here are those it is about to end.
         if is_due && self.flights.first() > self.expiring {
             let request = Request::ExpireOrders(InstrumentIx::NONE);
             if self.own_request(&request).is_ok() {

@@ -1,5 +1,6 @@
-//! Requests that depend on commands under way: the hot thread lets those land first. Each wait is
-//! bounded by [`ROOM_WAIT`], with reports drained meanwhile.
+//! Requests that depend on in-flight commands: the hot thread lets those complete first.
+//!
+//! Each wait is bounded by [`ROOM_WAIT`], with reports drained meanwhile.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use super::{Hot, ROOM_WAIT, Source};
 use crate::port::NotTaken;
 
 impl Hot {
-    /// Waits for what decides about the request.
+    /// Waits for in-flight commands that affect the request.
     #[inline]
     pub(super) fn await_earlier(&mut self, source: Source) -> Result<(), NotTaken> {
         if self.flights.first() <= self.renaming.0 {
@@ -22,8 +23,8 @@ impl Hot {
         Ok(())
     }
 
-    /// Waits for the amend that gives an order another id, if the request depends on the ids of its user's
-    /// orders. Other users' requests do not wait.
+    /// Waits for the amend that changes a client order id, if the request depends on the ids of its
+    /// user's orders. Of other users only amends that change an id wait.
     #[cold]
     fn await_new_id(&mut self, source: Source) -> Result<(), NotTaken> {
         let depends = |user: UserIx| user == self.renaming.1;
@@ -45,7 +46,7 @@ impl Hot {
         Ok(())
     }
 
-    /// Whether sessions are told what the request leaves in a trading hold.
+    /// True when the request changes a trading hold, whose balance is reported to sessions.
     #[inline]
     fn changes_trading_hold(&self, source: Source) -> bool {
         match self.request(source) {
@@ -58,10 +59,10 @@ impl Hot {
         }
     }
 
-    /// Waits until every command under way has landed, so that the figures which a `Fund`, `Defund` or
-    /// `CloseHold` reports follow from the journal before it and from nothing else. Up to
-    /// [`ROOM_WAIT`], and once per engine that hangs: until the first of these commands lands, further
-    /// requests of the kind are `BUSY` at once.
+    /// Waits until every in-flight command has completed, so that the figures that a `Fund`,
+    /// `Defund` or `CloseHold` reports follow from the journal before it alone. Up to
+    /// [`ROOM_WAIT`], and once per engine that hangs: until the first of these commands completes,
+    /// further requests of the kind are `BUSY` at once.
     #[cold]
     fn await_landed(&mut self) -> Result<(), NotTaken> {
         let since = Instant::now();
@@ -81,7 +82,7 @@ impl Hot {
         Ok(())
     }
 
-    /// A change of a trading hold lands before any other command changes the figures that it reports.
+    /// Completes a change of a trading hold before another command changes the figures it reports.
     pub(super) fn land_funding(&mut self, command: &Command) {
         if matches!(
             command,

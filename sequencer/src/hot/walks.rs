@@ -1,18 +1,20 @@
-//! Bound on what is looked at for a member in vain (`design.md` 7). A mass cancel walks its owner's open orders,
-//! also those that its filter leaves; a fill-or-kill order that cannot be filled has had levels and orders
-//! looked at. What is ended or traded is bounded by what was entered; the rest is bounded here.
+//! Bound on orders inspected in vain for a member (`design.md` 7).
+//!
+//! A mass cancel walks its owner's open orders, including those that its filter leaves; a
+//! fill-or-kill order that cannot be filled has walked levels and orders. Orders ended or traded
+//! are bounded by those entered; the rest is bounded here.
 
 use admission::{Known, Reject};
 use types::{RejectReason, UserIx};
 
-/// Orders and levels looked at in vain per second and user, with a burst of one second's worth: about 50 ms of
-/// the hot thread a second at 50 ns each.
+/// Orders and levels inspected in vain per second and user, with a burst of one second's worth:
+/// about 50 ms of the hot thread per second at 50 ns each.
 const WALKED_PER_S: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const ORDER_NS: u64 = SECOND_NS / WALKED_PER_S;
 
-/// By user: when what was walked in vain so far would have been walked at the even rate. No part of the state:
-/// a refused request is not journalled.
+/// By user: when the walks so far would have ended at the even rate. Not part of the state: a
+/// refused request is not journalled.
 #[derive(Default)]
 pub(super) struct Walks {
     even_ns: Vec<u64>,
@@ -23,7 +25,7 @@ impl Walks {
     fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
         let even_ns = self.even_ns.get(user.index()).copied().unwrap_or(0);
         match even_ns.saturating_sub(now_ns) {
-            // No walk brings it that far: the clock was set back.
+            // No walk gets that far ahead: the clock was set back.
             ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
             ahead_ns => ahead_ns.saturating_sub(SECOND_NS),
         }
@@ -36,7 +38,7 @@ impl Walks {
         (wait_us > 0).then_some(Reject { reason, known })
     }
 
-    /// Counts what was looked at and left.
+    /// Charges the user for orders that were inspected and left.
     pub fn charge(&mut self, user: UserIx, now_ns: u64, orders: u64) {
         if orders == 0 || user.is_none() {
             return;
@@ -48,7 +50,7 @@ impl Walks {
         if *even_ns < now_ns || *even_ns > now_ns + 2 * SECOND_NS {
             *even_ns = now_ns;
         }
-        // Several may be under way at once: what they come to is no clock that was set back.
+        // Several walks may be in flight: their sum must not look like a clock that was set back.
         *even_ns = (*even_ns + orders * ORDER_NS).min(now_ns + 2 * SECOND_NS);
     }
 }
@@ -72,10 +74,6 @@ mod tests {
         walks.charge(user, start, 90_000_000);
         assert_eq!(walks.wait_ns(user, start), SECOND_NS, "a second at most");
         walks.charge(UserIx(9), start, 0);
-        assert_eq!(
-            walks.even_ns.len(),
-            4,
-            "nothing is kept of those that walk nothing"
-        );
+        assert_eq!(walks.even_ns.len(), 4, "no row for a user without walks");
     }
 }

@@ -1,4 +1,4 @@
-//! The same as text, for a terminal.
+//! Text output for a terminal.
 
 use std::fmt;
 
@@ -44,12 +44,12 @@ impl fmt::Display for Verified {
         match self.compared_after {
             Some(after) => writeln!(
                 f,
-                "events behind {after} computed again: all as journalled; {} trades, state hash {}",
+                "events after {after} computed again: all as journalled; {} trades, state hash {}",
                 self.trades, self.state_hash
             )?,
             None => writeln!(
                 f,
-                "events not computed again: the beginning was removed and no snapshot stands for it"
+                "events not computed again: the beginning was removed and no snapshot replaces it"
             )?,
         }
         for sequence in &self.snapshots {
@@ -61,7 +61,7 @@ impl fmt::Display for Verified {
         if let Some((file, offset)) = &self.torn_tail {
             writeln!(
                 f,
-                "torn tail in {file} at offset {offset}: the next start cuts it"
+                "torn tail in {file} at offset {offset}: the next start truncates it"
             )?;
         }
         Ok(())

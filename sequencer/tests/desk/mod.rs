@@ -1,5 +1,6 @@
-//! A small market for tests: one or more instruments, two funded users, a clock held by the test, a disk that
-//! can lose power.
+//! A small market for tests: one or more instruments, two funded users.
+//!
+//! The test controls its clock and cuts the power of its disk.
 #![allow(dead_code)] // each test file uses its part
 
 use std::sync::Arc;
@@ -16,14 +17,14 @@ use types::{
 };
 
 pub const START_NS: u64 = 1_700_000_000_000_000_000;
-/// Far longer than anything here takes: its end means that somebody hangs.
+/// Time limit far above any expected duration: reaching it means a hang.
 pub const HANG: Duration = Duration::from_secs(15);
 
-/// A machine's clocks: they stand still until the test moves them.
+/// A machine's clocks, which only the test moves.
 #[derive(Clone, Default)]
 pub struct Machine {
     passed_ns: Arc<AtomicU64>,
-    /// By how much real time is wrong.
+    /// Error of the machine's real time.
     wrong_ns: Arc<AtomicI64>,
 }
 
@@ -59,7 +60,7 @@ impl Time {
         Self { machine, clock }
     }
 
-    /// That of the next process on the machine.
+    /// Time of the next process on the machine.
     pub fn of_next_process(&self) -> Self {
         Self::on(self.machine.clone())
     }
@@ -70,7 +71,7 @@ impl Time {
             .fetch_add(ms * 1_000_000, Ordering::SeqCst);
     }
 
-    /// Sets the machine's real time to so much more than the truth, and has it seen.
+    /// Sets the error of the machine's real time and makes the clock detect it.
     pub fn set_wrong_by(&self, ns: i64) {
         self.machine.wrong_ns.store(ns, Ordering::SeqCst);
         self.clock.observe();

@@ -3,19 +3,19 @@
 use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The clocks that time is made of.
+/// The clocks that platform time is derived from.
 pub trait Source: Send + Sync {
-    /// Nanoseconds of a clock that never steps.
+    /// Nanoseconds of the monotonic clock.
     fn monotonic_ns(&self) -> u64;
 
-    /// Nanoseconds since 1970 of the clock that may step.
+    /// Unix time in nanoseconds, from the clock that can step.
     fn realtime_ns(&self) -> u64;
 
-    /// The system says that its real time follows a time server. May be a system call.
+    /// Whether the system reports its real-time clock as synchronised. May be a system call.
     fn is_synchronised(&self) -> bool;
 }
 
-/// `CLOCK_MONOTONIC`, `CLOCK_REALTIME`, and the kernel's status of its synchronisation.
+/// `CLOCK_MONOTONIC`, `CLOCK_REALTIME` and the kernel's synchronisation status.
 pub struct Machine;
 
 impl Source for Machine {
@@ -34,7 +34,7 @@ impl Source for Machine {
     }
 }
 
-/// Nanoseconds of a clock that never steps and belongs to this process: for intervals and rates.
+/// Monotonic nanoseconds since process start: for intervals and rates.
 #[inline]
 pub fn monotonic_ns() -> u64 {
     static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -43,11 +43,11 @@ pub fn monotonic_ns() -> u64 {
     elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos())
 }
 
-/// `STA_UNSYNC` is set until a time service has set the clock, and again when none has corrected it
-/// for long. A system that does not say counts as not synchronised.
+/// `STA_UNSYNC` is clear while a time service corrects the clock. A system without that status
+/// counts as not synchronised.
 #[cfg(target_os = "linux")]
 fn is_synchronised() -> bool {
-    // SAFETY: `timex` is plain numbers, for which zero is a value; with no `modes` the call only reads.
+    // SAFETY: `timex` is plain old data, zero is valid, and without `modes` the call only reads.
     #[allow(unsafe_code)]
     let (clock_state, status) = unsafe {
         let mut timex: libc::timex = std::mem::zeroed();

@@ -1,7 +1,7 @@
-//! The clock of the shells. Cores never read it: time is one of their inputs.
+//! The services' clock. Cores never read it: time is one of their inputs.
 //!
-//! All services of a process read one [`Disciplined`] clock, which a thread corrects once a second
-//! ([`keep`]). A read costs one `clock_gettime(CLOCK_MONOTONIC)` without a system call.
+//! All services of a process share one [`Disciplined`] clock; a thread ([`keep`]) corrects it once
+//! per second. A read costs one `clock_gettime(CLOCK_MONOTONIC)` without a system call.
 
 mod machine;
 mod shared;
@@ -15,21 +15,21 @@ pub use shared::Disciplined;
 
 use crate::discipline::{Confirmed, State, Stored};
 
-/// Pause between two looks at the machine's clocks.
+/// Interval between observations of the machine's clocks.
 const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 
 static PROCESS: LazyLock<Arc<Disciplined>> = LazyLock::new(|| Arc::new(Disciplined::new(Machine)));
 
-/// The clock that all services of this process share. Begins at the machine's real time.
+/// The clock shared by all services of this process. Starts at the machine's real time.
 pub fn process() -> &'static Arc<Disciplined> {
     &PROCESS
 }
 
-/// Compares the process's clock with the machine's once a second from now on, on a thread of its own.
-/// A second call changes nothing.
+/// Starts the thread that compares the process's clock with the machine's once per second.
+/// Idempotent.
 ///
 /// # Errors
-/// The system has no room for a thread.
+/// The thread cannot be spawned.
 pub fn keep() -> std::io::Result<()> {
     static IS_KEPT: AtomicBool = AtomicBool::new(false);
     if IS_KEPT.swap(true, Ordering::SeqCst) {
@@ -61,32 +61,32 @@ pub fn now_s() -> i64 {
     now_us() / 1_000_000
 }
 
-/// A clock as a node reads it. A closure is one that is always trusted: simulations and measurements
-/// hold time by hand.
+/// A node's clock. A closure implements it as an always trusted clock, for simulations and
+/// measurements with controlled time.
 pub trait Time: Send + Sync {
     /// Nanoseconds since the epoch.
     fn now_ns(&self) -> u64;
 
-    /// How time and the machine's real time relate.
+    /// Relation of platform time to the machine's real time.
     fn state(&self) -> State {
         State::Normal { slew_ns: 0 }
     }
 
-    /// Nanoseconds by which real time is ahead while that is not confirmed. The hot thread asks in each
-    /// round.
+    /// Nanoseconds by which real time is ahead of platform time, while suspect. The hot thread
+    /// reads it in each round.
     fn suspect_ns(&self) -> Option<i64> {
         self.state().suspect_ns()
     }
 
-    /// The latest time that is stored or was given out: what a confirmation accepts.
+    /// Latest time stored or returned: a confirmation confirms times up to here.
     fn latest_ns(&self) -> u64 {
         self.now_ns()
     }
 
-    /// Compares what a store holds with the machine's clock. To be called by each store at its start.
+    /// Compares a store's times with the machine's clock. Each store must call it at start.
     fn stored(&self, _stored: Stored) {}
 
-    /// Takes the machine's real time as it is; `None` when it agrees with time.
+    /// Accepts the machine's real time; `None` if it agrees with platform time.
     fn confirm(&self) -> Option<Confirmed> {
         None
     }
@@ -98,16 +98,16 @@ impl<F: Fn() -> u64 + Send + Sync> Time for F {
     }
 }
 
-/// Microseconds since the epoch, from the machine or set by hand.
+/// Microseconds since the epoch, from the process clock, set manually, or from another source.
 #[derive(Clone, Default)]
 pub enum Clock {
     /// The clock of the process.
     #[default]
     System,
-    /// Moves only by [`Clock::advance_us`]: tests of expiry and maturity, the sandbox's forward
-    /// button.
+    /// Moves only by [`Clock::advance_us`]: for tests of expiry and maturity, and the sandbox's
+    /// forward button.
     Manual(Arc<AtomicI64>),
-    /// Another one.
+    /// Another source.
     Given(Arc<dyn Time>),
 }
 
@@ -116,7 +116,7 @@ impl Clock {
         Self::Manual(Arc::new(AtomicI64::new(start_us)))
     }
 
-    /// Moves a manual clock forward; the others ignore it.
+    /// Advances a manual clock; no effect on the others.
     pub fn advance_us(&self, by_us: i64) {
         if let Self::Manual(now) = self {
             now.fetch_add(by_us, Ordering::SeqCst);
@@ -137,7 +137,7 @@ impl Clock {
             .map_or(State::Normal { slew_ns: 0 }, |time| time.state())
     }
 
-    /// Compares the time of the last write with the machine's clock.
+    /// Compares the last write's time with the machine's clock.
     pub fn stored_us(&self, last_us: i64) {
         if let Some(time) = self.time() {
             time.stored(Stored {

@@ -1,4 +1,4 @@
-//! A disciplined clock that many threads read and one corrects.
+//! A disciplined clock with many readers and one corrector.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,21 +6,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{Source, Time};
 use crate::discipline::{Confirmed, Discipline, Reading, Segment, State, Stored};
 
-/// Segments that are kept for readers that were interrupted.
+/// Segments kept for interrupted readers.
 const SLOTS: usize = 4;
-/// The two clocks count as read together when no more than this lies between.
+/// Largest gap between both clock reads that counts as simultaneous.
 const READ_TOGETHER_NS: u64 = 20_000;
 const READ_TRIES: usize = 5;
 
-/// See [`crate::discipline`] for the rule. Readers never wait: a new segment goes into a slot that no
-/// reader of the last ones uses.
+/// Shares a [`crate::discipline`] state machine. Readers never wait: a new segment is written to a
+/// slot that no reader of the latest segments uses.
 pub struct Disciplined {
     source: Box<dyn Source>,
     rule: Mutex<Discipline>,
     slots: [Slot; SLOTS],
     /// Number of the newest segment.
     newest: AtomicU64,
-    /// Offset of a suspect state, 0 = normal.
+    /// Offset while suspect, 0 = normal.
     suspect_ns: AtomicI64,
 }
 
@@ -45,14 +45,14 @@ impl Disciplined {
         clock
     }
 
-    /// Compares time with the machine's clocks and corrects it. To be called about once a second, not
-    /// by a thread that must not enter the kernel.
+    /// Compares time with the machine's clocks and corrects it. Call about once per second, from a
+    /// thread that may enter the kernel.
     pub fn observe(&self) -> State {
         let is_synchronised = self.source.is_synchronised();
         self.change(|rule| rule.observe(read(&*self.source, is_synchronised)))
     }
 
-    /// Changes the rule's state and shows what came of it.
+    /// Changes the state machine, publishes and logs the result.
     fn change<T>(&self, change: impl FnOnce(&mut Discipline) -> T) -> T {
         let mut rule = self.rule();
         let was = rule.state();
@@ -68,7 +68,7 @@ impl Disciplined {
         self.rule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The caller holds the lock: one writer at a time.
+    /// Requires the lock: one writer at a time.
     fn publish(&self, rule: &Discipline) {
         let segment = rule.segment();
         let number = self.newest.load(Ordering::Relaxed) + 1;
@@ -83,7 +83,7 @@ impl Disciplined {
         self.suspect_ns.store(suspect_ns, Ordering::Release);
     }
 
-    /// The newest segment, or the one before for a reader that was interrupted.
+    /// The newest segment; an interrupted reader may get the previous one.
     #[inline]
     fn segment(&self) -> Segment {
         loop {
@@ -95,7 +95,7 @@ impl Disciplined {
                 slew_ns: slot.slew_ns.load(Ordering::Relaxed),
             };
             fence(Ordering::Acquire);
-            // The writer comes back to this slot `SLOTS` segments later, seconds from now.
+            // The writer reuses this slot `SLOTS` segments later, seconds from now.
             if self.newest.load(Ordering::Relaxed) < number + SLOTS as u64 - 1 {
                 return segment;
             }
@@ -138,8 +138,8 @@ impl Time for Disciplined {
     }
 }
 
-/// Both clocks at one moment, as near as the scheduler allows: a thread that loses its core between
-/// the two would see a difference that is none.
+/// Reads both clocks as simultaneously as possible: a preemption between the reads would show a
+/// false difference.
 fn read(source: &dyn Source, is_synchronised: bool) -> Reading {
     let once = || {
         let before_ns = source.monotonic_ns();
@@ -172,11 +172,18 @@ fn tell(was: State, is: State, stepped_ns: i128) {
     match (was.suspect_ns(), is.suspect_ns()) {
         (None, Some(_)) => {
             let trouble = is.trouble().unwrap_or_default();
-            tracing::error!(offset_ns = suspect_ns, trouble, "the clock is suspect");
+            tracing::error!(
+                offset_ns = suspect_ns,
+                trouble,
+                "the machine's clock is suspect"
+            );
         }
-        (Some(_), None) => tracing::warn!(stepped_s, "the clock is trusted again"),
+        (Some(_), None) => tracing::warn!(stepped_s, "the machine's clock is trusted again"),
         _ if stepped_ns.abs() > i128::from(crate::discipline::SLEW_MAX_NS) => {
-            tracing::warn!(stepped_s, "a step of the synchronised clock was followed");
+            tracing::warn!(
+                stepped_s,
+                "platform time followed a step of the synchronised clock"
+            );
         }
         _ => {}
     }

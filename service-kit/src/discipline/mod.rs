@@ -1,50 +1,50 @@
-//! The rule by which the machine's clock becomes the platform's time. Pure: readings go in, time and
-//! state come out (`design.md` 8).
+//! Derives platform time from the machine's clocks. Pure: readings in, time and state out
+//! (`design.md` 8).
 //!
-//! Time runs with the machine's monotonic clock and is anchored to its real-time clock:
+//! Time advances with the monotonic clock and is anchored to the real-time clock:
 //!
-//! | real time differs from time by | what is done |
+//! | real time differs from platform time by | action |
 //! |---|---|
-//! | at most [`SLEW_MAX_NS`] | slewed |
-//! | at most [`STEP_MAX_NS`], forward, clock synchronised | followed at once |
-//! | at most [`STEP_MAX_NS`], otherwise | slewed |
-//! | more, in either direction | [`State::Suspect`]: time goes on by the monotonic clock alone |
+//! | at most [`SLEW_MAX_NS`] | slew |
+//! | at most [`STEP_MAX_NS`], forward, clock synchronised | step |
+//! | at most [`STEP_MAX_NS`], otherwise | slew |
+//! | more, in either direction | [`State::Suspect`]: time follows the monotonic clock alone |
 //!
-//! The state is suspect, too, while real time is more than [`STEP_MAX_NS`] before a time that a store
-//! holds. It ends when the clock is back, or by [`Discipline::confirm`], which takes real time as it is.
-//! Time goes back in two cases only: at a confirmation, and when a store says that the step that this
+//! The state is also suspect while real time is more than [`STEP_MAX_NS`] before a stored time. It
+//! ends when the clock is correct again, or by [`Discipline::confirm`], which accepts real time.
+//! Time goes back in two cases only: at a confirmation, and if a store shows that the step this
 //! process started with was never confirmed.
 
-/// Largest correction that is spread over time. Above this NTP steps a clock, too.
+/// Largest slewed correction. Above it NTP steps a clock, too.
 pub const SLEW_MAX_NS: i64 = 128_000_000;
-/// Largest difference that is corrected without a person: a virtual machine that was paused.
+/// Largest difference corrected without an operator: a virtual machine was paused.
 pub const STEP_MAX_NS: i64 = 60_000_000_000;
-/// A slew moves time by one nanosecond in this number: 500 ppm, the rate of the kernel's own discipline.
-/// 128 ms take 256 s, and an interval is wrong by at most 0.05 %.
+/// A slew moves time by one nanosecond in this number: 500 ppm, the rate of the kernel's
+/// discipline. 128 ms take 256 s, and an interval is off by at most 0.05 %.
 pub const SLEW_DIVISOR: u64 = 2_000;
 
 /// The machine's clocks at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Nanoseconds of a clock that never steps.
+    /// Nanoseconds of the monotonic clock.
     pub monotonic_ns: u64,
-    /// Nanoseconds since 1970 of the clock that may step.
+    /// Unix time in nanoseconds, from the clock that can step.
     pub realtime_ns: u64,
-    /// The system says that its real time follows a time server.
+    /// Whether the system reports its real-time clock as synchronised.
     pub is_synchronised: bool,
 }
 
-/// How time and real time relate since the last reading.
+/// Relation of platform time to real time since the last reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// They agree, or time slews towards real time by this number of nanoseconds.
+    /// They agree, or time slews towards real time by `slew_ns`.
     Normal { slew_ns: i64 },
-    /// Real time differs by `offset_ns`, and the difference is not confirmed.
+    /// Real time differs by `offset_ns`; the difference is not confirmed.
     Suspect { offset_ns: i64 },
 }
 
 impl State {
-    /// Nanoseconds by which real time is ahead of time while that is not confirmed.
+    /// Nanoseconds by which real time is ahead of platform time, while suspect.
     pub fn suspect_ns(self) -> Option<i64> {
         match self {
             Self::Normal { .. } => None,
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// For an operator: what happened, by how much, and what to do; `None` in a normal state.
+    /// Operator message: what happened, by how much, and what to do. `None` if normal.
     pub fn trouble(self) -> Option<String> {
         let offset_ns = self.suspect_ns()?;
         let side = if offset_ns > 0 { "ahead of" } else { "behind" };
@@ -71,12 +71,12 @@ impl State {
 pub struct Segment {
     pub monotonic_ns: u64,
     pub time_ns: u64,
-    /// What is still to be corrected.
+    /// Remaining correction.
     pub slew_ns: i64,
 }
 
 impl Segment {
-    /// Nanoseconds since 1970 at a reading of the monotonic clock. Never falls as that grows.
+    /// Unix time in nanoseconds at a monotonic reading. Monotonic in its argument.
     #[inline]
     pub fn at(&self, monotonic_ns: u64) -> u64 {
         let elapsed_ns = monotonic_ns.saturating_sub(self.monotonic_ns);
@@ -89,45 +89,44 @@ impl Segment {
     }
 }
 
-/// What a store holds of time, read at a start.
+/// Times in a store, read at start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Time of its last record.
     pub last_ns: u64,
     /// Times up to here are confirmed although real time may be before them.
     pub confirmed_ns: u64,
-    /// The difference that was suspect at the last record, 0 = none.
+    /// The suspect difference at the last record, 0 = none.
     pub suspect_ns: i64,
 }
 
-/// What a confirmation has changed.
+/// Effect of a confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmed {
-    /// Time before and after it.
+    /// Time before and after.
     pub from_ns: u64,
     pub to_ns: u64,
 }
 
-/// The state machine.
 #[derive(Clone, Debug)]
 pub struct Discipline {
     segment: Segment,
     state: State,
-    /// The latest time that any store holds, and up to where that is confirmed.
+    /// Latest stored time, and latest confirmed time.
     stored_ns: u64,
     confirmed_ns: u64,
-    /// A forward step that was not confirmed before this process started: real time that is still as
-    /// far ahead may be wrong by it.
+    /// An unconfirmed forward step of an earlier process. Real time that is still as far ahead may
+    /// include it.
     carried_ns: Option<i64>,
 }
 
-/// `a - b` of two times, as far as it fits.
+/// `a - b`, saturating.
 fn difference(a: u64, b: u64) -> i64 {
     i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(if a > b { i64::MAX } else { i64::MIN })
 }
 
 impl Discipline {
-    /// Time begins at real time: there is nothing to compare it with before a store is read.
+    /// Time starts at real time: there is no other reference until a store is read.
     pub fn new(reading: Reading) -> Self {
         Self {
             segment: anchor(reading.monotonic_ns, reading.realtime_ns, 0),
@@ -146,12 +145,12 @@ impl Discipline {
         self.state
     }
 
-    /// The latest time that is stored or was given out: what a confirmation accepts.
+    /// Latest time stored or returned: a confirmation confirms times up to here.
     pub fn latest_ns(&self, monotonic_ns: u64) -> u64 {
         self.stored_ns.max(self.segment.at(monotonic_ns))
     }
 
-    /// Compares time with the machine's clocks and corrects it. To be called about once a second.
+    /// Compares time with the machine's clocks and corrects it. Call about once per second.
     pub fn observe(&mut self, reading: Reading) -> State {
         let time_ns = self.segment.at(reading.monotonic_ns);
         let offset_ns = difference(reading.realtime_ns, time_ns);
@@ -169,7 +168,8 @@ impl Discipline {
                 return self.follow(reading);
             }
         }
-        // Set back in place after a start before what is stored: how far ahead it now is cannot be judged.
+        // The clock was set right after a start before a stored time: how far ahead it is cannot be
+        // judged.
         if was_behind && offset_ns >= 0 {
             return self.follow(reading);
         }
@@ -182,7 +182,7 @@ impl Discipline {
         }
     }
 
-    /// Compares what a store holds with real time. A store that is behind says nothing: the platform
+    /// Compares a store's times with real time. A store in the past proves nothing: the platform
     /// may have been stopped for long.
     pub fn stored(&mut self, stored: Stored, reading: Reading) -> State {
         self.stored_ns = self.stored_ns.max(stored.last_ns);
@@ -197,7 +197,7 @@ impl Discipline {
         self.observe(reading)
     }
 
-    /// Takes real time as it is, and every time that is stored; `None` when there is nothing to confirm.
+    /// Accepts real time and every stored time; `None` if there is nothing to confirm.
     pub fn confirm(&mut self, reading: Reading) -> Option<Confirmed> {
         self.state.suspect_ns()?;
         let from_ns = self.segment.at(reading.monotonic_ns);
@@ -208,7 +208,7 @@ impl Discipline {
         Some(Confirmed { from_ns, to_ns })
     }
 
-    /// A time is before what a store holds and not confirmed.
+    /// Whether `time_ns` is before an unconfirmed stored time.
     fn is_behind(&self, time_ns: u64) -> bool {
         difference(self.stored_ns, time_ns.max(self.confirmed_ns)) > STEP_MAX_NS
     }
@@ -223,7 +223,7 @@ impl Discipline {
         self.state
     }
 
-    /// The offset that was told stays while it is about that: what a person confirms is a figure.
+    /// A roughly equal offset keeps its reported value: an operator confirms that figure.
     fn hold(&mut self, reading: Reading, time_ns: u64, offset_ns: i64) -> State {
         let offset_ns = match self.state.suspect_ns() {
             Some(told_ns) if told_ns.abs_diff(offset_ns) <= STEP_MAX_NS.unsigned_abs() => told_ns,

@@ -4,11 +4,11 @@ const START_NS: u64 = 1_800_000_000_000_000_000;
 const SECOND: i64 = 1_000_000_000;
 const DAY: i64 = 86_400 * SECOND;
 
-/// A machine whose real time the test sets.
+/// A machine with a real-time clock set by the test.
 #[derive(Clone, Copy)]
 struct Machine {
     monotonic_ns: u64,
-    /// Real time less the time that has really passed.
+    /// Error of real time against true time.
     wrong_ns: i64,
     is_synchronised: bool,
 }
@@ -38,7 +38,7 @@ impl Machine {
         self.monotonic_ns += ns.unsigned_abs();
     }
 
-    /// Time less the time that has really passed.
+    /// Error of platform time against true time.
     fn error_ns(&self, clock: &Discipline) -> i64 {
         difference(clock.segment().at(self.monotonic_ns), self.truth_ns())
     }
@@ -93,7 +93,7 @@ fn a_slew_moves_time_by_500_ppm_and_ends_at_real_time() {
 }
 
 #[test]
-fn a_clock_that_is_back_is_trusted_again() {
+fn a_corrected_clock_is_trusted_again() {
     for step_ns in [DAY, -DAY] {
         let (mut machine, mut clock) = started();
         machine.wrong_ns = step_ns;
@@ -114,7 +114,7 @@ fn a_clock_that_is_back_is_trusted_again() {
 }
 
 #[test]
-fn a_confirmation_takes_real_time_as_it_is_and_there_has_to_be_something_to_confirm() {
+fn a_confirmation_accepts_real_time_and_needs_a_suspect_clock() {
     for step_ns in [DAY, -DAY] {
         let (mut machine, mut clock) = started();
         assert_eq!(clock.confirm(machine.read()), None);
@@ -130,7 +130,7 @@ fn a_confirmation_takes_real_time_as_it_is_and_there_has_to_be_something_to_conf
 }
 
 #[test]
-fn at_a_start_real_time_before_what_is_stored_is_suspect_and_after_it_is_not() {
+fn at_start_real_time_before_a_stored_time_is_suspect() {
     let stored = |last_ns| Stored {
         last_ns,
         ..Stored::default()
@@ -153,7 +153,7 @@ fn at_a_start_real_time_before_what_is_stored_is_suspect_and_after_it_is_not() {
         assert_eq!(machine.error_ns(&clock), 0, "no store moves time");
         if is_suspect {
             assert_eq!(state.suspect_ns(), Some(-stored_ahead_ns));
-            // The machine began with a wrong clock; it is set, to any time after what is stored.
+            // The machine started with a wrong clock; it is set to a time after the stored one.
             machine.wrong_ns = stored_ahead_ns + 3 * DAY;
             assert_eq!(clock.observe(machine.read()), State::Normal { slew_ns: 0 });
             assert_eq!(machine.error_ns(&clock), machine.wrong_ns);
@@ -162,7 +162,7 @@ fn at_a_start_real_time_before_what_is_stored_is_suspect_and_after_it_is_not() {
 }
 
 #[test]
-fn what_was_confirmed_is_not_asked_again_at_the_next_start() {
+fn a_confirmed_time_is_not_suspect_at_the_next_start() {
     let (machine, mut clock) = started();
     let ahead = Stored {
         last_ns: machine.truth_ns().saturating_add_signed(DAY),
@@ -212,7 +212,7 @@ fn a_restart_does_not_confirm_a_forward_step() {
     assert_eq!(clock.observe(machine.read()), State::Normal { slew_ns: 0 });
     assert_eq!(machine.error_ns(&clock), 0);
 
-    // Set back before the start: it is as far ahead as the platform was stopped.
+    // Set back before the start: it is ahead by the time that the platform was stopped.
     let (mut machine, mut clock) = started();
     let last_ns = machine.truth_ns();
     machine.pass(3_600 * SECOND);
@@ -246,7 +246,7 @@ impl Random {
 }
 
 #[test]
-fn whatever_the_machine_does_time_grows_evenly_but_for_allowed_steps() {
+fn time_grows_evenly_except_for_allowed_steps() {
     for seed in 0..200 {
         let (mut random, (mut machine, mut clock)) = (Random(seed), started());
         for _ in 0..300 {

@@ -1,4 +1,4 @@
-//! Brings posted batches to the chain and to their end: submitted one after the other, several awaited at a time.
+//! Drives posted batches to finality: submits them one at a time, awaits several concurrently.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::request::SOURCE;
 use crate::saga::{Answer, Step};
 use crate::{failpoint, request};
 
-/// How long one question for a batch may wait for its answer.
+/// Longest wait of one poll for a batch.
 const WAIT_MS: u32 = 5_000;
-/// Operations finalized by one call.
+/// Maximum operations per finalize call.
 const FINALIZE_MAX: usize = 1_000;
 
-/// Takes posted batches in the order in which they were posted, until shutdown.
+/// Processes batches in posting order, until shutdown.
 ///
 /// # Errors
-/// [`Halt`]: nothing is brought to the chain any more until the workers are begun again.
+/// [`Halt`]: no batch is submitted until the workers restart.
 pub(super) async fn run(
     shared: Arc<Shared>,
     mut posted: UnboundedReceiver<Stored>,
@@ -51,7 +51,7 @@ pub(super) async fn run(
             }
         };
         let mut life = Life::new(shared.clone(), row)?;
-        // Batches are submitted in order: a later one may move what an earlier one brought.
+        // Submitted in order: a later trade may move assets that an earlier one delivers.
         life.submit_first().await?;
         under_way.spawn(async move {
             let ended = life.finish().await;
@@ -65,7 +65,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// A batch with what its steps need.
+/// A batch with the inputs of its steps.
 struct Life {
     shared: Arc<Shared>,
     row: Stored,
@@ -112,7 +112,7 @@ impl Life {
         Ok(())
     }
 
-    /// Does the next step, keeps what came of it.
+    /// Executes the next step and stores its result.
     async fn step(&mut self) -> Result<(), Halt> {
         let answer = match self.row.saga.next() {
             Step::Submit { attempt, trades } => self.submit(attempt, &trades).await?,
@@ -140,7 +140,7 @@ impl Life {
         Ok(Answer::Submitted)
     }
 
-    /// Asks until the chain service says how the batch ended.
+    /// Polls until the chain service reports the outcome of the batch.
     async fn await_final(&self, attempt: u8) -> Result<Answer, Halt> {
         let id = derived::attempt_id(&self.row.batch_id, attempt);
         let context = caused_by(&format!("{SOURCE}:{id}"));
@@ -152,7 +152,11 @@ impl Life {
                 TradeBatchStatus::Finalized => {
                     let failed = self.indices(&batch.failed);
                     if !failed.is_empty() {
-                        tracing::warn!(batch = id, trades = ?self.trade_ids(&failed), "the contract left trades out");
+                        tracing::warn!(
+                            batch = id,
+                            trades = ?self.trade_ids(&failed),
+                            "the contract skipped trades of the batch"
+                        );
                     }
                     return Ok(Answer::Included {
                         tx_hash: batch.tx_hash,
@@ -191,12 +195,12 @@ impl Life {
         Ok(Answer::Finalized)
     }
 
-    /// Gives trades up: their operations are reversed, once each (T21). Orders are not reinstated.
+    /// Busts trades: reverses their operations, once each (T21). Orders are not reinstated.
     async fn bust(&self, trades: &[u32]) -> Result<Answer, Halt> {
         for trade in trades {
             let leg = &self.legs.trades[*trade as usize];
             let reason = format!("Trade {} failed on chain", leg.trade_id);
-            // What came in last goes out first: fee, seller's money, buyer's units.
+            // Reversed in descending order: fee, sell, buy.
             for operation_id in request::operation_ids(leg).into_iter().rev() {
                 let (ledger, reason) = (&self.shared.ledger, &reason);
                 self.call(&self.row.batch_id, || {
@@ -209,7 +213,7 @@ impl Life {
                 batch = self.row.batch_id,
                 buyer = %leg.buyer_id,
                 seller = %leg.seller_id,
-                "trade is bust: the chain refused it twice, its operations are reversed"
+                "trade is bust: the chain refused it twice; its operations are reversed"
             );
             metrics::counter!("trades_bust_total").increment(1);
         }
@@ -236,7 +240,7 @@ impl Life {
         trades.iter().map(id).collect()
     }
 
-    /// What the journal is told of the trades that were given up.
+    /// The `Bust` commands of the bust trades.
     fn busts(&self) -> Vec<Bust> {
         let bust = |trade: &u32| self.row.busts[*trade as usize];
         self.row.saga.bust.iter().map(bust).collect()
@@ -247,8 +251,8 @@ impl Life {
     }
 }
 
-/// Finalizes operations. Where the ledger refuses for the status of one, each is finalized by itself and what
-/// is final already counts as done.
+/// Finalizes operations. If the ledger refuses one because of its status, retries one by one and
+/// treats already final ones as done.
 async fn finalize(
     ledger: &LedgerClient,
     key: &str,
@@ -272,7 +276,7 @@ async fn finalize(
                     tracing::error!(
                         operation_id,
                         severity = "critical",
-                        "final on chain, but the ledger does not take it"
+                        "operation is final on chain, but the ledger refuses to finalize it"
                     );
                     refused = Err(error);
                 }
@@ -283,7 +287,7 @@ async fn finalize(
     refused
 }
 
-/// Reverses an operation; one that is reversed or has failed already counts as done.
+/// Reverses an operation. Already reversed or failed counts as done.
 async fn reverse(ledger: &LedgerClient, operation_id: &str, reason: &str) -> Result<(), CallError> {
     let key = format!("bust:{operation_id}");
     let context = caused_by(&key);

@@ -1,8 +1,8 @@
-//! When journal and ledger are compared, and when a difference is a break. Pure.
+//! Scheduling of comparisons between journal and ledger, and the rule for a break. Pure.
 //!
-//! A comparison is cheap but not free, so pools touched by batches are looked at every so many batches, and
-//! whatever differed again until it agrees: a break too, so that one that has gone is known to have gone. More
-//! in the ledger than the journal says is normal while funding is under way (the ledger comes first).
+//! A comparison costs a ledger read, so touched pools are compared only every N batches. A
+//! difference is compared repeatedly until it disappears, a break included, so its end is detected.
+//! A surplus in the ledger is normal while funding is in progress (the ledger comes first).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -11,12 +11,12 @@ use types::{HoldIx, Id128};
 use super::SettlementConfig;
 use crate::carve::{Break, BreakName};
 
-/// Comparisons of one round.
+/// Maximum comparisons per round.
 const ROUND_MAX: usize = 32;
-/// Time between two looks at what differs.
+/// Interval between comparisons of differing subjects.
 const AGAIN_MS: u64 = 1_000;
 
-/// What is compared.
+/// Subject of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A trading hold with its children.
@@ -25,14 +25,14 @@ pub enum Subject {
     Part(Id128),
 }
 
-/// What a comparison means.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All is well, or it is too early to say.
+    /// No difference, or not old enough for a break.
     Nothing,
     /// The difference has lasted: a break.
     Break(Break),
-    /// What was a break agrees again.
+    /// A break has ended: both sides agree.
     Over,
 }
 
@@ -46,13 +46,13 @@ pub struct Checks {
     last_ns: u64,
 }
 
-/// Something that differed.
+/// State of a differing subject.
 #[derive(Clone, Copy, Debug, Default)]
 struct Suspect {
-    /// Since when; 0 = not looked at yet.
+    /// Time of the first difference; 0 = not compared yet.
     since_ns: u64,
     looked_ns: u64,
-    /// It is a break.
+    /// Reported as a break.
     told: bool,
 }
 
@@ -68,25 +68,25 @@ impl Checks {
         }
     }
 
-    /// Notes the pools of a batch; true when it is time to compare.
+    /// Adds the pools of a batch; returns true if a comparison is due.
     pub fn take(&mut self, pools: HashSet<HoldIx>, batches: u64) -> bool {
         self.touched.extend(pools);
         batches.is_multiple_of(self.every)
     }
 
-    /// Takes the pools of a round out of those touched.
+    /// Removes one round of pools from those touched.
     pub fn touched(&mut self) -> Vec<HoldIx> {
         let round: Vec<_> = self.touched.iter().take(ROUND_MAX).copied().collect();
         self.touched.retain(|pool| !round.contains(pool));
         round
     }
 
-    /// Looks at a pool soon.
+    /// Schedules a comparison of a pool.
     pub fn suspect(&mut self, pool: HoldIx) {
         self.suspects.entry(Subject::Pool(pool)).or_default();
     }
 
-    /// Follows what is a break already.
+    /// Keeps comparing a subject that is already a break.
     pub fn follow(&mut self, subject: Subject) {
         self.suspects.entry(subject).or_default().told = true;
     }
@@ -100,7 +100,7 @@ impl Checks {
         (!self.suspects.is_empty()).then(|| at.saturating_sub(now_ns).div_ceil(1_000_000))
     }
 
-    /// What to compare now: the pools given, and of what differs that which was not looked at for longest.
+    /// Subjects to compare now: the given pools, and the differing ones compared longest ago.
     pub fn to_check(&self, pools: Vec<HoldIx>) -> BTreeSet<Subject> {
         let mut suspects: Vec<_> = self.suspects.iter().collect();
         suspects.sort_by_key(|(_, suspect)| suspect.looked_ns);
@@ -109,7 +109,7 @@ impl Checks {
         suspects.take(ROUND_MAX).chain(pools).collect()
     }
 
-    /// Judges one comparison.
+    /// Evaluates one comparison.
     pub fn judge(&mut self, subject: Subject, difference: Option<Break>, now_ns: u64) -> Verdict {
         self.last_ns = now_ns;
         let Some(found) = difference else {
@@ -169,14 +169,14 @@ mod tests {
         assert_eq!(judge(surplus, config.short_ms), (Verdict::Nothing, 1));
         let (verdict, _) = judge(short, config.short_ms);
         assert!(matches!(verdict, Verdict::Break(found) if found.name == BreakName::HoldShort));
-        // Told once, looked at until it agrees.
+        // Reported once, compared until it agrees.
         assert_eq!(judge(short, 9_000), (Verdict::Nothing, 1));
         assert_eq!(judge(None, 9_001), (Verdict::Over, 0));
         assert_eq!(judge(None, 9_002), (Verdict::Nothing, 0));
     }
 
     #[test]
-    fn what_differs_is_looked_at_every_second_and_each_in_its_turn() {
+    fn differences_are_compared_every_second_in_turn() {
         let mut checks = Checks::new(&SettlementConfig::default());
         assert_eq!(checks.due_in_ms(1), None);
         for pool in 0..40 {

@@ -1,11 +1,11 @@
-//! What settlement journals itself: how far it is, bust trades, and blocks of users whose money
-//! differs between journal and ledger (`design.md` 4).
+//! Commands that settlement journals: progress, bust trades, and blocks of users with a difference
+//! between journal and ledger (`design.md` 4).
 //!
-//! Invariants: a trade's `Bust` is journalled before a `Settled` passes it; no `Settled` follows
-//! from settlement's own records alone, so a market at rest has a journal at rest; a command is
-//! repeated until it is journalled, and the health shows it meanwhile.
+//! Invariants: a trade's `Bust` is journalled before a `Settled` passes it; settlement's own
+//! records alone cause no `Settled`, so an idle market has an idle journal; a command is repeated
+//! until it is journalled, and the health is failing meanwhile.
 //!
-//! Cost: at most ten `Settled` a second, whatever the number of batches.
+//! Cost: at most ten `Settled` per second, independent of the number of batches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use super::{Halt, Shared, now_us, trouble};
 use crate::progress::{Progress, Suspension};
 use crate::repo::StoreError;
 
-/// Time between two `Settled`.
+/// Interval between two `Settled`.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Pause before a block, or its end, that was not journalled is tried again.
+/// Pause before a failed block or unblock is retried.
 const LATE: Duration = Duration::from_secs(1);
-/// How long one user's turn waits for the replica.
+/// Longest wait for the replica per user.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The way into the journal: the sequence that a command of settlement's was given, `None` for one
-/// whose effect is journalled already.
+/// Journals a command of settlement. Returns its sequence; `None` if its effect is journalled
+/// already.
 pub type JournalPort =
     Arc<dyn Fn(Command) -> BoxFuture<'static, Result<Option<Sequence>, NotTaken>> + Send + Sync>;
 
-/// The way into the journal of a running node.
+/// The [`JournalPort`] of a running node.
 pub fn journal_port(port: Port) -> JournalPort {
     Arc::new(move |command| {
         let port = port.clone();
@@ -42,20 +42,20 @@ pub fn journal_port(port: Port) -> JournalPort {
     })
 }
 
-/// Why a block, or its end, waits for another try.
+/// Why a block or unblock has to be retried.
 #[derive(Debug, thiserror::Error)]
 enum Undone {
     #[error(transparent)]
     NotTaken(#[from] NotTaken),
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    #[error("the replica is behind")]
+    #[error("the replica has not applied the command in time")]
     Behind,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What the workers below share.
+/// State of both workers.
 #[derive(Clone)]
 pub(super) struct Commands {
     pub shared: Arc<Shared>,
@@ -76,11 +76,11 @@ impl Commands {
             let wanted = progress.wait_for(|p| p.reportable() != reported || p.busts != busts);
             let changed = self.shared.unless_stopped(wanted).await?;
             drop(changed.expect("the tracker outlives its workers"));
-            // Taken together: busts are known before the position passes them.
+            // One snapshot: busts are journalled before the position passes them.
             let (now, bust_now) = self.shared.tracker.report();
             busts = now.busts;
             for bust in bust_now {
-                // Those of before the start are journalled already, but for the last ones.
+                // Those of earlier runs are journalled already, except perhaps the last ones.
                 let is_known = |state: &State| state.core().admission().is_bust(bust.trade);
                 if !self.replica.read(is_known) {
                     self.ask(Command::Bust(bust)).await?;
@@ -94,7 +94,8 @@ impl Commands {
         }
     }
 
-    /// Journals how far settlement is; false where the market is busy: by the next try it is further.
+    /// Journals progress. Returns false if the market is busy: the next attempt reports a later
+    /// position.
     async fn settled(&self, now: Progress) -> Result<bool, Halt> {
         let known = self.replica.settlement();
         let is_further = now.settled > known.posted
@@ -117,8 +118,8 @@ impl Commands {
         Ok(true)
     }
 
-    /// Blocks users with a difference, and lifts the block once it has gone, until shutdown. Another
-    /// cause keeps a user blocked. Doing a thing twice changes nothing, so a restart does it again.
+    /// Blocks users with a difference and unblocks them once it has cleared, until shutdown. A
+    /// block by another cause remains. Steps are idempotent, so a restart repeats them.
     ///
     /// # Errors
     /// [`Halt`].
@@ -132,7 +133,8 @@ impl Commands {
             let differs = |user_id: &String| wanted.get(user_id) == Some(&Suspension::Differs);
             blocked.retain(|user_id| differs(user_id));
             let mut is_late = false;
-            // Blocks first: they pass whatever the engines do, and nobody waits for another's orders.
+            // Blocks first: they do not wait for engines, so one user's cancels delay no other
+            // user's block.
             for user_id in wanted.keys().filter(|user_id| differs(user_id)) {
                 if !blocked.contains(user_id) {
                     match self.noted(user_id, self.block(user_id)).await? {
@@ -162,7 +164,7 @@ impl Commands {
         }
     }
 
-    /// True when it is done; what failed is shown in the health until it is.
+    /// Returns true on success; otherwise the health is failing until a retry succeeds.
     async fn noted(
         &self,
         user_id: &str,
@@ -173,7 +175,7 @@ impl Commands {
             Ok(()) => troubles.clear(trouble::JOURNAL, user_id),
             Err(Undone::Replica(error)) => return Err(error.into()),
             Err(error) => {
-                tracing::warn!(user_id, %error, "a block or its end is journalled later");
+                tracing::warn!(user_id, %error, "cannot journal a block or unblock of the user; retrying");
                 troubles.note(trouble::JOURNAL, user_id, &error.to_string(), false);
                 return Ok(false);
             }
@@ -181,8 +183,10 @@ impl Commands {
         Ok(true)
     }
 
-    /// Blocks of the journal that the store does not know, for it was put back from a copy, are
-    /// lifted: who still differs is blocked again by the comparison.
+    /// Unblocks users whose block is in the journal but not in the store.
+    ///
+    /// The store was then restored from a copy. The comparison blocks a user again if the
+    /// difference still exists.
     async fn forget_unknown(&self) -> Result<(), Halt> {
         let suspended = self.shared.suspended.borrow().clone();
         let unknown: Vec<UserIx> = self.replica.read(|state| {
@@ -203,7 +207,7 @@ impl Commands {
         Ok(())
     }
 
-    /// No more orders of the user.
+    /// Blocks new orders of the user.
     async fn block(&self, user_id: &str) -> Result<(), Undone> {
         let Some(user) = self.user(user_id).await? else {
             return Ok(());
@@ -218,7 +222,7 @@ impl Commands {
         Ok(())
     }
 
-    /// The open orders of a blocked user are cancelled.
+    /// Cancels the open orders of a blocked user.
     async fn cancel(&self, user_id: &str) -> Result<(), Undone> {
         if let Some(user) = self.user(user_id).await? {
             let cancel = MassCancel::of_blocked(user);
@@ -231,13 +235,13 @@ impl Commands {
         let shared = &self.shared;
         if let Some(user) = self.user(user_id).await? {
             if shared.suspended.borrow().get(user_id) != Some(&Suspension::Agrees) {
-                // It differs again: the next round sees it.
+                // It differs again: the next round blocks the user.
                 return Ok(());
             }
             let cause = BlockCause::Difference;
             let unblock = Command::UnblockUser(UnblockUser { user, cause });
             let sequence = (self.journal)(unblock).await?;
-            // Durable before the store forgets it.
+            // The unblock must be applied before the store forgets it.
             self.reached(sequence.unwrap_or(self.replica.assigned()))
                 .await?;
             tracing::info!(user_id, "user unblocked: journal and ledger agree again");
@@ -247,7 +251,7 @@ impl Commands {
         Ok(())
     }
 
-    /// The index of a user, who has a hold and so is bound.
+    /// Index of a user. A user with a hold is bound.
     async fn user(&self, user_id: &str) -> Result<Option<UserIx>, Undone> {
         let Ok(id) = UserId::new(user_id) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Why a worker ends: with the platform, or because it has failed.
+//! Reasons why a worker ends: shutdown or a failure.
 
 use replica::ReplicaError;
 use types::Sequence;
@@ -26,7 +26,8 @@ pub(super) enum Halt {
     )]
     Behind { ledger: Sequence, reason: String },
     #[error(
-        "sealed batch {batch} settles records up to {last}, the journal ends at {journal}: a journal was lost"
+        "sealed batch {batch} settles records up to {last}, \
+         the journal ends at {journal}: a journal was lost"
     )]
     Unjournalled {
         batch: String,
@@ -38,7 +39,7 @@ pub(super) enum Halt {
 }
 
 impl Halt {
-    /// The replica cannot be followed on from the ledger's position.
+    /// Converts an error of following the replica from the ledger's position.
     pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
         if !error.is_removed() {
             return error.into();

@@ -1,4 +1,4 @@
-//! Holds of the market as the ledger has them, in minor units.
+//! The market's holds in the ledger, in minor units.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub async fn holds(ledger: &LedgerClient, scales: &Scales) -> Answer<HashMap<Id1
         .collect()
 }
 
-/// What is left in a hold by itself.
+/// Remaining amount of a hold, without its children.
 pub async fn remaining(ledger: &LedgerClient, id: Id128, scales: &Scales) -> Answer<Minor> {
     let Some(found) = ledger.hold(&Context::new(SOURCE), id).await? else {
         return Ok(Minor::ZERO);
@@ -36,7 +36,7 @@ pub async fn remaining(ledger: &LedgerClient, id: Id128, scales: &Scales) -> Ans
     Ok(read.map_or(Minor::ZERO, |hold| hold.remaining))
 }
 
-/// What is left in a trading hold and its children, together.
+/// Remaining amount of a trading hold and its children.
 pub async fn total(ledger: &LedgerClient, id: Id128, scales: &Scales) -> Answer<Minor> {
     let mut total = remaining(ledger, id, scales).await?;
     let context = Context::new(SOURCE);
@@ -46,7 +46,7 @@ pub async fn total(ledger: &LedgerClient, id: Id128, scales: &Scales) -> Answer<
     Ok(total)
 }
 
-/// A hold in minor units. `None`: its instrument is not traded here.
+/// A hold in minor units. `None`: its instrument is not traded.
 fn read(hold: &Hold, scales: &Scales) -> Answer<Option<LedgerHold>> {
     let Some(decimals) = scales.get(&hold.instrument_id) else {
         return Ok(None);
@@ -54,7 +54,10 @@ fn read(hold: &Hold, scales: &Scales) -> Answer<Option<LedgerHold>> {
     let remaining = hold.remaining.to_minor(*decimals);
     let remaining = remaining.map_err(|error| CallError::Unreadable {
         service: LedgerClient::SERVICE,
-        what: format!("hold {} with {}: {error}", hold.hold_id, hold.remaining),
+        what: format!(
+            "hold {}: remaining amount {}: {error}",
+            hold.hold_id, hold.remaining
+        ),
     })?;
     Ok(Some(LedgerHold {
         hold: hold.hold_id,

@@ -1,11 +1,10 @@
-//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted
-//! batches to the chain and to their end, two journal what settlement has to say: how far it is, and whose
-//! money differs.
+//! The workers around the pure part. One follows the replica and posts to the ledger. One submits
+//! posted batches to the chain and finalizes them. Two journal progress and blocks of users.
 //!
-//! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the
-//! next step; batches are posted in the order in which they were sealed, and submitted in that order; the
-//! ledger is ahead of the chain, never behind; one worker never outlives the others. When one fails all are
-//! begun again from the ledger's position, with growing pauses; the market takes no orders meanwhile.
+//! Invariants: a batch is stored before it is sent; a step's result is stored before the next step;
+//! batches are posted and submitted in sealing order; the ledger is never behind the chain; if one
+//! worker ends, all end. After a failure all restart from the ledger's position, with growing
+//! pauses, and the market accepts no orders meanwhile.
 
 mod chain;
 mod check;
@@ -52,24 +51,24 @@ pub struct SettlementConfig {
     pub data_dir: PathBuf,
     /// Engine node whose journal is settled.
     pub node: u8,
-    /// Trades after which a batch is sealed; the chain takes at most 500.
+    /// Trades that seal a batch; the chain accepts at most 500.
     pub batch_trades_max: usize,
-    /// Ledger rows of a batch.
+    /// Maximum ledger rows per batch.
     pub batch_rows_max: usize,
-    /// How long a trade waits for company in a quiet market.
+    /// Longest wait of a trade for more trades in a quiet market.
     pub linger_ms: u64,
-    /// How long returned money waits, and how long an order is open before it gets holds of its own.
+    /// Longest wait of returned money, and the age at which an order gets its own holds.
     pub wait_ms: u64,
-    /// Batches submitted to the chain and not final.
+    /// Maximum batches submitted to the chain and not final.
     pub chain_batches_max: usize,
-    /// Pools touched since are compared with the ledger every so many batches.
+    /// Batches between two comparisons of the touched pools with the ledger.
     pub check_batches: u64,
-    /// How long a trading hold may have less than the journal says before it is a break.
+    /// How long a trading hold may be short of the journal before it is a break.
     pub short_ms: u64,
-    /// How long it may have more: funding under way, or cut off by a crash and taken up by the gateway about a
-    /// minute later.
+    /// How long it may have a surplus: funding in progress, or interrupted by a crash and resumed
+    /// by the gateway after about a minute.
     pub surplus_ms: u64,
-    /// Pause between two tries of a step that is refused again and again, in milliseconds.
+    /// Pause between attempts of a repeatedly refused step, in milliseconds.
     pub refused_retry_ms: u64,
 }
 
@@ -103,39 +102,38 @@ impl SettlementConfig {
     }
 }
 
-/// What settlement works with.
+/// Dependencies of settlement.
 pub struct SettlementDeps {
     pub replica: Replica,
-    /// Told the ledger's position: settlement asks for nothing at or before it again.
+    /// Receives the ledger's position: settlement never reads records at or before it again.
     pub durable: Durable,
-    /// Where the sequencer looks before it takes an order.
+    /// The sequencer checks it before it accepts an order.
     pub backlog: Arc<Backlog>,
-    /// Takes what settlement journals itself: [`journal_port`] of a running node.
+    /// Accepts settlement's commands: [`journal_port`] of a running node.
     pub journal: JournalPort,
-    /// Both with the credential of a service.
+    /// Both channels carry a service credential.
     pub ledger: rpc::Channel,
     pub cfa: rpc::Channel,
 }
 
-/// Why settlement cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("node {0} is not 0 to 63")]
     Node(u8),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the ledger does not tell settlement's position: {0}")]
+    #[error("cannot read settlement's position from the ledger: {0}")]
     Ledger(CallError),
 }
 
-/// Pauses before the workers are begun again: the first, and the longest. So long they also have to run
-/// for the market to be open again.
+/// Pause before a restart of the workers: first and longest. The market reopens after the workers
+/// have run for the same time.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// What is named in the health when a worker has failed.
+/// Id in the health of a failed worker.
 const ENDED: &str = "ended";
 
-/// What stays when workers are begun again.
+/// State that survives a restart of the workers.
 struct Kept {
     config: SettlementConfig,
     node: NodeId,
@@ -145,16 +143,16 @@ struct Kept {
     cfa: CfaClient,
     troubles: Troubles,
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
-    /// Held from the reading of the store to the publishing of what it says.
+    /// Held from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
 }
 
-/// What the workers share.
+/// State of one run of the workers.
 struct Shared {
     kept: Arc<Kept>,
-    /// Told once the poster goes on from the ledger's position.
+    /// Notified when the poster continues from the ledger's position.
     is_recovered: tokio::sync::Notify,
-    /// Ends with the platform, or as soon as one of the workers has ended.
+    /// Cancelled at shutdown or when a worker ends.
     shutdown: CancellationToken,
 }
 
@@ -167,7 +165,7 @@ impl Deref for Shared {
 }
 
 impl Shared {
-    /// What the work returns, unless shutdown comes first.
+    /// Runs `work`; [`Halt::Stopped`] if shutdown comes first.
     async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, Halt> {
         let ended = self.shutdown.run_until_cancelled(work).await;
         ended.ok_or(Halt::Stopped)
@@ -175,7 +173,7 @@ impl Shared {
 }
 
 impl Kept {
-    /// Publishes which users may not trade, as the store has it.
+    /// Publishes the stored suspensions.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
         let now = self.repo.suspensions().await?;
@@ -196,7 +194,7 @@ pub struct SettlementHandle {
     keeper: JoinHandle<()>,
 }
 
-/// Last record of a node's journal whose postings are all in a ledger.
+/// Last record of a node's journal that is completely posted to a ledger.
 ///
 /// # Errors
 /// [`StartError::Node`], or the ledger does not answer.
@@ -212,7 +210,7 @@ pub fn settled_through(
     })
 }
 
-/// Opens the store and starts the workers. They wait for ledger and chain as long as it takes.
+/// Opens the store and starts the workers. They wait for ledger and chain without a limit.
 ///
 /// # Errors
 /// [`StartError`].
@@ -230,7 +228,7 @@ pub fn start(
             node,
             repo,
             tracker,
-            // Every step is repeated here until it succeeds.
+            // The workers retry every step themselves.
             ledger: LedgerClient::new(deps.ledger.clone(), SOURCE).with_policy(Policy::once()),
             cfa: CfaClient::new(deps.cfa.clone(), SOURCE).with_policy(Policy::once()),
             troubles: Troubles::new(),
@@ -244,7 +242,7 @@ pub fn start(
     })
 }
 
-/// One run of the workers; each says whether it has failed.
+/// One run of the workers; each returns whether it failed.
 struct Run {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<bool>>,
@@ -284,7 +282,7 @@ async fn begin(
     Ok(Run { shared, workers })
 }
 
-/// A worker that takes the others with it: half a settlement would post what never gets to the chain, or the reverse.
+/// Spawns a worker whose end stops the others, so ledger and chain never progress alone.
 fn watched(
     shared: &Arc<Shared>,
     part: &'static str,
@@ -302,7 +300,7 @@ fn watched(
                 part,
                 reason,
                 severity = "critical",
-                "settlement has failed and is begun again; no orders are taken meanwhile"
+                "settlement worker failed; restarting all workers, the market accepts no orders meanwhile"
             );
             shared.troubles.note(part, ENDED, reason, true);
             shared.tracker.suspend();
@@ -312,8 +310,8 @@ fn watched(
     })
 }
 
-/// Begins the workers again when they have failed, until shutdown. The market is open again once the
-/// poster has gone on from the ledger's position and all workers have run for as long as the last pause.
+/// Restarts the workers after a failure, until shutdown. The market reopens once the poster has
+/// continued from the ledger's position and all workers have run as long as the last pause.
 async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
     let mut failed = 0;
     loop {
@@ -354,7 +352,7 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
                 Ok(run) => break run,
                 Err(error) => {
                     let reason = error.to_string();
-                    tracing::error!(reason, "settlement cannot read its store; tried again");
+                    tracing::error!(reason, "settlement cannot read its store; retrying");
                     kept.troubles.note(trouble::STORE, ENDED, &reason, true);
                 }
             }
@@ -369,18 +367,19 @@ impl SettlementHandle {
         kept.tracker.stats(kept.troubles.stuck())
     }
 
-    /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what
-    /// waits and why.
+    /// Health of settlement, with the waiting id and the reason per part.
+    ///
+    /// Parts: `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`.
     pub fn health(&self) -> rpc::Health {
         self.kept.troubles.health()
     }
 
-    /// Waits until the ledger has everything up to `sequence`.
+    /// Waits until the ledger has all postings up to `sequence`.
     pub async fn settled(&self, sequence: Sequence) {
         self.wait(|progress| progress.settled >= sequence).await;
     }
 
-    /// Waits until every trade up to `sequence` is final. For ever, when settlement has halted.
+    /// Waits until every trade up to `sequence` is final; forever if settlement has halted.
     pub async fn drained(&self, sequence: Sequence) {
         self.wait(|progress| progress.finalized >= sequence).await;
     }
@@ -391,8 +390,8 @@ impl SettlementHandle {
         drop(reached.expect("the tracker outlives its handle"));
     }
 
-    /// Differences between journal and ledger that are still there. One that has gone is removed by
-    /// settlement itself.
+    /// Uncleared differences between journal and ledger. Settlement clears them itself once they
+    /// are gone.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -400,18 +399,16 @@ impl SettlementHandle {
         self.kept.repo.breaks().await
     }
 
-    /// Users whom settlement blocks or is about to unblock, by user id; kept over a restart until the
-    /// journal has the end of the block.
+    /// Users to block or to unblock, by user id. Persistent until the unblock is in the journal.
     pub fn suspensions(&self) -> BTreeMap<String, Suspension> {
         self.kept.suspended.borrow().clone()
     }
 
-    /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at
-    /// the next start.
+    /// Waits for the workers to end after shutdown. A restart resumes unfinished steps.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             if self.keeper.await.is_err() {
-                tracing::error!("settlement's keeper ended with a panic");
+                tracing::error!("settlement's supervisor task panicked");
             }
             self.kept.repo.close().await;
         })

@@ -1,9 +1,9 @@
 //! Follows the replica, seals batches, posts them to the ledger.
 //!
-//! At the start: batches that were sealed are posted again as they are (the ledger answers what it
-//! knows), the replica gives copies at the ledger's position, the holds of orders are taken over
-//! from the ledger and compared. From there on the plans go on where they ended. The ledger's
-//! position decides, never this store's.
+//! Start: sealed batches are posted again unchanged (the ledger ignores known ones), the replica
+//! supplies copies at the ledger's position, and order holds are loaded from the ledger and
+//! compared. Planning continues from there. The ledger's position is authoritative, not this
+//! store's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::repo::Stored;
 use crate::saga::{Answer, Saga, State};
 use crate::{failpoint, request};
 
-/// How often it looks whether the replica waits for its files, while nothing comes.
+/// Interval at which an idle poster checks whether the replica waits for its files.
 const IDLE_MS: u64 = 1_000;
-/// Records that the replica lacks for it to count as catching up: more than it applies at once.
+/// Replica lag that counts as catching up: more than it applies at once.
 const REPLICA_LAG_MAX: u64 = 1_024;
 
-/// What is named in the health while the journal cannot be read.
+/// Id in the health while the journal cannot be read.
 pub(super) const READING: &str = "reading";
-/// Pause before a read that found no file descriptor is tried again.
+/// Pause before a read that found no file descriptor is retried.
 const READ_RETRY: Duration = Duration::from_millis(250);
 
 pub struct Poster {
@@ -40,26 +40,25 @@ pub struct Poster {
     pub(super) replica: Replica,
     pub(super) durable: Durable,
     posted: UnboundedSender<Stored>,
-    /// What the replica and its followers wait for, by name.
+    /// Reasons why the replica and its followers wait, by name.
     waits: watch::Receiver<BTreeMap<&'static str, String>>,
     /// Received, not applied yet.
     next: Option<Records>,
     pub(super) checks: Checks,
     batches: u64,
-    /// Last record applied. Before the ledger's position is known, the last one that had a sequence
-    /// at the start: then those since then are the backlog.
+    /// Last record applied. Until the ledger's position is known, the last one assigned at the
+    /// start, so only later records are backlog.
     pub(super) position: Sequence,
-    /// Last record applied that settlement has not journalled itself.
+    /// Last record applied that settlement did not journal itself.
     pub(super) others: Sequence,
-    /// Last record that had a sequence at the start.
+    /// Last record assigned at the start.
     started: Sequence,
-    /// Journal time of the last record applied, and whether more follow: then it is the time by
-    /// which orders age.
+    /// Journal time of the last record applied. During catch-up it is the clock for order ages.
     applied_ns: u64,
     is_behind: bool,
-    /// When a batch was sealed last.
+    /// Time of the last seal.
     sealed_ns: u64,
-    /// Holds of orders that are a break, with the order.
+    /// Order holds with a break, and their orders.
     pub(super) parts: HashMap<Id128, (Handle, HoldPart)>,
 }
 
@@ -92,10 +91,10 @@ impl Poster {
         }
     }
 
-    /// Runs until shutdown, at first with the batches that are not final.
+    /// Runs until shutdown. Begins with the batches that are not final.
     ///
     /// # Errors
-    /// [`Halt`]: nothing can be posted any more until the workers are begun again.
+    /// [`Halt`]: nothing is posted until the workers restart.
     pub async fn run(mut self, open: Vec<Stored>) -> Result<(), Halt> {
         for row in open {
             if row.saga.state == State::Sealed {
@@ -109,7 +108,7 @@ impl Poster {
         loop {
             let has_more = self.pull(&mut settler, &mut follower).await?;
             self.is_behind = has_more || self.is_catching_up();
-            // While the chain has enough to do, a larger batch is cheaper than another small one.
+            // While the chain is busy, one larger batch is cheaper than another small one.
             let has_room = self.shared.tracker.flights() < self.shared.config.chain_batches_max;
             let is_eager = !self.is_behind && has_room;
             if settler.is_due(monotonic_ns(), self.carve_due_ns(), is_eager) {
@@ -127,8 +126,9 @@ impl Poster {
         }
     }
 
-    /// The clock by which orders age: design says open one second behind the tail, so behind it the journal's
-    /// time counts.
+    /// The clock for order ages: wall clock at the journal's tail, journal time during catch-up.
+    ///
+    /// An order gets its own holds if it is still open one second behind the tail (`design.md` 4).
     fn carve_ns(&self) -> u64 {
         if self.is_behind {
             self.applied_ns
@@ -137,23 +137,23 @@ impl Poster {
         }
     }
 
-    /// The same where it may make a batch due. Behind the tail batches fill up, so orders to be carved ask for
-    /// one once in a while only.
+    /// The same for the decision whether a batch is due. Batches fill up during catch-up, so
+    /// unsplit orders make one due only once per wait time.
     fn carve_due_ns(&self) -> Option<u64> {
         let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
         let may_ask = !self.is_behind || waited_ms >= self.shared.config.wait_ms;
         may_ask.then(|| self.carve_ns())
     }
 
-    /// Applies the records at hand, sealing on the way whenever a batch is full; false when there
-    /// were none.
+    /// Applies the available records and seals full batches on the way. Returns false if there were
+    /// none.
     async fn pull(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<bool, Halt> {
         let Some(records) = self.next.take().or_else(|| follower.try_next()) else {
             return Ok(false);
         };
-        // More may follow: what is sealed on the way is sealed for being full.
+        // More records may follow, so only full batches are sealed on the way.
         self.is_behind = true;
-        // A follower that reads from files may be ahead of the live replica, which has the names.
+        // A file-reading follower may be ahead of the live replica, which has the names.
         self.reached(records.last()).await?;
         for applied in records.iter() {
             if !settler.has_room(applied) {
@@ -187,21 +187,21 @@ impl Poster {
         Ok(self.shared.unless_stopped(waiting).await??)
     }
 
-    /// Whether more records are known than the follower has in memory: it reads from files, or the
-    /// replica itself is behind.
+    /// Whether more records exist than the follower has in memory: it reads from files, or the
+    /// replica itself lags.
     fn is_catching_up(&self) -> bool {
         let applied = self.replica.position();
         let lag = self.replica.assigned().get().saturating_sub(applied.get());
         applied > self.position || lag > REPLICA_LAG_MAX
     }
 
-    /// Waits until there is something to do.
+    /// Waits for work.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
             .due_in_ns(monotonic_ns(), self.carve_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
-        // Compared only when everything applied is posted.
+        // Compared only if everything applied is posted.
         let check_ms = self
             .checks
             .due_in_ms(monotonic_ns())
@@ -219,13 +219,13 @@ impl Poster {
                 let records = records.map_err(|error| Halt::following(error, settler.sealed()));
                 self.next = Some(records?);
             }
-            // The replica outlives this.
+            // The sender outlives this.
             _ = self.waits.changed() => self.show_waits(),
         }
         Ok(())
     }
 
-    /// Shows in the health that the journal cannot be read at the moment.
+    /// Reports in the health that the journal cannot be read.
     fn show_waits(&mut self) {
         let waits = self.waits.borrow_and_update();
         let own = waits.get(trouble::JOURNAL);
@@ -236,7 +236,7 @@ impl Poster {
         }
     }
 
-    /// Waits a moment for a file descriptor, which the health shows until something is read.
+    /// Waits for a file descriptor. The health is failing until a read succeeds.
     pub(super) async fn pause(&self, reason: &str) -> Result<(), Halt> {
         let troubles = &self.shared.troubles;
         troubles.note(trouble::JOURNAL, READING, reason, false);
@@ -244,7 +244,7 @@ impl Poster {
         self.shared.unless_stopped(pause).await
     }
 
-    /// Seals what is open, keeps it, posts it.
+    /// Seals the open batch, stores it, posts it.
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
         let batches = settler.seal(self.carve_ns());
         self.sealed_ns = monotonic_ns();
@@ -287,7 +287,7 @@ impl Poster {
         Ok(())
     }
 
-    /// Sends a sealed batch to the ledger until it has it.
+    /// Posts a sealed batch to the ledger, until it succeeds.
     async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
         let sealed = SealedBatch::from_bytes(&row.request)
             .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
@@ -301,7 +301,7 @@ impl Poster {
         metrics::histogram!("settlement_post_seconds")
             .record((monotonic_ns() - started_ns) as f64 / 1e9);
         if replayed {
-            tracing::info!(batch = row.batch_id, "the ledger had the batch already");
+            tracing::info!(batch = row.batch_id, "batch was already in the ledger");
         }
         let misplaced = |error| Halt::Saga(row.batch_id.clone(), error);
         row.saga.handle_answer(Answer::Posted).map_err(misplaced)?;
@@ -313,8 +313,8 @@ impl Poster {
         self.hand_over(row)
     }
 
-    /// What was sealed and not posted comes from records that were durable: a journal that ends before them is
-    /// another one.
+    /// Refuses an unposted batch whose records are not in the journal: they were durable, so this
+    /// is another journal.
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
         let is_main = self.is_main(row);
         let last = Sequence(if is_main { row.through } else { row.covers });
@@ -329,7 +329,7 @@ impl Poster {
         Ok(())
     }
 
-    /// Leaves the rest of a batch's life to the chain worker. When that has ended, this one ends too.
+    /// Passes a posted batch to the chain worker. If that worker has ended, this one ends too.
     fn hand_over(&self, row: Stored) -> Result<(), Halt> {
         if row.saga.state == State::Final {
             self.shared.tracker.land(row.number, [], &[]);
@@ -338,18 +338,18 @@ impl Poster {
         self.posted.send(row).map_err(|_| Halt::Stopped)
     }
 
-    /// Whether the batch moves the ledger's position; parts and carve batches do not.
+    /// Whether the batch moves the ledger's position. Parts and carve batches do not.
     fn is_main(&self, row: &Stored) -> bool {
         row.source == derived::settlement_source(self.shared.node)
     }
 
-    /// Everything before the batch is settled when it is.
+    /// Registers a sealed batch as in flight.
     fn take_off(&self, row: &Stored) {
         let floor = self.floor(row);
         self.shared.tracker.take_off(row.number, floor, row.trades);
     }
 
-    /// These batches are under way when the workers begin.
+    /// Registers the open batches of earlier runs.
     pub fn take_over(&self, bust: Vec<Bust>, open: &[Stored]) {
         let under_way = open.iter();
         let under_way = under_way.map(|row| (row.number, self.floor(row), row.trades));
@@ -363,7 +363,7 @@ impl Poster {
 
     pub(super) fn publish(&self, settler: &Settler) {
         let copies = settler.copies();
-        // Everything sealed is posted whenever this is called.
+        // Callers have posted everything sealed.
         self.durable.set(settler.sealed());
         self.shared.tracker.moved(
             copies.position(),

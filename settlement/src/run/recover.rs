@@ -1,5 +1,4 @@
-//! The start of the poster, and its look at the ledger from time to time: taking over what is there, comparing,
-//! naming what differs.
+//! The poster's start at the ledger's position, and its comparisons with the ledger.
 
 use std::collections::HashMap;
 
@@ -19,7 +18,7 @@ use crate::repo::BreakRow;
 use crate::request::SOURCE;
 
 impl Poster {
-    /// Copies what the replica says at the ledger's position and takes over the holds carved there.
+    /// Copies the replica's state at the ledger's position and loads the split order holds.
     pub(super) async fn recover(&mut self) -> Result<(Settler, Follower), Halt> {
         let shared = self.shared.clone();
         let ledger = &shared.ledger;
@@ -50,7 +49,7 @@ impl Poster {
         for (ix, hold) in copies.holds() {
             let found = totals.get(&hold.hold_id).copied().unwrap_or_default();
             if let Some(found) = carve::compare(&copies, ix, found) {
-                // Funding may be under way: looked at again before it is a break.
+                // Funding may be in progress: compared again before it is a break.
                 self.checks.suspect(found.pool);
             }
         }
@@ -58,7 +57,7 @@ impl Poster {
             self.raise(&copies, &found).await?;
         }
         self.follow_breaks(&copies).await?;
-        tracing::info!(%position, orders = carved.len(), "settlement goes on");
+        tracing::info!(%position, orders = carved.len(), "settlement resumes at the ledger's position");
         let settler = Settler::new(
             shared.node,
             shared.config.limits(),
@@ -72,7 +71,7 @@ impl Poster {
         Ok((settler, follower))
     }
 
-    /// Copies at the ledger's position, and the records after it to follow.
+    /// Copies at the ledger's position, and a follower of the later records.
     async fn begin(&mut self, position: Sequence) -> Result<(Copies, Follower), Halt> {
         let journal = self.replica.durable();
         if journal < position {
@@ -85,7 +84,7 @@ impl Poster {
         self.position = position;
         self.others = position;
         self.shared.tracker.applied(position);
-        // The names are the live replica's, which may have started a moment ago.
+        // The live replica has the names; it may have just started.
         self.reached(position).await?;
         let shared = self.shared.clone();
         loop {
@@ -103,7 +102,7 @@ impl Poster {
         }
     }
 
-    /// Compares pools with the ledger. Only called when everything applied is posted.
+    /// Compares pools with the ledger. Requires that everything applied is posted.
     pub(super) async fn check(
         &mut self,
         settler: &Settler,
@@ -139,7 +138,7 @@ impl Poster {
         Ok(())
     }
 
-    /// What is left in a hold, its children included or not.
+    /// Remaining amount of a hold, with or without its children.
     async fn ledger_has(
         &self,
         hold: Id128,
@@ -158,7 +157,7 @@ impl Poster {
         found.await
     }
 
-    /// Compares one hold of an order. What is left of an ended one is seen at its pool.
+    /// Compares one hold of an order. What remains of an ended order shows in its pool.
     fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
         let (handle, part) = self.parts.get(&hold)?;
         let order = settler.copies().order(*handle)?;
@@ -170,7 +169,7 @@ impl Poster {
         carve::compare_part(settler.copies(), order, hold, expected, found)
     }
 
-    /// Goes on comparing what was a break before: at the last run, or just now.
+    /// Continues the comparison of stored breaks, from earlier runs or just found.
     async fn follow_breaks(&mut self, copies: &Copies) -> Result<(), Halt> {
         let shared = self.shared.clone();
         let rows = until_kept(&shared, "breaks", || shared.repo.breaks()).await?;
@@ -187,14 +186,17 @@ impl Poster {
         let pools: HashMap<Id128, HoldIx> = holds.collect();
         for row in rows {
             let Some(hold) = Id128::parse(&row.hold_id) else {
-                tracing::error!(hold_id = row.hold_id, "a break names no hold");
+                tracing::error!(
+                    hold_id = row.hold_id,
+                    "stored break has an unreadable hold id; it is not compared"
+                );
                 continue;
             };
             if let Some(pool) = pools.get(&hold) {
                 self.checks.follow(Subject::Pool(*pool));
                 continue;
             }
-            // The order of one that is not found has ended, and its hold with it.
+            // If absent, the order has ended, and its hold too.
             if let Some(order) = parts.get(&hold) {
                 self.parts.insert(hold, *order);
             }
@@ -203,8 +205,8 @@ impl Poster {
         self.publish_suspensions().await
     }
 
-    /// A difference that stays is named, kept, and stops the user's trading. Settlement goes on: the ledger
-    /// refuses what is not covered.
+    /// Reports and stores a lasting difference, which blocks the user. Settlement continues: the
+    /// ledger refuses what is not covered.
     async fn raise(&mut self, copies: &Copies, found: &Break) -> Result<(), Halt> {
         let user = copies.user(found.user);
         tracing::error!(
@@ -227,7 +229,7 @@ impl Poster {
         self.publish_suspensions().await
     }
 
-    /// What was a break agrees again.
+    /// Clears a break.
     async fn over(&mut self, hold: Id128) -> Result<(), Halt> {
         let (shared, hold_id) = (self.shared.clone(), hold.to_string());
         tracing::info!(hold_id, "journal and ledger agree again");

@@ -1,8 +1,8 @@
 //! Retries idempotent steps until they succeed.
 //!
-//! What time cures is retried within seconds. A refusal is retried too, since an operator may remove
-//! its cause, but slowly; after [`REFUSALS_MAX`] in a row it is a critical alarm and fails the health:
-//! every later step waits for it.
+//! Transient failures are retried within seconds. A refusal is retried slowly, since an operator
+//! may remove its cause. [`REFUSALS_MAX`] consecutive refusals raise a critical alarm and fail the
+//! health: every later step waits for this one.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -16,22 +16,23 @@ use crate::repo::StoreError;
 
 const FIRST: Duration = Duration::from_millis(100);
 const MAX: Duration = Duration::from_secs(5);
-/// Refusals in a row after which an operator has to act.
+/// Consecutive refusals after which an operator must act.
 const REFUSALS_MAX: u32 = 5;
 
-/// Repeats a call of another service until it succeeds. `part` of the health fails meanwhile, naming `id`.
+/// Repeats a call of another service until it succeeds. Meanwhile `part` of the health is failing
+/// with `id`.
 pub(super) async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
     shared: &Shared,
     part: &'static str,
     id: &str,
     call: impl FnMut() -> F,
 ) -> Result<T, Halt> {
-    // A refusal: the service has understood, and the same request again changes nothing by itself.
+    // A refusal: the service has processed the request, and a repeat alone changes nothing.
     let is_refused = |error: &CallError| !error.is_unavailable();
     repeat(shared, part, id, CallError::describe, is_refused, call).await
 }
 
-/// Repeats a read or write of the own store until it succeeds.
+/// Repeats a read or write of settlement's store until it succeeds.
 pub(super) async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
     shared: &Shared,
     id: &str,
@@ -75,7 +76,7 @@ async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
     }
 }
 
-/// The failures of one step so far.
+/// Failures of one step.
 #[derive(Default)]
 struct Failures {
     in_all: u32,
@@ -83,7 +84,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Logs and counts one; returns the pause before the next attempt.
+    /// Logs and counts a failure; returns the pause before the next attempt.
     fn note(
         &mut self,
         shared: &Shared,
@@ -106,13 +107,13 @@ impl Failures {
                 id,
                 reason,
                 severity = "critical",
-                "a settlement step is refused again and again: everything behind it waits"
+                "settlement step is refused repeatedly; all later steps wait: remove the cause"
             );
             pause = Duration::from_millis(shared.config.refused_retry_ms);
         } else if is_refused {
-            tracing::error!(part, id, reason, "settlement step was refused");
+            tracing::error!(part, id, reason, "settlement step refused; retrying");
         } else {
-            tracing::warn!(part, id, reason, "settlement step will be repeated");
+            tracing::warn!(part, id, reason, "settlement step failed; retrying");
         }
         shared.troubles.note(part, id, reason, is_stuck);
         metrics::counter!("settlement_retries_total", "step" => part).increment(1);

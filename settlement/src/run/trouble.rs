@@ -1,29 +1,29 @@
-//! What is wrong right now: by part, and by the batch or step that it keeps waiting. Shown as health and, where
-//! somebody has to look, in the statistics.
+//! Current failures by part and by waiting batch or step. Exported as health and, if an operator is
+//! needed, in the statistics.
 //!
-//! Several batches are under way at a time: one that gets on must not hide that another is stuck, so a part
-//! works again only when nothing of it waits.
+//! Several batches are in flight: the progress of one must not hide that another is stuck. So a
+//! part is healthy only if nothing of it waits.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-/// Part of the health: posting to the ledger.
+/// Health part: posting to the ledger.
 pub const LEDGER: &str = "settlement-ledger";
-/// Bringing batches to the chain and to their end.
+/// Health part: submission to the chain and finality.
 pub const CHAIN: &str = "settlement-chain";
-/// Following the replica and journalling what settlement says; the follower has this name too.
+/// Health part: following the replica and journalling commands. Also the follower's name.
 pub const JOURNAL: &str = "settlement-journal";
-/// Settlement's own store.
+/// Health part: settlement's store.
 pub const STORE: &str = "settlement-store";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Trouble {
     reason: String,
-    /// Time does not cure it.
+    /// Waiting does not help: an operator is needed.
     is_stuck: bool,
 }
 
-/// Open troubles.
+/// Current failures.
 pub struct Troubles {
     health: rpc::Health,
     open: Mutex<BTreeMap<(&'static str, String), Trouble>>,
@@ -42,10 +42,12 @@ impl Troubles {
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), Trouble>> {
-        self.open.lock().expect("no code panics while it notes")
+        self.open
+            .lock()
+            .expect("no code panics while it holds the lock")
     }
 
-    /// `id` waits because of `reason`; `is_stuck`: until somebody has looked.
+    /// Records that `id` waits because of `reason`. `is_stuck`: an operator is needed.
     pub fn note(&self, part: &'static str, id: &str, reason: &str, is_stuck: bool) {
         let mut open = self.open();
         let trouble = Trouble {
@@ -56,7 +58,7 @@ impl Troubles {
         self.show(part, &open);
     }
 
-    /// `id` goes on.
+    /// Removes the failure of `id`.
     pub fn clear(&self, part: &'static str, id: &str) {
         let mut open = self.open();
         if open.remove(&(part, id.to_owned())).is_some() {
@@ -64,7 +66,7 @@ impl Troubles {
         }
     }
 
-    /// Forgets what the workers of a run waited for, but for what `stays`.
+    /// Removes the failures of an ended run, except those with id `stays`.
     pub fn begin_again(&self, stays: &str) {
         let mut open = self.open();
         open.retain(|(_, id), _| id == stays);
@@ -87,7 +89,7 @@ impl Troubles {
         }
     }
 
-    /// Everything that somebody has to look at, as one text; empty while there is nothing.
+    /// Failures that need an operator, as one text; empty if there are none.
     pub fn stuck(&self) -> String {
         let open = self.open();
         let stuck = open.iter().filter(|(_, trouble)| trouble.is_stuck);
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_fails_as_long_as_anything_of_it_waits_and_names_what_is_stuck_first() {
+    fn a_part_fails_while_anything_waits_and_reports_stuck_ids_first() {
         let troubles = Troubles::new();
         troubles.note(CHAIN, "1:1-5", "away", false);
         troubles.note(CHAIN, "1:6-9", "refused", true);

@@ -1,8 +1,8 @@
-//! No statement of settlement costs more the more rows are stored: every statement that runs while batches are
-//! sealed, posted and delivered, and while a difference is found, repaired and lifted, is explained on the
-//! database that it ran on.
+//! The cost of settlement's statements is independent of the number of stored rows. Every statement
+//! that runs while batches are sealed, posted and delivered, and while a break is found, repaired
+//! and lifted, is explained on the same database.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! A test binary of its own: the statement log is process-wide.
 
 #[path = "../world/mod.rs"]
 mod world;
@@ -21,11 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ALLOWED: [Allowed; 2] = [
     Allowed {
         statement: "SELECT trade_id, command FROM bust_trades",
-        reason: "the tracker of trades is built from it, at the start",
+        reason: "loads the tracker's bust trades, at start only",
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row per migration, at the start",
+        reason: "one row per migration, at start only",
     },
 ];
 
@@ -68,7 +68,7 @@ async fn deliver(folder: &Path) {
     platform.stop().await;
 }
 
-/// A kopeck of user 0's trading hold is missing, until it is back.
+/// A kopeck of user 0's trading hold is missing, then restored.
 async fn differ(folder: &Path) {
     let mut platform = Platform::start(folder, config(folder), &[]).await;
     let mut market = Market::new(1);

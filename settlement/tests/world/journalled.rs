@@ -1,4 +1,4 @@
-//! A journal with a live replica behind it, and no node in front: a test appends the records.
+//! A journal with a live replica and without a node: a test appends the records.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -13,18 +13,18 @@ use types::Sequence;
 
 use super::{Record, bounds, node};
 
-/// Commands from one checkpoint to the next.
+/// Commands per checkpoint.
 pub const EVERY: u64 = 20;
 
 pub struct Journalled {
     live: LiveReplica,
     appender: Mutex<Appender>,
-    /// Stands in for the hot thread, which the replica asks now and then.
+    /// Replaces the hot thread, which the replica polls.
     _node: Volatile,
     journal: Journal,
 }
 
-/// A write per record, and so a block: segments of sixteen records.
+/// One write per record, hence one block: segments of sixteen records.
 fn open(folder: &Path) -> Journal {
     let storage = FileStorage::new(&folder.join("journal"), false).unwrap();
     let config = journal::Config {
@@ -37,7 +37,7 @@ fn open(folder: &Path) -> Journal {
 }
 
 impl Journalled {
-    /// Over whatever the folder holds already. Blocks while the replica reads its checkpoint.
+    /// Opens a folder with or without data. Blocks while the replica reads its checkpoint.
     pub fn open(folder: &Path, backlog: Arc<Backlog>) -> Result<Self, ReplicaError> {
         let journal = open(folder);
         let volatile = Volatile::start(Config::new(folder), backlog.clone()).unwrap();
@@ -67,7 +67,7 @@ impl Journalled {
         self.live.replica()
     }
 
-    /// Appends those that are not there yet, and waits until they are durable.
+    /// Appends the missing records and waits until they are durable.
     pub fn feed(&self, records: &[Record]) {
         let mut appender = self.appender.lock().unwrap();
         let commit = self.journal.commit();
@@ -84,8 +84,7 @@ impl Journalled {
     }
 }
 
-/// Removes the journal's beginning, as far as whole segments are at or before `through`; returns the
-/// last record removed.
+/// Removes whole segments at or before `through`; returns the last record removed.
 pub fn cut(folder: &Path, through: Sequence) -> Sequence {
     let journal = open(folder);
     let front = journal.front();
@@ -93,7 +92,7 @@ pub fn cut(folder: &Path, through: Sequence) -> Sequence {
     Sequence(front.removed_through().unwrap())
 }
 
-/// Sequences of the checkpoints that check, oldest first.
+/// Sequences of the valid checkpoints, oldest first.
 pub fn checkpoints(folder: &Path) -> Vec<Sequence> {
     let checkpoints = Checkpoints::new(&folder.join("snapshots"));
     let mut found = Vec::new();

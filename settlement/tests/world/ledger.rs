@@ -1,4 +1,4 @@
-//! A naive twin of the ledger: maps, and a refusal for everything that is not covered.
+//! A naive model of the ledger: maps, and a refusal of everything that is not covered.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -36,7 +36,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// What the gateway did before: blocks money in front of each Fund.
+    /// Does the gateway's part: blocks money before each Fund.
     pub fn gateway(&mut self, copies: &Copies, record: &Record) {
         if let Command::Fund(fund) = &record.command.command {
             let user = copies.user(fund.user);
@@ -56,7 +56,7 @@ impl Ledger {
         }
     }
 
-    /// One transaction. `false` = it was there before.
+    /// One transaction. `false` = already posted.
     pub fn post(&mut self, batch: &Batch) -> Result<bool, String> {
         let position = self.positions.entry(batch.source.clone()).or_default();
         if batch.through <= *position {
@@ -223,7 +223,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The properties that hold always.
+    /// Invariants that always hold.
     pub fn check(&self) {
         for (id, h) in &self.holds {
             assert_eq!(
@@ -248,7 +248,7 @@ impl Ledger {
         }
     }
 
-    /// Trading hold and its children.
+    /// Amount of a trading hold and its children.
     pub fn total(&self, hold: Id128) -> i64 {
         self.holds
             .iter()

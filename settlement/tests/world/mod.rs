@@ -1,5 +1,5 @@
-//! A market in miniature for settlement's tests: real admission and books, a replica beside them,
-//! and a naive twin of the ledger that refuses whatever is not covered.
+//! A small market for settlement's tests: real admission and books, a replica, and a naive model of
+//! the ledger that refuses everything uncovered.
 #![allow(dead_code)]
 
 pub mod journalled;
@@ -23,10 +23,10 @@ use types::*;
 pub const NODE: u8 = 1;
 pub const USERS: u32 = 6;
 pub const INSTRUMENTS: u32 = 2;
-/// Money of each user's trading hold, in kopecks, and units, in minor units.
+/// Amount per trading hold: kopecks of money, minor units of an instrument.
 pub const FUNDED: i64 = 50_000_000;
 
-/// A record as journalled, and what it did.
+/// A journal record and its effects.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub command: Envelope,
@@ -36,7 +36,7 @@ pub struct Record {
 
 pub struct Market {
     pub rng: SmallRng,
-    /// Makes the events.
+    /// Produces the events.
     core: Core,
     /// Applies the records.
     pub state: State,
@@ -44,7 +44,7 @@ pub struct Market {
     pub time_ns: u64,
     funding_seq: u64,
     pools: u32,
-    /// What happens when two orders of one user meet.
+    /// Self-trade prevention mode.
     pub stp: StpMode,
 }
 
@@ -52,7 +52,7 @@ pub fn node() -> NodeId {
     NodeId::new(NODE).unwrap()
 }
 
-/// Small tables: each test has several machines.
+/// Small tables: each test has several instances.
 pub fn bounds() -> AdmissionConfig {
     AdmissionConfig {
         orders_max: 4_096,
@@ -77,7 +77,7 @@ pub fn spec(ix: u32, tick: &str, lot: &str, decimals: u8) -> InstrumentSpec {
     .unwrap()
 }
 
-/// The state after some records of a journal from its first one.
+/// The state after `records`, from the first record of a journal.
 pub fn replayed(records: &[Record]) -> State {
     let mut state = State::new(node(), bounds());
     for record in records {
@@ -137,7 +137,7 @@ impl Market {
         self.state.names()
     }
 
-    /// Settlement's copies at the end.
+    /// Settlement's copies at the journal's end.
     pub fn copies(&self) -> Copies {
         Copies::of(&self.state, self.names().clone())
     }
@@ -181,7 +181,7 @@ impl Market {
         hold
     }
 
-    /// Sequences, matches, applies.
+    /// Sequences, matches and applies a command.
     pub fn submit(&mut self, command: Command) -> &Record {
         self.time_ns += self.rng.random_range(1_000..200_000_000);
         let command = Envelope {
@@ -201,7 +201,7 @@ impl Market {
         self.records.last().unwrap()
     }
 
-    /// Asks admission first; `None` when it refuses.
+    /// Asks admission; `None` if it refuses.
     fn ask(&mut self, request: &Request) -> Option<Command> {
         let command = self.admission().admit(request, self.time_ns).ok()?;
         self.submit(command);
@@ -221,7 +221,7 @@ impl Market {
         self.enter(&request)
     }
 
-    /// The same, entered by a session of the user's under a client order id; opens the session.
+    /// The same, entered by the user's session under a client order id; opens the session.
     pub fn order_of_session(&mut self, session: u32, id: u64, user: u32, side: Side) -> TradeParty {
         let session = SessionIx(session);
         self.submit(Command::OpenSession(OpenSession {
@@ -293,7 +293,7 @@ impl Market {
         .unwrap();
     }
 
-    /// Amends to a new price and open quantity; false where the growth is not covered.
+    /// Amends to a new price and open quantity; false if the growth is not covered.
     pub fn amend(&mut self, handle: Handle, price: i64, open: u64) -> bool {
         let order = self.order_of(handle);
         let request = Request::Amend(AmendRequest {
@@ -310,7 +310,7 @@ impl Market {
         self.ask(&request).is_some()
     }
 
-    /// One random command.
+    /// Submits one random command.
     pub fn random(&mut self) {
         let open: Vec<Handle> = self.state.orders().map(|o| o.handle).collect();
         let pick = self.rng.random_range(0..100);
@@ -356,7 +356,7 @@ impl Market {
         }
     }
 
-    /// A gRPC order with a hold of its own, of what it draws.
+    /// A gRPC order with a hold of its own, funded with the amount it draws.
     pub fn single(&mut self) -> Option<Handle> {
         let user = self.rng.random_range(0..USERS);
         let price = self.rng.random_range(90..=110);

@@ -1,4 +1,4 @@
-//! The real ledger in process beside a double of the chain service that outlives a killed process.
+//! The real ledger in process, with a chain double that survives a killed process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,15 +19,15 @@ use types::{Command, Decimal};
 use super::journalled::Journalled;
 use super::{Market, Record};
 
-/// What settlement has asked for.
+/// Commands that settlement asked the journal for.
 pub type Asked = Arc<Mutex<Vec<Command>>>;
 
-/// A journal that accepts everything settlement asks for, and the list of it for the test.
+/// A journal that accepts every command, and the list of them.
 pub fn journal_double() -> (JournalPort, Asked) {
     journal_of_busy_engines(Arc::default())
 }
 
-/// The same, but for mass cancels while the engines are busy.
+/// The same, but mass cancels fail while the engines are busy.
 pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked) {
     let asked = Asked::default();
     let noted = asked.clone();
@@ -51,9 +51,9 @@ pub struct Platform {
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub settlement: SettlementHandle,
     pub backlog: Arc<Backlog>,
-    /// What settlement has asked the journal for, in order.
+    /// Commands that settlement asked the journal for, in order.
     pub asked: Asked,
-    /// Unless the test has a node of its own.
+    /// `None` if the test has a node of its own.
     journal: Option<Journalled>,
     ledger_handle: ledger::LedgerHandle,
     ledger_slot: rpc::LocalSlot,
@@ -76,13 +76,12 @@ pub fn config(folder: &Path) -> SettlementConfig {
 }
 
 impl Platform {
-    /// Starts ledger, replica and settlement over a journal, after these records were appended that it
-    /// did not have.
+    /// Starts ledger, replica and settlement over a journal, after appending the missing records.
     pub async fn start(folder: &Path, config: SettlementConfig, records: &[Record]) -> Self {
         Self::try_start(folder, config, records).await.unwrap()
     }
 
-    /// The same.
+    /// Like [`Platform::start`].
     ///
     /// # Errors
     /// The replica does not start.
@@ -94,7 +93,7 @@ impl Platform {
         Self::start_on(folder, config, records, journal_double()).await
     }
 
-    /// The same with a journal for what settlement asks.
+    /// The same with a journal port for settlement's commands.
     ///
     /// # Errors
     /// The replica does not start.
@@ -112,7 +111,7 @@ impl Platform {
         Ok(platform)
     }
 
-    /// The same after any node.
+    /// The same over any replica.
     pub async fn over(
         folder: &Path,
         config: SettlementConfig,
@@ -165,8 +164,8 @@ impl Platform {
         }
     }
 
-    /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund.
-    /// Repeated calls change nothing.
+    /// Deposits and blocks the market users' assets, as the gateway does before it journals a Fund.
+    /// Idempotent.
     pub async fn fund(&mut self, market: &Market) {
         for record in &market.records {
             self.fund_one(market.names(), &record.command.command).await;
@@ -306,7 +305,7 @@ impl Platform {
         [b.balance, b.held, b.unsettled, b.available].map(|d| d.unwrap().value)
     }
 
-    /// Sum of every instrument is zero.
+    /// Asserts that the sum of every instrument is zero.
     pub async fn assert_zero_sum(&mut self) {
         let lines = self
             .ledger
@@ -322,7 +321,7 @@ impl Platform {
         }
     }
 
-    /// The invariant of `design.md` 4 for every pool, and nothing left unsettled.
+    /// Asserts the invariant of `design.md` 4 for every pool, and that nothing is unsettled.
     pub async fn assert_agrees(&mut self, market: &Market) {
         let mut totals: BTreeMap<String, Decimal> = BTreeMap::new();
         let mut page_token = String::new();
@@ -360,7 +359,7 @@ impl Platform {
         self.assert_zero_sum().await;
     }
 
-    /// Stops settlement at whatever it is doing, and the ledger.
+    /// Stops settlement at its current step, and the ledger.
     pub async fn stop(self) {
         self.stop_settlement.cancel();
         self.settlement.stopped().await;

@@ -1,4 +1,4 @@
-//! Identity: users as a test wants them.
+//! Identity double: users as the test defines them.
 
 use proto::common::v1::{KycStatus, LimitType};
 use proto::convert::to_money;
@@ -13,9 +13,9 @@ pub struct Person {
     pub kyc: KycStatus,
     pub status: UserStatus,
     pub is_sanctioned: bool,
-    /// Left of the day's TRADING limit, in kopecks.
+    /// Rest of the daily TRADING limit, in kopecks.
     pub trading_minor: i64,
-    /// Every CheckLimits is refused with this.
+    /// Reason of the refusal of every CheckLimits.
     pub refuse_with: Option<String>,
 }
 
@@ -36,7 +36,7 @@ impl Peers {
         self.with(|state| change(state.people.entry(user_id.to_owned()).or_default()));
     }
 
-    /// The limit questions since the last call.
+    /// Limit checks since the last call.
     pub fn limit_questions(&self) -> Vec<CheckLimitsRequest> {
         self.with(|state| std::mem::take(&mut state.limit_questions))
     }

@@ -1,4 +1,4 @@
-//! The market: one trading hold.
+//! Market double: one trading hold.
 
 use proto::convert;
 use proto::ledger::v1::AdjustHoldRequest;
@@ -28,7 +28,7 @@ impl MarketService for Peers {
         })
     }
 
-    /// As the market: answers first, the ledger follows.
+    /// Like the market: answers first, then changes the ledger.
     async fn adjust_trading_hold(
         &self,
         request: Request<AdjustTradingHoldRequest>,

@@ -1,5 +1,5 @@
-//! Doubles of services: `Peers` is identity, payments and the market with one state, `Registry` the
-//! CFA service and its chain.
+//! Doubles of services: `Peers` is identity, payments and market with one state; `Registry` is the
+//! CFA service with its chain.
 
 mod identity;
 mod market;
@@ -29,8 +29,8 @@ pub use registry::Registry;
 /// What a method of a generated service returns.
 type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
 
-/// The calls of a contract that a double does not answer, `name: Request => Response`; written out
-/// as `async_trait` would, since it does not look into macros.
+/// Methods of a contract that a double does not implement, `name: Request => Response`. Expanded as
+/// by `async_trait`, which does not process macros.
 macro_rules! unanswered {
     ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
         $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> super::Answer<'b, $answer>
@@ -51,31 +51,30 @@ pub fn in_memory(routes: Routes) -> LocalSlot {
     slot
 }
 
-/// Identity, payments and the market, as the service under test calls them.
 #[derive(Default)]
 pub struct Peers(Mutex<State>);
 
-/// One for all peers: their calls make one trail.
+/// State of all peers; their calls share one trail.
 #[derive(Default)]
 pub struct State {
-    /// All calls in order but `get_limits` and `get_payment_intent`.
+    /// All calls in order, except `get_limits` and `get_payment_intent`.
     pub trail: Vec<String>,
     pub people: HashMap<String, Person>,
-    /// Every user that is not in `people`; `None`: such a user does not exist.
+    /// Any user that is not in `people`; `None`: unknown users do not exist.
     pub stranger: Option<Person>,
-    /// Refuses every limit question.
+    /// Reason of the refusal of every limit check.
     pub limit_refusal: Option<String>,
     pub limit_questions: Vec<CheckLimitsRequest>,
-    /// Of the next calls of payments, before it answers properly.
+    /// Faults of the next payments calls, one per call.
     pub faults: VecDeque<Fault>,
-    /// Contexts of all calls of payments.
+    /// Contexts of all payments calls.
     pub payments_contexts: Vec<RequestContext>,
     pub payments_away: bool,
     /// Payments refuses to release payouts.
     pub release_refused: bool,
     pub intents: HashMap<String, PaymentIntent>,
     pub payouts: HashMap<String, Payout>,
-    /// The market's only trading hold; its money comes back through `ledger`.
+    /// The only trading hold; `ledger` makes its money available.
     pub trading_hold: Option<TradingHold>,
     pub market_away: bool,
     pub ledger: Option<LedgerServiceClient<rpc::Channel>>,

@@ -1,4 +1,4 @@
-//! Payments: intents and payouts that a test moves on, after the faults that it sets.
+//! Payments double: intents and payouts that the test moves, with the faults that it sets.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub enum Fault {
 }
 
 impl Peers {
-    /// A deposit that the bank reported as paid.
+    /// Adds a deposit that the bank has reported as paid.
     pub fn paid(&self, payment_id: &str, user_id: &str, amount: &str) {
         let intent = PaymentIntent {
             payment_id: payment_id.to_owned(),
@@ -29,7 +29,7 @@ impl Peers {
         self.with(|state| state.intents.insert(payment_id.to_owned(), intent));
     }
 
-    /// What the bank says about a payout.
+    /// Sets the bank's status of a payout.
     pub fn payout_becomes(&self, payout_id: &str, status: PaymentStatus) {
         self.with(|state| {
             let payout = state.payouts.get_mut(payout_id);
@@ -37,7 +37,7 @@ impl Peers {
         });
     }
 
-    /// Notes a call and fails or delays it as the test wants.
+    /// Records a call, then fails or delays it if the test wants so.
     async fn attempt(&self, context: Option<RequestContext>) -> Result<(), Status> {
         let (fault, is_away) = self.with(|state| {
             state.payments_contexts.extend(context);

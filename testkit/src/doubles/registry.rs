@@ -1,4 +1,4 @@
-//! The CFA service: instruments that a test lists, and batches of trades that are settled at once.
+//! CFA service double: instruments that the test lists, and batches that settle at once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -12,18 +12,18 @@ use tonic::{Request, Response, Status};
 
 use super::unanswered;
 
-/// Accepts a batch id once.
+/// Accepts each batch id once.
 #[derive(Default)]
 pub struct Registry {
-    /// Records what was settled, so that it outlives a killed process.
+    /// Stores settled batches, so they survive a killed process.
     file: Option<PathBuf>,
     pub instruments: Mutex<HashMap<String, Instrument>>,
     pub state: Mutex<ChainState>,
-    /// Trade numbers left out in every batch whose id does not end in `/2`.
+    /// Trade numbers skipped in every batch whose id does not end in `/2`.
     pub left_out_once: Mutex<HashSet<u64>>,
-    /// Those left out always.
+    /// Trade numbers always skipped.
     pub left_out: Mutex<HashSet<u64>>,
-    /// Batches still to be refused as `UNAVAILABLE`.
+    /// Number of next batches refused as `UNAVAILABLE`.
     pub away: Mutex<u32>,
     /// Refuses whole batches while set.
     pub refusal: Mutex<Option<Status>>,
@@ -31,14 +31,14 @@ pub struct Registry {
 
 #[derive(Default)]
 pub struct ChainState {
-    /// In order of arrival: batch id, ids of its trades.
+    /// In order of arrival: batch id and trade ids.
     pub batches: Vec<(String, Vec<String>)>,
     pub legs: BTreeMap<String, TradeLeg>,
     pub failed: BTreeMap<String, Vec<String>>,
 }
 
 impl Registry {
-    /// Kept in a file of this folder.
+    /// Stores its state in a file of this folder.
     pub fn open(folder: &Path) -> Arc<Self> {
         let file = folder.join("chain.log");
         let mut state = ChainState::default();
@@ -64,7 +64,7 @@ impl Registry {
         Routes::new(CfaRegistryServiceServer::from_arc(self.clone()))
     }
 
-    /// Trades moved on chain, with how often.
+    /// Trades moved on chain, with the number of moves.
     pub fn moved(&self) -> BTreeMap<String, u32> {
         let state = self.state.lock().unwrap();
         let mut moved = BTreeMap::new();

@@ -1,20 +1,19 @@
-//! Query plans: no statement may cost more the more rows are stored. This file is about SQLite,
-//! [`postgres`] about PostgreSQL.
+//! Query plans: no statement may cost more as more rows are stored. This file covers SQLite,
+//! [`postgres`] PostgreSQL.
 //!
-//! A test records the text of every statement that runs ([`record`]), drives its service through
-//! the life of what it stores, and explains the statements on the databases that they ran on
-//! ([`judge`]). The record is process-wide, so such a test is a test program of its own with one
-//! test.
+//! A test records the text of every executed statement ([`record`]), drives its service through all
+//! states of its stored data, and explains the statements on the same databases ([`judge`]). The
+//! recorder is process-wide, so such a test is a test binary of its own with one test.
 //!
 //! What counts as a scan on SQLite:
-//! - a walk over a table or a full index (`SCAN`), and an index that SQLite builds for one
-//!   statement (`AUTOMATIC`). A walk over a partial index is none: what is open, queued or refused
-//!   ends where that does. Nor is one over the rows of a subquery, whose own lines are judged, or
-//!   over a table of one row;
-//! - a search by a bare code (`status=?`): most rows may have it;
-//! - a page found by time (or sequence) alone, whose other conditions are tested row by row: the rows
-//!   that fit may be the oldest;
-//! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
+//! - a walk over a table or a full index (`SCAN`), and an automatic index for one statement
+//!   (`AUTOMATIC`). Exceptions: a partial index, since it holds only open, queued or refused rows;
+//!   the rows of a subquery, whose own plan lines are judged; a table of one row;
+//! - a search by a bare code (`status=?`): most rows may match;
+//! - a page selected by time (or sequence) alone with other conditions tested row by row: the
+//!   matching rows may be the oldest;
+//! - a page from several indexes joined by `OR`: every row of each is read and sorted for each
+//!   page.
 
 pub mod postgres;
 
@@ -29,25 +28,25 @@ use tracing::{Event, Metadata, Subscriber, span};
 
 static STATEMENTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A statement that scans with good reason.
+/// A statement that may scan, with the reason.
 pub struct Allowed {
-    /// Part of its text; white space is one blank.
+    /// Part of its text, with whitespace collapsed.
     pub statement: &'static str,
     pub reason: &'static str,
 }
 
-/// What the databases say about the recorded statements.
+/// Result of explaining the recorded statements.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Statements that one of the databases can run.
     explained: Vec<String>,
-    /// (statement, lines of its plan that scan)
+    /// Statement, and the plan lines that scan.
     scans: Vec<(String, Vec<String>)>,
 }
 
 impl Verdict {
     /// # Panics
-    /// A statement scans that is not allowed to, or one that is allowed to was never seen to scan.
+    /// A statement scans without permission, or a permitted one does not scan.
     pub fn assert_no_scans(&self, allowed: &[Allowed]) {
         let is_allowed = |statement: &str| {
             let fits = |allowed: &Allowed| statement.contains(allowed.statement);
@@ -56,15 +55,21 @@ impl Verdict {
         let found: Vec<_> = (self.scans.iter())
             .filter(|(statement, _)| !is_allowed(statement))
             .collect();
-        assert!(found.is_empty(), "statements that scan: {found:#?}");
+        assert!(
+            found.is_empty(),
+            "statements that scan without permission: {found:#?}"
+        );
         for Allowed { statement, reason } in allowed {
             let scans = self.scans.iter().any(|(text, _)| text.contains(statement));
-            assert!(scans, "`{statement}` ({reason}) does not scan");
+            assert!(
+                scans,
+                "`{statement}` ({reason}) does not scan: remove its permission"
+            );
         }
     }
 
     /// # Panics
-    /// No explained statement contains one of these parts: the test does not drive the service far enough.
+    /// No explained statement contains one of these parts: the test does not execute it.
     pub fn assert_explained(&self, parts: &[&str]) {
         let is_missing =
             |part: &&&str| !(self.explained.iter()).any(|statement| statement.contains(**part));
@@ -80,16 +85,16 @@ impl Verdict {
     }
 }
 
-/// Records the text of every statement from here on, in the whole process.
+/// Records the text of every statement from now on, in the whole process.
 ///
 /// # Panics
-/// The process has a subscriber to its traces already.
+/// A trace subscriber is set already.
 pub fn record() {
     tracing::subscriber::set_global_default(Statements).expect("one test per program");
 }
 
-/// Explains each recorded statement on the first of these SQLite files that can run it. Statements
-/// of other stores are passed over.
+/// Explains each recorded statement on the first of these SQLite files that can run it. Skips
+/// statements of other stores.
 ///
 /// # Panics
 /// A file cannot be read.
@@ -112,7 +117,7 @@ pub async fn judge(files: &[&Path]) -> Verdict {
     verdict
 }
 
-/// Lines of the statement's plan that visit rows which it does not ask for. `None`: it does not run on this database.
+/// Plan lines that visit rows outside the result. `None`: this database cannot run the statement.
 async fn scans(database: &mut SqliteConnection, statement: &str) -> Option<Vec<String>> {
     let explain = format!("EXPLAIN QUERY PLAN {statement}");
     let plan = sqlx::query(AssertSqlSafe(explain)).fetch_all(&mut *database);
@@ -136,7 +141,7 @@ async fn scans(database: &mut SqliteConnection, statement: &str) -> Option<Vec<S
     Some(lines.iter().filter(is_scan).cloned().collect())
 }
 
-/// What may be walked.
+/// Objects that may be scanned.
 struct Bounded {
     /// Partial indexes.
     partial: Vec<String>,
@@ -144,7 +149,7 @@ struct Bounded {
     singles: Vec<String>,
 }
 
-/// Whether a step of the plan makes what another one calls by this name.
+/// Whether a plan step produces the rows that another step calls `name`.
 fn makes(step: &str, name: &str, statement: &str) -> bool {
     let made = ["CO-ROUTINE ", "MATERIALIZE "];
     let made = made.iter().find_map(|how| step.strip_prefix(how));
@@ -171,13 +176,13 @@ fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> b
         || is_page && !is_partial && is_by_time_alone(line) && has_filter(statement)
 }
 
-/// A search whose only bound is a position in time.
+/// A search bounded by a position in time only.
 fn is_by_time_alone(line: &str) -> bool {
     let bounds = line.split_once(" (").map_or("", |(_, bounds)| bounds);
     (bounds.ends_with("<?)") || bounds.ends_with("<(?,?))")) && !bounds.contains("=?")
 }
 
-/// The statement compares something with a value beside its position in time.
+/// Whether the statement compares another column with a value, besides the position in time.
 fn has_filter(statement: &str) -> bool {
     let conditions = statement.split_once(" WHERE ");
     let conditions = conditions.map_or("", |(_, conditions)| conditions);
@@ -186,7 +191,7 @@ fn has_filter(statement: &str) -> bool {
         .any(|term| conditions.contains(term))
 }
 
-/// Keeps the text of every statement that sqlx runs, and of those that the ledger's writer runs by itself.
+/// Collects the text of every statement that sqlx or the ledger's own writer executes.
 struct Statements;
 
 #[derive(Default)]

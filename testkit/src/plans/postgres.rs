@@ -1,15 +1,15 @@
-//! Query plans on PostgreSQL, as the server reports them for each statement that it has run.
+//! Query plans on PostgreSQL, as the server reports them per executed statement.
 //!
-//! The server's `auto_explain` sends the plan of each statement, with the rows that each step of it
-//! read, as a notice to the session that ran it. Statements inside functions and the look-ups of
-//! foreign keys are among them. A session is recorded when its URL has [`SETTINGS`]; its user must
-//! be a superuser. So a recording test may share its process with others, unlike those on SQLite.
+//! The server's `auto_explain` sends each plan, with the rows read per step, as a notice to the
+//! executing session. This includes statements inside functions and foreign key look-ups. A session
+//! is recorded if its URL has [`SETTINGS`]; its user must be a superuser. So a recording test may
+//! share its process with others, unlike those on SQLite.
 //!
 //! What counts as a scan:
 //! - a sequential scan of a table, except for its first row alone (`EXISTS (SELECT 1 FROM t)`) and
 //!   except of tables that do not grow;
-//! - a step that reads more rows than the bound, those that a filter dropped included. The tables
-//!   are filled with a multiple of the bound, and no statement asks for more rows than it.
+//! - a step that reads more rows than the limit, filtered rows included. The tables hold a multiple
+//!   of the limit, and no statement asks for more rows than the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,7 +21,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 
 use super::Verdict;
 
-/// To append to the query of a session's URL.
+/// Append to the query of a session's URL.
 pub const SETTINGS: &str = "options[session_preload_libraries]=auto_explain\
      &options[auto_explain.log_min_duration]=0\
      &options[auto_explain.log_nested_statements]=on\
@@ -33,31 +33,31 @@ pub const SETTINGS: &str = "options[session_preload_libraries]=auto_explain\
 /// Steps of the plans of each statement.
 static PLANS: Mutex<BTreeMap<String, BTreeSet<Step>>> = Mutex::new(BTreeMap::new());
 
-/// A step of a plan, with what it read in all its loops.
+/// A plan step with the rows read in all its loops.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Step {
     node: String,
-    /// Empty for a step that reads no table of its own.
+    /// Empty for a step that reads no table.
     table: String,
     index: String,
     rows: u64,
     is_first_row: bool,
 }
 
-/// Records the plans of every session with [`SETTINGS`] from here on.
+/// Records the plans of all sessions with [`SETTINGS`] from now on.
 ///
 /// # Panics
-/// The process has a subscriber to its traces already.
+/// A trace subscriber is set already.
 pub fn record() {
     tracing::subscriber::set_global_default(Notices).expect("one recorder per program");
 }
 
-/// Drops what was recorded so far: plans from before the tables were filled.
+/// Drops the plans recorded before the tables were filled.
 pub fn forget() {
     PLANS.lock().expect("no panic with the lock").clear();
 }
 
-/// Judges what was recorded; `small`: tables that do not grow.
+/// Judges the recorded plans; `small`: tables that do not grow.
 pub fn judge(rows_max: u64, small: &[&str]) -> Verdict {
     let plans = PLANS.lock().expect("no panic with the lock").clone();
     let mut verdict = Verdict::default();
@@ -79,7 +79,7 @@ impl Step {
 
     fn of(plan: &Value) -> Self {
         let text = |field: &str| plan[field].as_str().unwrap_or_default().to_owned();
-        // Of one loop; whole numbers before PostgreSQL 18.
+        // Per loop; whole numbers before PostgreSQL 18.
         let number = |field: &str| plan[field].as_f64().unwrap_or_default();
         let dropped = ["Filter", "Index Recheck", "Join Filter"];
         let dropped = dropped.map(|by| number(&format!("Rows Removed by {by}")));
@@ -111,7 +111,7 @@ fn add_steps(plan: &Value, steps: &mut BTreeSet<Step>) {
     }
 }
 
-/// Records a message of `auto_explain`; other notices are ignored.
+/// Records an `auto_explain` message; ignores other notices.
 fn take(message: &str) {
     let Some((_, report)) = message.split_once("  plan:\n") else {
         return;
@@ -123,7 +123,7 @@ fn take(message: &str) {
     add_steps(&report["Plan"], plans.entry(text).or_default());
 }
 
-/// Receives the notices of the server, which sqlx emits as trace events.
+/// Receives the server's notices, which sqlx emits as trace events.
 struct Notices;
 
 struct Message;

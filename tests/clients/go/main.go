@@ -34,7 +34,8 @@ func main() {
 	http2.SetUnencryptedHTTP2(true)
 	h2c := &http.Client{Transport: &http.Transport{Protocols: http2}}
 	overConnect(ctx, "Connect", cfav1connect.NewCfaRegistryServiceClient(http.DefaultClient, url), token)
-	overConnect(ctx, "gRPC-Web", cfav1connect.NewCfaRegistryServiceClient(http.DefaultClient, url, connect.WithGRPCWeb()), token)
+	web := cfav1connect.NewCfaRegistryServiceClient(http.DefaultClient, url, connect.WithGRPCWeb())
+	overConnect(ctx, "gRPC-Web", web, token)
 	overConnect(ctx, "gRPC by Connect", cfav1connect.NewCfaRegistryServiceClient(h2c, url, connect.WithGRPC()), token)
 	overGrpc(ctx, strings.TrimPrefix(url, "http://"), token)
 }

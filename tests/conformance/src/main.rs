@@ -1,9 +1,9 @@
-//! Server under test of the official Connect conformance suite: the suite's service behind the
-//! platform's own protocol layer.
+//! Server under test of the official Connect conformance suite: the suite's service on the
+//! platform's protocol layer.
 //!
 //! The runner starts the process, writes a length-prefixed `ServerCompatRequest` to stdin and reads
-//! a `ServerCompatResponse` from stdout; it ends the process by a signal. `run.sh` beside this
-//! crate runs the whole suite.
+//! a `ServerCompatResponse` from stdout; it ends the process by a signal. `run.sh` in this crate's
+//! folder runs the whole suite.
 
 mod service;
 

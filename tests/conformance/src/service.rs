@@ -1,4 +1,4 @@
-//! The suite's service: answers as each request tells it to and echoes what it saw of the request.
+//! The suite's service: answers as each request demands and echoes what it received.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const PACKAGE: &str = "connectrpc.conformance.v1";
 
 pub struct Service;
 
-/// What is known of a request before its messages.
+/// Metadata of a request, known before its messages.
 struct Seen {
     headers: Vec<pb::Header>,
     timeout_ms: Option<i64>,
@@ -112,7 +112,7 @@ fn any<M: Message + Name>(message: &M) -> Any {
     }
 }
 
-/// The error asked for, with the request info among its details.
+/// The requested error, with the request info among its details.
 fn error(
     error: &pb::Error,
     info: Option<RequestInfo>,
@@ -176,7 +176,7 @@ async fn one(
 type Sender<T> = mpsc::Sender<Result<T, Status>>;
 type Stream<T> = ReceiverStream<Result<T, Status>>;
 
-/// Sends one message of a stream after its delay; `false` when the caller has gone.
+/// Sends one message of a stream after its delay; `false` if the caller is gone.
 async fn send<T>(
     to: &Sender<T>,
     definition: &StreamResponseDefinition,
@@ -187,7 +187,8 @@ async fn send<T>(
     to.send(Ok(wrap(payload))).await.is_ok()
 }
 
-/// Sends everything the definition lists; `info` goes with the first message, or into the error when there is none.
+/// Sends everything the definition lists. `info` goes with the first message, or into the error if
+/// there is none.
 async fn send_all<T>(
     to: Sender<T>,
     definition: StreamResponseDefinition,
@@ -340,7 +341,7 @@ fn wrap_bidi(payload: ConformancePayload) -> pb::BidiStreamResponse {
     }
 }
 
-/// Full duplex: a response for each request, for as long as there are both; then what is left of the responses.
+/// Full duplex: a response per request while both last, then the remaining responses.
 async fn ping_pong(
     to: Sender<pb::BidiStreamResponse>,
     definition: StreamResponseDefinition,

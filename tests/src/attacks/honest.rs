@@ -1,4 +1,5 @@
-//! The honest member: one order or cancel at a time, the next one after the durable report of the last.
+//! The honest member: one order or cancel at a time, each after the durable report of the previous
+//! one.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,22 +11,22 @@ use wire::{Cancel, ClientMessage, ServerMessage};
 
 use crate::member::{instrument_of, limit};
 
-/// The next request leaves no earlier after the last one: far below the throttle, and time for others.
+/// Minimum time between two requests: far below the throttle, and leaves time for others.
 const PACE: Duration = Duration::from_millis(1);
-/// A member that is answered later than this has lost the market.
+/// A member whose answer takes longer counts as not served.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
-/// What the honest member saw.
+/// Measurements of the honest member.
 pub struct Figures {
     /// From a request to its durable report, in microseconds.
     pub durable_us: Histogram<u64>,
     /// Longest time between two reports.
     pub gap: Duration,
-    /// What should not have happened.
+    /// Violations.
     pub wrong: Vec<String>,
 }
 
-/// A member that is logged in.
+/// A logged-in member.
 pub struct Honest {
     connection: Connection,
     reports: Reports,
@@ -37,7 +38,7 @@ impl Honest {
     /// Connects and logs in.
     ///
     /// # Panics
-    /// When it cannot.
+    /// If either fails.
     pub fn login(server: SocketAddr, token: &str, instrument: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -60,7 +61,7 @@ impl Honest {
         }
     }
 
-    /// Trades for so long. The price rests far below the market.
+    /// Trades for `duration`. The orders rest far below the market.
     pub fn trade(mut self, duration: Duration) -> Figures {
         let mut figures = Figures {
             durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
@@ -85,7 +86,7 @@ impl Honest {
                 if let Err(why) = outcome {
                     figures
                         .wrong
-                        .push(format!("honest request {number}: {why}"));
+                        .push(format!("request {number} of the honest member: {why}"));
                     return;
                 }
                 let took = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -119,10 +120,10 @@ async fn answer(
 ) -> Result<(), String> {
     loop {
         let report = match tokio::time::timeout(ANSWER_MAX, reports.recv()).await {
-            Err(_) => return Err(format!("no answer in {ANSWER_MAX:?}")),
+            Err(_) => return Err(format!("no answer within {ANSWER_MAX:?}")),
             Ok(Some(Ok(report))) => report,
             Ok(Some(Err(error))) => return Err(error.to_string()),
-            Ok(None) => return Err("the connection is gone".to_owned()),
+            Ok(None) => return Err("the connection was closed".to_owned()),
         };
         let now = Instant::now();
         *gap = (*gap).max(now - *last_report);

@@ -1,5 +1,5 @@
-//! A member's connection without the client's rules: any bytes, any client sequence, one datagram per
-//! flush, and answers that are only counted.
+//! A member's connection without the client's rules: any bytes, any client sequence, one datagram
+//! per flush; answers are only counted.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,20 +12,20 @@ use wire::{ALPN, ClientMessage, LOGIN_FROM_NOW, Login, ServerMessage, Text, appe
 use crate::process::PATIENCE;
 use crate::quic::client_config;
 
-/// Name in the TLS handshake.
+/// Server name in the TLS handshake.
 pub const SERVER_NAME: &str = "cfa-trade";
-/// Bytes in the stream's buffer at which nothing more is appended.
+/// Bytes in the stream's buffer at which no more are appended.
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
-/// What the server has answered, by name.
+/// Counted answers of the server, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// Answers to requests: the message, or why it was refused.
+    /// Answers to requests, by message or reject reason.
     pub answers: BTreeMap<&'static str, u64>,
     pub logins: u64,
     /// Last client sequence that the exchange had seen at the login, by channel.
     pub last_seqs: BTreeMap<u16, u64>,
-    /// Ends of sessions and connections, by code.
+    /// Ended sessions and connections, by code.
     pub ends: BTreeMap<u64, u64>,
 }
 
@@ -75,7 +75,7 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// One connection of one socket.
+/// One connection on its own socket.
 pub struct Line {
     endpoint: Endpoint<()>,
     key: Key,
@@ -85,9 +85,9 @@ pub struct Line {
 struct Inbox {
     counts: Counts,
     is_open: bool,
-    /// False: flow control gives the server no further credit.
+    /// False: flow control grants the server no further credit.
     reads: bool,
-    /// Application code of the close; none for any other end.
+    /// Application code of the close; inner `None` for any other end.
     ended: Option<Option<u64>>,
 }
 
@@ -130,7 +130,7 @@ impl Driver<()> for Inbox {
     }
 }
 
-/// The code with which the server's application closed a connection.
+/// Code with which the server's application closed a connection.
 pub fn application_code(reason: &ConnectionError) -> Option<u64> {
     match reason {
         ConnectionError::ApplicationClosed(close) => Some(close.error_code.into_inner()),
@@ -138,7 +138,7 @@ pub fn application_code(reason: &ConnectionError) -> Option<u64> {
     }
 }
 
-/// As [`Line::open`] connects.
+/// Client configuration of [`Line::open`].
 pub fn config() -> ClientConfig {
     client_config(ALPN)
 }
@@ -147,7 +147,7 @@ impl Line {
     /// Connects and opens the stream.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes longer than [`PATIENCE`].
     pub fn open(server: SocketAddr, config: ClientConfig) -> Self {
         let mut endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), None).expect("a socket");
         let key = endpoint.connect(Instant::now(), config, server, SERVER_NAME, ());
@@ -168,14 +168,14 @@ impl Line {
     /// Polls until a condition holds.
     ///
     /// # Panics
-    /// When it does not within a minute, or the connection ends before.
+    /// If it does not within a minute, or the connection ends before.
     fn until(&mut self, what: &str, done: impl Fn(&Inbox) -> bool) {
         let begun = Instant::now();
         while !done(&self.inbox) {
             let lost = self.inbox.ended.is_some() || begun.elapsed() > PATIENCE;
             assert!(
                 !lost,
-                "waited for {what}: {:?}, {}",
+                "timed out or ended while waiting for {what}: {:?}, {}",
                 self.inbox.ended, self.inbox.counts
             );
             std::thread::sleep(Duration::from_micros(100));
@@ -183,7 +183,7 @@ impl Line {
         }
     }
 
-    /// The message that logs a session in from now on.
+    /// Login message of a session, without earlier messages.
     pub fn login_message(token: &str, session: &str, flags: u8) -> ClientMessage {
         Login {
             token: Text::new(token).expect("a short token"),
@@ -204,7 +204,7 @@ impl Line {
         self.until("a login", |inbox| inbox.counts.logins >= expected);
     }
 
-    /// Appends a message; it leaves with [`Line::flush`] or [`Line::poll`]. False: too much waits.
+    /// Appends a message; [`Line::flush`] or [`Line::poll`] sends it. False if the buffer is full.
     pub fn append(&mut self, channel: u16, client_seq: u64, message: &ClientMessage) -> bool {
         match self.endpoint.link(self.key) {
             Some(link) if link.waiting_bytes() < WAITING_BYTES_MAX => {
@@ -215,7 +215,7 @@ impl Line {
         }
     }
 
-    /// Sends what was appended.
+    /// Sends the appended messages.
     pub fn flush(&mut self) {
         self.endpoint.flush(Instant::now(), &mut self.inbox);
     }
@@ -231,7 +231,7 @@ impl Line {
         self.endpoint.flush(now, &mut self.inbox);
     }
 
-    /// Polls until this many requests are answered, the connection ends or the time is over.
+    /// Polls until this many requests are answered, the connection ends or `patience` has elapsed.
     pub fn drain(&mut self, requests: u64, patience: Duration) {
         let begun = Instant::now();
         while self.inbox.counts.answered() < requests
@@ -243,7 +243,7 @@ impl Line {
         }
     }
 
-    /// From now on nothing is read.
+    /// Stops reading for good.
     pub fn stop_reading(&mut self) {
         self.inbox.reads = false;
     }
@@ -252,12 +252,13 @@ impl Line {
         &self.inbox.counts
     }
 
-    /// How the connection ended, if it has: the application's code, if that closed it.
+    /// How the connection ended, `None` while it is open: the application's code, if that closed
+    /// it.
     pub fn ended(&self) -> Option<Option<u64>> {
         self.inbox.ended
     }
 
-    /// Datagrams that were sent.
+    /// Datagrams sent.
     pub fn packets(&mut self) -> u64 {
         let link = self.endpoint.link(self.key);
         link.map_or(0, |link| link.packets().sent)

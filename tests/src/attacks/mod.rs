@@ -1,9 +1,9 @@
-//! Load attacks: what one member or stranger sends without end, beside an honest member whose service
+//! Load attacks: one member or stranger floods the exchange next to an honest member, whose service
 //! must not suffer. `docs/attacks.md` lists them among all attacks.
 //!
-//! Each attack runs beside an honest member, paced at the same number of packets per second as its
-//! control: a member that sends as many orders and cancels, and keeps to its rates. Judged are the
-//! honest member's latency and gaps against the control's, what becomes of the attack itself, and the
+//! Each attack runs next to an honest member, at the same number of packets per second as its
+//! control: a member that sends as many orders and cancels within its rates. Checked are the honest
+//! member's latency and gaps against the control's, the outcome of the attack itself, and the
 //! platform's resident memory afterwards.
 //!
 //! | file | what |
@@ -13,9 +13,9 @@
 //! | `sessions` | attacks over trading sessions, and the control |
 //! | `strangers` | attacks without credentials |
 //! | `reads` | reads over the RPC port |
-//! | `verdict` | figures of an attack, and what is wrong with them |
+//!  `verdict` | figures of an attack, and violations |
 //!
-//! A short run (below [`LONG`]) prints the latencies and judges only outcome and memory.
+//! A short run (below [`LONG`]) prints the latencies and checks only outcome and memory.
 
 mod honest;
 mod line;
@@ -39,20 +39,20 @@ use crate::call::OPERATOR;
 use crate::member::{instrument_of, limit};
 use crate::world::User;
 
-/// From this duration on latencies are judged.
+/// From this duration on latencies are checked.
 pub const LONG: Duration = Duration::from_secs(30);
-/// After a run the platform has this to give memory back.
+/// Time the platform has after a run to release memory.
 const SETTLE: Duration = Duration::from_secs(60);
-/// The ledger keeps 32,768 holds in memory, and orders that rest for a second have holds of their own.
+/// Memory of the ledger's cache of 32,768 holds: an order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;
-/// Orders in the book, of a member that does nothing else.
+/// Resting orders of the market maker.
 const RESTING: u64 = 10_000;
-/// How often packets leave: what is due since the last time leaves together.
+/// Interval of sending: packets due since the last tick are sent together.
 const TICK: Duration = Duration::from_micros(250);
-/// Packets that leave together at most; an attack that cannot keep up sends fewer.
+/// Most packets per tick; an attack that cannot keep up sends fewer.
 const TOGETHER_MAX: u64 = 100;
 
-/// What the attack is.
+/// Kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Control,
@@ -101,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// Logs in where it has to, and does what comes before the first packet.
+    /// Logs in if needed, and sends what precedes the first packet.
     fn begin(self, target: &Target) -> Box<dyn Attack> {
         let flood = |requests| -> Box<dyn Attack> { Box::new(Flood::begin(target, requests)) };
         match self {
@@ -121,7 +121,7 @@ impl Kind {
     }
 }
 
-/// One attack. Its calls come from one thread.
+/// One attack. All calls come from one thread.
 trait Attack: Send {
     /// Sends one packet.
     fn packet(&mut self, number: u64);
@@ -129,34 +129,34 @@ trait Attack: Send {
     /// Receives, after each tick.
     fn poll(&mut self);
 
-    /// Says what came of it, and leaves nothing behind.
+    /// Cleans up and returns the outcome.
     fn finish(self: Box<Self>) -> Outcome;
 }
 
-/// What came of an attack.
+/// Outcome of an attack.
 struct Outcome {
     said: String,
     wrong: Vec<String>,
 }
 
-/// Whom an attack meets.
+/// Target of an attack.
 #[derive(Clone)]
 struct Target {
     trading: SocketAddr,
     rpc: SocketAddr,
-    /// Of the attacker.
+    /// Token of the attacker.
     token: String,
     instrument: u32,
     instrument_id: String,
 }
 
-/// What is to be run.
+/// Attacks to run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub attacks: Vec<Kind>,
     pub duration: Duration,
     pub packets_per_s: u64,
-    /// Of each attack; in a long run each has a control run before it.
+    /// Runs per attack. In a long plan each further run is preceded by a control run.
     pub runs: usize,
 }
 
@@ -175,8 +175,8 @@ struct Stage {
     control: User,
 }
 
-/// Runs the plan and prints a line per attack. A long run takes a platform per attack, a short one
-/// the same for all.
+/// Runs the plan and prints a line per attack. A long plan starts a platform per attack, a short
+/// one shares a platform.
 ///
 /// # Panics
 /// The platform does not start, or the honest member is not served at all.
@@ -223,7 +223,7 @@ impl Stage {
         }
     }
 
-    /// The runs of an attack; in a long plan each but the first has a control run before it.
+    /// The runs of an attack. In a long plan each but the first is preceded by a control run.
     async fn judge(&mut self, kind: Kind, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let attacker = member(&self.platform, false).await;
         let mut verdict = Verdict::new(kind.name(), plan.is_long());
@@ -234,7 +234,7 @@ impl Stage {
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {
                 self.control(plan, control, &mut verdict).await;
-                // What ordinary orders add is not the attack's.
+                // Excludes memory that ordinary orders add.
                 tokio::time::sleep(SETTLE).await;
                 let last = verdict.resident_bytes.last_mut();
                 last.into_iter()
@@ -256,7 +256,7 @@ impl Stage {
         verdict
     }
 
-    /// The first control of a platform; gives a verdict of its own, whose line is printed.
+    /// First control run of a platform. Prints and returns its own verdict.
     async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let mut verdict = Verdict::new(Kind::Control.name(), false);
         let before = self.resident_bytes();
@@ -267,14 +267,14 @@ impl Stage {
         verdict
     }
 
-    /// One control.
+    /// One control run.
     async fn control(&self, plan: &Plan, control: &mut Vec<Figures>, verdict: &mut Verdict) {
         let (figures, outcome) = self.measure(Kind::Control, plan, &self.control).await;
         verdict.note("control", &outcome);
         control.push(figures);
     }
 
-    /// One run: the attack beside the honest member.
+    /// One run: the attack next to the honest member.
     async fn measure(&self, kind: Kind, plan: &Plan, attacker: &User) -> (Figures, Outcome) {
         let target = Target {
             trading: self.platform.address("trading"),
@@ -290,15 +290,16 @@ impl Stage {
             let honest = Honest::login(server, &token, &bond);
             let honest = std::thread::spawn(move || honest.trade(duration));
             drive(&mut *attack, rate, duration);
-            let figures = honest.join().expect("the honest member comes to its end");
+            let figures = honest.join().expect("the honest member's thread finishes");
             let mut outcome = attack.finish();
             outcome.wrong.extend(figures.wrong.iter().cloned());
             (figures, outcome)
         });
-        both.await.expect("an attack comes to its end")
+        both.await.expect("the attack finishes")
     }
 
-    /// Reads the platform's memory: after a minute, in a short run as soon as it is within its bound.
+    /// Records the platform's memory after a minute, or in a short run as soon as it is within its
+    /// bound.
     async fn settle(&self, plan: &Plan, verdict: &mut Verdict) {
         let begun = Instant::now();
         loop {
@@ -312,7 +313,7 @@ impl Stage {
         }
     }
 
-    /// Waits until an attacker that was disconnected has no open orders: cancel-on-disconnect.
+    /// Waits until cancel-on-disconnect has ended the open orders of a disconnected attacker.
     async fn no_orders_of(&self, user: &User) {
         let request = json!({ "userId": user.id, "status": "ORDER_STATUS_OPEN" });
         self.platform
@@ -325,7 +326,7 @@ impl Stage {
             .await;
     }
 
-    /// A member who comes now is served.
+    /// Checks that a new login is served.
     async fn door(&self, verdict: &mut Verdict) {
         let begun = Instant::now();
         let (server, token) = (self.platform.address("trading"), self.honest.token());
@@ -341,11 +342,11 @@ impl Stage {
         if let Err(error) = login {
             verdict
                 .wrong
-                .push(format!("no login after the attack: {error}"));
+                .push(format!("login after the attack failed: {error}"));
         } else if took > Duration::from_secs(5) {
             verdict
                 .wrong
-                .push(format!("a login after the attack takes {took:?}"));
+                .push(format!("login after the attack took {took:?}"));
         }
     }
 
@@ -355,11 +356,11 @@ impl Stage {
         let status = std::fs::read_to_string(path).expect("the platform runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        kib.expect("its memory").parse::<u64>().expect("a number") << 10
+        kib.expect("VmRSS in kB").parse::<u64>().expect("a number") << 10
     }
 }
 
-/// A user with money to trade; one that trades all day has the bounds of its agreement.
+/// A user with money to trade; one that trades all day has raised order limits.
 async fn member(platform: &Platform, trades_all_day: bool) -> User {
     let user = platform.trader().await;
     for limit in ["DEPOSIT", "TRADING"] {
@@ -377,7 +378,7 @@ async fn member(platform: &Platform, trades_all_day: bool) -> User {
     user
 }
 
-/// Resting orders over a thousand levels; gives the protocol's number of the instrument.
+/// Resting orders over a thousand levels. Returns the protocol's number of the instrument.
 async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
     let (server, token) = (platform.address("trading"), maker.token());
     let (connection, mut reports) = Connection::connect(server, Trust::Loopback)
@@ -393,7 +394,7 @@ async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
         let ticks = 101 + i64::try_from(id % 1_000).expect("small");
         let order = limit(id, instrument, types::Side::Buy, ticks, 1);
         connection.send(0, order).await.expect("sent");
-        // Within the rate.
+        // Stays within the rate.
         if id.is_multiple_of(100) {
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -402,14 +403,16 @@ async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
         let report = reports.recv().await.expect("a report").expect("a report");
         match report.message {
             wire::ServerMessage::OrderAck(_) => acknowledged += 1,
-            wire::ServerMessage::Rejected(m) => panic!("the maker: {}", m.reason.as_str()),
+            wire::ServerMessage::Rejected(m) => {
+                panic!("an order of the maker was rejected: {}", m.reason.as_str())
+            }
             _ => {}
         }
     }
     instrument
 }
 
-/// Sends packets at a rate for so long.
+/// Sends packets at `rate` per second for `duration`.
 fn drive(attack: &mut dyn Attack, rate: u64, duration: Duration) {
     let begun = Instant::now();
     let (mut number, mut skipped) = (0, 0);

@@ -1,4 +1,4 @@
-//! Reads over the RPC port, as many as its connections answer.
+//! Reads over the RPC port, as fast as its connections answer.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Attack, Outcome, Target};
 use crate::call::{AUDITOR, context, path_of};
 
-/// Connections, each with one call under way.
+/// Connections, each with one call in flight.
 const CONNECTIONS: usize = 32;
 
 struct Caller {
@@ -18,7 +18,7 @@ struct Caller {
     is_waiting: bool,
 }
 
-/// Calls of `GetOrderBook` and `GetMarketStatus` in turn.
+/// Alternating calls of `GetOrderBook` and `GetMarketStatus`.
 pub struct Reads {
     callers: Vec<Caller>,
     requests: [Vec<u8>; 2],
@@ -54,7 +54,7 @@ impl Reads {
     }
 }
 
-/// A call as bytes on the connection.
+/// A call as HTTP bytes.
 fn request(name: &str, mut body: Value) -> Vec<u8> {
     body["context"] = context();
     let (path, body) = (path_of(name), body.to_string());
@@ -66,7 +66,7 @@ fn request(name: &str, mut body: Value) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The status of an answer that is complete.
+/// Status of a complete answer.
 fn status(answer: &[u8]) -> Option<String> {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();

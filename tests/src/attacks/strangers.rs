@@ -1,4 +1,4 @@
-//! Attacks without credentials: datagrams, handshakes and connections that never become a session.
+//! Attacks without credentials: datagrams, handshakes and connections that never log in.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -13,7 +13,7 @@ use super::line::{self, SERVER_NAME, application_code};
 use super::{Attack, Outcome, Target};
 use crate::flow::Random;
 
-/// Datagrams from one socket, and what came back.
+/// Datagrams from one socket, and the received answers.
 pub struct Datagrams {
     socket: UdpSocket,
     datagrams: Vec<Vec<u8>>,
@@ -25,7 +25,7 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// Random bytes of any length.
+    /// Random bytes of random length.
     pub fn garbage(target: &Target) -> Self {
         let mut random = Random::new(20_261_125);
         let datagram = |_| {
@@ -88,7 +88,7 @@ impl Attack for Datagrams {
         self.poll();
         let mut wrong = Vec::new();
         if self.answered_bytes > 3 * self.sent_bytes {
-            wrong.push("more than three bytes for one".to_owned());
+            wrong.push("answered with more than three times the bytes received".to_owned());
         }
         if self.are_initials && self.retries == 0 {
             wrong.push("no Retry".to_owned());
@@ -103,11 +103,11 @@ impl Attack for Datagrams {
     }
 }
 
-/// Most idle connections of each kind.
+/// Most idle connections per kind.
 const IDLE_MAX: usize = 400;
-/// A stranger is gone after this: the login's time, and what a busy machine adds.
+/// Longest life of a stranger's connection: the login timeout, plus slack for a busy machine.
 const QUIC_MAX: Duration = Duration::from_secs(8);
-/// The same on the RPC port: the first request's time.
+/// The same on the RPC port: the timeout of the first request.
 const TCP_MAX: Duration = Duration::from_secs(13);
 
 /// Connections without a login: TCP without a byte, QUIC with heartbeats.
@@ -125,9 +125,9 @@ pub struct Idle {
 #[derive(Default)]
 struct Ends {
     open: Vec<Key>,
-    /// Ended since the last look.
+    /// Ended since the last poll.
     ended: Vec<Key>,
-    /// Closed because no session was logged in.
+    /// Closed because no session had logged in.
     expected: u64,
     other: u64,
     longest: Duration,
@@ -177,7 +177,7 @@ impl Idle {
         }
     }
 
-    /// One more of each kind.
+    /// Opens one more connection of each kind.
     fn dial(&mut self) {
         let now = Instant::now();
         if self.endpoint.connections() < IDLE_MAX {
@@ -198,7 +198,7 @@ impl Idle {
         }
     }
 
-    /// Longest life of a TCP connection that is open.
+    /// Removes closed TCP connections; returns the age of the oldest open one.
     fn look_at_silent(&mut self) -> Duration {
         let before = self.silent.len();
         self.silent.retain_mut(|(_, stream)| {
@@ -254,7 +254,10 @@ impl Attack for Idle {
             ));
         }
         if !self.silent.is_empty() {
-            wrong.push(format!("{} silent TCP connections stay", self.silent.len()));
+            wrong.push(format!(
+                "{} silent TCP connections stay open",
+                self.silent.len()
+            ));
         }
         Outcome {
             said: format!(

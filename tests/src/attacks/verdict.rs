@@ -1,27 +1,28 @@
-//! Figures of an attack against its control, and what is wrong with them.
+//! Figures of an attack compared with its control, and violations.
 
 use std::time::Duration;
 
 use super::Outcome;
 use super::honest::Figures;
 
-/// Median of the honest p50, against that of the control.
+/// Largest ratio of the honest median p50 to the control's.
 const RATIO_MAX: f64 = 1.25;
-/// How much longer than the control's longest gap one may be.
+/// Largest excess of the longest gap over the control's.
 const GAP_MORE: Duration = Duration::from_millis(50);
-/// Resident memory after the first run: at most this percentage of what it was, plus these bytes.
+/// Resident memory after the first run: at most this percentage of the initial one, plus these
+/// bytes.
 const RESIDENT_PERCENT: u64 = 110;
 const RESIDENT_MORE: u64 = 32 << 20;
-/// What a further run may add: what an allocator's pages move by.
+/// Most bytes that a further run may add: noise of the allocator's pages.
 const SECOND_RUN_MORE: u64 = 8 << 20;
 
-/// What came of an attack.
+/// Verdict on an attack.
 pub struct Verdict {
     pub name: &'static str,
-    /// What breaks a bound.
+    /// Violated bounds.
     pub wrong: Vec<String>,
     pub(super) resident_bytes: Vec<u64>,
-    /// What caches with a bound of their own may take once in the platform's life.
+    /// Bytes that bounded caches may take once in the platform's life.
     pub(super) caches_bytes: u64,
     judges_latency: bool,
     figures: Vec<Figures>,
@@ -49,13 +50,13 @@ impl Verdict {
         self.figures.push(figures);
     }
 
-    /// What a run had to say.
+    /// Adds the outcome of a run.
     pub(super) fn note(&mut self, run: &str, outcome: &Outcome) {
         self.outcomes.push(format!("{run}; {}", outcome.said));
         self.wrong.extend(outcome.wrong.iter().cloned());
     }
 
-    /// Compares latency with the control's, and memory with what it was.
+    /// Compares latency with the control's, and memory with that before.
     pub(super) fn compare(&mut self, control: &[Figures]) {
         let (ours, theirs) = (median_p50(&self.figures), median_p50(control));
         let ratio = ours as f64 / theirs.max(1) as f64;
@@ -70,7 +71,7 @@ impl Verdict {
         };
         if self.judges_latency && ratio > RATIO_MAX {
             self.wrong
-                .push(format!("honest p50 {ratio:.2} of the control's"));
+                .push(format!("honest p50 is {ratio:.2} times the control's"));
         }
         if self.judges_latency && gap > control_gap + GAP_MORE {
             self.wrong
@@ -86,13 +87,14 @@ impl Verdict {
         }
     }
 
-    /// True when the platform may have so much memory after the next run.
+    /// True if the platform may have this much memory after the next run.
     pub(super) fn allows_memory(&self, bytes: u64) -> bool {
         may_follow(&self.resident_bytes, bytes, self.caches_bytes)
     }
 }
 
-/// Memory after a run, against what it was before and after the runs until then.
+/// True if memory after a run is within its bound, given the memory before and after the runs until
+/// then.
 fn may_follow(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
     match before {
         [] => true,
@@ -101,7 +103,7 @@ fn may_follow(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
     }
 }
 
-/// Median over the runs.
+/// Median of the runs' p50.
 fn median_p50(runs: &[Figures]) -> u64 {
     let p50 = |figures: &Figures| figures.durable_us.value_at_quantile(0.5);
     let mut values: Vec<u64> = runs.iter().map(p50).collect();
@@ -147,7 +149,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_first_run_may_add_a_share_and_a_further_one_next_to_nothing() {
+    fn a_first_run_may_add_a_share_and_a_further_one_only_noise() {
         assert!(may_follow(&[], 1_000 * MIB, 0));
         assert!(may_follow(&[100 * MIB], 142 * MIB, 0));
         assert!(!may_follow(&[100 * MIB], 143 * MIB, 0));
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_judges_latency_and_a_short_one_does_not() {
+    fn a_long_run_checks_latency_and_a_short_one_does_not() {
         let figures = |us: u64, gap_ms| {
             let mut durable_us = hdrhistogram::Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
             durable_us.record(us).unwrap();

@@ -1,8 +1,8 @@
-//! What the journal says: every session's numbered messages, made again offline, and whether
+//! Reads the journal: recomputes every session's numbered messages offline, and checks that
 //! cancel-on-disconnect came when it was due.
 //!
-//! Only the journal's own times count: a session is away from the time of its `CloseSession` on,
-//! after a restart of the server from the first record of the new process on.
+//! Only the journal's own times count: a session is away from the time of its `CloseSession`, and
+//! after a restart of the server from the first record of the new process.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use wire::{ServerMessage, encode};
 pub struct Restart {
     /// Just before the process was started.
     pub spawned_ns: u64,
-    /// The process has said that it is ready.
+    /// The process has reported ready.
     pub ready_ns: u64,
 }
 
@@ -29,31 +29,31 @@ pub struct Restart {
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub grace: Duration,
-    /// How much later than the grace it may come; never earlier.
+    /// Longest delay after the grace; never earlier.
     pub late: Duration,
 }
 
-/// What was found.
+/// Findings of the walk over the journal.
 #[derive(Debug, Default)]
 pub struct Journal {
     pub records: u64,
-    /// By session key: message n of the session as bytes on channel 0, from number 1 on.
+    /// By session key: the session's messages from number 1 on, as bytes on channel 0.
     pub messages: HashMap<Id128, Vec<Bytes>>,
-    /// Times of each session's ends, restarts included, nanoseconds since 1970.
+    /// Times at which each session ended, restarts included, nanoseconds since 1970.
     pub ends: HashMap<Id128, Vec<u64>>,
-    /// Cancels on disconnect that ended orders, and the orders they ended.
+    /// Cancels on disconnect that ended orders, and the number of those orders.
     pub cancels: u64,
     pub cancelled_orders: u64,
-    /// From the end of the session to the cancel, in journal time, where both times are exact.
+    /// Delay from the session's end to the cancel, in journal time, where both times are exact.
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
-    /// Sessions with open orders that were back within the grace.
+    /// Sessions with open orders that returned within the grace.
     pub returns: u64,
-    /// What must not be there.
+    /// Violations.
     pub wrong: Vec<String>,
 }
 
-/// Since when a session with cancel-on-disconnect is away; after some restarts known only as a span.
+/// When a session with cancel-on-disconnect went away; after some restarts known only as a span.
 #[derive(Clone, Copy, Debug)]
 struct Away {
     earliest_ns: u64,
@@ -75,7 +75,7 @@ struct Walk<'a> {
 /// Reads a journal at rest from its first record to its last.
 ///
 /// # Panics
-/// It is damaged, or the books compute other events than it has.
+/// If it is damaged, or the books compute events other than the recorded ones.
 pub fn read(dir: &Path, restarts: &[Restart], terms: Terms) -> Journal {
     let node = NodeId::new(1).expect("1 is a node number");
     let mut walk = Walk {
@@ -89,8 +89,12 @@ pub fn read(dir: &Path, restarts: &[Restart], terms: Terms) -> Journal {
         found: Journal::default(),
     };
     let walked = Folder::new(dir).dump(1..=u64::MAX, |record| walk.step(&record));
-    walked
-        .unwrap_or_else(|error| panic!("the journal in {} does not check: {error}", dir.display()));
+    walked.unwrap_or_else(|error| {
+        panic!(
+            "the journal in {} fails verification: {error}",
+            dir.display()
+        )
+    });
     walk.finish()
 }
 
@@ -120,7 +124,7 @@ impl Walk<'_> {
                     let session = report.session;
                     self.wrong(
                         record,
-                        &format!("{session:?} loses an order that is not due"),
+                        &format!("an order of {session:?} is cancelled before it is due"),
                     );
                 }
             }
@@ -130,7 +134,7 @@ impl Walk<'_> {
                 let (session, number) = (report.session, report.number);
                 self.wrong(
                     record,
-                    &format!("{session:?} has no message before {number}"),
+                    &format!("{session:?} lacks a message before {number}"),
                 );
             }
         }
@@ -140,7 +144,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What the command means for a session; the session whose orders it cancels on disconnect.
+    /// Applies the command to the sessions; returns the session whose orders it cancels on
+    /// disconnect.
     fn before(&mut self, record: &Record) -> Option<SessionIx> {
         match record.command.command {
             Command::CloseSession(close) => {
@@ -159,14 +164,14 @@ impl Walk<'_> {
                 if let MassScope::Session(session) = cancel.scope {
                     return Some(session);
                 }
-                self.wrong(record, "cancel-on-disconnect of more than a session");
+                self.wrong(record, "cancel-on-disconnect of more than one session");
             }
             _ => {}
         }
         None
     }
 
-    /// Orders were cancelled because their session is away: not too early, not too late, all of them.
+    /// Checks a cancel on disconnect: not too early, not too late, all orders.
     fn after_cancel(&mut self, record: &Record, session: SessionIx, ended: u64) {
         let Some(away) = self.away.remove(&session) else {
             return self.wrong(record, &format!("{session:?} is not away"));
@@ -176,11 +181,14 @@ impl Walk<'_> {
             let early = away.earliest_ns + grace_ns - time_ns;
             self.wrong(
                 record,
-                &format!("{session:?} loses its orders {early} ns early"),
+                &format!("orders of {session:?} are cancelled {early} ns early"),
             );
         }
         if self.has_orders(session) {
-            self.wrong(record, &format!("{session:?} keeps orders"));
+            self.wrong(
+                record,
+                &format!("{session:?} still has orders after the cancel"),
+            );
         }
         if ended == 0 {
             return;
@@ -195,13 +203,14 @@ impl Walk<'_> {
         }
     }
 
-    /// The first record of a new process: sessions that were away count as away from here on.
+    /// First record of a new process: absent sessions count as away from here on.
     fn note_restart(&mut self, record: &Record) {
         while let Some((restart, later)) = self.restarts.split_first()
             && record.command.time_ns >= restart.spawned_ns
         {
             self.restarts = later;
-            // Sessions that were connected end first of all, at the moment from which the others count.
+            // Sessions that were connected are closed first, at the time from which the others
+            // count.
             let away = match record.command.command {
                 Command::CloseSession(_) => Away::at(record.command.time_ns),
                 _ => Away {
@@ -268,7 +277,7 @@ impl Away {
     }
 }
 
-/// A numbered message on channel 0, as both sides are compared.
+/// A numbered message as bytes on channel 0, the form in which messages are compared.
 pub fn encoded(message: &ServerMessage, number: u64) -> Bytes {
     let mut bytes = BytesMut::with_capacity(wire::NUMBERED_LEN_MAX);
     encode(message, 0, number, &mut bytes);
@@ -276,5 +285,5 @@ pub fn encoded(message: &ServerMessage, number: u64) -> Bytes {
 }
 
 fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).expect("a few seconds")
+    u64::try_from(duration.as_nanos()).expect("duration fits 64 bits")
 }

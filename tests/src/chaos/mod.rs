@@ -1,11 +1,11 @@
-//! Chaos: the real binary is killed and started again, clients die without a word and come back, and
-//! every datagram between them passes a proxy that drops, delays, reorders and duplicates. At the end
+//! Chaos: the real binary is killed and restarted, clients die abruptly and return, and every
+//! datagram between them passes a proxy that drops, delays, reorders and duplicates. At the end
 //! each client's numbered messages are compared with the journal's, byte for byte.
 //!
 //! | file | what |
 //! |---|---|
 //! | `trader` | a client under chaos |
-//! | `session` | one session of it: its requests, and its record |
+//!  `session` | one session of a trader: its requests, and its record |
 //! | `judge` | the journal read offline: messages, and when cancel-on-disconnect came |
 //! | `summary` | figures of a run |
 //!
@@ -37,36 +37,36 @@ use crate::flow::Random;
 use crate::process::PATIENCE;
 use crate::udp_proxy::{Faults, Proxy};
 
-/// Heartbeat and grace of cancel-on-disconnect: a second each.
+/// Heartbeat interval, and grace of cancel-on-disconnect.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// Settings of the platform. The small window makes resumes read the journal while the server runs.
+/// Settings of the platform. With the small window, resumes read the journal while the server runs.
 const SETTINGS: [(&str, &str); 4] = [
     ("PLATFORM_MARKET__HEARTBEAT_MS", "1000"),
     ("PLATFORM_TRADING__GRACE_MS", "1000"),
     ("PLATFORM_MARKET__WINDOW_MESSAGES_MAX", "256"),
     ("PLATFORM_SNAPSHOTS__EVERY_SECONDS", "5"),
 ];
-/// Numbered messages of all clients together from one kill to the next, where they are waited for.
+/// Numbered messages of all clients together that are awaited between two kills.
 const MESSAGES_BETWEEN: u64 = 30;
 
-/// What is to be done.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
     pub server_kills: usize,
     pub client_kills: usize,
     pub traders: usize,
-    /// One request of each client in this time.
+    /// Interval of each client's requests.
     pub pace: Duration,
     pub faults: Faults,
-    /// How much later than the grace the cancel may come.
+    /// Longest delay of the cancel after the grace.
     pub late: Duration,
-    /// All kills are done within this time.
+    /// Time limit for all kills.
     pub limit: Duration,
 }
 
 impl Plan {
-    /// As many kills of servers as of clients.
+    /// As many kills of the server as of clients.
     pub fn new(seed: u64, kills: usize) -> Self {
         Self {
             seed,
@@ -87,24 +87,24 @@ impl Plan {
     }
 }
 
-/// Nanoseconds since 1970, as the journal counts them.
+/// Nanoseconds since 1970, like the journal's times.
 pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since.expect("after 1970").as_nanos()).expect("before 2554")
 }
 
-/// A client that dies by order.
+/// A running client, with the channel of its orders.
 struct Running {
     orders: mpsc::Sender<Order>,
     progress: Arc<AtomicU64>,
     task: JoinHandle<Trader>,
 }
 
-/// Runs the plan on a platform of its own.
+/// Runs the plan on a new platform.
 ///
 /// # Panics
-/// A client received something else than the journal says, or the run found another fault. The
-/// message contains the seed.
+/// If a client received something that differs from the journal, or the run found another fault.
+/// The message contains the seed.
 pub async fn run(plan: &Plan) -> Summary {
     let begun = Instant::now();
     let mut platform = Platform::start_with(&SETTINGS).await;
@@ -112,11 +112,11 @@ pub async fn run(plan: &Plan) -> Summary {
     let restarts = kill(plan, &mut platform, &running).await;
     let mut traders = Vec::new();
     for client in &running {
-        // A client that has panicked says so when it is joined.
+        // The join below reports a client that has panicked.
         let _ = client.orders.send(Order::Finish).await;
     }
     for client in running {
-        traders.push(client.task.await.expect("a client comes to its end"));
+        traders.push(client.task.await.expect("the client finishes"));
     }
     let health = platform.get("market", "/health", "").await;
     assert_eq!(
@@ -133,7 +133,7 @@ pub async fn run(plan: &Plan) -> Summary {
         let journal = judge::read(&dir, &restarts, terms);
         (journal, restarts)
     });
-    let (journal, restarts) = read.await.expect("the journal is read");
+    let (journal, restarts) = read.await.expect("reading the journal finishes");
     let mut wrong = journal.wrong.clone();
     for trader in &traders {
         wrong.extend(compare(trader, &journal));
@@ -152,7 +152,7 @@ pub async fn run(plan: &Plan) -> Summary {
     summary
 }
 
-/// Members with money and units, and their clients at work.
+/// Members with money and units, and their running clients.
 async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
     let bond = platform.bond().await;
     let mut running = Vec::new();
@@ -178,7 +178,7 @@ async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
     running
 }
 
-/// Kills in a seeded order, most after some messages, each after a seeded moment.
+/// Kills in a seeded order, most after some messages, each after a seeded delay.
 async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<Restart> {
     let begun = Instant::now();
     let mut random = Random::new(plan.seed);
@@ -195,7 +195,7 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
             "only {done} kills in {:?}",
             plan.limit
         );
-        // Most meet clients at work, some meet a start or a resume.
+        // Most kills meet clients at work, some a start or a resume.
         if random.below(4) > 0 {
             progress(running, MESSAGES_BETWEEN).await;
         }
@@ -211,7 +211,7 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
             });
         } else {
             let at = usize::try_from(random.below(running.len() as u64)).expect("small");
-            // Back at once, after heartbeat and grace, or anywhere near.
+            // Returns at once, after heartbeat and grace, or in between.
             let away = match random.below(3) {
                 0 => 50 + random.below(600),
                 1 => 3_000 + random.below(1_500),
@@ -223,8 +223,8 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
                 away,
             };
             let sent = running[at].orders.send(order).await;
-            assert!(sent.is_ok(), "a client has ended");
-            // Half of the absences pass while the server lives: it notices them by the silence.
+            assert!(sent.is_ok(), "a client ended early");
+            // During half of the absences the server stays alive and detects the silence.
             if random.below(2) == 0 {
                 tokio::time::sleep(away).await;
             }
@@ -243,13 +243,13 @@ async fn progress(running: &[Running], messages: u64) {
     let (before, deadline) = (total(), Instant::now() + PATIENCE);
     while total() < before + messages {
         let is_ended = running.iter().any(|client| client.task.is_finished());
-        assert!(!is_ended, "a client has ended");
-        assert!(Instant::now() < deadline, "no messages any more");
+        assert!(!is_ended, "a client ended early");
+        assert!(Instant::now() < deadline, "timed out waiting for messages");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// What a client has against what the journal says.
+/// Compares a client's messages with the journal's.
 fn compare(trader: &Trader, journal: &Journal) -> Vec<String> {
     let mut wrong = trader.wrong.clone();
     for session in &trader.sessions {
@@ -267,7 +267,7 @@ fn compare(trader: &Trader, journal: &Journal) -> Vec<String> {
     wrong
 }
 
-/// The messages without those that funding and settlement have made after the client's end.
+/// Drops messages that funding and settlement created after the client's end.
 fn up_to_end(messages: &[Bytes], received: usize) -> &[Bytes] {
     let Some((had, after)) = messages.split_at_checked(received) else {
         return messages;
@@ -299,7 +299,7 @@ fn difference(what: &str, left: &[Bytes], right: &[Bytes]) -> Option<String> {
     })
 }
 
-/// Logs in from the beginning, past no proxy, after a restart: every message comes out of the journal.
+/// Logs in from number 1 without the proxy, after a restart: every message comes from the journal.
 async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
     let (connection, mut reports) =
         Connection::connect(platform.address("trading"), Trust::Loopback)
@@ -309,7 +309,7 @@ async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
     for (channel, session) in (0u16..).zip(&trader.sessions) {
         let options = LoginOptions::new(&trader.user.token(), &session.name);
         let login = connection.login(channel, options).await;
-        login.expect("a login from the beginning");
+        login.expect("a login from number 1");
     }
     let lacks = |again: &[Vec<Bytes>]| {
         let both = again.iter().zip(&trader.sessions);
@@ -318,7 +318,7 @@ async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
     };
     while lacks(&again) {
         let report = tokio::time::timeout(PATIENCE, reports.recv()).await;
-        let report = report.expect("in time").expect("the connection lives");
+        let report = report.expect("in time").expect("the connection is open");
         let report = report.expect("a report");
         if report.sequence > 0 {
             let bytes = encoded(&report.message, report.sequence);

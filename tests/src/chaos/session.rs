@@ -1,4 +1,4 @@
-//! One session of a client under chaos: its seeded requests, and its record of what it was told.
+//! One session of a client under chaos: its seeded requests, and its record of received messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,31 @@ use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use crate::flow::Random;
 
-/// Price around which all clients trade, in kopecks, and how far away orders rest that never trade.
+/// Price around which all clients trade, in kopecks, and the distance of orders that never trade.
 const MIDDLE_TICKS: u64 = 10_000;
 const FAR_TICKS: u64 = 3_000;
-/// Open orders of a session, at most.
+/// Most open orders of a session.
 const OPEN_MAX: usize = 40;
 
-/// A request that acts and was not answered.
+/// An unanswered request that acts.
 pub(super) struct Asked {
     pub message: ClientMessage,
-    /// The login under which it was sent last.
+    /// Login under which it was last sent.
     pub login: u32,
 }
 
-/// One session as its client knows it.
+/// Client-side record of one session.
 pub struct Session {
     pub name: String,
     pub cancel_on_disconnect: bool,
-    /// Message n at place n - 1, as bytes on channel 0.
+    /// Message n at index n - 1, as bytes on channel 0.
     pub messages: Vec<Bytes>,
     pub(super) waiting: BTreeMap<u64, Asked>,
     answered: BTreeSet<u64>,
     acknowledged: BTreeSet<u64>,
     /// Client ids of open orders.
     open: Vec<u64>,
-    /// Client sequence of the mass cancel that ends it all.
+    /// Client sequence of the final mass cancel.
     pub(super) last: Option<u64>,
 }
 
@@ -50,8 +50,8 @@ impl Session {
         }
     }
 
-    /// The next request of the flow: orders that rest, cross, are immediate or far away; cancels; amends.
-    /// `id` is that of a new order: unique among all orders of the user.
+    /// Next seeded request: resting, crossing, immediate or far orders, cancels, amends. `id` is
+    /// for a new order and unique among all orders of the user.
     pub(super) fn request(&self, random: &mut Random, instrument: u32, id: u64) -> ClientMessage {
         let roll = random.below(100);
         if !self.open.is_empty() && (roll < 30 || self.open.len() >= OPEN_MAX) {
@@ -91,7 +91,7 @@ impl Session {
         order.into()
     }
 
-    /// Takes note of a numbered message; a text when it must not be.
+    /// Records a numbered message; returns a text if it violates a rule.
     pub(super) fn note(&mut self, message: &ServerMessage) -> Option<String> {
         let answers = message.answers();
         if answers != 0 {
@@ -104,7 +104,7 @@ impl Session {
             ServerMessage::OrderAck(ack) => {
                 self.open.push(ack.client_order_id);
                 if !self.acknowledged.insert(ack.client_order_id) {
-                    return Some(format!("order {} acted twice", ack.client_order_id));
+                    return Some(format!("order {} was executed twice", ack.client_order_id));
                 }
             }
             ServerMessage::Cancelled(cancelled) => self.ended(cancelled.client_order_id),
@@ -118,12 +118,12 @@ impl Session {
         self.open.retain(|open| *open != client_order_id);
     }
 
-    /// Orders that were acknowledged as durable.
+    /// Orders acknowledged as durable.
     pub fn orders(&self) -> usize {
         self.acknowledged.len()
     }
 
-    /// The mass cancel that ends it all has its answer: nothing comes after it.
+    /// True once the final mass cancel is answered: no message follows it.
     pub(super) fn has_finished(&self) -> bool {
         self.last.is_some_and(|last| self.answered.contains(&last))
     }

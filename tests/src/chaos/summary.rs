@@ -1,4 +1,4 @@
-//! What a chaos has done and measured, for people.
+//! Human-readable figures of a chaos run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Summary {
     pub returns: u64,
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
-    /// Clients whose sessions ended by their silence while the server lived, and the longest time
+    /// Clients whose sessions ended by silence while the server was alive, and the longest time
     /// from a client's death to that end in the journal.
     pub silent_ends: usize,
     pub noticed: Option<Duration>,
@@ -110,7 +110,7 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "sessions with open orders that were back within the grace: {}",
+            "sessions with open orders that returned within the grace: {}",
             self.returns
         )?;
         writeln!(
@@ -121,7 +121,7 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "resumes: {}, new logins: {}, requests asked again: {}, refusals lost: {}",
+            "resumes: {}, new logins: {}, requests sent again: {}, refusals lost: {}",
             self.resumes, self.restarts, self.asked_again, self.refusals_lost
         )?;
         let datagrams = self.datagrams;
@@ -136,9 +136,9 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "  and lost in silence {}, for lack of room {}",
+            "  dropped while silenced {}, dropped for lack of room {}",
             datagrams.silenced, datagrams.overflowed
         )?;
-        write!(f, "what the clients met: {:?}", self.troubles)
+        write!(f, "troubles of the clients: {:?}", self.troubles)
     }
 }

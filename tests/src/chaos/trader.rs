@@ -1,10 +1,10 @@
 //! A trading client under chaos: sessions on one connection through a proxy, seeded requests, and a
-//! record of every numbered message. It dies when the driver says so, without a packet to the
-//! server, and comes back.
+//! record of every numbered message. On the driver's order it dies without a packet to the server,
+//! and returns.
 //!
-//! It dies in one of two ways. The process dies: connection and client library are gone, and it logs
-//! in anew with the last number it has recorded; requests that the server has not seen it sends again
-//! under new client sequences. Or the network path dies: the library's `resume` continues.
+//! It dies in one of two ways. A process death drops connection and client library: it logs in anew
+//! with the last recorded number, and sends requests that the server has not seen again under new
+//! client sequences. A path death cuts the network: the library's `resume` continues.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,22 +26,22 @@ use crate::process::PATIENCE;
 use crate::udp_proxy::Proxy;
 use crate::world::User;
 
-/// Requests of a session without an answer, at most.
+/// Most unanswered requests of a session.
 const WAITING_MAX: usize = 64;
-/// Silence after which the client gives the connection up: the server speaks twice a second.
+/// Silence after which the client drops the connection: the server sends at least twice a second.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// How long one attempt to come back may take.
+/// Timeout of one reconnect attempt.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 
-/// What the driver wants of a trader.
+/// Orders of the driver to a trader.
 pub enum Order {
-    /// Dies without a word and comes back after this time.
+    /// Dies abruptly and returns after this time.
     Die { is_process: bool, away: Duration },
-    /// Sends no new orders, cancels its open ones, waits for the last answers, returns.
+    /// Sends no new orders, cancels the open ones, waits for the last answers, finishes.
     Finish,
 }
 
-/// When a client died, and when it tried to come back: nanoseconds since 1970.
+/// When a client died, and when it tried to return: nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
     pub at_ns: u64,
@@ -52,17 +52,17 @@ pub struct Trader {
     pub user: User,
     pub sessions: Vec<Session>,
     pub proxy: Arc<Proxy>,
-    /// What should never have been told.
+    /// Violations.
     pub wrong: Vec<String>,
     pub deaths: Vec<Death>,
     /// Logins by the library's resume, and by a new process.
     pub resumes: u64,
     pub restarts: u64,
-    /// Requests asked again by the library and by the client itself.
+    /// Requests sent again by the library and by the client itself.
     pub asked_again: u64,
-    /// Requests whose refusal was lost with a connection: the server has not seen them.
+    /// Requests whose rejection was lost with a connection: the server has not seen them.
     pub refusals_lost: u64,
-    /// Why connections ended, and reasons of refused requests.
+    /// Why connections ended, and reasons of rejected requests.
     pub troubles: BTreeMap<String, u64>,
     bond: String,
     random: Random,
@@ -70,7 +70,7 @@ pub struct Trader {
     link: Option<(Connection, Reports)>,
     instrument: u32,
     is_lost: bool,
-    /// The library has given a session up: only a new connection has all of them.
+    /// The library has dropped a session: only a new connection restores all of them.
     is_broken: bool,
     is_ending: bool,
     logins: u32,
@@ -108,7 +108,7 @@ impl Trader {
         }
     }
 
-    /// One request in this time.
+    /// Sets the interval of requests.
     #[must_use]
     pub fn paced(mut self, pace: Duration) -> Self {
         self.pace = pace;
@@ -120,10 +120,10 @@ impl Trader {
         self.progress.clone()
     }
 
-    /// Trades until it is told to finish, and is back with everything it was told.
+    /// Trades until it is ordered to finish, and returns with its record.
     ///
     /// # Panics
-    /// It cannot log in, or does not hear the last answers, within a minute.
+    /// If it cannot log in, or does not receive the last answers, within a minute.
     pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Self {
         self.connect().await;
         let mut tick = tokio::time::interval(self.pace);
@@ -191,7 +191,7 @@ impl Trader {
         }
     }
 
-    /// Nothing of it reaches the server any more, not even a goodbye.
+    /// Dies: no packet reaches the server any more, not even a close.
     async fn die(&mut self, is_process: bool, away: Duration) {
         let at_ns = now_ns();
         if is_process {
@@ -221,7 +221,7 @@ impl Trader {
                     self.judge_error(&error);
                     error.to_string()
                 }
-                Err(_) => "no answer to an attempt".to_owned(),
+                Err(_) => "reconnect attempt timed out".to_owned(),
             };
             assert!(
                 Instant::now() < deadline,
@@ -278,7 +278,7 @@ impl Trader {
         Ok(())
     }
 
-    /// Sends a request that acts; its client sequence, unless the connection is gone.
+    /// Sends a request that acts; returns its client sequence, `None` if the connection is lost.
     fn ask(&mut self, channel: usize, message: ClientMessage) -> Option<u64> {
         let (connection, _) = self.link.as_ref()?;
         let number = u16::try_from(channel).expect("two sessions");
@@ -318,14 +318,14 @@ impl Trader {
     fn hear(&mut self, report: &Report) {
         self.heard = Instant::now();
         let Some(session) = self.sessions.get_mut(usize::from(report.channel)) else {
-            return; // Of the connection: a heartbeat, or why it ends.
+            return; // On the connection channel: a heartbeat or `Disconnect`.
         };
         let message = &report.message;
         if report.sequence > 0 {
             let due = session.messages.len() as u64 + 1;
             if report.sequence != due {
                 let text = format!(
-                    "{}: number {} where {due} was due",
+                    "{}: received number {}, expected {due}",
                     session.name, report.sequence
                 );
                 return self.wrong.push(text);
@@ -344,7 +344,8 @@ impl Trader {
                     session.last = None;
                 }
                 if refused.reason == RejectReason::AlreadySeen {
-                    self.wrong.push(format!("already seen: {refused:?}"));
+                    self.wrong
+                        .push(format!("unexpected ALREADY_SEEN: {refused:?}"));
                 }
                 self.trouble(refused.reason.as_str());
             }
@@ -365,7 +366,8 @@ impl Trader {
         self.is_ending && self.sessions.iter().all(Session::has_finished)
     }
 
-    /// Requests of a session are answered in order: what is left lost its refusal with a connection.
+    /// Requests of a session are answered in order: an unanswered one lost its rejection with a
+    /// connection.
     fn check_unanswered(&mut self) {
         for session in &self.sessions {
             for (client_seq, asked) in &session.waiting {

@@ -1,4 +1,4 @@
-//! One direction of one client: what happens to its datagrams.
+//! One direction of one client: applies the faults to its datagrams.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{Shared, WAITING_MAX, count};
 use crate::flow::Random;
 
-/// How long a datagram is held back for the next one to overtake it.
+/// Longest time a datagram is held back for the next one to overtake it.
 const HELD_MAX: Duration = Duration::from_millis(20);
 const MILLION: u64 = 1_000_000;
 
@@ -25,15 +25,15 @@ pub(super) struct Lane {
     random: Random,
     socket: Arc<UdpSocket>,
     to: SocketAddr,
-    /// Delayed datagrams by the moment they are due; the ticket keeps the order of equal moments.
+    /// Delayed datagrams by due time; the ticket keeps the order of equal times.
     waiting: BinaryHeap<Reverse<(Instant, u64, Bytes)>>,
     ticket: u64,
-    /// Held back until the next one has passed, or this moment.
+    /// Held back until the next one has passed, or this time.
     held: Option<(Instant, Bytes)>,
 }
 
 impl Lane {
-    /// Datagrams go out over `socket` to the address `to`.
+    /// A lane that sends datagrams over `socket` to the address `to`.
     pub fn new(
         shared: Arc<Shared>,
         flow: u64,
@@ -53,7 +53,7 @@ impl Lane {
         }
     }
 
-    /// Treats what comes until nothing can come any more.
+    /// Processes datagrams until the sender is dropped.
     pub async fn run(mut self, mut receiver: mpsc::Receiver<Bytes>) {
         loop {
             let waiting = self.waiting.peek().map(|Reverse((at, ..))| *at);

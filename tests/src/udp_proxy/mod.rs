@@ -1,10 +1,10 @@
-//! A UDP proxy that treats datagrams badly: between a client and a server it drops, delays, reorders
-//! and duplicates them, each direction by a seeded generator of its own.
+//! A faulty UDP proxy: between a client and a server it drops, delays, reorders and duplicates
+//! datagrams, each direction with its own seeded generator.
 //!
-//! Each client address has its own upstream socket, so the server sees one peer per client. Upstream
-//! sockets are not connected: a server that is gone for a while costs the datagrams sent meanwhile
-//! and nothing else. What waits is bounded: [`WAITING_MAX`] datagrams per direction, [`FLOWS_MAX`]
-//! client addresses; what is beyond is dropped, as a router does.
+//! Each client address has its own upstream socket, so the server sees one peer per client.
+//! Upstream sockets are not connected: while the server is down, only the datagrams sent meanwhile
+//! are lost. The queues are bounded: [`WAITING_MAX`] datagrams per direction, [`FLOWS_MAX`] client
+//! addresses. The excess is dropped, as a router does.
 //!
 //! | file | what |
 //! |---|---|
@@ -28,37 +28,37 @@ use tokio::task::JoinSet;
 use self::lane::Lane;
 use crate::flow::Random;
 
-/// Datagrams that wait in one direction of one client.
+/// Most datagrams waiting in one direction of one client.
 pub const WAITING_MAX: usize = 1_024;
-/// Client addresses at once; the oldest is forgotten for a new one.
+/// Most client addresses at once; a new one evicts the oldest.
 pub const FLOWS_MAX: usize = 64;
 const DATAGRAM_MAX: usize = 65_536;
 
-/// How often what happens to a datagram, in parts per million of all.
+/// Probability of each fault, in parts per million of all datagrams.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub drop_ppm: u32,
     pub delay_ppm: u32,
-    /// Longest delay; each is uniform up to it.
+    /// Longest delay; delays are uniform up to it.
     pub delay_max: Duration,
     pub reorder_ppm: u32,
     pub duplicate_ppm: u32,
 }
 
-/// What has happened to datagrams, both directions together.
+/// Counters of datagrams, both directions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub received: u64,
-    /// Sent on, second copies included.
+    /// Forwarded, duplicates included.
     pub passed: u64,
     pub dropped: u64,
     pub delayed: u64,
     /// Overtaken by the datagram after it.
     pub reordered: u64,
     pub duplicated: u64,
-    /// Dropped because too many waited, or the socket took no more.
+    /// Dropped because the queue was full, or the socket accepted no more.
     pub overflowed: u64,
-    /// Dropped while the line was silent or cut.
+    /// Dropped while the proxy was silent or the client cut.
     pub silenced: u64,
 }
 
@@ -94,32 +94,32 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// What all tasks of a proxy share.
+/// State shared by all tasks of a proxy.
 struct Shared {
     server: SocketAddr,
     faults: Faults,
     seed: u64,
     downstream: Arc<UdpSocket>,
     is_silent: AtomicBool,
-    /// Flows begun before this number are cut.
+    /// Flows with a lower number are cut.
     cut_before: AtomicU64,
     counters: Counters,
 }
 
-/// A running proxy; dropped, it forwards nothing any more.
+/// A running proxy; dropping it stops forwarding.
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// Flows begun so far.
+    /// Number of flows created.
     flows: Arc<AtomicU64>,
     _tasks: JoinSet<()>,
 }
 
 impl Proxy {
-    /// A proxy in front of `server` on a loopback port of its own.
+    /// Starts a proxy for `server` on a loopback port.
     ///
     /// # Panics
-    /// There is no UDP port.
+    /// If no UDP port is free.
     pub async fn start(server: SocketAddr, faults: Faults, seed: u64) -> Self {
         let downstream = UdpSocket::bind("127.0.0.1:0").await.expect("a UDP port");
         let address = downstream.local_addr().expect("it is bound");
@@ -143,12 +143,12 @@ impl Proxy {
         }
     }
 
-    /// Where clients send to.
+    /// Address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From here on nothing passes, until [`Proxy::restore`].
+    /// Forwards nothing until [`Proxy::restore`].
     pub fn silence(&self) {
         self.shared.is_silent.store(true, Relaxed);
     }
@@ -157,7 +157,7 @@ impl Proxy {
         self.shared.is_silent.store(false, Relaxed);
     }
 
-    /// Nothing passes any more to or from the client addresses of now; other addresses pass.
+    /// Cuts the current client addresses for good; new addresses pass.
     pub fn cut(&self) {
         self.shared
             .cut_before
@@ -186,19 +186,19 @@ impl Shared {
     }
 }
 
-/// A client address with its upstream socket; its tasks end with it.
+/// A client address with its upstream socket; dropping it ends its tasks.
 struct Flow {
     to_server: mpsc::Sender<Bytes>,
     _tasks: JoinSet<()>,
 }
 
-/// Reads what clients send and gives each address its flow.
+/// Reads datagrams of clients and passes each to the flow of its address.
 async fn accept(shared: Arc<Shared>, begun: Arc<AtomicU64>) {
     let mut flows: HashMap<SocketAddr, Flow> = HashMap::new();
     let mut oldest = VecDeque::new();
     let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
-        // An error is that of one datagram.
+        // An error concerns one datagram.
         let Ok((length, client)) = shared.downstream.recv_from(&mut buffer).await else {
             continue;
         };

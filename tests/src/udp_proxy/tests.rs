@@ -1,4 +1,4 @@
-//! Plain UDP through the proxy: each fault happens, and without faults nothing does.
+//! Plain UDP through the proxy: each fault happens, and without faults nothing is lost.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{Counts, Faults, Proxy};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that keeps what it receives, and a client that sends to it through a proxy.
+/// A server that receives datagrams, and a client that sends to it through a proxy.
 struct Bench {
     server: UdpSocket,
     client: UdpSocket,
@@ -114,7 +114,7 @@ async fn datagrams_are_dropped_and_duplicated() {
 }
 
 #[tokio::test]
-async fn datagrams_are_overtaken_and_delayed_and_none_is_lost() {
+async fn datagrams_are_reordered_and_delayed_and_none_is_lost() {
     for faults in [
         Faults {
             reorder_ppm: 200_000,
@@ -139,7 +139,7 @@ async fn datagrams_are_overtaken_and_delayed_and_none_is_lost() {
 }
 
 #[tokio::test]
-async fn a_cut_client_stays_silent_and_another_address_passes() {
+async fn a_cut_client_stays_cut_and_another_address_passes() {
     let mut bench = Bench::with(Faults::default()).await;
     bench.send(1).await;
     assert_eq!(number(&bench.server).await.0, 1);
@@ -157,7 +157,7 @@ async fn a_cut_client_stays_silent_and_another_address_passes() {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_on_its_port_is_reached_again() {
+async fn a_server_that_returns_on_its_port_is_reached_again() {
     let mut bench = Bench::with(Faults::default()).await;
     bench.send(1).await;
     assert_eq!(number(&bench.server).await.0, 1);

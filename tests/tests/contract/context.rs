@@ -1,4 +1,4 @@
-//! What travels with every call: ids, keys, and the events a call causes.
+//! Context of every call: ids, keys, and the events that a call causes.
 
 use prost::Message;
 use proto::common::v1::RequestContext;
@@ -8,7 +8,7 @@ use tests::log::Events;
 use tests::shared::{platform, run};
 use tests::world::rub;
 
-/// Any event, seen by somebody who knows nothing but the context.
+/// Any event, decoded with the context field alone.
 #[derive(Clone, PartialEq, Message)]
 struct OnlyContext {
     #[prost(message, optional, tag = "1")]
@@ -55,7 +55,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
             assert_eq!(context.correlation_id, correlation, "{}", event.type_name);
             assert!(event.topic.ends_with(".v1"), "{}", event.topic);
         }
-        // Names are those of the messages, and CFA-RUB is the constant.
+        // Type names are those of the messages, and CFA-RUB is the constant.
         let issued = caused
             .iter()
             .find(|event| event.type_name == "dfa.cfa.v1.CfaIssuedEvent")
@@ -77,7 +77,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
             .iter()
             .filter(|line| line.to_string().contains(&correlation))
             .count();
-        assert!(named > 0, "no line of the log names the correlation id");
+        assert!(named > 0, "no line of the log contains the correlation id");
     });
 }
 
@@ -118,7 +118,9 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
         let platform = platform().await;
         let user = platform.trader().await;
         let key = uuid::Uuid::now_v7().to_string();
-        let issue = json!({ "context": context_with_key(&key), "userId": user.id, "amount": rub("70.00"), "paymentId": key });
+        let issue = json!({
+            "context": context_with_key(&key), "userId": user.id, "amount": rub("70.00"), "paymentId": key,
+        });
         let first = platform
             .ok(TREASURY, "cfa.IssueCfaRub", issue.clone())
             .await;
@@ -139,10 +141,13 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
         );
         platform.balance_is(&user.cash(), "70.00").await;
 
-        // Money that came through the bank can leave through it.
+        // Only money that came through the bank can be paid out through it.
         let user = platform.rich("70.00").await;
         let payout = uuid::Uuid::now_v7().to_string();
-        let redeem = json!({ "context": context_with_key(&payout), "userId": user.id, "amount": rub("30.00"), "payoutId": payout });
+        let redeem = json!({
+            "context": context_with_key(&payout), "userId": user.id, "amount": rub("30.00"),
+            "payoutId": payout,
+        });
         let first = platform
             .ok(&user.token(), "cfa.RedeemCfaRub", redeem.clone())
             .await;
@@ -167,7 +172,7 @@ fn r005_the_same_payment_never_issues_twice_whatever_the_key() {
         let user = platform.trader().await;
         let payment = platform.deposit(&user, "15.00").await;
         let again = json!({ "userId": user.id, "amount": rub("15.00"), "paymentId": payment });
-        // The stored operation or a refusal: both are right, a second issue is not.
+        // The stored operation or a refusal are both correct, a second issue is not.
         let answer = platform.call(TREASURY, "cfa.IssueCfaRub", again).await;
         let request = json!({ "userId": user.id, "externalRef": payment });
         let operations = platform

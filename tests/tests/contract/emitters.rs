@@ -1,4 +1,4 @@
-//! Who says what: the emitter of each event that the text leaves open (D27), and the events of an order's holds.
+//! Emitters of events that the specification leaves open (D27), and the events of an order's holds.
 
 use proto::ledger::v1::{HoldCreatedEvent, HoldReleasedEvent};
 use serde_json::json;
@@ -78,7 +78,7 @@ fn r160_a_hold_is_told_once_when_it_is_made_and_once_when_it_ends() {
         }
         platform.balance_is(&buyer.cash(), "1000.00").await;
         platform.balance_is(&seller.units(&bond), "3").await;
-        // Value and fee reserve of the buyer, the quantity of the seller.
+        // Value and fee reserve of the buyer, quantity of the seller.
         for (subaccount, amount) in [(buyer.cash(), "50.05"), (seller.units(&bond), "3")] {
             let created = |event: &events::Event| -> Option<HoldCreatedEvent> {
                 let is_one = event.type_name.ends_with("HoldCreatedEvent");

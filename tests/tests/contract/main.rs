@@ -1,5 +1,5 @@
-//! The shared conventions of the contract (part A of the checklist and the gaps it decides), by the
-//! descriptors and by real calls.
+//! Shared conventions of the contract (part A of the checklist and the gaps it decides), checked by
+//! the descriptors and by real calls.
 
 mod context;
 mod emitters;

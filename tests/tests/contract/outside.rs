@@ -1,4 +1,4 @@
-//! What lies outside: the chain's signatures, the bank's, the receivers of alerts; and finalization from outside.
+//! Interfaces to the outside: signatures of chain and bank, alert receivers, external finalization.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,7 @@ fn r020_transactions_are_signed_for_the_configured_chain() {
         let config = platform.cli(&["--json", "config"]).await.success().json();
         let configured = config["chain"]["chain_id"].as_u64().expect("a number");
         assert_eq!(chain_id, json!(format!("0x{configured:x}")));
-        // Signed, by one signer, and included.
+        // Signed by one signer, and included in a block.
         assert!(
             transaction["from"]
                 .as_str()
@@ -54,7 +54,7 @@ fn r020_transactions_are_signed_for_the_configured_chain() {
             "{receipt}"
         );
 
-        // D42: finalization can be asked for from outside; asked again it changes nothing.
+        // D42: finalization can be requested from outside; a repeat changes nothing.
         let again = platform
             .ok(OPERATOR, "cfa.FinalizeIssuance", json!({ "txHash": hash }))
             .await;
@@ -146,7 +146,10 @@ fn r021_the_bank_takes_only_signed_requests() {
             .await
             .expect("an answer");
         assert_eq!(forged.status().as_u16(), 401);
-        let transfer = json!({ "requestId": "r", "accountNumber": "a", "recipientAccount": "b", "amount": { "value": "1.00", "currency": "RUB" }, "purpose": "p" });
+        let transfer = json!({
+            "requestId": "r", "accountNumber": "a", "recipientAccount": "b",
+            "amount": { "value": "1.00", "currency": "RUB" }, "purpose": "p",
+        });
         let before = platform
             .ok(AUDITOR, "sandbox.GetBankBalance", json!({}))
             .await;
@@ -165,7 +168,7 @@ fn r021_the_bank_takes_only_signed_requests() {
                 .all(|one| one["recipientAccount"] != json!("b")),
             "{before}"
         );
-        // The gateway's own requests are signed: this one reaches the bank.
+        // The gateway's own requests are signed, so this one reaches the bank.
         platform.intent(&platform.trader().await, "1.00").await;
     });
 }
@@ -195,14 +198,14 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
         unbalance(&platform).await;
         let deadline = std::time::Instant::now() + tests::process::PATIENCE;
         while received.lock().expect("a lock").is_empty() {
-            assert!(std::time::Instant::now() < deadline, "no alert came");
+            assert!(std::time::Instant::now() < deadline, "no alert received");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         let alert = received.lock().expect("a lock")[0].to_string();
         assert!(alert.contains("CRITICAL"), "{alert}");
         platform.stop().await;
 
-        // Without a receiver the alert is in the log, and the address was never stored.
+        // Without a receiver the alert goes to the log, and the address was never stored.
         let lines = platform.log().lines().count();
         platform.restart().await;
         let count = received.lock().expect("a lock").len();
@@ -229,7 +232,7 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
     });
 }
 
-/// Tokens nobody paid for, and the reconciliation that finds them.
+/// Issues tokens without a payment, and runs the reconciliation that detects them.
 async fn unbalance(platform: &Platform) {
     let user = platform.trader().await;
     let request = json!({ "userId": user.id, "paymentId": "never-paid", "amount": rub("1.00") });

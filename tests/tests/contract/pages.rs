@@ -1,4 +1,4 @@
-//! Lists by pages: every row once, bounds of a page, tokens bound to their filters.
+//! Paged lists: every row once, bounds of a page, tokens bound to their filters.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use tests::call::{AUDITOR, OPERATOR, text};
 use tests::shared::{platform, run};
 use tests::world::amount;
 
-/// Rows made by the test: at least this many in each list that is looked at.
+/// Rows created by the test: each checked list has at least this many.
 const ROWS: usize = 5;
 
-/// Pages of two give every row of the whole list once.
+/// Asserts that pages of two return every row of the whole list once.
 async fn by_two(platform: &Platform, name: &str, field: &str, id: &str, request: Value) {
     let ids = |rows: Vec<Value>| {
         rows.iter()
@@ -33,7 +33,7 @@ async fn by_two(platform: &Platform, name: &str, field: &str, id: &str, request:
     );
     let paged = ids(pages.concat());
     let unique: BTreeSet<&String> = paged.iter().collect();
-    assert_eq!(unique.len(), paged.len(), "{name}: a row came twice");
+    assert_eq!(unique.len(), paged.len(), "{name}: pages repeat a row");
     let missing: Vec<&String> = whole.iter().filter(|one| !unique.contains(one)).collect();
     assert!(missing.is_empty(), "{name}: pages lack {missing:?}");
 }
@@ -206,7 +206,7 @@ fn r312_sizes_default_coerce_and_refuse_and_tokens_stay_with_their_filters() {
             platform.trader().await;
         }
         let page = |size: i64, token: &str| json!({ "pagination": { "pageSize": size, "pageToken": token } });
-        // Larger than the largest page is cut down, not refused; 0 is the default of 50.
+        // A size above the maximum is reduced, not refused; 0 is the default of 50.
         platform
             .ok(AUDITOR, "identity.ListUsers", page(1_000_000, ""))
             .await;
@@ -228,7 +228,7 @@ fn r312_sizes_default_coerce_and_refuse_and_tokens_stay_with_their_filters() {
             .await
             .is_bad_field("pagination.page_token");
 
-        // A token of one list is none of another filter's.
+        // A token of one list is invalid for another filter.
         let (user, other) = (platform.trader().await, platform.trader().await);
         for _ in 0..3 {
             platform.intent(&user, "10.00").await;
@@ -268,7 +268,7 @@ fn r339_lists_of_unknown_filters_are_empty_except_those_of_an_instrument() {
             ("payments.ListPayouts", "payouts"),
         ] {
             let rows = platform
-                .all(AUDITOR, name, field, json!({ "userId": "nobody-at-all" }))
+                .all(AUDITOR, name, field, json!({ "userId": "no-such-user" }))
                 .await;
             assert!(rows.is_empty(), "{name}: {rows:?}");
         }

@@ -1,4 +1,4 @@
-//! One method, every protocol, the same answer; and where the calls are found.
+//! One method gives the same answer in every protocol; the ports on which calls are served.
 
 use prost::Message;
 use prost_reflect::DynamicMessage;
@@ -16,7 +16,7 @@ use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
 
 const NAME: &str = "cfa.GetInstrument";
 
-/// The same request in every protocol.
+/// Sends the same request in every protocol.
 async fn everywhere(token: &str, instrument: &str) -> Vec<(&'static str, Answer)> {
     let platform = platform().await;
     let request = json!({ "context": { "requestId": "r" }, "instrumentId": instrument });
@@ -73,7 +73,7 @@ fn r001_one_method_answers_the_same_in_every_protocol() {
                 .map_err(Clone::clone)
         };
         let answers = everywhere(AUDITOR, &bond).await;
-        let first = json(&answers[0].1).expect("gRPC answers");
+        let first = json(&answers[0].1).expect("gRPC succeeds");
         assert_eq!(first["instrument"]["instrumentId"], json!(bond));
         for (protocol, answer) in &answers {
             assert_eq!(json(answer), Ok(first.clone()), "{protocol}");
@@ -92,7 +92,7 @@ fn r001_refusals_are_the_same_in_every_protocol() {
                 "{protocol}"
             );
         }
-        for (protocol, answer) in everywhere("sandbox.nobody", "CFA-RUB").await {
+        for (protocol, answer) in everywhere("sandbox.root", "CFA-RUB").await {
             assert_eq!(
                 answer,
                 Err((16, "Credentials are not valid".to_owned())),
@@ -111,7 +111,8 @@ fn r325_every_method_has_its_path_on_the_common_port_and_its_service_on_its_own(
             let path = format!("{}/{}", method.parent_service().full_name(), method.name());
             let url = |listener: &str| format!("{}/{path}", platform.url(listener));
             let http = tests::process::client();
-            // Without a credential every known path says so; what is not in the contract does not exist.
+            // Known paths refuse a call without a credential; methods outside the contract do not
+            // exist.
             let refused = http
                 .post(url("all"))
                 .json(&json!({}))
@@ -175,7 +176,7 @@ fn r325_reflection_lists_every_service_of_the_contract() {
             .expect("one answer")
             .expect("an answer");
         let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
-            panic!("no list of services")
+            panic!("reflection returned no list of services")
         };
         let listed: Vec<String> = list
             .service

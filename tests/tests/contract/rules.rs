@@ -1,5 +1,5 @@
-//! Identity's part: limits by their type, the outcomes of a refusal, KYC as an ordered level, the
-//! profile's bank account, statuses of a payment.
+//! Rules of identity: limits by type, outcomes of a refusal, KYC as an ordered level, the profile's
+//! bank account, statuses of a payment.
 
 use proto::common::v1::OperationType;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tests::shared::{platform, run};
 use tests::world::{User, amount, limit_order, rub};
 use tests::{Platform, Refusal};
 
-/// RedeemCfaRub by the user himself.
+/// RedeemCfaRub by the user.
 async fn redeem(platform: &Platform, user: &User, value: &str) -> Result<Value, Refusal> {
     let payout = uuid::Uuid::now_v7().to_string();
     let request = json!({ "userId": user.id, "payoutId": payout, "amount": rub(value) });
@@ -24,7 +24,7 @@ async fn issue_rub(platform: &Platform, user: &User, value: &str) -> Value {
     platform.ok(TREASURY, "cfa.IssueCfaRub", request).await["operation"].clone()
 }
 
-/// What identity has counted today, by limit type.
+/// Waits until identity has counted this use today under the limit type.
 async fn used(platform: &Platform, user: &User, limit: &str, expected: &str) {
     let kind = json!(format!("LIMIT_TYPE_{limit}"));
     let what = format!("{limit} of {expected} to be counted");
@@ -45,7 +45,7 @@ async fn used(platform: &Platform, user: &User, limit: &str, expected: &str) {
         .await;
 }
 
-/// Limit checks of a user that identity has logged: limit type and operation type.
+/// Logged limit checks of a user: limit type and operation type.
 fn checks(platform: &Platform, user: &User) -> Vec<(String, OperationType)> {
     let lines = platform.log();
     let lines = lines
@@ -92,7 +92,7 @@ fn r012_identity_counts_each_use_under_its_type() {
         used(platform, &seller, "DEPOSIT", "0").await;
         used(platform, &seller, "WITHDRAWAL", "0").await;
 
-        // What each was asked for: once for the intent and once for the issue, then the redemption, then the order.
+        // Checks of each type: intent, issue, redemption, order.
         let asked = checks(platform, &buyer);
         for wanted in [
             ("DEPOSIT".to_owned(), OperationType::Deposit),
@@ -103,7 +103,7 @@ fn r012_identity_counts_each_use_under_its_type() {
             assert!(asked.contains(&wanted), "{wanted:?} is not among {asked:?}");
         }
 
-        // Each call asks under its own type: only the refusal of that type stops it.
+        // Each call is checked under its own type: only a refusal of that type stops it.
         let user = platform.rich("100.00").await;
         for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
             platform
@@ -152,7 +152,7 @@ fn r013_refused_and_failed_operations_say_which_kind_it_was() {
             let operation = issue_rub(platform, &user, "10.00").await;
             rejected(&operation, "ISSUANCE", reason, refusal);
         }
-        // The bank refuses the account: burned tokens come back, the operation has failed.
+        // The bank refuses the account: burned tokens are returned, the operation fails.
         let fault = |fault: &str| json!({ "fault": fault, "account": user.account });
         platform
             .ok(
@@ -200,7 +200,7 @@ fn rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
         "{operation}"
     );
     assert_eq!(operation["rejectionMessage"], json!(message), "{operation}");
-    // Nothing went to the chain.
+    // No transaction went to the chain.
     assert_eq!(
         operation["onchainTxHash"].as_str().unwrap_or_default(),
         "",
@@ -230,10 +230,15 @@ fn r019_issue_redemption_transfer_and_placement_ask_identity_before_the_chain() 
             );
             let redemption = redeem(platform, &user, "10.00").await.expect("a result");
             rejected(&redemption, "REDEMPTION", reason, message);
-            let transfer = json!({ "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id, "amount": amount(&bond, "1") });
+            let transfer = json!({
+                "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id, "amount": amount(&bond, "1"),
+            });
             let transfer = platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
             rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
-            let placement = json!({ "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b", "amount": amount(&bond, "1") });
+            let placement = json!({
+                "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
+                "amount": amount(&bond, "1"),
+            });
             let placement = platform
                 .ok(OPERATOR, "cfa.IssueInvestmentCfa", placement)
                 .await;
@@ -254,7 +259,9 @@ fn r014_a_payment_is_pending_then_success_failed_or_expired() {
         let user = platform.trader().await;
         for outcome in ["SUCCESS", "FAILED", "EXPIRED"] {
             for method in ["SBP_QR", "SBP_C2B", "BANK_TRANSFER"] {
-                let request = json!({ "userId": user.id, "method": format!("PAYMENT_METHOD_{method}"), "amount": rub("11.00") });
+                let request = json!({
+                    "userId": user.id, "method": format!("PAYMENT_METHOD_{method}"), "amount": rub("11.00"),
+                });
                 let intent = platform
                     .ok(&user.token(), "payments.CreatePaymentIntent", request)
                     .await["intent"]
@@ -264,7 +271,10 @@ fn r014_a_payment_is_pending_then_success_failed_or_expired() {
                     json!("PAYMENT_STATUS_PENDING"),
                     "{intent}"
                 );
-                let pay = json!({ "qrPayload": text(&intent, "/paymentUrl"), "outcome": format!("PAYMENT_STATUS_{outcome}") });
+                let pay = json!({
+                    "qrPayload": text(&intent, "/paymentUrl"),
+                    "outcome": format!("PAYMENT_STATUS_{outcome}"),
+                });
                 platform.ok(OPERATOR, "sandbox.Pay", pay).await;
                 let request = json!({ "paymentId": text(&intent, "/paymentId") });
                 let wanted = json!(format!("PAYMENT_STATUS_{outcome}"));
@@ -276,7 +286,7 @@ fn r014_a_payment_is_pending_then_success_failed_or_expired() {
                     .await;
             }
         }
-        // Only what succeeded became money.
+        // Only successful payments became money.
         platform.balance_is(&user.cash(), "33.00").await;
     });
 }
@@ -377,7 +387,10 @@ fn r318_initiate_payout_answers_the_stored_payout_and_again_the_same() {
     run(async {
         let platform = platform().await;
         let user = platform.trader().await;
-        let payout = json!({ "payoutId": uuid::Uuid::now_v7().to_string(), "userId": user.id, "amount": rub("5.00"), "bankAccount": user.account });
+        let payout = json!({
+            "payoutId": uuid::Uuid::now_v7().to_string(), "userId": user.id, "amount": rub("5.00"),
+            "bankAccount": user.account,
+        });
         let request = json!({ "payout": payout });
         let first = platform
             .ok(SERVICE, "payments.InitiatePayout", request.clone())
@@ -397,7 +410,7 @@ fn r318_initiate_payout_answers_the_stored_payout_and_again_the_same() {
                 .map(|value| value.as_bytes()),
             Some(&b"true"[..])
         );
-        // Nothing was burned for it: it must never be paid.
+        // No tokens were burned for it, so it must never be paid.
         let cancel = json!({ "payoutId": payout["payoutId"], "failureCode": "TEST" });
         platform.ok(TREASURY, "payments.CancelPayout", cancel).await;
     });

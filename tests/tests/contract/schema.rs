@@ -1,4 +1,4 @@
-//! What the descriptors alone show: fields, numbers, JSON names, enumerations.
+//! Properties of the descriptors: fields, numbers, JSON names, enumerations.
 
 use prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor};
 use tests::wire::{methods, pool};
@@ -10,7 +10,7 @@ fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
         .unwrap_or_else(|| panic!("no message {name}"))
 }
 
-/// `type` of a field as the schema writes it.
+/// Type of a field as written in the schema.
 fn kind(field: &FieldDescriptor) -> String {
     let kind = match field.kind() {
         Kind::Message(message) => message.full_name().to_owned(),
@@ -27,7 +27,7 @@ fn kind(field: &FieldDescriptor) -> String {
     }
 }
 
-/// The message has these fields: number, name, type; JSON names are the lower camel case of them.
+/// Asserts fields of a message: number, name, type. JSON names are their lower camel case.
 #[track_caller]
 fn has(name: &str, fields: &[(u32, &str, &str)]) {
     let message = message(&pool(), name);
@@ -56,7 +56,7 @@ fn camel(name: &str) -> String {
     })
 }
 
-/// The enumeration starts with `<PREFIX>UNSPECIFIED` = 0 and has these bare names in ascending order of their numbers.
+/// Asserts that the enumeration starts with `<PREFIX>UNSPECIFIED` = 0 and has these bare names.
 #[track_caller]
 fn values(name: &str, prefix: &str, wanted: &[&str]) {
     let pool = pool();
@@ -158,7 +158,7 @@ fn r007_money_is_a_code_and_a_decimal_text() {
             &[(1, "currency_code", "string"), (2, "amount", "Decimal")],
         );
     }
-    // No binary float is anywhere in the contract.
+    // The contract has no binary float.
     for message in pool()
         .all_messages()
         .filter(|message| message.full_name().starts_with("dfa."))
@@ -495,12 +495,12 @@ fn r318_initiate_payout_answers_the_stored_payout() {
 #[test]
 fn r017_the_contract_still_has_everything_of_the_committed_image() {
     let image = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto/baseline.binpb");
-    let image =
-        DescriptorPool::decode(&*std::fs::read(image).expect("the image")).expect("an image");
+    let image = DescriptorPool::decode(&*std::fs::read(image).expect("the image is readable"))
+        .expect("the image decodes");
     let now = pool();
     assert_eq!(removed(&image, &now), Vec::<String>::new());
 
-    // The comparison sees what it should: a field taken out of a copy.
+    // The comparison detects a removed field.
     let mut files = now.file_descriptor_protos().cloned().collect::<Vec<_>>();
     let file = files
         .iter_mut()
@@ -520,7 +520,7 @@ fn r017_the_contract_still_has_everything_of_the_committed_image() {
     assert_eq!(removed(&now, &copy), ["dfa.common.v1.Money.currency_code"]);
 }
 
-/// Fields, values and methods of `old` that `new` does not have with the same number and type.
+/// Fields, values and methods of `old` that are missing in `new` with the same number and type.
 fn removed(old: &DescriptorPool, new: &DescriptorPool) -> Vec<String> {
     let mut lost = Vec::new();
     for message in old

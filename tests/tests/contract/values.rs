@@ -1,4 +1,4 @@
-//! Amounts as they go in and come out: text, exact, one unit for one rouble.
+//! Amounts: decimal text, exact, one unit per rouble.
 
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, number, text};
@@ -39,7 +39,7 @@ fn r024_a_rouble_paid_is_a_unit_on_chain_and_in_the_ledger() {
             .find(|holder| holder["userId"] == json!(user.id))
             .expect("a holder on chain");
         assert_eq!(number(&holder["balance"]), number(&json!("100")));
-        // The contract itself says so: balanceOf(address), in kopecks.
+        // The contract's own balance: balanceOf(address), in kopecks.
         let instrument = platform
             .ok(
                 AUDITOR,
@@ -129,8 +129,11 @@ fn r009_the_smallest_fraction_and_a_price_of_many_digits_come_back_as_they_went_
             "{holders:?}"
         );
 
-        // One digit more is refused, not rounded.
-        let finer = json!({ "instrumentId": fine, "investorId": holder.id, "bookbuildingId": "b", "amount": amount(&fine, "0.0000000000000000001") });
+        // One more digit is refused, not rounded.
+        let finer = json!({
+            "instrumentId": fine, "investorId": holder.id, "bookbuildingId": "b",
+            "amount": amount(&fine, "0.0000000000000000001"),
+        });
         let refusal = platform
             .refused(OPERATOR, "cfa.IssueInvestmentCfa", finer)
             .await;
@@ -147,7 +150,7 @@ fn r009_the_smallest_fraction_and_a_price_of_many_digits_come_back_as_they_went_
 fn r008_a_trade_names_its_fee_as_trading() {
     run(async {
         let platform = platform().await;
-        // A bond is registered by its type.
+        // A bond is registered under its type.
         let bond = platform.bond().await;
         let answer = platform
             .ok(

@@ -1,4 +1,4 @@
-//! How a source file is written: its name, its lines, its functions, its channels.
+//! Conventions of source files: module file names, line and function length, bounded channels.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::tokens::{Token, closing, is_at};
 const COLUMNS_MAX: usize = 120;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// A module with files below it is `name/mod.rs`; a test with files below it is `name/main.rs`.
+/// A module with submodule files is `name/mod.rs`; a test with submodule files is `name/main.rs`.
 pub fn check_modules(sources: &[Source]) -> Vec<Finding> {
     let folders: BTreeSet<&str> = sources
         .iter()
@@ -63,7 +63,7 @@ fn long_lines(source: &Source) -> Vec<Finding> {
 }
 
 /// `unbounded_channel` of tokio, `unbounded` of crossbeam and futures, and the standard library's
-/// `channel()`, which takes no capacity.
+/// `channel()`, which has no capacity.
 fn unbounded_channels(source: &Source, tokens: &[Token]) -> Vec<Finding> {
     let is_std = |at: usize| {
         let is_channel = is_at(tokens, at, &["mpsc", "::", "channel"]);
@@ -88,12 +88,12 @@ fn unbounded_channels(source: &Source, tokens: &[Token]) -> Vec<Finding> {
         rule: "unbounded-channel",
         place: source.path.clone(),
         amount: 1,
-        what: "a queue has a bound".to_owned(),
+        what: "a queue must have a bound".to_owned(),
     })
     .collect()
 }
 
-/// One past the `>` that closes the `<` at `at`.
+/// Index after the `>` that closes the `<` at `at`.
 fn after_generics(tokens: &[Token], at: usize) -> usize {
     let mut depth = 0_usize;
     for (index, token) in tokens.iter().enumerate().skip(at) {
@@ -136,7 +136,7 @@ fn long_functions(source: &Source, tokens: &[Token]) -> Vec<Finding> {
     found
 }
 
-/// The tokens between the braces of the function whose parameters begin at or after `at`.
+/// Tokens between the braces of the function whose parameters start at or after `at`.
 fn body<'t, 'a>(tokens: &'t [Token<'a>], mut at: usize) -> Option<&'t [Token<'a>]> {
     loop {
         match tokens.get(at)?.text {
@@ -148,7 +148,7 @@ fn body<'t, 'a>(tokens: &'t [Token<'a>], mut at: usize) -> Option<&'t [Token<'a>
     }
 }
 
-/// Lines with a token.
+/// Number of lines with a token.
 fn code_lines(tokens: &[Token]) -> usize {
     tokens
         .iter()
@@ -165,7 +165,7 @@ mod tests {
         Source::new(path.to_owned(), text.to_owned())
     }
 
-    /// The rules that a file with this text breaks.
+    /// Rules that a file with this text violates.
     fn rules(path: &str, text: &str) -> Vec<&'static str> {
         check(&source(path, text))
             .into_iter()

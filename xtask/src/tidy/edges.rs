@@ -1,5 +1,5 @@
-//! Which crate must not depend on which. The lists are what `ARCHITECTURE.md` says is absent on
-//! purpose, not what happens to be absent today.
+//! Forbidden dependencies between crates. The lists are the deliberate absences of
+//! `ARCHITECTURE.md`, not today's accidental ones.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use serde_json::Value;
 use super::{Finding, TEST_CRATES};
 use crate::shell;
 
-/// A dependency of a crate of the workspace, as `cargo metadata` has it.
+/// A dependency of a crate of the workspace, from `cargo metadata`.
 #[derive(Clone, Debug)]
 pub struct Edge {
     pub from: String,
     pub to: String,
     /// `to` is a crate of the workspace too.
     pub is_internal: bool,
-    /// Of tests only.
+    /// Dev-dependency.
     pub is_dev: bool,
     pub file: String,
     pub line: usize,
 }
 
-/// Crates that serve calls or settle: what the layers below them do not know.
+/// Crates that serve calls or settle. The layers below do not depend on them.
 #[rustfmt::skip]
 const SERVICES: &[&str] = &["cfa", "chain", "gateway", "ledger", "payments", "sandbox", "settlement"];
 
@@ -54,58 +54,58 @@ const CONTRACT: &str = "services call each other over the contract in proto";
 const OUTSIDE: &str = "the stand-ins are outside the platform and speak the real contracts";
 const PRODUCTION: &str = "test code does not run in production";
 
-/// Build dependencies are judged like normal ones.
+/// Build dependencies are treated as normal ones.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    // Cores and formats: no I/O, and nothing of what is built on them.
-    (&["types"], Only(&[]), "the vocabulary of all crates knows none of them"),
+    // Cores and formats: no I/O, and no crate that is built on them.
+    (&["types"], Only(&[]), "the vocabulary of all crates depends on none of them"),
     (&["engine"], Only(&["types"]), "matching has no I/O, no time and no accounts' money"),
     (&["admission"], Only(&["types"]), "admission has no I/O and no order book; its state changes only by apply"),
     (&["wire"], Only(&["types"]), "the codec has no I/O and no sessions"),
-    (&["transport"], Only(&[]), "it moves bytes and knows nothing of what they mean"),
-    (&["journal"], Only(&["types"]), "the journal does not know what its payloads mean"),
-    (&["latency"], Only(&[]), "it draws histograms and knows nothing of what was measured"),
-    (&["service-kit"], Only(&[]), "what every shell needs knows none of them"),
-    (&["events"], Only(&["service-kit"]), "the event log does not know what its events mean"),
-    (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract knows neither of its two sides"),
+    (&["transport"], Only(&[]), "it moves bytes and does not interpret them"),
+    (&["journal"], Only(&["types"]), "the journal does not interpret its payloads"),
+    (&["latency"], Only(&[]), "it draws histograms, independent of the measurement"),
+    (&["service-kit"], Only(&[]), "tools of every service depend on none of them"),
+    (&["events"], Only(&["service-kit"]), "the event log does not interpret its events"),
+    (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract depends on neither of its two sides"),
     (&["proto"], Only(&["types"]), "the contracts have no rules"),
-    (&["rpc"], Only(&["proto", "types"]), "the server side of every service knows none of them"),
+    (&["rpc"], Only(&["proto", "types"]), "the server side of every service depends on none of them"),
     (&["service-clients"], Only(&["proto", "rpc", "service-kit", "types"]), CONTRACT),
     (&["proof"], Only(&["rpc", "service-clients", "types"]), "it compares over public calls"),
     // The trading path.
     (&["sequencer"], Only(&["admission", "engine", "journal", "service-kit", "types"]), "it has no socket and no SQL"),
-    (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "it does not know its subscribers"),
+    (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "independent of its subscribers"),
     (&["client"], Only(&["transport", "types", "wire"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["client"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["engine"]), "order books belong to the engine and the replica"),
-    (&["gateway", "settlement"], Never(&["journal"]), "one reader decodes the journal for all"),
+    (&["gateway", "settlement"], Never(&["journal"]), "the replica alone decodes the journal"),
     (&["settlement"], Never(&["admission", "client", "engine", "wire"]), "it neither admits nor matches orders"),
     // Services.
     (&["gateway"], Never(&["cfa", "chain", "ledger", "payments", "sandbox", "settlement"]), CONTRACT),
     (&["settlement"], Never(&["cfa", "chain", "gateway", "ledger", "payments", "sandbox"]), CONTRACT),
     (&["ledger"], Never(&["cfa", "chain", "payments", "sandbox"]), CONTRACT),
-    // cfa orders chain::Action and reads chain::Receipt.
+    // cfa submits chain::Action and reads chain::Receipt.
     (&["cfa"], Never(&["ledger", "payments", "sandbox"]), CONTRACT),
     (&["payments"], Never(&["cfa", "chain", "ledger", "sandbox"]), CONTRACT),
-    (&["chain"], Never(&["cfa", "ledger", "payments", "sandbox"]), "the chain knows no instruments and no users"),
-    (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "what keeps money and units knows nothing of trading"),
+    (&["chain"], Never(&["cfa", "ledger", "payments", "sandbox"]), "the chain has no instruments and no users"),
+    (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "keepers of money and units do not know trading"),
     (&["sandbox"], Never(&["cfa", "chain", "ledger", "payments"]), OUTSIDE),
     (&["sandbox"], Never(TRADING), OUTSIDE),
-    // Everything else is no part of production.
+    // Crates outside production.
     (SERVICES, Never(TEST_CRATES), PRODUCTION),
     (&["node"], Never(TEST_CRATES), PRODUCTION),
-    (&["xtask"], Only(&[]), "chores build without the workspace"),
+    (&["xtask"], Only(&[]), "chores build without the other crates"),
 ];
 
-/// For dependencies of tests. A service's tests may use other services, `testkit`, `client` and
+/// Rules for dev-dependencies. A service's tests may use other services, `testkit`, `client` and
 /// `sandbox`.
 #[rustfmt::skip]
 const DEV_RULES: &[Rule] = &[
-    (LOWER, Never(SERVICES), "a lower layer is tested without the services above it"),
-    (&["xtask"], Only(&[]), "chores build without the workspace"),
+    (LOWER, Never(SERVICES), "a lower layer is tested without the services"),
+    (&["xtask"], Only(&[]), "chores build without the other crates"),
 ];
 
-/// Crates that nothing depends on, tests included.
+/// Crates that no crate may depend on, tests included.
 #[rustfmt::skip]
 const ROOTS: [&str; 7] = ["benches", "conformance", "fuzz", "harness", "node", "tests", "xtask"];
 
@@ -113,7 +113,9 @@ const ROOTS: [&str; 7] = ["benches", "conformance", "fuzz", "harness", "node", "
 pub fn read(root: &Path) -> anyhow::Result<Vec<Edge>> {
     let args = ["metadata", "--format-version", "1", "--no-deps"];
     let metadata: Value = serde_json::from_str(&shell::output(root, "cargo", &args)?)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
     let members: Vec<&str> = packages
         .iter()
         .filter_map(|package| package["name"].as_str())
@@ -123,7 +125,11 @@ pub fn read(root: &Path) -> anyhow::Result<Vec<Edge>> {
         let from = package["name"]
             .as_str()
             .context("a package without a name")?;
-        let manifest = Path::new(package["manifest_path"].as_str().context("no manifest")?);
+        let manifest = Path::new(
+            package["manifest_path"]
+                .as_str()
+                .context("a package without a manifest")?,
+        );
         let text = std::fs::read_to_string(manifest)?;
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let to = dependency["name"]
@@ -143,7 +149,7 @@ pub fn read(root: &Path) -> anyhow::Result<Vec<Edge>> {
     Ok(edges)
 }
 
-/// The line of a manifest that names a dependency.
+/// Line of a manifest that names a dependency.
 fn line_of(manifest: &str, name: &str, is_dev: bool) -> usize {
     let mut is_here = false;
     for (index, line) in manifest.lines().enumerate() {
@@ -174,7 +180,7 @@ fn judge(edge: &Edge) -> Option<Finding> {
         Never(forbidden) => forbidden.contains(&to),
     };
     let why = if ROOTS.contains(&to) {
-        "nothing depends on a program or on tests"
+        "no crate may depend on a program or on tests"
     } else {
         rules
             .iter()
@@ -285,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_names_crates_that_are_there() {
+    fn rules_name_existing_crates() {
         let edges = read(&shell::root()).expect("metadata");
         let is_known = |name: &&str| edges.iter().any(|edge| edge.from == *name);
         for (from, to, _) in RULES.iter().chain(DEV_RULES) {
@@ -297,7 +303,7 @@ mod tests {
                 .collect();
             assert!(unknown.is_empty(), "{unknown:?}");
         }
-        // And every crate of production is named by one, so that a new crate is thought about.
+        // Every production crate has a rule, so that a new crate is considered.
         let is_production = |edge: &Edge| {
             let name = edge.from.as_str();
             !TEST_CRATES.contains(&name) && !ROOTS.contains(&name)
@@ -306,7 +312,7 @@ mod tests {
             let has_rule = RULES
                 .iter()
                 .any(|(from, _, _)| from.contains(&edge.from.as_str()));
-            assert!(has_rule, "no rule says what {} may depend on", edge.from);
+            assert!(has_rule, "no rule for the dependencies of {}", edge.from);
         }
     }
 

@@ -1,5 +1,5 @@
-//! What breaks a rule today and is known: place by place, with the issue that mends it. The list
-//! only shrinks.
+//! Known violations of the rules, place by place, with the issue that fixes each. The list only
+//! shrinks.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{EXCEPTIONS, Finding};
 const ISSUES: [&str; 4] = ["D1", "D2", "E1", "F"];
 
 struct Exception {
-    /// In the file of exceptions, from 1.
+    /// Line in the exceptions file, from 1.
     line: usize,
     rule: String,
     place: String,
@@ -21,7 +21,7 @@ struct Exception {
 pub struct Exceptions(Vec<Exception>);
 
 impl Exceptions {
-    /// One exception per line: rule, place, count, issue. `#` begins a comment.
+    /// One exception per line: rule, place, count, issue. `#` starts a comment.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let mut exceptions: Vec<Exception> = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -35,7 +35,10 @@ impl Exceptions {
             };
             let count = count.parse().with_context(at)?;
             if !ISSUES.contains(&issue) {
-                bail!("{}: `{issue}` is none of the issues {ISSUES:?}", at());
+                bail!(
+                    "{}: unknown issue `{issue}`: the issues are {ISSUES:?}",
+                    at()
+                );
             }
             let (rule, place) = (rule.to_owned(), place.to_owned());
             if exceptions
@@ -54,7 +57,7 @@ impl Exceptions {
         Ok(Self(exceptions))
     }
 
-    /// The findings that no exception covers, and the exceptions that allow more than was found.
+    /// Findings without an exception, and exceptions that allow more than was found.
     pub fn judge(&self, found: Vec<Finding>) -> Vec<Finding> {
         let counts = counts(&found);
         let count_of = |exception: &Exception| {
@@ -93,8 +96,7 @@ impl Exceptions {
         left
     }
 
-    /// The text of the file with counts lowered to what was found, and without the lines that are
-    /// not needed.
+    /// Text of the file with counts lowered to the found ones, without unneeded lines.
     pub fn shrink(&self, found: &[Finding], text: &str) -> String {
         let counts = counts(found);
         let mut shrunk = String::new();
@@ -119,7 +121,7 @@ impl Exceptions {
     }
 }
 
-/// What was found, by rule and place.
+/// Sum of the findings' amounts, by rule and place.
 fn counts(found: &[Finding]) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
     for finding in found {

@@ -1,7 +1,7 @@
-//! Dependency rules and conventions of the workspace, checked: which crate may depend on which,
-//! where the types of a library may appear, and how a source file is written. The rules are in
-//! [`edges`], [`packages`], [`walls`], [`conventions`] and [`prose`]; what still breaks one is in
-//! `xtask/tidy.txt` with the issue that mends it.
+//! Checks dependency rules and conventions of the workspace: allowed dependencies between crates,
+//! where the types of a library may appear, the form of source files and the words of prose. The
+//! rules are in [`edges`], [`packages`], [`walls`], [`conventions`] and [`prose`]; known violations
+//! are in `xtask/tidy.txt` with the issue that fixes each.
 
 mod conventions;
 mod edges;
@@ -20,22 +20,22 @@ use edges::Edge;
 use exceptions::Exceptions;
 use source::Source;
 
-/// Where the exceptions are.
+/// File of the exceptions.
 const EXCEPTIONS: &str = "xtask/tidy.txt";
 
 /// Crates that only tests, measurements and chores run.
 #[rustfmt::skip]
 const TEST_CRATES: &[&str] = &["benches", "conformance", "fuzz", "harness", "testkit", "tests", "xtask"];
 
-/// Something that breaks a rule.
+/// A violation of a rule.
 #[derive(Debug)]
 struct Finding {
     file: String,
     line: usize,
     rule: &'static str,
-    /// What an exception names: the file, the edge, the function.
+    /// Key of an exception: the file, the edge, the function.
     place: String,
-    /// What it adds to the count of its place: 1, or the lines of a function.
+    /// Contribution to the count of its place: 1, or the lines of a function.
     amount: usize,
     what: String,
 }
@@ -53,7 +53,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the workspace. With `shrink`, exceptions that allow more than there is are lowered or
+/// Checks the workspace. With `shrink`, exceptions that allow more than was found are lowered or
 /// removed first.
 pub fn run(shrink: bool) -> anyhow::Result<()> {
     let root = shell::root();
@@ -74,7 +74,7 @@ pub fn run(shrink: bool) -> anyhow::Result<()> {
         println!("{finding}");
     }
     println!("tidy: {} findings", left.len());
-    // The findings say what is wrong: an error with a backtrace would add nothing.
+    // The findings are printed: an error with a backtrace would add nothing.
     std::process::exit(1)
 }
 

@@ -1,9 +1,9 @@
-//! Which crates may depend on a library whose types must not spread.
+//! Crates that may depend on a library whose types must not spread.
 
 use super::edges::Edge;
 use super::{Finding, TEST_CRATES};
 
-/// Packages, crates that may depend on them, why.
+/// Packages, crates that may depend on them, reason.
 type Wall = (
     &'static [&'static str],
     &'static [&'static str],
@@ -12,7 +12,7 @@ type Wall = (
 
 const CHAIN: &[&str] = &["alloy", "revm"];
 
-/// Tests, and crates of tests and chores, are free, but for the chain library.
+/// Tests and TEST_CRATES are exempt, except for the chain library.
 #[rustfmt::skip]
 const WALLS: [Wall; 5] = [
     (
@@ -26,12 +26,12 @@ const WALLS: [Wall; 5] = [
         "SQL stays with the crates that have a store",
     ),
     (&["rusqlite"], &["events", "ledger"], "only the ledger's writer uses SQLite without sqlx"),
-    (&["quinn-proto", "quinn-udp"], &["transport"], "QUIC is driven by hand in one place"),
+    (&["quinn-proto", "quinn-udp"], &["transport"], "only transport polls QUIC without an async runtime"),
     (CHAIN, &["chain"], "the chain library stays in chain"),
 ];
 
-/// Crates without I/O, and the packages that they may use. A package is added after a check that it
-/// has no I/O, clock and threads.
+/// Crates without I/O, and the packages that they may use. A package is added after checking that
+/// it has no I/O, clock or threads.
 const PURE: [&str; 4] = ["admission", "engine", "types", "wire"];
 #[rustfmt::skip]
 const PURE_PACKAGES: [&str; 8] =
@@ -49,7 +49,7 @@ fn judge(edge: &Edge) -> Option<Finding> {
     let (from, package) = (edge.from.as_str(), edge.to.as_str());
     let is_impure = PURE.contains(&from) && !edge.is_dev && !PURE_PACKAGES.contains(&package);
     let why = if is_impure {
-        "a crate without I/O uses only packages that are known to have none"
+        "a crate without I/O uses only packages checked to have none"
     } else {
         let wall = WALLS
             .iter()
@@ -118,7 +118,7 @@ mod tests {
         }
         assert!(
             !is_forbidden("engine", "proptest", true),
-            "tests of a pure crate are free"
+            "tests of a pure crate are exempt"
         );
         assert!(
             !is_forbidden("settlement", "tonic", true),
@@ -126,7 +126,7 @@ mod tests {
         );
         assert!(
             is_forbidden("cfa", "alloy", true),
-            "tests keep the chain library out too"
+            "tests must not use the chain library either"
         );
     }
 }

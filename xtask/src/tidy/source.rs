@@ -1,4 +1,4 @@
-//! One source file with what the rules ask of it.
+//! One source file, as the rules see it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ pub struct Source {
     /// Relative to the workspace.
     pub path: String,
     pub text: String,
-    /// Runs in production: below `src` of a crate, and no test module.
+    /// Runs in production: below `src` of a crate, and not a test module.
     pub is_production: bool,
 }
 
@@ -60,7 +60,7 @@ impl Source {
     }
 }
 
-/// Takes the files that a `#[cfg(test)] mod name;` declares out of production.
+/// Excludes files declared by `#[cfg(test)] mod name;` from production.
 pub fn mark_test_modules(sources: &mut [Source]) {
     let mut tests = BTreeSet::new();
     for source in sources.iter().filter(|source| source.is_production) {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_files_are_no_production() {
+    fn test_files_are_not_production() {
         let source = |path: &str, text: &str| Source::new(path.to_owned(), text.to_owned());
         let mut sources = [
             source("ledger/src/lib.rs", "#[cfg(test)]\nmod tests;\nmod book;"),

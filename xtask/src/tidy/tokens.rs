@@ -1,7 +1,7 @@
 //! Tokens of a Rust source: enough to find names and bodies, without a parser.
 //!
-//! Comments and lifetimes are dropped and a literal's content is not kept, so that a name in a
-//! comment or in a string is no use of it. Macro bodies are tokens like all other code.
+//! Comments and lifetimes are dropped and the contents of literals are not kept, so that a name in
+//! a comment or a string does not count as a use. Macro bodies are tokens like other code.
 
 /// A name, a number, `::`, one character of punctuation, or `""` for a literal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Token<'a> {
     pub text: &'a str,
     /// First line, from 1.
     pub line: usize,
-    /// Last line: differs for a literal over several lines.
+    /// Last line: differs for a literal that spans several lines.
     pub last_line: usize,
 }
 
@@ -23,7 +23,6 @@ fn is_name_char(c: char) -> bool {
     c == '_' || c.is_alphanumeric()
 }
 
-/// The tokens of `text`.
 pub fn tokens(text: &str) -> Vec<Token<'_>> {
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, 1);
@@ -43,7 +42,7 @@ pub fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// Bytes of the next element of `rest`, and its text unless it is dropped.
+/// Length in bytes of the next element of `rest`, and its text unless it is dropped.
 fn next(rest: &str, first: char) -> (usize, Option<&str>) {
     const LITERAL: Option<&str> = Some("\"\"");
     if first.is_whitespace() {
@@ -99,7 +98,7 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// Length of the string literal that `rest` begins with: plain, byte, C or raw.
+/// Length of the string literal that `rest` starts with: plain, byte, C or raw.
 fn string(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "b", "c", "r"]
         .into_iter()
@@ -121,7 +120,7 @@ fn string(rest: &str) -> Option<usize> {
     Some(prefix.len() + 1 + length)
 }
 
-/// Length of the character literal that `rest` begins with; none for a lifetime.
+/// Length of the character literal that `rest` starts with; `None` for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let quoted = &rest[1..];
     let first = quoted.chars().next()?;
@@ -131,7 +130,7 @@ fn character(rest: &str) -> Option<usize> {
     None
 }
 
-/// Bytes up to and with the first `end` that no backslash precedes.
+/// Bytes up to and including the first unescaped `end`.
 fn escaped(text: &str, end: char) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices() {
@@ -145,8 +144,7 @@ fn escaped(text: &str, end: char) -> Option<usize> {
     None
 }
 
-/// The tokens outside `#[cfg(test)]` items, and the names of the test modules that have a file of
-/// their own.
+/// Tokens outside `#[cfg(test)]` items, and the names of the test modules in separate files.
 pub fn without_tests<'a>(tokens: &[Token<'a>]) -> (Vec<Token<'a>>, Vec<&'a str>) {
     const TEST: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let (mut kept, mut modules) = (Vec::new(), Vec::new());
@@ -166,7 +164,7 @@ pub fn without_tests<'a>(tokens: &[Token<'a>]) -> (Vec<Token<'a>>, Vec<&'a str>)
     (kept, modules)
 }
 
-/// Whether the tokens from `at` on have these texts.
+/// True if the tokens from `at` on have these texts.
 pub fn is_at(tokens: &[Token], at: usize, texts: &[&str]) -> bool {
     tokens.get(at..at + texts.len()).is_some_and(|here| {
         here.iter()
@@ -198,7 +196,7 @@ pub fn closing(tokens: &[Token], at: usize) -> usize {
     tokens.len().saturating_sub(1)
 }
 
-/// One past an item, a statement, a field or a match arm.
+/// Index after an item, a statement, a field or a match arm.
 fn end_of_item(tokens: &[Token], mut at: usize) -> usize {
     const ITEMS: [&str; 16] = [
         "async",
@@ -241,7 +239,7 @@ pub struct Path<'a> {
     pub line: usize,
 }
 
-/// Every path that begins with `root`, use trees taken apart.
+/// Every path that starts with `root`, with `use` trees expanded.
 pub fn paths<'a>(tokens: &[Token<'a>], root: &str) -> Vec<Path<'a>> {
     let mut paths = Vec::new();
     for at in 0..tokens.len() {
@@ -254,7 +252,7 @@ pub fn paths<'a>(tokens: &[Token<'a>], root: &str) -> Vec<Path<'a>> {
     paths
 }
 
-/// Adds the paths of the tree that begins at `at`; returns the index of the token after it.
+/// Adds the paths of the tree that starts at `at`; returns the index of the token after it.
 fn expand<'a>(
     tokens: &[Token<'a>],
     mut at: usize,
@@ -269,7 +267,7 @@ fn expand<'a>(
             at += 1;
             while at < end {
                 at = expand(tokens, at, segments, paths);
-                // Past the comma, or past `as name`.
+                // Skip the comma, or `as name`.
                 while at < end && tokens[at].text != "," {
                     at += 1;
                 }
@@ -320,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_knows_its_lines() {
+    fn a_token_has_its_lines() {
         let tokens = tokens("a\n\"b\nc\"\n/* d\n */ e");
         let lines: Vec<_> = tokens
             .iter()
@@ -348,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn use_trees_are_taken_apart() {
+    fn use_trees_are_expanded() {
         let tokens =
             tokens("use a::{b::{C, d::E as F}, g::*, self};\nx.a::<y>(); z::a::b(); a::h::<I>()");
         let found: Vec<_> = paths(&tokens, "a")

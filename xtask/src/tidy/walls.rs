@@ -1,4 +1,4 @@
-//! Where in the sources a library or a formula may be used.
+//! Places in the sources where a library or a formula may be used.
 
 use super::Finding;
 use super::source::Source;
@@ -14,7 +14,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Adds a finding at the first of `uses`: an exception frees a file, not each of its uses.
+/// Adds one finding for all `uses`, at the first: an exception covers a file, not each of its uses.
 fn report(
     source: &Source,
     rule: &'static str,
@@ -40,7 +40,7 @@ fn report(
     });
 }
 
-/// Each use of a path below one of `roots` that `is_free` does not let pass, with its line.
+/// Uses of paths below one of `roots` that are not exempt by `is_free`, with their lines.
 fn uses<'a>(
     tokens: &[Token<'a>],
     roots: &[&str],
@@ -62,7 +62,7 @@ fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Findi
     {
         return;
     }
-    // Numbers and times are converted, and a service is put on its port, anywhere.
+    // Number and time conversion and serving a service on its port are allowed anywhere.
     let is_free = |path: &Path| {
         path.segments.first() == Some(&"proto")
             && path.segments.iter().any(|segment| {
@@ -89,8 +89,8 @@ fn check_sql(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     {
         return;
     }
-    // An error that is passed on is no SQL, and neither is the set of migrations that a service
-    // opens its store with.
+    // Passing an error on is not SQL, and neither is the set of migrations that a service opens its
+    // store with.
     let is_free = |path: &Path| {
         ["Error", "Result", "migrate"]
             .iter()
@@ -119,7 +119,7 @@ fn check_chain(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     }
 }
 
-/// What an order's money is: computed in admission once, and in the gateway's check before a gRPC
+/// Computation of an order's money: once in admission, and in the gateway's check before a gRPC
 /// order.
 fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     let is_allowed = ["types", "admission"].contains(&source.crate_name())
@@ -146,7 +146,7 @@ fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
 mod tests {
     use super::*;
 
-    /// The rules that a file with this text breaks.
+    /// Rules that a file with this text violates.
     fn rules(path: &str, text: &str) -> Vec<&'static str> {
         let source = Source::new(path.to_owned(), text.to_owned());
         check(&source)

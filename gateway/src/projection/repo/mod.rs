@@ -1,11 +1,11 @@
-//! The only files of this room with SQL. Reads go through sqlx's pool, writes through the file's
-//! one writer ([`events::Direct`]).
+//! All SQL of the gateway. Reads use sqlx's pool, writes the file's only writer
+//! ([`events::Direct`]).
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `mod` | the store, lookups by public id, lists |
-//! | `requests` | what is kept beside the journal: requests, positions, listings, the feed's place |
-//! | `writer` | a batch of records |
+//! | `requests` | data outside the journal: requests, positions, listings, the feed's position |
+//! | `writer` | writes of a batch of records |
 
 mod requests;
 pub mod writer;
@@ -36,16 +36,16 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_refused_changes"
 );
 
-/// Pages of the write-ahead log between two checkpoints, 64 MiB. A busy market changes the last page
-/// of each of its users in three indexes with every batch: each is moved into the file once for
-/// many batches.
+/// Pages of the write-ahead log between two checkpoints, 64 MiB. In a busy market every batch
+/// changes the last page of each of its users in three indexes; each page is then moved into the
+/// file once for many batches.
 pub const CHECKPOINT_PAGES: u32 = 16_000;
-/// Bits of a trade's key for its place among the command's events.
+/// Bits of a trade's key for its index among the command's events.
 const PLACE_BITS: u32 = 20;
-/// A public id has 32 bits of the sequence.
+/// Bits of the sequence in a public id.
 const ID_BITS: u32 = 32;
 
-/// The market's file, and what its public ids are made with.
+/// The market's file, and the node number that its public ids contain.
 #[derive(Clone)]
 pub struct Store {
     pub file: Direct,
@@ -55,7 +55,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens (and creates) the file and brings its schema up to date.
+    /// Opens or creates the file and migrates its schema.
     ///
     /// # Errors
     /// The store cannot be opened.
@@ -75,8 +75,9 @@ impl Store {
         self.file.read()
     }
 
-    /// Commands that an id may be derived from: the command is known by its 32 low bits and by the
-    /// time, and the order of sequences is that of time. One where fewer than 2^32 are stored.
+    /// Sequences of commands that an id may derive from: the id has the low 32 bits of the sequence
+    /// and the time, and sequences are in the order of time. Only one exists while fewer than 2^32
+    /// are stored.
     async fn candidates(&self, from: &DerivedFrom) -> Result<[i64; 3], Error> {
         let (mut low, mut high) = (0, self.position.borrow().get() >> ID_BITS);
         let latest_ns = i64::try_from(from.latest_ns).unwrap_or(i64::MAX);
@@ -93,7 +94,7 @@ impl Store {
                 _ => high = middle - 1,
             }
         }
-        // An id is of up to 245 ns, and the first order need not be the first command.
+        // An id spans up to 245 ns, and the first order need not be the first command.
         let rounds = [low, low.saturating_sub(1), low + 1];
         let low_bits = u64::from(from.sequence_low);
         Ok(rounds.map(|round| ((round << ID_BITS) | low_bits).cast_signed()))
@@ -103,19 +104,19 @@ impl Store {
 /// Key of a trade.
 ///
 /// # Panics
-/// A command with a million events, or more than 2^43 commands.
+/// The command has more than 2^20 events, or the sequence more than 43 bits.
 fn trade_key(sequence: Sequence, index: u32) -> i64 {
     let key = i64::try_from(sequence.get())
         .ok()
         .filter(|key| *key < 1 << (63 - PLACE_BITS));
     assert!(
         index < 1 << PLACE_BITS,
-        "{sequence} has more events than a key tells apart"
+        "command {sequence} has too many events for a trade key"
     );
     (key.expect("a sequence of 43 bits") << PLACE_BITS) | i64::from(index)
 }
 
-/// Which orders a list shows; empty text = any.
+/// Filter of a list of orders; empty text = any.
 #[derive(Clone, Debug, Default)]
 pub struct OrderFilter {
     pub user_id: String,
@@ -123,7 +124,7 @@ pub struct OrderFilter {
     pub status: Option<OrderStatus>,
 }
 
-/// Which trades a list shows; empty text = any.
+/// Filter of a list of trades; empty text = any.
 #[derive(Clone, Debug, Default)]
 pub struct TradeFilter {
     /// Buyer or seller.
@@ -131,7 +132,7 @@ pub struct TradeFilter {
     pub instrument_id: String,
 }
 
-/// Rows of a list: those before `key`, newest first, at most `limit`.
+/// Page of a list: the rows before `key`, newest first, at most `limit`.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     pub key: i64,
@@ -155,7 +156,7 @@ const TRADE_NAMES: &str = " CROSS JOIN orders b ON b.sequence = t.buy_order \
 const OF_USER: &str = " = (SELECT user FROM users WHERE user_id = ";
 const OF_INSTRUMENT: &str = " = (SELECT instrument FROM instruments WHERE instrument_id = ";
 
-/// The order of a public id.
+/// The order with a public id.
 pub async fn order(db: &Store, order_id: &str) -> Result<Option<OrderRow>, Error> {
     let id = Id128::parse(order_id);
     let from = id.and_then(|id| derived::derived_from(id, db.node));
@@ -169,7 +170,7 @@ pub async fn order(db: &Store, order_id: &str) -> Result<Option<OrderRow>, Error
     Ok(rows.into_iter().find(|row| row.order_id == id))
 }
 
-/// The rows of these keys: `sql` has three places.
+/// The rows with these keys. `sql` has three placeholders.
 async fn rows_of<T>(
     db: &Store,
     sql: String,
@@ -184,15 +185,15 @@ async fn rows_of<T>(
     rows.iter().map(|row| read(row, db.node)).collect()
 }
 
-/// Narrows a list to the rows of a user or an instrument, where one is named.
+/// Restricts a list to a user or an instrument, if one is named.
 fn only(query: &mut QueryBuilder<Sqlite>, column: &str, numbers: &str, name: &str) {
     if !name.is_empty() {
         query.push(column).push(numbers).push_bind(name).push(")");
     }
 }
 
-/// The index that leads to the rows of a list; the table itself for all of them. Named, since
-/// SQLite would as soon walk all rows of an instrument as those of a user.
+/// The index for the rows of a list; the table itself for all rows. Named, since SQLite may
+/// otherwise read all rows of an instrument instead of those of a user.
 fn indexed_by(table: &str, user_id: &str, of_user: &str, instrument_id: &str) -> String {
     match (user_id, instrument_id) {
         ("", "") => String::new(),
@@ -227,7 +228,7 @@ pub async fn orders(
     rows.iter().map(|row| order_row(row, db.node)).collect()
 }
 
-/// The trade of a public id.
+/// The trade with a public id.
 pub async fn trade(db: &Store, trade_id: &str) -> Result<Option<TradeRow>, Error> {
     let id = Id128::parse(trade_id);
     let from = id.and_then(|id| derived::derived_from(id, db.node));
@@ -250,8 +251,8 @@ pub async fn trades(
     filter: &TradeFilter,
     before: Before,
 ) -> Result<Vec<TradeRow>, Error> {
-    // Of each side a page of its own: out of two indexes at once SQLite would read and sort all
-    // trades of the user.
+    // A page per side: with two indexes in one query SQLite would read and sort all trades of the
+    // user.
     let sides = [
         ("buyer", " AND p.buyer"),
         ("seller", " AND p.buyer <> p.seller AND p.seller"),
@@ -288,7 +289,7 @@ pub async fn trades(
     rows.iter().map(|row| trade_row(row, db.node)).collect()
 }
 
-/// What was answered under a key.
+/// The answer stored under a key.
 pub async fn answer(db: &Store, key_hash: Id128) -> Result<Option<AnswerRow>, Error> {
     let row = sqlx::query(
         "SELECT a.sequence, a.order_sequence, a.cancelled, a.refusal, o.created_ns FROM answers a \
@@ -327,10 +328,10 @@ fn code<T>(row: &SqliteRow, column: &str, from: fn(u8) -> Option<T>) -> Result<T
     u8::try_from(value)
         .ok()
         .and_then(from)
-        .ok_or_else(|| Error::Stored(format!("{value} is no code of {column}")))
+        .ok_or_else(|| Error::Stored(format!("{value} is not a code of {column}")))
 }
 
-/// So many units of a step, `tick` or `lot`.
+/// `count` units of a step, `tick` or `lot`.
 fn units(row: &SqliteRow, count: i64, mantissa: &str, scale: &str) -> Result<Decimal, Error> {
     let (mantissa, scale): (i64, u8) = (row.try_get(mantissa)?, row.try_get(scale)?);
     Decimal::new(i128::from(count) * i128::from(mantissa), scale)

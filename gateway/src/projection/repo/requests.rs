@@ -1,5 +1,5 @@
-//! What the market keeps beside the journal: requests and answers of calls, positions, listings,
-//! and how far the feed is.
+//! What the market stores outside the journal: requests and answers of calls, positions, listings,
+//! and the feed's position.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use super::{Store, sequence};
 use crate::Error;
 use crate::projection::batch::Answer;
 
-/// The answer of a call that left nothing in the journal.
+/// Stores the answer of a call that left nothing in the journal.
 pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
     let answer = Answer {
         key_hash,
@@ -25,8 +25,8 @@ pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
     db.file.transact(note).await
 }
 
-/// Keeps what a call said beside the journal: its correlation id and the text of the client's order
-/// id.
+/// Stores what a call carries beyond its journalled command: its correlation id and the text of the
+/// client's order id.
 pub async fn note_request(
     db: &Store,
     key_hash: Id128,
@@ -55,7 +55,7 @@ pub async fn note_request(
     Ok(db.file.transact(note).await?)
 }
 
-/// Correlation ids of the calls behind journalled keys, as far as they are known: one statement.
+/// Correlation ids of the calls with these keys, as far as known, in one statement.
 pub async fn correlations(db: &Store, keys: &[Id128]) -> Result<HashMap<Id128, String>, Error> {
     let texts: Vec<String> = keys.iter().map(Id128::to_string).collect();
     let rows: Vec<(String, String)> = sqlx::query_as(
@@ -70,7 +70,7 @@ pub async fn correlations(db: &Store, keys: &[Id128]) -> Result<HashMap<Id128, S
     Ok(known.collect())
 }
 
-/// The registry's status of an instrument when it was last taken over.
+/// The registry's status of an instrument at its last import.
 pub async fn listed_status(db: &Store, instrument_id: &str) -> Result<Option<u8>, Error> {
     let code: Option<i64> =
         sqlx::query_scalar("SELECT status FROM listed WHERE instrument_id = $1")
@@ -93,7 +93,7 @@ pub async fn save_listed_status(db: &Store, instrument_id: &str, status: u8) -> 
     Ok(db.file.transact(save).await?)
 }
 
-/// What an event of the CFA service adds to the positions of an instrument.
+/// Changes of an instrument's positions by an event of the CFA service.
 #[derive(Clone, Debug)]
 pub struct Moves {
     pub event_id: Uuid,
@@ -102,8 +102,8 @@ pub struct Moves {
     pub changes: Vec<(String, Decimal)>,
 }
 
-/// Takes each event into account once, the changes of a position summed up. `consumer` is the name
-/// in the inbox.
+/// Applies each event once, with the changes per position summed up. `consumer` is the name in the
+/// inbox.
 pub async fn move_positions(
     db: &Store,
     consumer: &'static str,
@@ -130,7 +130,7 @@ pub async fn move_positions(
     db.file.transact(save).await
 }
 
-/// Adds to (or takes from) a position.
+/// Adds a positive or negative change to a position.
 fn move_position(
     tx: &DirectTx,
     user_id: &str,
@@ -172,7 +172,7 @@ pub async fn position_of(db: &Store, user_id: &str, instrument_id: &str) -> Resu
 
 fn number(text: &str) -> Result<Decimal, Error> {
     text.parse()
-        .map_err(|_| Error::Stored(format!("{text} is no number")))
+        .map_err(|_| Error::Stored(format!("{text} is not a number")))
 }
 
 /// Last record whose events are published.

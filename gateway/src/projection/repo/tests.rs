@@ -17,8 +17,8 @@ fn all() -> Before {
     }
 }
 
-/// A file of the schema before integer keys, with two orders, their trade, a market order that
-/// never had a price, an answer and what is not derived.
+/// A file of the schema before integer keys: two orders, their trade, a market order that never had
+/// a price, an answer, and data that is not derived.
 async fn old_file(path: PathBuf, ids: [Id128; 4]) {
     let before = events::migrations!("migrations/sqlite": "0001_market", "0002_lists");
     let db = Sqlite::open(&path, &before).await.unwrap();
@@ -170,7 +170,7 @@ async fn an_id_finds_its_row_beyond_32_bits_of_sequence_and_no_other() {
     let db = Store::open(folder.path().join("market.db"), node())
         .await
         .unwrap();
-    // One order in each round of 2^32 commands, and none in some.
+    // One order in each round of 2^32 commands, and none in rounds 10 to 19.
     let low = 1_000;
     let rounds = (0..80_u64).filter(|round| !(10..20).contains(round));
     let rows: Vec<(u64, u64)> = rounds

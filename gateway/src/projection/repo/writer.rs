@@ -1,5 +1,5 @@
-//! The statements that write a batch of records: one per row, prepared once, run where they are
-//! called.
+//! Statements that write a batch of records: one per row, prepared once, run on the caller's
+//! thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const INSTRUMENT: &str = "INSERT INTO instruments (instrument_id, tick_mantissa,
      tick_scale = coalesce(tick_scale, excluded.tick_scale) \
      RETURNING instrument, tick_mantissa, tick_scale, lot_mantissa, lot_scale";
 
-/// Binds the values in their order and runs the statement.
+/// Binds the values in order and runs the statement.
 macro_rules! run {
     ($statement:expr; $($value:expr),+ $(,)?) => {{
         let statement = &mut *$statement;
@@ -54,8 +54,8 @@ macro_rules! prepared {
     };
 }
 
-/// An instrument of the tables: how many of their units a tick and a lot are, 1 unless its first
-/// rows were converted from an earlier schema.
+/// An instrument's row, and the stored units per tick and per lot: 1 unless its first rows were
+/// converted from an earlier schema.
 #[derive(Clone, Copy)]
 struct Units {
     instrument: i64,
@@ -63,19 +63,19 @@ struct Units {
     per_lot: i64,
 }
 
-/// What a batch has brought, for the metrics.
+/// Orders and trades of a batch, for the metrics.
 #[derive(Default)]
 pub struct Brought {
-    /// Orders that a book took on.
+    /// Orders that a book accepted.
     pub orders: BTreeMap<(InstrumentIx, Side), u64>,
     /// Times of trades, in microseconds.
     pub trades: BTreeMap<InstrumentIx, Vec<i64>>,
 }
 
-/// Writes batches, and remembers the tables' numbers of users and instruments.
+/// Writes batches. Caches the tables' numbers of users and instruments.
 pub struct Writer {
     names: Arc<Names>,
-    /// By index of the node; 0: not looked up yet.
+    /// By the node's index; 0 = not looked up yet.
     users: Vec<i64>,
     instruments: Vec<Option<Units>>,
 }
@@ -92,7 +92,7 @@ impl Writer {
     /// Writes rows and position.
     ///
     /// # Errors
-    /// The store. The transaction is not to be committed then, and [`Self::forget`] to be called.
+    /// The store fails. The caller must not commit the transaction, and calls [`Self::forget`].
     pub fn write(
         &mut self,
         tx: &DirectTx,
@@ -109,7 +109,7 @@ impl Writer {
         Ok(brought)
     }
 
-    /// What it remembers may not have been committed.
+    /// Empties the cache: its rows may not have been committed.
     pub fn forget(&mut self) {
         self.users.clear();
         self.instruments.clear();
@@ -250,7 +250,8 @@ impl Writer {
                 .steps_of(unit)
                 .ok()
                 .and_then(|steps| i64::try_from(steps).ok());
-            steps.ok_or_else(|| Error::Stored(format!("{} in units of {unit}", spec.id)))
+            steps
+                .ok_or_else(|| Error::Stored(format!("{}: step is no multiple of {unit}", spec.id)))
         };
         let units = Units {
             instrument: number,
@@ -265,27 +266,27 @@ impl Writer {
 impl Units {
     fn price(self, ticks: i64) -> Result<i64, Error> {
         let units = ticks.checked_mul(self.per_tick);
-        units.ok_or_else(|| Error::Stored(format!("a price of {ticks} ticks")))
+        units.ok_or_else(|| Error::Stored(format!("price of {ticks} ticks overflows")))
     }
 
     fn quantity(self, lots: u64) -> Result<i64, Error> {
         let units = i64::try_from(lots)
             .ok()
             .and_then(|lots| lots.checked_mul(self.per_lot));
-        units.ok_or_else(|| Error::Stored(format!("a quantity of {lots} lots")))
+        units.ok_or_else(|| Error::Stored(format!("quantity of {lots} lots overflows")))
     }
 }
 
-/// The index among the command's events is in the public id alone.
+/// The index among the command's events is only in the public id.
 fn index(trade: &Trade) -> u32 {
-    derived::trade_index(trade.id).expect("a trade's id has one")
+    derived::trade_index(trade.id).expect("a trade id has an index")
 }
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("sequences and times have 63 bits")
 }
 
-/// Keeps the first answer under a key; the slices of a mass cancel add what they end.
+/// Stores the first answer under a key. The slices of a mass cancel add what they cancel.
 pub(super) fn insert_answer(tx: &DirectTx, answer: &Answer) -> Result<(), Error> {
     run!(prepared!(tx, INSERT_ANSWER);
         answer.key_hash.as_u128().to_be_bytes().as_slice(),

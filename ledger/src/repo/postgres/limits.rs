@@ -14,7 +14,7 @@ use crate::{
     repo::limits::{About, LIMIT, LimitRow, keep, places, used_sql},
 };
 
-/// Locks the limits that commands name, so that two ledgers do not change one at once.
+/// Locks the limits that commands name, so that two ledgers do not change the same one.
 pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
     let named: BTreeSet<&Id> = commands
         .iter()
@@ -35,7 +35,7 @@ pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Er
     Ok(())
 }
 
-/// Adds the limits that may be about this working set, and what is used of each.
+/// Loads the limits that may apply to this working set, and the usage of each.
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -75,7 +75,7 @@ pub async fn load(
     Ok(())
 }
 
-/// Writes the limits that changed.
+/// Writes the changed limits.
 pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     for change in book.limits.changes() {
         let Some(limit) = change.after else {
@@ -87,11 +87,11 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
         };
         let row = LimitRow::from(limit);
         let sql = if change.before.is_none() {
-            "INSERT INTO velocity_limits (limit_id, user_id, account_kind, instrument_id, side, window_s, amount, kinds, updated_at_us, \
-             created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+            "INSERT INTO velocity_limits (limit_id, user_id, account_kind, instrument_id, side, window_s, amount, \
+             kinds, updated_at_us, created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
         } else {
-            "UPDATE velocity_limits SET user_id = $2, account_kind = $3, instrument_id = $4, side = $5, window_s = $6, amount = $7, \
-             kinds = $8, updated_at_us = $9 WHERE limit_id = $1 AND created_at_us = $10"
+            "UPDATE velocity_limits SET user_id = $2, account_kind = $3, instrument_id = $4, side = $5, \
+             window_s = $6, amount = $7, kinds = $8, updated_at_us = $9 WHERE limit_id = $1 AND created_at_us = $10"
         };
         let met = sqlx::query(sql)
             .bind(&row.limit_id)

@@ -1,15 +1,15 @@
 //! Locking and reading the working set of a group.
 //!
-//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement,
-//! sorted), users, limits that are named, news of finality. Each statement at READ COMMITTED sees
-//! what was committed before it began, so whatever is read behind the locks is current and stays
-//! so.
-//! - A hold and an operation change only under the lock of their sub-accounts: which ones those are
-//!   is found out before, from columns that never change, and looked at again behind the locks.
-//! - A sub-account that is made now is frozen when its user is blocked: the user is locked against a block under way.
-//! - News of finality is parked when its operation is not there, and looked for when an operation
-//!   is made: of two such groups one has to see the other. They share a lock by the hash of the
-//!   key; makers of operations share it among themselves.
+//! Lock order, the same for every group: source positions, sub-accounts (one statement, sorted),
+//! users, named limits, parked notices. At READ COMMITTED each statement sees the rows committed
+//! before it began, so rows read after the locks are current and stay so.
+//! - A hold and an operation change only under the lock of their sub-accounts: those are found
+//!   before, from columns that never change, and checked again under the locks.
+//! - A new sub-account starts frozen if its user is blocked: the lock on the user excludes a
+//!   concurrent block.
+//! - A notice is parked if its operation does not exist, and looked up when an operation is
+//!   created: one of two such groups has to see the other. They share a lock by the hash of the
+//!   key; creators of operations do not exclude each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +32,14 @@ use crate::{
     },
 };
 
-/// A child knows its parent, a parent may be a child; no deeper chain is ever made.
+/// A child has a parent, which may itself be a child; no deeper chain is created.
 const PARENT_ROUNDS: usize = 3;
-/// How often rows that appeared meanwhile are locked too before the group begins anew.
+/// How often newly appeared rows are locked before the group is retried.
 const LOCK_ROUNDS: usize = 4;
 
-/// Operation `o` has the key `j`, as a condition that only the index of the keys serves. With
-/// `o.user_id = j.user_id` the planner may take the index of the users' lists and read all
-/// operations of the user for each key.
+/// Operation `o` has the key `j`, as a condition that only the index on the keys matches. With
+/// `o.user_id = j.user_id` the planner may use the index on the user and read all operations of the
+/// user for each key.
 const HAS_KEY: &str = "o.idempotency_key = j.key \
      AND (o.user_id, o.scope) >= (j.user_id, j.scope) AND (o.user_id, o.scope) <= (j.user_id, j.scope)";
 
@@ -47,10 +47,10 @@ pub fn texts<'a>(ids: impl IntoIterator<Item = &'a Id>) -> Vec<&'a str> {
     ids.into_iter().map(|id| &**id).collect()
 }
 
-/// Everything these commands can touch, locked.
+/// Locks and loads all rows that these commands can touch.
 ///
 /// # Errors
-/// [`Error::Raced`]: rows kept appearing. [`Error::Store`], [`Error::Broken`].
+/// [`Error::Raced`]: new rows kept appearing. [`Error::Store`], [`Error::Broken`].
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -68,12 +68,12 @@ pub async fn load(
     }
     let mut locked = Locked::default();
     locked.add(tx, &to_lock, &named.whole_users).await?;
-    // Whatever may have to be made, the destination of a hold as well.
+    // Sub-accounts that may have to be created, including the destination of a hold.
     named.subaccount_ids.extend(to_lock);
     named.add_owners(|id| locked.has(id));
     lock_users(tx, &named, &locked).await?;
     limits::lock(tx, commands).await?;
-    // Behind the locks, so that whatever was written to these sub-accounts is no later than what is written now.
+    // After the locks, so that no posting of these sub-accounts has a later time than this group.
     let mut begun = lock_news(tx, commands, &named).await?;
     for _ in 0..LOCK_ROUNDS {
         let now_us = clock_us.max(begun.start.head()?.sealed_at_us);
@@ -99,10 +99,10 @@ pub async fn load(
     Err(Error::Raced)
 }
 
-/// What a group finds behind its locks.
+/// State that a group reads after its locks.
 struct Begun {
     start: Start,
-    /// Whether there is any operation, or any stored answer, of the keys that the commands name themselves.
+    /// False if none of the keys in the commands has an operation, or a stored answer.
     has_operations: bool,
     has_answers: bool,
 }
@@ -117,7 +117,7 @@ impl FromRow<'_, PgRow> for Begun {
     }
 }
 
-/// Sub-accounts under lock.
+/// Locked sub-accounts.
 #[derive(Default)]
 struct Locked {
     asked: BTreeSet<Id>,
@@ -148,7 +148,7 @@ impl Locked {
     }
 }
 
-/// True for what changes operations that stand already.
+/// True for commands that change existing operations.
 fn moves_operations(command: &Command) -> bool {
     match &command.act {
         Act::Post(batch) => batch.from_event,
@@ -228,7 +228,7 @@ async fn subaccounts_behind_operations(
     Ok(())
 }
 
-/// A block and the making of a sub-account exclude each other; makers do not exclude makers.
+/// Blocking a user and creating a sub-account exclude each other; two creations do not.
 async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> Result<(), Error> {
     let how = if !wanted.whole_users.is_empty() {
         "UPDATE"
@@ -245,8 +245,8 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
     Ok(())
 }
 
-/// Locks what news of these commands' operations would have to pass, or what makers of the
-/// operations would, whom these news are for; where a group begins, behind it.
+/// Locks the slots of notices for the operations of these commands, shared for commands that create
+/// operations, exclusive for notices; then reads the start of the group.
 async fn lock_news(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -275,7 +275,7 @@ async fn lock_news(
         .await?)
 }
 
-/// What the fold decides on, except sub-accounts and their owners.
+/// Reads all rows that the fold depends on, except sub-accounts and their owners.
 async fn read(
     tx: &mut PgConnection,
     begun: &Begun,
@@ -284,14 +284,14 @@ async fn read(
 ) -> Result<(Wanted, Book), Error> {
     let mut book = Book::at(now_us);
     let mut wanted = Wanted {
-        // News of what is made here would have to pass the lock that it shares.
+        // A notice for an operation created here would need the lock that this group shares.
         no_news: !begun.start.has_news,
         ..Wanted::default()
     };
     for command in commands {
         wanted.add(command);
     }
-    // These were looked for already.
+    // Looked up by `lock_news` already.
     let absent = |keys: &[Key], has: bool| if has { 0 } else { keys.len() };
     let absent_operations = absent(&wanted.operation_keys, begun.has_operations);
     let absent_answers = absent(&wanted.answer_keys, begun.has_answers);
@@ -313,8 +313,8 @@ async fn read(
     Ok((wanted, book))
 }
 
-/// Sub-accounts that are to be locked yet: named by rows that were not there before the locks, or
-/// found to exist by such rows.
+/// Sub-accounts still to be locked: those named by rows that appeared before the locks were taken,
+/// or that appeared with them.
 async fn missing(
     tx: &mut PgConnection,
     wanted: &Wanted,
@@ -339,7 +339,7 @@ async fn missing(
         }
     }
     if !wanted.whole_users.is_empty() {
-        // Nobody makes another one while their users are locked.
+        // None can be created while their users are locked.
         let found: Vec<String> =
             sqlx::query_scalar("SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)")
                 .bind(texts(&wanted.whole_users))
@@ -452,7 +452,7 @@ async fn operations_by_other(
     Ok(())
 }
 
-/// Postings of every loaded operation: for its answer, its reversal, its unsettled credits.
+/// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
 async fn postings(
     tx: &mut PgConnection,
     wanted: &mut Wanted,
@@ -520,7 +520,7 @@ async fn scales(
     Ok(())
 }
 
-/// Stored answers; returns the operations they speak of.
+/// Loads stored answers; returns the operations they refer to.
 async fn answers(
     tx: &mut PgConnection,
     keys: &[Key],
@@ -543,7 +543,7 @@ async fn answers(
     keep::answers(book, found)
 }
 
-/// What the ledger remembers beside its rows: source positions, parked news.
+/// Loads source positions and parked notices.
 async fn memory(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
     if !wanted.sources.is_empty() {
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(

@@ -1,12 +1,11 @@
 //! The store in a PostgreSQL database, which several ledgers may share.
 //!
-//! Groups of different ledgers overlap at READ COMMITTED. What makes them safe is the order of
-//! [`load`]: first every row lock that the group needs, then what the fold decides on. What a lock
-//! cannot cover, a row that is not there yet, is covered by its key: new rows are only ever
-//! inserted, never upserted, so that the second of two ledgers fails and folds again on what the
-//! first one made. The end of the audit chain is locked last, before anything is written that other
-//! ledgers may write too: from there to the commit groups that make operations wait for one
-//! another.
+//! Groups of different ledgers overlap at READ COMMITTED. The order of [`load`] makes this safe: it
+//! takes all row locks of the group first, then reads the rows that the fold depends on. A row that
+//! does not exist yet cannot be locked and is protected by its key: new rows are inserted, never
+//! upserted, so the second of two ledgers fails and is retried on the rows of the first. The end of
+//! the audit chain is locked last, before any write that other ledgers may make too: from there to
+//! the commit, groups that create operations wait for one another.
 
 mod limits;
 mod load;
@@ -26,12 +25,22 @@ use super::{
 };
 use crate::{Error, book::Book, fold::Command};
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/postgres": "0001_ledger", "0002_limits_audit", "0003_end_of_chain", "0004_locked_reads", "0005_fewer_trips", "0006_lists", "0007_lists_and_keys");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/postgres":
+    "0001_ledger",
+    "0002_limits_audit",
+    "0003_end_of_chain",
+    "0004_locked_reads",
+    "0005_fewer_trips",
+    "0006_lists",
+    "0007_lists_and_keys"
+);
 
-/// SQLSTATE of what another session caused: unique violation, serialization failure, deadlock, lock not given in time.
+/// SQLSTATE of a conflict with another session: unique violation, serialization failure, deadlock,
+/// lock not available.
 const STATES_OF_CONTENTION: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
 
-/// A server that answers nothing for so long is lost, although its connection stands.
+/// A server that does not answer within this time counts as lost, even if its connection is open.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 async fn answered<T>(asked: impl Future<Output = Result<T, Error>> + Send) -> Result<T, Error> {
@@ -41,13 +50,13 @@ async fn answered<T>(asked: impl Future<Output = Result<T, Error>> + Send) -> Re
     }
 }
 
-/// Connects and brings the schema up to date; gives both halves of the contract.
+/// Connects and migrates the schema; returns both halves of the contract.
 pub async fn open(url: &str) -> Result<(sqlx::PgPool, impl Writes + use<>), Error> {
     let db = Postgres::open(url, &MIGRATOR).await?;
     Ok((db.read().clone(), Writer { db }))
 }
 
-/// One moment of the ledger's rows.
+/// Opens a snapshot of the ledger's rows.
 pub async fn evidence(url: &str) -> Result<Reader<sqlx::Postgres>, Error> {
     let mut db = PgConnection::connect(url).await?;
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
@@ -68,7 +77,7 @@ impl Writes for Writer {
         Ok(Box::new(Group { tx }))
     }
 
-    /// Nothing is put off.
+    /// No work is deferred.
     async fn catch_up(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Writing what the fold made of a group: one statement per kind of row, every column of it one typed array.
+//! Writes the folded group: one statement per kind of row, with a typed array per column.
 //!
-//! New rows are inserted and nothing else: that one is there already means that another ledger was
+//! New rows are inserted, never upserted: a row that exists already means that another ledger was
 //! faster, and the group is folded again.
 
 use sqlx::{Arguments, FromRow, PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
@@ -24,7 +24,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("versions and sequences stay below 2^63")
 }
 
-/// Rows that are new, and rows that were there.
+/// Splits changes into new rows and existing rows.
 fn split<'a, K, V>(
     changes: impl Iterator<Item = Change<'a, K, V>>,
 ) -> (Vec<(&'a K, &'a V)>, Vec<(&'a K, &'a V)>) {
@@ -40,7 +40,7 @@ fn split<'a, K, V>(
     (new, moved)
 }
 
-/// Executes a statement that must meet every one of its rows: they were read under a lock a moment ago.
+/// Executes a statement that must affect all of its rows, which were read under a lock.
 async fn put(
     tx: &mut PgConnection,
     what: &str,
@@ -61,13 +61,13 @@ fn check(what: &str, rows: usize, met: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes every changed row, and the block that seals what was made. The order follows the
-/// references between the tables, behind the end of the chain: rows that are new, for which other
-/// ledgers may wait too, are written under its lock.
+/// Writes every changed row, and the block that seals new operations. The order follows the foreign
+/// keys, after the lock on the end of the chain: new rows, which other ledgers may wait for, are
+/// written under that lock.
 pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let block = if audit::seals(book) {
         let head = moved_subaccounts_and_head(tx, book).await?;
-        Some(audit::seal(&head, book).expect("it seals something"))
+        Some(audit::seal(&head, book).expect("the group creates operations"))
     } else {
         moved_subaccounts(tx, book).await?;
         None
@@ -120,7 +120,7 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "accounts", new.len(), query).await
 }
 
-/// What may change of sub-accounts, a column each.
+/// The mutable columns of sub-accounts.
 fn states(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
     let mut to = PgArguments::default();
     (|| {
@@ -140,10 +140,10 @@ fn states(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
 async fn new_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let (new, _) = split(book.subaccounts.changes());
     let query = sqlx::query_with(
-        "INSERT INTO sub_accounts (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us, \
-         account_id, user_id, instrument_id, may_be_negative, created_at_us) \
-         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[], \
-         $9::text[], $10::text[], $11::text[], $12::boolean[], $13::bigint[])",
+        "INSERT INTO sub_accounts (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, \
+         updated_at_us, account_id, user_id, instrument_id, may_be_negative, created_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], \
+         $7::boolean[], $8::bigint[], $9::text[], $10::text[], $11::text[], $12::boolean[], $13::bigint[])",
         states(&new)?,
     )
     .bind(column(&new, |(_, row)| &*row.terms.account_id))
@@ -158,7 +158,8 @@ macro_rules! moved_subaccounts {
     () => {
         "UPDATE sub_accounts s SET balance = j.balance, held = j.held, unsettled = j.unsettled, version = j.version, \
          \"freeze\" = j.\"freeze\", closed = j.closed, updated_at_us = j.updated_at_us \
-         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[]) \
+         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], \
+         $8::bigint[]) \
          AS j (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us) \
          WHERE s.subaccount_id = j.subaccount_id"
     };
@@ -170,8 +171,8 @@ async fn moved_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Err
     put(tx, "sub-accounts", moved.len(), query).await
 }
 
-/// As [`moved_subaccounts`], and in the same trip locks the chain of blocks and reads its end, for
-/// which other ledgers wait until the commit.
+/// As [`moved_subaccounts`]; in the same round trip locks the chain of blocks until the commit and
+/// reads its end.
 async fn moved_subaccounts_and_head(tx: &mut PgConnection, book: &Book) -> Result<Head, Error> {
     let (_, moved) = split(book.subaccounts.changes());
     let sql = concat!(
@@ -202,11 +203,12 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             .bind(column(rows, |(_, row)| row.updated_at_us))
     };
     let query = sqlx::query(
-        "INSERT INTO holds (hold_id, amount, remaining, added, split_off, consumed, released, returned_by_children, status, expiry_told, \
-         updated_at_us, subaccount_id, user_id, instrument_id, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, created_at_us) \
-         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
-         $9::int[], $10::boolean[], $11::bigint[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], \
-         $19::bigint[], $20::bigint[])",
+        "INSERT INTO holds (hold_id, amount, remaining, added, split_off, consumed, released, returned_by_children, \
+         status, expiry_told, updated_at_us, subaccount_id, user_id, instrument_id, reason, owner, parent_hold_id, \
+         destination_subaccount_id, expires_at_us, created_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], \
+         $7::bigint[], $8::bigint[], $9::int[], $10::boolean[], $11::bigint[], $12::text[], $13::text[], $14::text[], \
+         $15::text[], $16::text[], $17::text[], $18::text[], $19::bigint[], $20::bigint[])",
     );
     let query = state(query, &new)
         .bind(column(&new, |(_, row)| &*row.terms.subaccount_id))
@@ -222,17 +224,18 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
         .bind(column(&new, |(_, row)| row.terms.created_at_us));
     put(tx, "new holds", new.len(), query).await?;
     let query = sqlx::query(
-        "UPDATE holds h SET amount = j.amount, remaining = j.remaining, added = j.added, split_off = j.split_off, consumed = j.consumed, \
-         released = j.released, returned_by_children = j.returned, status = j.status, expiry_told = j.expiry_told, updated_at_us = j.updated_at_us \
-         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::int[], \
-         $10::boolean[], $11::bigint[]) AS j (hold_id, amount, remaining, added, split_off, consumed, released, returned, status, expiry_told, \
-         updated_at_us) WHERE h.hold_id = j.hold_id",
+        "UPDATE holds h SET amount = j.amount, remaining = j.remaining, added = j.added, split_off = j.split_off, \
+         consumed = j.consumed, released = j.released, returned_by_children = j.returned, status = j.status, \
+         expiry_told = j.expiry_told, updated_at_us = j.updated_at_us \
+         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], \
+         $8::bigint[], $9::int[], $10::boolean[], $11::bigint[]) AS j (hold_id, amount, remaining, added, split_off, \
+         consumed, released, returned, status, expiry_told, updated_at_us) WHERE h.hold_id = j.hold_id",
     );
     put(tx, "holds", moved.len(), state(query, &moved)).await
 }
 
-/// The block of a group with the operations that it seals and their postings, and what is answered
-/// to repeats, in one trip.
+/// Writes in one round trip the block of a group, its operations and postings, and the stored
+/// answers.
 async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
     let (new, _) = split(book.operations.changes());
     let changes = book.postings.changes();
@@ -244,14 +247,18 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
     sqlx::query(
         "WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
          VALUES ($1, $2, $3, $4, $5, $6)), \
-         made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
-         rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, place, block) \
-         SELECT j.*, $1 FROM UNNEST($7::text[], $8::int[], $9::int[], $10::int[], $11::text[], $12::text[], $13::text[], $14::text[], $15::int[], \
-         $16::text[], $17::boolean[], $18::text[], $19::text[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[]) AS j), \
-         posted AS (INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
-         SELECT * FROM UNNEST($24::text[], $25::int[], $26::text[], $27::text[], $28::text[], $29::text[], $30::bigint[], $31::text[], $32::boolean[], \
-         $33::bigint[], $34::bigint[], $35::bigint[], $36::bigint[], $37::bigint[])) \
+         made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, \
+         tx_hash, rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, \
+         finalized_at_us, place, block) \
+         SELECT j.*, $1 FROM UNNEST($7::text[], $8::int[], $9::int[], $10::int[], $11::text[], $12::text[], \
+         $13::text[], $14::text[], $15::int[], $16::text[], $17::boolean[], $18::text[], $19::text[], $20::bigint[], \
+         $21::bigint[], $22::bigint[], $23::bigint[]) AS j), \
+         posted AS (INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, \
+         credit_subaccount_id, instrument_id, amount, hold_id, unsettled, \
+         debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
+         SELECT * FROM UNNEST($24::text[], $25::int[], $26::text[], $27::text[], $28::text[], $29::text[], \
+         $30::bigint[], $31::text[], $32::boolean[], $33::bigint[], $34::bigint[], $35::bigint[], $36::bigint[], \
+         $37::bigint[])) \
          INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
          SELECT j.*, $43 FROM UNNEST($38::int[], $39::text[], $40::text[], $41::bigint[], $42::text[]) AS j",
     )
@@ -277,7 +284,7 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
     .bind(column(&new, |(_, row)| row.terms.digest))
     .bind(column(&new, |(_, row)| row.terms.created_at_us))
     .bind(column(&new, |(_, row)| row.finalized_at_us))
-    // Where the audit chain has it.
+    // Position in the block.
     .bind((0..new.len() as i64).collect::<Vec<_>>())
     .bind(column(&postings, |row| &*row.operation_id))
     .bind(column(&postings, |row| {
@@ -306,7 +313,7 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
     Ok(())
 }
 
-/// Those that stood already.
+/// Updates existing operations.
 async fn operations(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let (_, moved) = split(book.operations.changes());
     let query = sqlx::query(
@@ -351,8 +358,10 @@ async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
         ),
         (
             moved,
-            "UPDATE sources s SET first_sequence = j.first_sequence, through_sequence = j.through_sequence, digest = j.digest \
-             FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS j (source, first_sequence, through_sequence, digest) \
+            "UPDATE sources s SET first_sequence = j.first_sequence, through_sequence = j.through_sequence, \
+             digest = j.digest \
+             FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS j (source, first_sequence, \
+             through_sequence, digest) \
              WHERE s.source = j.source",
         ),
     ] {
@@ -376,13 +385,13 @@ async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&new, |(_, news)| news.tx_hash.as_deref()))
     .bind(column(&new, |(_, news)| news.reverted))
     .bind(column(&new, |(_, news)| news.at_us));
-    put(tx, "parked news", new.len(), query).await?;
+    put(tx, "parked notices", new.len(), query).await?;
     let gone: Vec<&str> = (book.parked.changes())
         .filter(|change| change.before.is_some() && change.after.is_none())
         .map(|change| &**change.key)
         .collect();
     if !gone.is_empty() {
-        // The sweeper may have dropped it at the same moment.
+        // The sweeper may have deleted it concurrently.
         sqlx::query("DELETE FROM parked WHERE match_key = ANY($1)")
             .bind(gone)
             .execute(tx)
@@ -391,7 +400,7 @@ async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a command asks of the store alone.
+/// Runs the store-only work of a command.
 pub async fn tidy(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
     if let Act::ForgetParked { before_us } = &command.act {
         sqlx::query("DELETE FROM parked WHERE at_us < $1")

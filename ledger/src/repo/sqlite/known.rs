@@ -1,10 +1,10 @@
-//! Sub-accounts and open holds as they stand in the file, remembered from one group to the next.
+//! Row cache: stored sub-accounts and active holds, kept from one group to the next.
 //!
-//! Why: they are what groups read most, and this connection is the one that writes them. Invariant:
-//! a row in here is the row of the file. What a group changes is taken out before it is written and
-//! comes back when it is committed; a change by any other connection is seen by SQLite's own count
-//! of them, and everything is forgotten. Memory: some 300 bytes a sub-account, at most
-//! [`SUB_ACCOUNTS_MAX`], and some 700 a hold, at most [`HOLDS_MAX`].
+//! Groups read these rows most, and this connection is the one that writes them. Invariant: a
+//! cached row equals the stored row. Rows that a group changes are removed before the write and
+//! inserted after the commit; a write by another connection changes SQLite's `data_version` and
+//! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], and some
+//! 700 per hold, at most [`HOLDS_MAX`].
 
 use std::collections::HashMap;
 
@@ -22,14 +22,14 @@ const HOLDS_MAX: usize = 32_768;
 
 #[derive(Default)]
 pub struct Known {
-    /// SQLite's count of changes by others.
+    /// Last `PRAGMA data_version`, which other connections' commits change.
     version: i64,
     subaccounts: HashMap<Id, SubAccount, RandomState>,
-    /// Active ones: those that have ended are seldom asked for.
+    /// Active holds only: ended ones are rarely read.
     holds: HashMap<Id, Hold, RandomState>,
 }
 
-/// Rows as a group leaves them.
+/// Changed rows of a group, to be cached after its commit.
 #[derive(Default)]
 pub struct Changed {
     subaccounts: Vec<SubAccount>,
@@ -37,7 +37,7 @@ pub struct Changed {
 }
 
 impl Known {
-    /// Forgets everything where somebody else has written. Within a write transaction nobody does.
+    /// Clears the cache if another connection has written. None can within a write transaction.
     pub fn check(&mut self, db: &Connection) -> Result<(), Error> {
         let version = db
             .prepare_cached("PRAGMA data_version")?
@@ -77,7 +77,7 @@ impl Known {
         self.holds.insert(row.terms.hold_id.clone(), row);
     }
 
-    /// Remembers what a group has committed.
+    /// Caches the rows that a group has committed.
     pub fn keep(&mut self, changed: Changed) {
         for row in changed.subaccounts {
             self.keep_subaccount(row);
@@ -87,9 +87,10 @@ impl Known {
         }
     }
 
-    /// Forgets what is about to be written and gives it as it will be, to be kept once it is committed.
+    /// Removes the rows that are about to be written; returns their new state, to be cached after
+    /// commit.
     pub fn take_changed(&mut self, book: &Book) -> Changed {
-        // Rows carry the decimals of their instrument.
+        // Rows contain the decimals of their instrument.
         if book.scales.changes().next().is_some() {
             self.forget();
             return Changed::default();

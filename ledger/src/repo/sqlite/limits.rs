@@ -25,7 +25,7 @@ fn json(items: &impl serde::Serialize) -> String {
     serde_json::to_string(items).expect("texts and numbers have a JSON form")
 }
 
-/// Adds the limits that may be about this working set, and what is used of each.
+/// Loads the limits that may apply to this working set, and the usage of each.
 pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(), Error> {
     let about = About::of(commands, book);
     let sql = format!(
@@ -46,18 +46,23 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
     Ok(())
 }
 
-/// What a window holds of a sub-account (`$1`), walked back from its last posting to the first one
-/// that is not within (`$2`: the beginning); the side (`$3`: debit), types of operations (`$4`).
-/// Sums in two halves, and whether the chain was whole.
+/// Usage of a window for a sub-account (`$1`): walks from its last posting back to the first one
+/// outside (`$2`: start of the window), for one side (`$3`: debit) and types of operations (`$4`).
+/// Returns the sum in two halves, and whether the chain is complete.
 const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
-     UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, w.version - 1 \
+     UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, \
+     w.version - 1 \
      FROM walk w CROSS JOIN postings p ON p.posting_no = w.posting_no WHERE p.created_at_us > $2 AND w.version > 1), \
-     entries AS (SELECT p.posting_no IS NOT NULL AND w.version = CASE $1 WHEN p.debit_subaccount_id THEN p.debit_version \
-     WHEN p.credit_subaccount_id THEN p.credit_version END AS is_whole, p.amount, p.created_at_us > $2 AND o.reverses IS NULL AND o.reversed_by IS NULL \
+     entries AS (SELECT p.posting_no IS NOT NULL AND w.version = CASE $1 \
+     WHEN p.debit_subaccount_id THEN p.debit_version \
+     WHEN p.credit_subaccount_id THEN p.credit_version END AS is_whole, p.amount, p.created_at_us > $2 \
+     AND o.reverses IS NULL AND o.reversed_by IS NULL \
      AND (p.debit_subaccount_id = $1) = $3 AND ($4 = 0 OR (($4 >> o.kind) & 1) = 1) AS counts \
-     FROM walk w LEFT JOIN postings p ON p.posting_no = w.posting_no LEFT JOIN operations o ON o.operation_id = p.operation_id) \
-     SELECT COALESCE(SUM(CASE WHEN counts THEN amount >> 32 END), 0), COALESCE(SUM(CASE WHEN counts THEN amount & 4294967295 END), 0), \
+     FROM walk w LEFT JOIN postings p ON p.posting_no = w.posting_no LEFT JOIN operations o \
+     ON o.operation_id = p.operation_id) \
+     SELECT COALESCE(SUM(CASE WHEN counts THEN amount >> 32 END), 0), \
+     COALESCE(SUM(CASE WHEN counts THEN amount & 4294967295 END), 0), \
      COALESCE(MIN(COALESCE(is_whole, 0)), 1) FROM entries";
 
 /// (sub-account, used in two halves)
@@ -83,7 +88,7 @@ fn used(
     Ok(used)
 }
 
-/// Writes the limits that changed.
+/// Writes the changed limits.
 pub fn save(db: &Connection, book: &Book) -> Result<(), Error> {
     for change in book.limits.changes() {
         let Some(limit) = change.after else {
@@ -93,8 +98,8 @@ pub fn save(db: &Connection, book: &Book) -> Result<(), Error> {
         };
         let row = LimitRow::from(limit);
         db.prepare_cached(
-            "INSERT INTO velocity_limits (limit_id, user_id, account_kind, instrument_id, side, window_s, amount, kinds, \
-             created_at_us, updated_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) \
+            "INSERT INTO velocity_limits (limit_id, user_id, account_kind, instrument_id, side, window_s, amount, \
+             kinds, created_at_us, updated_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) \
              ON CONFLICT (limit_id) DO UPDATE SET user_id = excluded.user_id, account_kind = excluded.account_kind, \
              instrument_id = excluded.instrument_id, side = excluded.side, window_s = excluded.window_s, \
              amount = excluded.amount, kinds = excluded.kinds, updated_at_us = excluded.updated_at_us",

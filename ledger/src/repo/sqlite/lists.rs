@@ -1,19 +1,19 @@
-//! Operations of each user, listed many at once.
+//! User index of operations, filled in batches.
 //!
-//! Why: each lies somewhere else in that tree, and a transaction pays for every page that it
-//! touches. Sorted and by the thousand those of one user share his pages. What is not listed yet is
-//! found among the last blocks, a scan of at most [`UNLISTED_MAX`] operations and a group. The
-//! bound is also that of the pause between two groups: where each operation is of another of very
-//! many users, no page is shared, a tenth of a second.
+//! Entries of different users are on different pages, and a transaction pays for every page that it
+//! touches; in a sorted batch of thousands the entries of one user share pages. Operations not
+//! indexed yet are found by a scan of the last blocks, at most [`UNLISTED_MAX`] operations plus one
+//! group. The bound also limits the pause between two groups: a tenth of a second if each operation
+//! belongs to another of very many users, so that no page is shared.
 
 use rusqlite::Connection;
 
 use crate::Error;
 
-/// Operations that wait to be listed, before they are.
+/// Number of operations without index entries that triggers a batch.
 pub const UNLISTED_MAX: u64 = 4_096;
 
-/// Operations that are not listed.
+/// Number of operations without index entries.
 pub fn unlisted(db: &Connection) -> Result<u64, Error> {
     let sql = "SELECT COUNT(*) FROM operations INDEXED BY operations_by_block \
                WHERE block > (SELECT through_block FROM operations_listed)";
@@ -21,12 +21,13 @@ pub fn unlisted(db: &Connection) -> Result<u64, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Lists them; how many. One that stands there already is no reason to take no more money: the
-/// check of the ledger names it.
+/// Adds them to the index; returns how many. An entry that exists already does not stop writes:
+/// `verify` reports it.
 pub fn list(db: &Connection) -> Result<u64, Error> {
     let before = unlisted(db)?;
     db.prepare_cached(
-        "INSERT OR IGNORE INTO operations_of_users SELECT user_id, created_at_us, operation_id FROM operations INDEXED BY operations_by_block \
+        "INSERT OR IGNORE INTO operations_of_users SELECT user_id, created_at_us, operation_id \
+         FROM operations INDEXED BY operations_by_block \
          WHERE block > (SELECT through_block FROM operations_listed) ORDER BY 1, 2, 3",
     )?
     .execute([])?;

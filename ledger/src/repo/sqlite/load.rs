@@ -1,5 +1,5 @@
-//! Reading the working set of a group: one look by index for each key, on the writer's own
-//! connection, where a look is a call.
+//! Loads the working set of a group: one index lookup per key, as a call on the writer's own
+//! connection.
 
 use std::collections::BTreeSet;
 
@@ -23,18 +23,18 @@ use crate::{
     },
 };
 
-/// A child knows its parent, a parent may be a child; no deeper chain is ever made.
+/// A child has a parent, which may itself be a child; no deeper chain is created.
 const PARENT_ROUNDS: usize = 3;
 
-/// Keys from which on one more look is well spent to save theirs.
+/// Number of keys from which a range check may save their lookups.
 const KEYS_MANY: usize = 8;
 
-/// One text to look for.
+/// One bound text.
 fn key(id: &Id) -> [&str; 1] {
     [&**id]
 }
 
-/// Everything these commands can touch, and the end of the audit chain.
+/// Loads all rows that these commands can touch, and the end of the audit chain.
 pub fn load(
     db: &Connection,
     known: &mut Known,
@@ -135,7 +135,7 @@ fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Res
     keep::operations(book, found)
 }
 
-/// Postings of every loaded operation: for its answer, its reversal, its unsettled credits.
+/// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
 fn postings(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
     let of: BTreeSet<Id> = book
         .operations
@@ -181,7 +181,7 @@ fn subaccounts(
     Ok(())
 }
 
-/// Accounts and users, where a sub-account or an account may have to be made; whoever has the sub-account has them too.
+/// Loads account and user of each missing sub-account, which may have to be created with it.
 fn owners(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
     wanted.add_owners(|id| book.subaccounts.get(id).is_some());
     let sql = "SELECT * FROM accounts WHERE account_id = ?1";
@@ -195,7 +195,7 @@ fn owners(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), E
     Ok(())
 }
 
-/// Decimals of instruments, where a sub-account may have to be made or decimals may be bound.
+/// Loads decimals, to open a sub-account or to bind decimals.
 fn scales(
     db: &Connection,
     wanted: &Wanted,
@@ -213,8 +213,8 @@ fn scales(
     Ok(())
 }
 
-/// Of (user, key, number) those that are worth a look: all, or none where the table has nothing
-/// between the first of the keys and the last. New keys that a client makes by time are such.
+/// Skips the lookup when no stored key is in [min, max] of the batch. True for time-ordered
+/// (UUIDv7) keys.
 fn perhaps_there<'a>(
     db: &Connection,
     between_sql: &str,
@@ -232,7 +232,7 @@ fn perhaps_there<'a>(
     Ok(keys)
 }
 
-/// Stored answers; returns the operations they speak of.
+/// Loads stored answers; returns the operations they refer to.
 fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
     let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
     let keys = perhaps_there(db, between, &wanted.answer_keys)?.iter();
@@ -242,7 +242,7 @@ fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet
     keep::answers(book, find(db, sql, keys, rows::answer)?)
 }
 
-/// What the ledger remembers beside its rows: source positions, parked news.
+/// Loads source positions and parked notices.
 fn memory(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
     let sql =
         "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ?1";

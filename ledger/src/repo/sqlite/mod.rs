@@ -1,4 +1,4 @@
-//! The store in a SQLite file: one writer at a time, so what a group loads is its own until it ends.
+//! The store in a SQLite file: a single writer, so loaded rows do not change until the group ends.
 
 mod known;
 mod limits;
@@ -35,12 +35,20 @@ use crate::{
 };
 use known::{Changed, Known};
 
-/// The ledger's file in its folder.
+/// File name in the data folder.
 const FILE: &str = "ledger.sqlite";
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_ledger", "0002_limits_audit", "0003_replace_nothing", "0004_chains", "0005_lists");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/sqlite":
+    "0001_ledger",
+    "0002_limits_audit",
+    "0003_replace_nothing",
+    "0004_chains",
+    "0005_lists"
+);
 
-/// Opens `ledger.sqlite` in the folder and brings its schema up to date; gives both halves of the contract.
+/// Opens `ledger.sqlite` in the folder and migrates its schema; returns both halves of the
+/// contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
     let tx = db.write().await?;
@@ -54,7 +62,7 @@ pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + us
     Ok((writer.db.read().clone(), writer))
 }
 
-/// One moment of the ledger's file in a folder.
+/// Opens a snapshot of the ledger's file in a folder.
 pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     let path = data_dir.join(FILE);
     if !path.is_file() {
@@ -76,12 +84,12 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
 struct Writer {
     db: Direct,
     known: Arc<Mutex<Known>>,
-    /// Operations that are not listed by user yet.
+    /// Number of operations without entries in the user index.
     unlisted: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// Lists what waits for it, between two groups.
+    /// Fills the user index, between two groups.
     async fn list(&self) -> Result<(), Error> {
         let tx = self.db.write().await?;
         let listed = lists::list(&tx)?;
@@ -121,7 +129,7 @@ impl Writes for Writer {
         true
     }
 
-    /// Nobody else writes, and the wait for the file's lock is behind it.
+    /// Never: there is no other writer, and the wait for the file lock is over.
     fn again(&self, _: &Error) -> Again {
         Again::No
     }
@@ -137,42 +145,41 @@ struct Group {
     unlisted: Arc<AtomicU64>,
     /// Read with the working set.
     head: Option<Head>,
-    /// Of its commands.
+    /// Weight of its commands.
     weight: usize,
-    /// Operations that this group makes.
+    /// Number of operations that this group creates.
     sealed: u64,
-    /// Rows as this group leaves them.
+    /// Rows changed by this group.
     changed: Changed,
 }
 
 /// The block and the events of a group.
 type Sealed = (Option<Block>, Packed);
 
-/// Facts of a group from which on its block and its events are made by another thread while its rows are written.
+/// Effects of a group from which its block and events are made on another thread during the write.
 const FACTS_ASIDE_MIN: usize = 256;
 
-/// Weight of a group from which on it is folded by another thread while its first rows are written.
+/// Weight of a group from which another thread folds it while its first rows are written.
 const WEIGHT_ALONG_MIN: usize = 256;
 
-/// Changes of operations after which the rows that were made are given to the writer: mostly as
-/// many as its largest statement takes.
+/// Changes of operations per flush to the writer: mostly as many as its largest statement has rows.
 const GIVEN_CHANGES: usize = 256;
 
-/// What the thread that folds a group gives to the one that writes it.
+/// Message from the folding thread to the writing thread.
 enum Part {
     Made(Made),
-    /// Everything, once it is folded.
+    /// The working set, after the fold.
     Book(Arc<Book>),
 }
 
 impl Group {
     fn known(&self) -> MutexGuard<'_, Known> {
-        // One that was left in the middle of a change has forgotten rather too much.
+        // Valid even if poisoned: an interrupted change has only removed rows.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn head(&self) -> &Head {
-        self.head.as_ref().expect("a group is loaded first")
+        self.head.as_ref().expect("load precedes save")
     }
 
     fn save_rows(&self, book: &Book, seal: impl Fn() -> Sealed + Sync) -> Result<Sealed, Error> {
@@ -187,7 +194,7 @@ impl Group {
             let sealed = match aside {
                 Ok(aside) => aside.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 Err(error) => {
-                    tracing::debug!(%error, "no thread to be had");
+                    tracing::debug!(%error, "cannot start a thread, sealing on this one");
                     seal()
                 }
             };
@@ -195,8 +202,8 @@ impl Group {
         })
     }
 
-    /// Writes what another thread folds, while it folds, and then the rest, while the other one
-    /// makes the block and the events. `None`: there is no other thread.
+    /// Writes rows while another thread folds, and then the rest while that thread makes the block
+    /// and the events. `None`: the thread cannot be started.
     fn fold_along(
         &mut self,
         book: &mut Option<Book>,
@@ -208,7 +215,7 @@ impl Group {
         let done: Result<_, Error> = std::thread::scope(|scope| {
             let along = move || {
                 let mut book = book.take()?;
-                // A writer that has failed takes nothing any more.
+                // A failed writer has dropped its receiver.
                 fold(&mut book, &mut |book| {
                     if let Some(made) = book.give(GIVEN_CHANGES) {
                         let _ = giver.send(Part::Made(made));
@@ -235,7 +242,7 @@ impl Group {
         Ok(Arc::into_inner(book))
     }
 
-    /// Writes rows as they come; gives the working set with all its rows written.
+    /// Writes rows as they arrive; returns the working set when all its rows are written.
     fn save_given(&mut self, given: mpsc::Receiver<Part>) -> Result<Option<Arc<Book>>, Error> {
         let block = self.head().block + 1;
         let mut place = 0;
@@ -267,7 +274,7 @@ impl Group {
         Ok(None)
     }
 
-    /// Writes what seals the rows of a group, and what tells of them.
+    /// Writes the block and the events of a group.
     fn finish(&mut self, (block, events): Sealed) -> Result<(), Error> {
         save::save_block(&self.tx, block.as_ref())?;
         self.sealed = block.map_or(0, |block| block.operations);
@@ -316,7 +323,7 @@ impl super::Group for Group {
             if let Some(book) = self.fold_along(&mut slot, fold, events)? {
                 return Ok(book);
             }
-            book = slot.expect("nobody else has taken it");
+            book = slot.expect("the folding thread has not started");
         }
         fold(&mut book, &mut |_| {});
         if !book.is_clean() {
@@ -338,7 +345,7 @@ impl super::Group for Group {
             changed,
             ..
         } = *self;
-        // Before the next group begins, and only if this one stands.
+        // Locked before the next group begins; filled only after the commit.
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
         unlisted.fetch_add(sealed, Ordering::Relaxed);

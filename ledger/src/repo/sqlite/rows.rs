@@ -1,4 +1,4 @@
-//! Rows as the writer's own connection gives and takes them.
+//! Row conversion for the writer's connection.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl FromSql for Id {
     }
 }
 
-/// What a statement finds for each of these keys, one after the other.
+/// Runs a statement for each key in turn and returns all rows.
 pub fn find<K: Params, T>(
     db: &Connection,
     sql: &str,
@@ -47,7 +47,7 @@ pub fn find<K: Params, T>(
     Ok(found)
 }
 
-/// A struct of the columns that have the names of its fields.
+/// Reads a struct from the columns named like its fields.
 macro_rules! named {
     ($row:ident, $type:ident { $($field:ident),+ $(,)? }) => {
         Ok($type { $($field: $row.get(stringify!($field))?),+ })
@@ -55,10 +55,11 @@ macro_rules! named {
 }
 
 pub const SUB_ACCOUNT: &str = "SELECT s.subaccount_id, s.account_id, s.user_id, s.instrument_id, \
-     COALESCE((SELECT i.decimals FROM instruments i WHERE i.instrument_id = s.instrument_id), 0), s.may_be_negative, s.created_at_us, \
-     s.balance, s.held, s.unsettled, s.version, s.freeze, s.closed, s.updated_at_us, s.last_posting FROM sub_accounts s";
+     COALESCE((SELECT i.decimals FROM instruments i WHERE i.instrument_id = s.instrument_id), 0), s.may_be_negative, \
+     s.created_at_us, s.balance, s.held, s.unsettled, s.version, s.freeze, s.closed, s.updated_at_us, s.last_posting \
+     FROM sub_accounts s";
 
-/// A row of [`SUB_ACCOUNT`]. By place: it is what groups read most.
+/// A row of [`SUB_ACCOUNT`], by column index: the most frequent read.
 pub fn subaccount(row: &Row) -> rusqlite::Result<SubAccount> {
     Ok(SubAccount {
         terms: Arc::new(SubAccountTerms {

@@ -1,7 +1,7 @@
-//! Writing what the fold made of a group: many rows a statement, each statement prepared once.
+//! Writes the folded group: many rows per statement, each statement prepared once.
 //!
-//! Why many: a statement that meets a trigger needs a way back of its own, a copy of each page that
-//! it touches, once for all of its rows.
+//! A statement that fires a trigger needs a statement journal, with a copy of each page that it
+//! touches: one per statement instead of one per row.
 
 use std::sync::OnceLock;
 
@@ -18,37 +18,39 @@ use crate::{
 };
 
 static SUB_ACCOUNT: Insert = Insert::new(
-    "sub_accounts (subaccount_id, account_id, user_id, instrument_id, balance, held, unsettled, version, freeze, closed, may_be_negative, \
-     created_at_us, updated_at_us, last_posting)",
+    "sub_accounts (subaccount_id, account_id, user_id, instrument_id, balance, held, unsettled, version, freeze, \
+     closed, may_be_negative, created_at_us, updated_at_us, last_posting)",
     14,
 );
-const SUB_ACCOUNT_STATE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, freeze = ?6, \
-     closed = ?7, updated_at_us = ?8, last_posting = ?9 WHERE subaccount_id = ?1 AND version = ?10";
+const SUB_ACCOUNT_STATE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, \
+     freeze = ?6, closed = ?7, updated_at_us = ?8, last_posting = ?9 WHERE subaccount_id = ?1 AND version = ?10";
 static HOLD: Insert = Insert::new(
-    "holds (hold_id, subaccount_id, user_id, instrument_id, amount, remaining, added, split_off, consumed, released, returned_by_children, \
-     status, expiry_told, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, created_at_us, updated_at_us)",
+    "holds (hold_id, subaccount_id, user_id, instrument_id, amount, remaining, added, split_off, consumed, released, \
+     returned_by_children, status, expiry_told, reason, owner, parent_hold_id, destination_subaccount_id, \
+     expires_at_us, created_at_us, updated_at_us)",
     20,
 );
-const HOLD_STATE: &str = "UPDATE holds SET amount = ?2, remaining = ?3, added = ?4, split_off = ?5, consumed = ?6, released = ?7, \
-     returned_by_children = ?8, status = ?9, expiry_told = ?10, updated_at_us = ?11 WHERE hold_id = ?1";
+const HOLD_STATE: &str = "UPDATE holds SET amount = ?2, remaining = ?3, added = ?4, split_off = ?5, consumed = ?6, \
+     released = ?7, returned_by_children = ?8, status = ?9, expiry_told = ?10, updated_at_us = ?11 WHERE hold_id = ?1";
 static OPERATION: Insert = Insert::new(
-    "operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, rejection_message, \
-     awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, block, place)",
+    "operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
+     rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, block, place)",
     18,
 );
-/// Only what may change.
-const OPERATION_STATE: &str = "UPDATE operations SET status = ?2, tx_hash = ?3, rejection_code = ?4, rejection_message = ?5, \
-     reversed_by = ?6, finalized_at_us = ?7 WHERE operation_id = ?1";
+/// Mutable columns only.
+const OPERATION_STATE: &str = "UPDATE operations SET status = ?2, tx_hash = ?3, rejection_code = ?4, \
+     rejection_message = ?5, reversed_by = ?6, finalized_at_us = ?7 WHERE operation_id = ?1";
 static POSTING: Insert = Insert::new(
-    "postings (posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-     unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us, debit_previous, credit_previous)",
+    "postings (posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, \
+     instrument_id, amount, hold_id, unsettled, debit_balance_after, debit_version, credit_balance_after, \
+     credit_version, created_at_us, debit_previous, credit_previous)",
     17,
 );
 
-/// Rows of one INSERT, largest first: what is left over goes into the next smaller ones.
+/// Rows per INSERT, largest first: the remainder uses the next smaller ones.
 const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
 
-/// INSERT into a table of so many columns, one statement for each of [`SIZES`].
+/// INSERT into a table with N columns, one statement for each of [`SIZES`].
 struct Insert {
     into: &'static str,
     columns: usize,
@@ -74,7 +76,7 @@ impl Insert {
         })
     }
 
-    /// Writes the rows in their order; `put` gives the values of each.
+    /// Writes the rows in order; `put` binds the values of each.
     fn write<T>(
         &self,
         db: &Connection,
@@ -122,8 +124,8 @@ macro_rules! put {
     }};
 }
 
-/// Writes every changed row but what was given away ([`Book::give`]) as it still is; new operations
-/// are of this block. The order follows the references between the tables.
+/// Writes every changed row, except rows that were flushed ([`Book::give`]) and did not change
+/// since. New operations belong to this block. The order follows the foreign keys.
 pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
     save_owners(db, book)?;
@@ -132,14 +134,14 @@ pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     save_memory(db, book)
 }
 
-/// Writes new operations of a block, the first of them in this place, and their postings.
+/// Writes new operations and their postings. `place`: position of the first one in the block.
 pub fn save_made(db: &Connection, made: &Made, block: u64, place: usize) -> Result<(), Error> {
     let operations: Vec<&Operation> = made.operations.iter().collect();
     let postings: Vec<&Posting> = made.postings.iter().collect();
     save_new_operations(db, &operations, &postings, block, place)
 }
 
-/// What a command asks of the store alone.
+/// Runs the store-only work of a command.
 pub fn tidy(db: &Connection, command: &Command) -> Result<(), Error> {
     if let Act::ForgetParked { before_us } = &command.act {
         db.execute("DELETE FROM parked WHERE at_us < ?1", [before_us])?;
@@ -147,7 +149,7 @@ pub fn tidy(db: &Connection, command: &Command) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rows as they are now, apart by whether they are new.
+/// Splits changed rows into new and existing ones.
 fn new_and_moved<'a, K: 'a, V>(
     changes: impl Iterator<Item = Change<'a, K, V>>,
 ) -> (Vec<&'a V>, Vec<&'a V>) {
@@ -161,7 +163,7 @@ fn new_and_moved<'a, K: 'a, V>(
     (new, moved)
 }
 
-/// A statement for each row of a kind, where there is any.
+/// Executes a statement per row, if there is any.
 fn each<T>(
     db: &Connection,
     sql: &str,
@@ -178,7 +180,7 @@ fn each<T>(
     Ok(())
 }
 
-/// As [`each`], of rows that are there as they were loaded.
+/// As [`each`], for existing rows, which must match their loaded version.
 fn each_known<T>(
     db: &Connection,
     sql: &str,
@@ -193,7 +195,7 @@ fn each_known<T>(
     })?;
     if is_missing {
         return Err(Error::Broken(
-            "a row is not as it was loaded in its transaction".to_owned(),
+            "row changed since it was loaded in the same transaction".to_owned(),
         ));
     }
     Ok(())
@@ -203,12 +205,14 @@ fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
     let scales = (book.scales.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, scales, |to, row| to.execute(row))?;
-    let sql = "INSERT INTO users (user_id, blocked) VALUES (?1, ?2) ON CONFLICT (user_id) DO UPDATE SET blocked = excluded.blocked";
+    let sql = "INSERT INTO users (user_id, blocked) VALUES (?1, ?2) \
+               ON CONFLICT (user_id) DO UPDATE SET blocked = excluded.blocked";
     let users = (book.users.changes()).filter_map(|change| change.after);
     each(db, sql, users, |to, user| {
         to.execute((&user.user_id, user.blocked))
     })?;
-    let sql = "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let sql = "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) \
+               VALUES (?1, ?2, ?3, ?4, ?5)";
     let accounts = (book.accounts.changes()).filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
     let new: Vec<&SubAccount> = (book.subaccounts.changes())
@@ -219,7 +223,7 @@ fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let mut moved: Vec<(&SubAccount, &SubAccount)> = (book.subaccounts.changes())
         .filter_map(|change| Some((change.before?, change.after?)))
         .collect();
-    // In the order of their tree: neighbours are changed while their page is at hand.
+    // In key order: neighbours are updated while their page is cached.
     moved.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
     each_known(db, SUB_ACCOUNT_STATE, moved, |to, (before, row)| {
         put_subaccount_state(to, before, row)
@@ -232,7 +236,7 @@ fn save_holds(db: &Connection, book: &Book) -> Result<(), Error> {
     each_known(db, HOLD_STATE, moved, put_hold_state)
 }
 
-/// The block of a group, if it has one.
+/// Writes the block of a group, if it has one.
 pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
     let sql = "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
@@ -278,7 +282,8 @@ fn save_new_operations(
 }
 
 fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
-    let sql = "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let sql = "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     let answers = (book.answers.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, answers, |to, ((call, user_id, key), answer)| {
         let outcome = outcome_text(&answer.outcome);
@@ -406,7 +411,7 @@ fn put_hold_state(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usi
     ])
 }
 
-/// `block` and `place`: where the audit chain has it.
+/// `block` and `place`: position in the audit chain.
 fn put_operation(
     to: &mut Values,
     operation: &Operation,

@@ -1,4 +1,4 @@
-//! Between the stand-in's types and the messages of `dfa.identity.v1`.
+//! Conversions between the sandbox's types and the messages of `dfa.identity.v1`.
 
 use proto::{
     common::v1 as common,
@@ -40,11 +40,11 @@ pub fn kyc_level(number: i32) -> Result<Option<i32>, Status> {
     match common::KycStatus::try_from(number) {
         Ok(common::KycStatus::Unspecified) => Ok(None),
         Ok(level) => Ok(Some(level as i32)),
-        Err(_) => Err(invalid_argument("kyc_status", "is not a level")),
+        Err(_) => Err(invalid_argument("kyc_status", "is not a KYC level")),
     }
 }
 
-/// An amount to be checked: roubles of the bank or of the ledger, above zero.
+/// An amount to check: roubles of the bank or the ledger, above zero.
 pub fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Decimal, Status> {
     let value = value.ok_or_else(|| invalid_argument(field, "is required"))?;
     rubles(field, value)?;
@@ -79,7 +79,7 @@ pub fn money(amount: Decimal) -> common::Money {
     }
 }
 
-/// An account at the sandbox bank for a user that named none.
+/// Generates an account at the sandbox bank for a user created without one.
 pub fn account_of(user_id: &str) -> String {
     let hash = Sha256::digest(user_id.as_bytes());
     let sequence = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);

@@ -121,7 +121,7 @@ impl Api {
         })
     }
 
-    /// Changes a user in one transaction with the event that tells of it; nothing happens when nothing changes.
+    /// Changes a user and appends the event in one transaction. Without a change it does nothing.
     async fn change(
         &self,
         user_id: &str,
@@ -276,7 +276,7 @@ impl IdentityService for Api {
             created_at_us: clock::now_us(),
         };
         let mut tx = self.0.db.write().await.map_err(log_store)?;
-        // T12: a key repeats the call for the same user; for another user it is another call.
+        // T12: the key repeats the call only for the same user.
         let known = if user.generated {
             repo::generated_by(&mut *tx, &user.idempotency_key).await
         } else {
@@ -345,7 +345,7 @@ impl IdentityService for Api {
         let context = rpc::context::write(ask.context)?;
         let limit_type = limit_type(ask.limit_type)?;
         self.user(&ask.user_id).await?;
-        // An unset amount keeps the limit and changes the text alone.
+        // An unset amount keeps the limit and changes only the text.
         let daily = match &ask.daily_limit {
             Some(limit) => limit_amount(limit)?,
             None => self.limit(&ask.user_id, limit_type).await?.daily,

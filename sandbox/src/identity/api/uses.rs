@@ -1,8 +1,8 @@
-//! Counts what the platform's events use up of the limits, per business day in Moscow.
+//! Counts limit use from the platform's events, per business day in Moscow.
 //!
-//! A deposit counts when its tokens are issued, not when it is paid: the issue asks the same limit
-//! again (T24) and must not find its own payment there. Trading counts what was traded, for both
-//! sides, and not what was ordered: a cancelled order uses nothing up.
+//! A deposit counts when its tokens are issued, not when it is paid: the issue checks the same
+//! limit again (T24) and must not find its own payment there. Trading counts traded amounts of both
+//! sides, not ordered ones: a cancelled order uses nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::identity::{repo, rules::TradingBasis};
 
 const GROUP: &str = "identity.uses";
-/// Events of one transaction.
+/// Events per transaction.
 const EVENTS_MAX: usize = 256;
 
 /// One user's use of one limit.
@@ -42,17 +42,17 @@ pub async fn run(
     if let Err(error) =
         events::consume_batches(log, GROUP, &topics, EVENTS_MAX, handler, shutdown).await
     {
-        tracing::error!(%error, "limit use cannot be counted");
+        tracing::error!(%error, "limit use counter stopped");
     }
 }
 
-/// Counts what events use up, each once, in one transaction.
+/// Counts the use of each event once, in one transaction.
 async fn count(db: &Sqlite, events: &[Event], basis: TradingBasis) -> BatchResult {
     let mut uses: Vec<(usize, Vec<Use>)> = Vec::new();
     let mut unreadable = None;
     for (index, event) in events.iter().enumerate() {
         match uses_of(event, basis) {
-            // Most events use nothing up: they cost no transaction.
+            // Most events use no limit and cost no transaction.
             Ok(of_event) if of_event.is_empty() => {}
             Ok(of_event) => uses.push((index, of_event)),
             Err(reason) => {
