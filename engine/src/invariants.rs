@@ -60,7 +60,18 @@ impl Book {
             .count();
         assert_eq!(live, resting as usize);
         assert!(self.ladder.is_sound(), "book is crossed");
-        // Checks the marked prices, and that the walk from the best one found all of them.
+        self.check_marked(prices);
+        self.dates.check();
+        assert_eq!(
+            self.dates.len(),
+            dated,
+            "the expiry index contains orders that do not rest"
+        );
+        assert_eq!(self.next_expiry_ns, self.dates.next_ns());
+    }
+
+    /// Checks the marked prices, and that the walk from the best one found all `prices` of them.
+    fn check_marked(&self, prices: usize) {
         let mut marked = 0;
         for (side, price) in self.ladder.marked() {
             assert_ne!(
@@ -79,12 +90,5 @@ impl Book {
             marked += 1;
         }
         assert_eq!(marked, prices, "marked prices differ from the walked ones");
-        self.dates.check();
-        assert_eq!(
-            self.dates.len(),
-            dated,
-            "the expiry index contains orders that do not rest"
-        );
-        assert_eq!(self.next_expiry_ns, self.dates.next_ns());
     }
 }

@@ -48,8 +48,8 @@ impl Node {
             ..LedgerConfig::default()
         };
         let shutdown = CancellationToken::new();
-        let nobody = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
-        let deps = LedgerDeps::new(Arc::new(log.clone()), nobody);
+        let unknown = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+        let deps = LedgerDeps::new(Arc::new(log.clone()), unknown);
         let handle = ledger::start(config, deps, shutdown.clone()).await?;
         let slot = rpc::LocalSlot::new();
         slot.fill(rpc::with_auth(

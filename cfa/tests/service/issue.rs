@@ -487,7 +487,7 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
     }
     let error = world
         .cfa
-        .issue_cfa_rub(request("nobody", "1", "p", "k"))
+        .issue_cfa_rub(request("unknown", "1", "p", "k"))
         .await
         .expect_err("unknown user");
     assert_eq!(

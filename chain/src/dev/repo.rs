@@ -174,44 +174,7 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         }
-        for (code_hash, code) in &diff.codes {
-            sqlx::query(
-                "INSERT INTO code (hash, bytecode) VALUES ($1, $2) ON CONFLICT (hash) DO NOTHING",
-            )
-            .bind(code_hash.as_slice())
-            .bind(code.as_ref())
-            .execute(&mut *tx)
-            .await?;
-        }
-        for (address, info) in &diff.accounts {
-            let code_hash = if info.code_hash.is_zero() {
-                KECCAK256_EMPTY
-            } else {
-                info.code_hash
-            };
-            sqlx::query(
-                "INSERT INTO account (address, nonce, balance, code_hash) VALUES ($1, $2, $3, $4)
-                 ON CONFLICT (address) DO UPDATE SET nonce = excluded.nonce, \
-                 balance = excluded.balance, code_hash = excluded.code_hash",
-            )
-            .bind(address.as_slice())
-            .bind(info.nonce as i64)
-            .bind(info.balance.to_be_bytes::<32>().as_slice())
-            .bind(code_hash.as_slice())
-            .execute(&mut *tx)
-            .await?;
-        }
-        for ((address, key), value) in &diff.slots {
-            sqlx::query(
-                "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) \
-                 ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
-            )
-            .bind(address.as_slice())
-            .bind(key.to_be_bytes::<32>().as_slice())
-            .bind(value.to_be_bytes::<32>().as_slice())
-            .execute(&mut *tx)
-            .await?;
-        }
+        put_state(&mut tx, diff).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -259,6 +222,52 @@ impl Store {
             .await?;
         row.as_ref().map(decode_transaction).transpose()
     }
+}
+
+/// Writes code, accounts and storage that a block changed.
+async fn put_state(
+    tx: &mut sqlx::Transaction<'_, sqlx::Sqlite>,
+    diff: &StateDiff,
+) -> Result<(), StoreError> {
+    for (code_hash, code) in &diff.codes {
+        sqlx::query(
+            "INSERT INTO code (hash, bytecode) VALUES ($1, $2) ON CONFLICT (hash) DO NOTHING",
+        )
+        .bind(code_hash.as_slice())
+        .bind(code.as_ref())
+        .execute(&mut **tx)
+        .await?;
+    }
+    for (address, info) in &diff.accounts {
+        let code_hash = if info.code_hash.is_zero() {
+            KECCAK256_EMPTY
+        } else {
+            info.code_hash
+        };
+        sqlx::query(
+            "INSERT INTO account (address, nonce, balance, code_hash) VALUES ($1, $2, $3, $4)
+             ON CONFLICT (address) DO UPDATE SET nonce = excluded.nonce, \
+             balance = excluded.balance, code_hash = excluded.code_hash",
+        )
+        .bind(address.as_slice())
+        .bind(info.nonce as i64)
+        .bind(info.balance.to_be_bytes::<32>().as_slice())
+        .bind(code_hash.as_slice())
+        .execute(&mut **tx)
+        .await?;
+    }
+    for ((address, key), value) in &diff.slots {
+        sqlx::query(
+            "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) \
+             ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
+        )
+        .bind(address.as_slice())
+        .bind(key.to_be_bytes::<32>().as_slice())
+        .bind(value.to_be_bytes::<32>().as_slice())
+        .execute(&mut **tx)
+        .await?;
+    }
+    Ok(())
 }
 
 fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {

@@ -57,7 +57,9 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     if missing <= Minor::ZERO {
         return Ok(());
     }
-    let key = format!("give back:{hold_id}:{}", pool.defunded);
+    // The stored form of the key: a repeat after an upgrade must find it.
+    const ACTION: &str = concat!("give", " back");
+    let key = format!("{ACTION}:{hold_id}:{}", pool.defunded);
     let (change, missing) = (HoldChange::Shrink, asset.amount(missing));
     let shrunk = market
         .ledger

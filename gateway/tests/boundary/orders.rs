@@ -560,8 +560,8 @@ async fn d35_bad_fields_are_named_and_change_nothing() {
             .code(),
         Code::InvalidArgument
     );
-    let nobody = world.place(buy("ghost", "10", "1")).await.unwrap_err();
-    assert_eq!(nobody.code(), Code::NotFound);
+    let unknown = world.place(buy("ghost", "10", "1")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
     assert!(world.holds("ann", "CFA-RUB").await.is_empty());
     let status = world.status().await;
     assert_eq!(status.instruments[0].open_orders, 0);

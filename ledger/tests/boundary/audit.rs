@@ -458,8 +458,8 @@ async fn r215_a_ledger_without_its_chain_does_not_open() {
     let copy = copy(&story.world, &unsealed).await;
     assert!(verify(&copy.config()).await.unwrap().fault.is_some());
     let log = events::Embedded::open(copy.folder.path().join("other-log"));
-    let nobody = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
-    let deps = ledger::LedgerDeps::new(std::sync::Arc::new(log.await.unwrap()), nobody);
+    let unknown = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+    let deps = ledger::LedgerDeps::new(std::sync::Arc::new(log.await.unwrap()), unknown);
     let config = copy.config();
     let stop = tokio_util::sync::CancellationToken::new();
     let error = ledger::start(config, deps, stop)

@@ -43,8 +43,8 @@ struct Running {
 impl Running {
     async fn start(folder: &Path) -> Self {
         let log = Embedded::open(folder.join("log")).await.unwrap();
-        let nobody = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
-        let deps = LedgerDeps::new(Arc::new(log.clone()), nobody);
+        let unknown = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+        let deps = LedgerDeps::new(Arc::new(log.clone()), unknown);
         let shutdown = CancellationToken::new();
         let handle = ledger::start(config(folder), deps, shutdown.clone());
         let handle = handle.await.unwrap();

@@ -2,13 +2,13 @@
 //! noun for each area of the contract.
 
 pub mod call;
+mod contracts;
 pub mod data;
 pub mod events;
 pub mod journal;
 pub mod ledger;
 pub mod load;
 pub mod output;
-mod proto;
 pub mod schema;
 pub mod table;
 
@@ -103,57 +103,61 @@ pub fn command() -> Command {
                 .about("Run the whole life cycle of an asset, from deposit to maturity, and check every step")
                 .args(connect()),
         )
-        .subcommand(
-            Command::new("replay")
-                .about("Send real or synthetic order flow through the whole platform")
-                .arg(
-                    Arg::new("lobster")
-                        .long("lobster")
-                        .value_name("FILE")
-                        .value_parser(value_parser!(PathBuf))
-                        .required_unless_present("synthetic")
-                        .conflicts_with("synthetic")
-                        .help("Message file in the LOBSTER format"),
-                )
-                .arg(
-                    Arg::new("synthetic")
-                        .long("synthetic")
-                        .value_name("SEED")
-                        .value_parser(value_parser!(u64))
-                        .help("Flow generated from this seed"),
-                )
-                .arg(
-                    Arg::new("rows")
-                        .long("rows")
-                        .value_name("COUNT")
-                        .value_parser(value_parser!(usize))
-                        .default_value("20000")
-                        .help("Rows of synthetic flow"),
-                )
-                .arg(
-                    Arg::new("speed")
-                        .long("speed")
-                        .value_name("FACTOR")
-                        .default_value("max")
-                        .help("Multiple of the recorded pace, or max: as fast as the throttles admit"),
-                )
-                .args(connect()),
-        )
+        .subcommand(replay_command())
+        .subcommand(completions_command())
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
-        .subcommand(
-            Command::new("completions")
-                .about("Print a completion script for a shell")
-                .arg(
-                    Arg::new("shell")
-                        .value_name("SHELL")
-                        .required(true)
-                        .value_parser(value_parser!(Shell))
-                        .help("Source the script, or put it where the shell looks for completions"),
-                ),
-        )
-        .subcommands([load::command(), data::command(), events::command(), journal::command(), proto::command()])
+        .subcommands([load::command(), data::command(), events::command(), journal::command(), contracts::command()])
         .subcommands(call::commands())
         .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
+}
+
+fn replay_command() -> Command {
+    Command::new("replay")
+        .about("Send real or synthetic order flow through the whole platform")
+        .arg(
+            Arg::new("lobster")
+                .long("lobster")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .required_unless_present("synthetic")
+                .conflicts_with("synthetic")
+                .help("Message file in the LOBSTER format"),
+        )
+        .arg(
+            Arg::new("synthetic")
+                .long("synthetic")
+                .value_name("SEED")
+                .value_parser(value_parser!(u64))
+                .help("Flow generated from this seed"),
+        )
+        .arg(
+            Arg::new("rows")
+                .long("rows")
+                .value_name("COUNT")
+                .value_parser(value_parser!(usize))
+                .default_value("20000")
+                .help("Rows of synthetic flow"),
+        )
+        .arg(
+            Arg::new("speed")
+                .long("speed")
+                .value_name("FACTOR")
+                .default_value("max")
+                .help("Multiple of the recorded pace, or max: as fast as the throttles admit"),
+        )
+        .args(connect())
+}
+
+fn completions_command() -> Command {
+    Command::new("completions")
+        .about("Print a completion script for a shell")
+        .arg(
+            Arg::new("shell")
+                .value_name("SHELL")
+                .required(true)
+                .value_parser(value_parser!(Shell))
+                .help("Source the script, or put it where the shell looks for completions"),
+        )
 }
 
 fn global(name: &'static str) -> Arg {
@@ -194,15 +198,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     match matches.subcommand() {
         None | Some(("run", _)) => run::run(config()?, json).await,
-        Some(("config", _)) => {
-            let config = config()?.masked()?;
-            if json {
-                println!("{}", serde_json::to_string_pretty(&config)?);
-            } else {
-                print!("{}", toml::to_string(&config).context("configuration")?);
-            }
-            Ok(())
-        }
+        Some(("config", _)) => print_config(&config()?, json),
         Some(("demo", matches)) => {
             let stage = |target, trading| demo::Stage {
                 target,
@@ -236,12 +232,8 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             load::run(matches, target()?, trading, json).await
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
-        Some(("completions", matches)) => {
-            let shell: &Shell = matches.get_one("shell").context("a shell")?;
-            clap_complete::generate(*shell, &mut command(), "platform", &mut std::io::stdout());
-            Ok(())
-        }
-        Some(("proto", matches)) => proto::run(matches),
+        Some(("completions", matches)) => print_completions(matches),
+        Some(("proto", matches)) => contracts::run(matches),
         Some(("data", matches)) => data::run(matches, &config()?, json),
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some(("ledger", matches)) => {
@@ -258,6 +250,22 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             None => bail!("unknown command `{noun}`"),
         },
     }
+}
+
+fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
+    let shown = config.masked()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&shown)?);
+    } else {
+        print!("{}", toml::to_string(&shown).context("configuration")?);
+    }
+    Ok(())
+}
+
+fn print_completions(matches: &ArgMatches) -> anyhow::Result<()> {
+    let shell: &Shell = matches.get_one("shell").context("a shell")?;
+    clap_complete::generate(*shell, &mut command(), "platform", &mut std::io::stdout());
+    Ok(())
 }
 
 /// Address to connect to for a listener of this machine.

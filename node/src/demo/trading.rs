@@ -121,22 +121,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         &[("hold_id", &hold_id)],
     );
 
-    story
-        .until(
-            "the market to know the bond",
-            "sandbox.auditor",
-            "dfa.market.v1.MarketService/GetMarketStatus",
-            json!({}),
-            |answer| {
-                answer["instruments"].as_array().is_some_and(|all| {
-                    all.iter().any(|one| {
-                        one["instrumentId"] == json!(cast.bond)
-                            && one["phase"] == json!("TRADING_PHASE_OPEN")
-                    })
-                })
-            },
-        )
-        .await?;
+    until_listed(story, cast).await?;
     let mut alice = Terminal::open(gateway, cast).await?;
 
     let engine_id = alice.place(1, OrderType::Limit, 101_000, 10).await?;
@@ -274,4 +259,25 @@ async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec
         )
         .await?;
     Ok(answer["trades"].as_array().cloned().unwrap_or_default())
+}
+
+/// Waits until the market trades the bond.
+async fn until_listed(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
+    story
+        .until(
+            "the market to know the bond",
+            "sandbox.auditor",
+            "dfa.market.v1.MarketService/GetMarketStatus",
+            json!({}),
+            |answer| {
+                answer["instruments"].as_array().is_some_and(|all| {
+                    all.iter().any(|one| {
+                        one["instrumentId"] == json!(cast.bond)
+                            && one["phase"] == json!("TRADING_PHASE_OPEN")
+                    })
+                })
+            },
+        )
+        .await?;
+    Ok(())
 }

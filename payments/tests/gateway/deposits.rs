@@ -158,10 +158,10 @@ async fn r105_bad_requests_name_the_field_and_change_nothing() {
             refused.message()
         );
     }
-    let nobody = intent_ask("nobody", "1.00", PaymentMethod::SbpQr);
+    let unknown = intent_ask("unknown", "1.00", PaymentMethod::SbpQr);
     let unknown = world
         .payments()
-        .create_payment_intent(nobody)
+        .create_payment_intent(unknown)
         .await
         .unwrap_err();
     assert_eq!(

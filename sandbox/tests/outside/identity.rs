@@ -228,7 +228,7 @@ async fn r289_a_profile_is_equal_by_rpc_and_http() {
     assert_eq!(status, 200);
     assert_eq!(body["limits"][0]["limitType"], "DEPOSIT");
     assert_eq!(body["limits"][0]["dailyLimit"]["amount"]["value"], "600000");
-    for path in ["/identity/users/nobody", "/identity/limits/nobody"] {
+    for path in ["/identity/users/unknown", "/identity/limits/unknown"] {
         let (status, body) = world.get(path).await;
         assert_eq!(
             (status, body["message"].as_str()),
@@ -289,9 +289,9 @@ async fn r340_limits_of_a_day_and_of_a_user() {
         "10.00"
     );
 
-    let mut nobody = limit_ask(DEPOSIT, 1);
-    nobody.user_id = "nobody".into();
-    let unknown = world.client().check_limits(nobody).await.unwrap_err();
+    let mut unknown = limit_ask(DEPOSIT, 1);
+    unknown.user_id = "unknown".into();
+    let unknown = world.client().check_limits(unknown).await.unwrap_err();
     assert_eq!(
         (unknown.code(), unknown.message()),
         (Code::NotFound, "User not found")

@@ -31,6 +31,13 @@ pub fn check_files(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let words = words();
     let mut found = Vec::new();
     for path in files::below(root, EXTENSIONS)? {
+        // A database stores the checksum of each migration it has run, comments included.
+        if path
+            .components()
+            .any(|part| part.as_os_str() == "migrations")
+        {
+            continue;
+        }
         let text = std::fs::read_to_string(root.join(&path))?;
         found.extend(check(&path.to_string_lossy(), &text, &words));
     }

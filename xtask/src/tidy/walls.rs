@@ -66,7 +66,7 @@ fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Findi
     let is_free = |path: &Path| {
         path.segments.first() == Some(&"proto")
             && path.segments.iter().any(|segment| {
-                ["convert", "times", "FILE_DESCRIPTOR_SET"].contains(segment)
+                ["convert", "times", "FILE_DESCRIPTOR_SET", "SOURCES"].contains(segment)
                     || segment.ends_with("_service_server")
             })
     };

@@ -234,6 +234,23 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "holds", moved.len(), state(query, &moved)).await
 }
 
+const MADE: &str = "WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
+     VALUES ($1, $2, $3, $4, $5, $6)), \
+     made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, \
+     tx_hash, rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, \
+     finalized_at_us, place, block) \
+     SELECT j.*, $1 FROM UNNEST($7::text[], $8::int[], $9::int[], $10::int[], $11::text[], $12::text[], \
+     $13::text[], $14::text[], $15::int[], $16::text[], $17::boolean[], $18::text[], $19::text[], $20::bigint[], \
+     $21::bigint[], $22::bigint[], $23::bigint[]) AS j), \
+     posted AS (INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, \
+     credit_subaccount_id, instrument_id, amount, hold_id, unsettled, \
+     debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
+     SELECT * FROM UNNEST($24::text[], $25::int[], $26::text[], $27::text[], $28::text[], $29::text[], \
+     $30::bigint[], $31::text[], $32::boolean[], $33::bigint[], $34::bigint[], $35::bigint[], $36::bigint[], \
+     $37::bigint[])) \
+     INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
+     SELECT j.*, $43 FROM UNNEST($38::int[], $39::text[], $40::text[], $41::bigint[], $42::text[]) AS j";
+
 /// Writes in one round trip the block of a group, its operations and postings, and the stored
 /// answers.
 async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
@@ -244,72 +261,55 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
         .flatten()
         .collect();
     let (stored, _) = split(book.answers.changes());
-    sqlx::query(
-        "WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6)), \
-         made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, \
-         tx_hash, rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, \
-         finalized_at_us, place, block) \
-         SELECT j.*, $1 FROM UNNEST($7::text[], $8::int[], $9::int[], $10::int[], $11::text[], $12::text[], \
-         $13::text[], $14::text[], $15::int[], $16::text[], $17::boolean[], $18::text[], $19::text[], $20::bigint[], \
-         $21::bigint[], $22::bigint[], $23::bigint[]) AS j), \
-         posted AS (INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, \
-         credit_subaccount_id, instrument_id, amount, hold_id, unsettled, \
-         debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
-         SELECT * FROM UNNEST($24::text[], $25::int[], $26::text[], $27::text[], $28::text[], $29::text[], \
-         $30::bigint[], $31::text[], $32::boolean[], $33::bigint[], $34::bigint[], $35::bigint[], $36::bigint[], \
-         $37::bigint[])) \
-         INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
-         SELECT j.*, $43 FROM UNNEST($38::int[], $39::text[], $40::text[], $41::bigint[], $42::text[]) AS j",
-    )
-    .bind(signed(block.block))
-    .bind(&block.previous_hash[..])
-    .bind(&block.hash[..])
-    .bind(signed(block.operations))
-    .bind(signed(block.postings))
-    .bind(block.sealed_at_us)
-    .bind(column(&new, |(id, _)| &***id))
-    .bind(column(&new, |(_, row)| row.terms.scope.code()))
-    .bind(column(&new, |(_, row)| row.terms.kind.code()))
-    .bind(column(&new, |(_, row)| row.status.code()))
-    .bind(column(&new, |(_, row)| &*row.terms.user_id))
-    .bind(column(&new, |(_, row)| &*row.terms.idempotency_key))
-    .bind(column(&new, |(_, row)| row.terms.external_ref.as_deref()))
-    .bind(column(&new, |(_, row)| row.tx_hash.as_deref()))
-    .bind(column(&new, |(_, row)| row.rejection_code))
-    .bind(column(&new, |(_, row)| row.rejection_message.as_deref()))
-    .bind(column(&new, |(_, row)| row.terms.awaits_chain))
-    .bind(column(&new, |(_, row)| row.terms.reverses.as_deref()))
-    .bind(column(&new, |(_, row)| row.reversed_by.as_deref()))
-    .bind(column(&new, |(_, row)| row.terms.digest))
-    .bind(column(&new, |(_, row)| row.terms.created_at_us))
-    .bind(column(&new, |(_, row)| row.finalized_at_us))
-    // Position in the block.
-    .bind((0..new.len() as i64).collect::<Vec<_>>())
-    .bind(column(&postings, |row| &*row.operation_id))
-    .bind(column(&postings, |row| {
-        i32::try_from(row.ordinal).expect("an operation has fewer postings")
-    }))
-    .bind(column(&postings, |row| &*row.posting_id))
-    .bind(column(&postings, |row| &*row.debit_subaccount_id))
-    .bind(column(&postings, |row| &*row.credit_subaccount_id))
-    .bind(column(&postings, |row| &*row.amount.instrument_id))
-    .bind(column(&postings, |row| row.amount.minor.0))
-    .bind(column(&postings, |row| row.hold_id.as_deref()))
-    .bind(column(&postings, |row| row.unsettled))
-    .bind(column(&postings, |row| row.debit_balance_after.0))
-    .bind(column(&postings, |row| signed(row.debit_version)))
-    .bind(column(&postings, |row| row.credit_balance_after.0))
-    .bind(column(&postings, |row| signed(row.credit_version)))
-    .bind(column(&postings, |row| row.created_at_us))
-    .bind(column(&stored, |((call, _, _), _)| call.code()))
-    .bind(column(&stored, |((_, user_id, _), _)| &**user_id))
-    .bind(column(&stored, |((_, _, key), _)| &**key))
-    .bind(column(&stored, |(_, answer)| answer.digest))
-    .bind(column(&stored, |(_, answer)| outcome_text(&answer.outcome)))
-    .bind(book.now_us)
-    .execute(tx)
-    .await?;
+    sqlx::query(MADE)
+        .bind(signed(block.block))
+        .bind(&block.previous_hash[..])
+        .bind(&block.hash[..])
+        .bind(signed(block.operations))
+        .bind(signed(block.postings))
+        .bind(block.sealed_at_us)
+        .bind(column(&new, |(id, _)| &***id))
+        .bind(column(&new, |(_, row)| row.terms.scope.code()))
+        .bind(column(&new, |(_, row)| row.terms.kind.code()))
+        .bind(column(&new, |(_, row)| row.status.code()))
+        .bind(column(&new, |(_, row)| &*row.terms.user_id))
+        .bind(column(&new, |(_, row)| &*row.terms.idempotency_key))
+        .bind(column(&new, |(_, row)| row.terms.external_ref.as_deref()))
+        .bind(column(&new, |(_, row)| row.tx_hash.as_deref()))
+        .bind(column(&new, |(_, row)| row.rejection_code))
+        .bind(column(&new, |(_, row)| row.rejection_message.as_deref()))
+        .bind(column(&new, |(_, row)| row.terms.awaits_chain))
+        .bind(column(&new, |(_, row)| row.terms.reverses.as_deref()))
+        .bind(column(&new, |(_, row)| row.reversed_by.as_deref()))
+        .bind(column(&new, |(_, row)| row.terms.digest))
+        .bind(column(&new, |(_, row)| row.terms.created_at_us))
+        .bind(column(&new, |(_, row)| row.finalized_at_us))
+        // Position in the block.
+        .bind((0..new.len() as i64).collect::<Vec<_>>())
+        .bind(column(&postings, |row| &*row.operation_id))
+        .bind(column(&postings, |row| {
+            i32::try_from(row.ordinal).expect("an operation has fewer postings")
+        }))
+        .bind(column(&postings, |row| &*row.posting_id))
+        .bind(column(&postings, |row| &*row.debit_subaccount_id))
+        .bind(column(&postings, |row| &*row.credit_subaccount_id))
+        .bind(column(&postings, |row| &*row.amount.instrument_id))
+        .bind(column(&postings, |row| row.amount.minor.0))
+        .bind(column(&postings, |row| row.hold_id.as_deref()))
+        .bind(column(&postings, |row| row.unsettled))
+        .bind(column(&postings, |row| row.debit_balance_after.0))
+        .bind(column(&postings, |row| signed(row.debit_version)))
+        .bind(column(&postings, |row| row.credit_balance_after.0))
+        .bind(column(&postings, |row| signed(row.credit_version)))
+        .bind(column(&postings, |row| row.created_at_us))
+        .bind(column(&stored, |((call, _, _), _)| call.code()))
+        .bind(column(&stored, |((_, user_id, _), _)| &**user_id))
+        .bind(column(&stored, |((_, _, key), _)| &**key))
+        .bind(column(&stored, |(_, answer)| answer.digest))
+        .bind(column(&stored, |(_, answer)| outcome_text(&answer.outcome)))
+        .bind(book.now_us)
+        .execute(tx)
+        .await?;
     Ok(())
 }
 
