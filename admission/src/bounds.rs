@@ -4,7 +4,7 @@ use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrde
 use types::{Command, Lots, Minor, RejectReason, StateHash, UserIx};
 
 use crate::admission::Admission;
-use crate::request::{Known, Reject};
+use crate::request::{Reject, RejectDetails};
 use crate::state::{BoundsRow, User};
 
 impl Admission {
@@ -47,12 +47,12 @@ impl Admission {
     pub(crate) fn check_size(&self, user: &User, lots: Lots, value: Minor) -> Result<(), Reject> {
         let bounds = self.bounds(user);
         if lots > bounds.lots_per_order {
-            let known = Known::Most(bounds.lots_per_order.0);
+            let known = RejectDetails::Most(bounds.lots_per_order.0);
             return Err(Reject::with(RejectReason::OrderSizeLimit, known));
         }
         if value > bounds.value_per_order {
             let most = u64::try_from(bounds.value_per_order.0).unwrap_or(0);
-            let known = Known::Most(most);
+            let known = RejectDetails::Most(most);
             return Err(Reject::with(RejectReason::OrderValueLimit, known));
         }
         Ok(())
@@ -137,7 +137,10 @@ impl Admission {
 
 fn already_or(is_so: bool, command: Command) -> Result<Command, Reject> {
     match is_so {
-        true => Err(Reject::with(RejectReason::DuplicateRequest, Known::Nothing)),
+        true => Err(Reject::with(
+            RejectReason::DuplicateRequest,
+            RejectDetails::Nothing,
+        )),
         false => Ok(command),
     }
 }

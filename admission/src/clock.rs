@@ -7,7 +7,7 @@ use types::{Command, Id128, RejectReason, StateHash};
 
 use crate::admission::Admission;
 use crate::control::already;
-use crate::request::{Known, Reject, Request};
+use crate::request::{Reject, RejectDetails, Request};
 use crate::state::table_row;
 
 table_row! {
@@ -60,7 +60,7 @@ impl Admission {
     /// A suspect clock is journalled once, with its offset at that time.
     fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
         match self.tables.clock.is_suspect() == (offset_ns != 0) {
-            true => Err(already(Known::Nothing)),
+            true => Err(already(RejectDetails::Nothing)),
             false => Ok(Command::SuspectClock(SuspectClock { offset_ns })),
         }
     }
@@ -75,7 +75,7 @@ impl Admission {
         now_ns: u64,
     ) -> Result<Command, Reject> {
         if !self.tables.clock.is_suspect() {
-            return Err(already(Known::Nothing));
+            return Err(already(RejectDetails::Nothing));
         }
         if offset_ns == 0 {
             return Err(RejectReason::Malformed.into());

@@ -11,15 +11,15 @@ use types::{
 };
 
 use crate::admission::Admission;
-use crate::request::{FundRequest, Known, Reject, Request, SessionRequest};
-use crate::state::Pool;
+use crate::request::{FundRequest, Reject, RejectDetails, Request, SessionRequest};
+use crate::state::HoldBalance;
 
 impl Admission {
     pub(crate) fn admit_control(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         self.check_key(request.key_hash(), now_ns)?;
         match request {
             Request::BindUser(id) => match self.users.get(id) {
-                Some(user) => Err(already(Known::User(*user))),
+                Some(user) => Err(already(RejectDetails::User(*user))),
                 None => Ok(Command::BindUser(BindUser {
                     user: UserIx(self.tables.users.len() as u32),
                     id: *id,
@@ -66,7 +66,10 @@ impl Admission {
             } => {
                 let pool = self.fundable(*hold, *funding_seq)?;
                 if pool.open_orders > 0 {
-                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(*hold)));
+                    return Err(Reject::with(
+                        RejectReason::HoldInUse,
+                        RejectDetails::Hold(*hold),
+                    ));
                 }
                 Ok(Command::CloseHold(CloseHold {
                     hold: *hold,
@@ -135,7 +138,7 @@ impl Admission {
             return Err(RejectReason::Malformed.into());
         }
         if c.amount_minor > pool.free {
-            let known = Known::Balance {
+            let known = RejectDetails::Balance {
                 free: pool.free,
                 main: c.amount_minor,
                 fee: Minor::ZERO,
@@ -156,7 +159,7 @@ impl Admission {
         }
         // Engaging it again would end nothing: no order has entered since.
         if self.kill_switch(user) == is_engaged {
-            return Err(already(Known::User(user)));
+            return Err(already(RejectDetails::User(user)));
         }
         Ok(Command::SetKillSwitch(SetKillSwitch {
             user,
@@ -176,12 +179,12 @@ impl Admission {
                 spec.ix = *ix;
                 spec.phase = known.phase;
                 if spec == *known {
-                    return Err(already(Known::Instrument(*ix)));
+                    return Err(already(RejectDetails::Instrument(*ix)));
                 }
                 if !spec.same_steps(known) || spec.decimals != known.decimals {
                     return Err(Reject::with(
                         RejectReason::InvalidCombination,
-                        Known::Instrument(*ix),
+                        RejectDetails::Instrument(*ix),
                     ));
                 }
             }
@@ -195,7 +198,7 @@ impl Admission {
             .spec(c.instrument)
             .ok_or(RejectReason::UnknownInstrument)?;
         if spec.phase == c.phase && !c.cancel_orders {
-            return Err(already(Known::Instrument(c.instrument)));
+            return Err(already(RejectDetails::Instrument(c.instrument)));
         }
         match spec.phase {
             Phase::Matured => Err(RejectReason::InstrumentMatured.into()),
@@ -259,7 +262,10 @@ impl Admission {
             Some(hold) => {
                 let pool = self.fundable(*hold, r.funding_seq)?;
                 if pool.user != r.user || pool.asset != r.asset || pool.kind != r.kind {
-                    return Err(Reject::with(RejectReason::UnknownHold, Known::Hold(*hold)));
+                    return Err(Reject::with(
+                        RejectReason::UnknownHold,
+                        RejectDetails::Hold(*hold),
+                    ));
                 }
                 *hold
             }
@@ -277,7 +283,10 @@ impl Admission {
                     && let Some(open) = default
                 {
                     // One trading hold per (user, sub-account, node): T49.
-                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(open)));
+                    return Err(Reject::with(
+                        RejectReason::HoldInUse,
+                        RejectDetails::Hold(open),
+                    ));
                 }
                 HoldIx(self.tables.pools.len() as u32)
             }
@@ -313,7 +322,7 @@ impl Admission {
         match (row.blocks.has(cause), is_blocked) {
             (false, true) => Ok(Command::BlockUser(BlockUser { user, cause })),
             (true, false) => Ok(Command::UnblockUser(UnblockUser { user, cause })),
-            _ => Err(already(Known::User(user))),
+            _ => Err(already(RejectDetails::User(user))),
         }
     }
 
@@ -332,7 +341,7 @@ impl Admission {
             && finalized <= known.finalized
             && trades_final <= known.trades_final
         {
-            return Err(already(Known::Nothing));
+            return Err(already(RejectDetails::Nothing));
         }
         Ok(Command::Settled(Settled {
             posted: posted.max(known.posted),
@@ -344,7 +353,7 @@ impl Admission {
     /// A trade is bust once, and its sessions exist.
     fn admit_bust(&self, bust: &Bust) -> Result<Command, Reject> {
         if self.is_bust(bust.trade) {
-            return Err(already(Known::Nothing));
+            return Err(already(RejectDetails::Nothing));
         }
         let is_known =
             |party: &TradeParty| party.session.is_none() || self.session(party.session).is_some();
@@ -355,10 +364,10 @@ impl Admission {
     }
 
     /// An open pool that has not seen this funding number yet.
-    fn fundable(&self, hold: HoldIx, funding_seq: u64) -> Result<&Pool, Reject> {
+    fn fundable(&self, hold: HoldIx, funding_seq: u64) -> Result<&HoldBalance, Reject> {
         let pool = self.pool(hold).ok_or(RejectReason::UnknownHold)?;
         if funding_seq <= pool.funding_seq {
-            return Err(already(Known::Hold(hold)));
+            return Err(already(RejectDetails::Hold(hold)));
         }
         if pool.closed {
             return Err(RejectReason::UnknownHold.into());
@@ -368,6 +377,6 @@ impl Admission {
 }
 
 /// Refuses a request that has no effect.
-pub(crate) fn already(known: Known) -> Reject {
+pub(crate) fn already(known: RejectDetails) -> Reject {
     Reject::with(RejectReason::DuplicateRequest, known)
 }

@@ -11,7 +11,9 @@ use types::{CancelReason, Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequ
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::orders::worst;
-use crate::state::{Blocks, Instrument, OpenOrder, Pool, Seen, Session, Slot, Unsettled, User};
+use crate::state::{
+    Blocks, HoldBalance, Instrument, OpenOrder, Seen, Session, Slot, Unsettled, User,
+};
 
 impl Admission {
     /// Applies the next command. Panics on a gap in the sequence.
@@ -198,7 +200,7 @@ impl Admission {
 
     fn fund(&mut self, c: &Fund) {
         if c.hold.index() == self.tables.pools.len() {
-            self.tables.pools.push(Pool {
+            self.tables.pools.push(HoldBalance {
                 hold_id: c.hold_id,
                 kind: c.kind,
                 user: c.user,
@@ -379,13 +381,13 @@ impl Admission {
         }
     }
 
-    pub(crate) fn pool_mut(&mut self, pool: HoldIx) -> &mut Pool {
+    pub(crate) fn pool_mut(&mut self, pool: HoldIx) -> &mut HoldBalance {
         &mut self.tables.pools[pool.index()]
     }
 }
 
 /// Takes undrawn money; admission has checked that there is enough.
-fn take_free(pool: &mut Pool, amount: Minor) {
+fn take_free(pool: &mut HoldBalance, amount: Minor) {
     assert!(
         !pool.closed || amount.is_zero(),
         "a closed pool has no money to take"

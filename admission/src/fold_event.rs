@@ -11,7 +11,7 @@ use types::{EventEnvelope, Handle, Lots, Minor, Reserve, Side, Terms, Ticks, res
 
 use crate::admission::Admission;
 use crate::report::{Brief, ReportSink, Touched};
-use crate::state::{OpenOrder, Pool};
+use crate::state::{HoldBalance, OpenOrder};
 
 /// Effect of one event on one order's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,7 +294,7 @@ impl Admission {
         }
         if handle.generation < u32::MAX {
             // A slot whose generations are used up is retired.
-            self.slots.give_back(handle.slot);
+            self.slots.free(handle.slot);
         }
         if client_order_id != 0 {
             self.client_ids.remove(user, client_order_id, handle.slot);
@@ -311,7 +311,7 @@ impl Admission {
 }
 
 #[inline]
-fn move_money(pool: &mut Pool, spent: Reserve, returned: Reserve) {
+fn move_money(pool: &mut HoldBalance, spent: Reserve, returned: Reserve) {
     pool.reserved -= spent.total() + returned.total();
     pool.free += returned.total();
     assert!(

@@ -57,11 +57,11 @@ pub use clock::ClockState;
 pub use fold_event::{Effect, Effects};
 pub use report::{Report, ReportBody, ReportSink};
 pub use request::{
-    AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, Known, MassCancelRequest,
-    NewRequest, OrderRef, Reject, Request, SessionRequest,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest,
+    OrderRef, Reject, RejectDetails, Request, SessionRequest,
 };
 pub use state::{
-    AdmissionImage, Blocks, BoundsRow, Instrument, OpenOrder, Pool, Seen, Session, Settlement,
-    Unsettled, User,
+    AdmissionImage, Blocks, BoundsRow, HoldBalance, Instrument, OpenOrder, Seen, Session,
+    Settlement, Unsettled, User,
 };
 pub use view::PoolTotals;

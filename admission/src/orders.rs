@@ -12,10 +12,10 @@ use types::{
 
 use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
 use crate::request::{
-    AmendRequest, CancelAllAfterRequest, CancelRequest, Known, MassCancelRequest, NewRequest,
-    OrderRef, Reject,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
+    Reject, RejectDetails,
 };
-use crate::state::{OpenOrder, Pool};
+use crate::state::{HoldBalance, OpenOrder};
 
 /// A user with fewer open orders may take any free slot (`design.md` 7).
 const FEW_ORDERS: u32 = 1_000;
@@ -117,13 +117,13 @@ impl Admission {
         }
         let (open_orders, bounds) = (user.open_orders, self.bounds(user));
         if open_orders >= bounds.per_user {
-            let known = Known::Bound(bounds.per_user);
+            let known = RejectDetails::Bound(bounds.per_user);
             return Err(Reject::with(RejectReason::UserOrderLimit, known));
         }
         if bounds.per_instrument < u32::MAX
             && self.counts.get(r.user, r.instrument) >= bounds.per_instrument
         {
-            let known = Known::Bound(bounds.per_instrument);
+            let known = RejectDetails::Bound(bounds.per_instrument);
             return Err(Reject::with(RejectReason::InstrumentOrderLimit, known));
         }
         if open_orders >= FEW_ORDERS && self.slots.is_scarce() {
@@ -183,7 +183,10 @@ impl Admission {
         }
         if row.kind == PoolKind::Order && row.open_orders > 0 {
             // A single-order hold backs one order.
-            return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(pool)));
+            return Err(Reject::with(
+                RejectReason::HoldInUse,
+                RejectDetails::Hold(pool),
+            ));
         }
         Ok(pool)
     }
@@ -306,7 +309,7 @@ impl Admission {
         if id != 0
             && let Some(open) = self.client_order(user, id)
         {
-            let known = Known::Order(open);
+            let known = RejectDetails::Order(open);
             return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
         }
         Ok(())
@@ -357,7 +360,7 @@ impl Admission {
         }
         self.check_session(r.session, r.user, r.client_seq)?;
         if r.timeout_s > CANCEL_ALL_AFTER_MAX_S {
-            let known = Known::Bound(CANCEL_ALL_AFTER_MAX_S);
+            let known = RejectDetails::Bound(CANCEL_ALL_AFTER_MAX_S);
             return Err(Reject::with(RejectReason::Malformed, known));
         }
         Ok(Command::CancelAllAfter(CancelAllAfter {
@@ -407,7 +410,7 @@ impl Admission {
             return Err(RejectReason::NotOwner.into());
         }
         if client_seq <= row.client_seq {
-            let known = Known::ClientSeq(row.client_seq);
+            let known = RejectDetails::ClientSeq(row.client_seq);
             return Err(Reject::with(RejectReason::AlreadySeen, known));
         }
         Ok(())
@@ -419,7 +422,7 @@ impl Admission {
         }
         match self.keys.get(&key) {
             Some(seen) if now_ns < seen.time_ns + KEY_LIFETIME_NS => {
-                let known = Known::Request(*seen);
+                let known = RejectDetails::Request(*seen);
                 Err(Reject::with(RejectReason::DuplicateRequest, known))
             }
             _ => Ok(()),
@@ -445,13 +448,13 @@ impl Admission {
             Minor::ZERO
         };
         if needed > left {
-            let known = Known::Budget { left, needed };
+            let known = RejectDetails::Budget { left, needed };
             return Err(Reject::with(RejectReason::LimitExceeded, known));
         }
         Ok(needed)
     }
 
-    fn pool_row(&self, pool: HoldIx) -> &Pool {
+    fn pool_row(&self, pool: HoldIx) -> &HoldBalance {
         self.pool(pool).expect("pool was found before")
     }
 }
@@ -496,7 +499,7 @@ fn check_amend_form(r: &AmendRequest, order: &OpenOrder) -> Result<(), Reject> {
     }
 }
 
-fn check_free(pool: &Pool, draw: Reserve) -> Result<(), Reject> {
+fn check_free(pool: &HoldBalance, draw: Reserve) -> Result<(), Reject> {
     let enough = draw
         .main
         .checked_add(draw.fee)
@@ -504,7 +507,7 @@ fn check_free(pool: &Pool, draw: Reserve) -> Result<(), Reject> {
     if enough {
         return Ok(());
     }
-    let known = Known::Balance {
+    let known = RejectDetails::Balance {
         free: pool.free,
         main: draw.main,
         fee: draw.fee,

@@ -181,7 +181,7 @@ pub enum Request {
     Amend(AmendRequest),
     MassCancel(MassCancelRequest),
     CancelAllAfter(CancelAllAfterRequest),
-    /// Binds a user; for a bound one the refusal has [`Known::User`].
+    /// Binds a user; for a bound one the refusal has [`RejectDetails::User`].
     BindUser(UserId),
     /// A new instrument (its `ix` is assigned here: `NONE` in the spec) or a change of a known one.
     SetInstrument(InstrumentSpec),
@@ -348,7 +348,7 @@ impl Request {
 
 /// Details of a refusal: what a request without effect found, or the figures of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum RejectDetails {
     Nothing,
     /// The user is bound under this index.
     User(UserIx),
@@ -383,18 +383,18 @@ pub enum Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reject {
     pub reason: RejectReason,
-    pub known: Known,
+    pub known: RejectDetails,
 }
 
 impl Reject {
     pub(crate) const fn new(reason: RejectReason) -> Self {
         Self {
             reason,
-            known: Known::Nothing,
+            known: RejectDetails::Nothing,
         }
     }
 
-    pub(crate) const fn with(reason: RejectReason, known: Known) -> Self {
+    pub(crate) const fn with(reason: RejectReason, known: RejectDetails) -> Self {
         Self { reason, known }
     }
 
@@ -402,9 +402,9 @@ impl Reject {
     /// has, in minor units, or microseconds to wait.
     pub fn limit(&self) -> u64 {
         match self.known {
-            Known::Bound(bound) => u64::from(bound),
-            Known::Most(most) => most,
-            Known::Balance { free: left, .. } | Known::Budget { left, .. } => {
+            RejectDetails::Bound(bound) => u64::from(bound),
+            RejectDetails::Most(most) => most,
+            RejectDetails::Balance { free: left, .. } | RejectDetails::Budget { left, .. } => {
                 u64::try_from(left.0).unwrap_or(0)
             }
             _ => 0,

@@ -78,7 +78,7 @@ impl FreeSlots {
     }
 
     /// Frees a slot; panics when it is free already.
-    pub fn give_back(&mut self, slot: u32) {
+    pub fn free(&mut self, slot: u32) {
         let index = slot + 1;
         assert_eq!(self.links[index as usize].prev, TAKEN, "slot is freed once");
         let first = self.links[0].next;
@@ -127,9 +127,9 @@ mod tests {
         slots.take(0);
         assert_eq!(slots.peek(), Some(1));
         slots.take(500);
-        slots.give_back(0);
+        slots.free(0);
         assert_eq!(slots.peek(), Some(0), "a freed slot comes next");
-        slots.give_back(500);
+        slots.free(500);
         assert_eq!(slots.peek(), Some(500));
         slots.take(0);
         assert_eq!(slots.peek(), Some(500), "the first one stays");
@@ -153,7 +153,7 @@ mod tests {
             slots.take(expected);
         }
         assert_eq!(slots.peek(), None);
-        slots.give_back(1);
+        slots.free(1);
         assert_eq!(slots.peek(), Some(1));
     }
 
@@ -162,7 +162,7 @@ mod tests {
     fn a_slot_is_freed_once() {
         let mut slots = FreeSlots::new(3);
         slots.take(0);
-        slots.give_back(0);
-        slots.give_back(0);
+        slots.free(0);
+        slots.free(0);
     }
 }

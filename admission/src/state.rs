@@ -163,7 +163,7 @@ fn pass(first: &mut Sequence, last: Sequence, position: Sequence) -> bool {
 
 table_row! {
     /// Money of a ledger hold: undrawn in `free`, the rest in the reserves of its open orders.
-    pub struct Pool {
+    pub struct HoldBalance {
         pub hold_id: Id128,
         pub kind: PoolKind,
         pub user: UserIx,
@@ -321,7 +321,7 @@ pub struct AdmissionImage {
     pub instruments: Vec<Instrument>,
     pub users: Vec<User>,
     pub sessions: Vec<Session>,
-    pub pools: Vec<Pool>,
+    pub pools: Vec<HoldBalance>,
     pub slots: Vec<Slot>,
     /// In the order of their first commands.
     pub sweeps: Vec<Sweep>,

@@ -10,7 +10,9 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
-use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, Sweep, User};
+use crate::state::{
+    AdmissionImage, HoldBalance, OpenOrder, Seen, Session, Settlement, Sweep, User,
+};
 
 /// Money of a pool, which `design.md` 4 compares with the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,7 +131,7 @@ impl Admission {
             .map(|(at, row)| (SessionIx(at as u32), row))
     }
 
-    pub fn pool(&self, hold: HoldIx) -> Option<&Pool> {
+    pub fn pool(&self, hold: HoldIx) -> Option<&HoldBalance> {
         self.tables.pools.get(hold.index())
     }
 
@@ -148,7 +150,7 @@ impl Admission {
     }
 
     /// Every pool, closed ones included, by index.
-    pub fn pools(&self) -> impl Iterator<Item = (HoldIx, &Pool)> {
+    pub fn pools(&self) -> impl Iterator<Item = (HoldIx, &HoldBalance)> {
         self.tables
             .pools
             .iter()
@@ -219,7 +221,7 @@ impl Admission {
     /// The state of an image. Panics on an invalid image (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
         // Checked first: the index of pools allocates a row for each user up to the highest one.
-        let has_user = |pool: &Pool| pool.user.index() < image.users.len();
+        let has_user = |pool: &HoldBalance| pool.user.index() < image.users.len();
         assert!(image.pools.iter().all(has_user), "a pool belongs to a user");
         let mut room = Self::new(config);
         let mut slots = core::mem::take(&mut room.tables.slots);

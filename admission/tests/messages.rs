@@ -19,13 +19,13 @@ fn brief(reports: &[Report]) -> Vec<(u32, u64, ReportBody)> {
     reports.iter().map(brief).collect()
 }
 
-fn trading_hold(market: &Market, user: u32, asset: AssetIx) -> (HoldIx, Pool) {
+fn trading_hold(market: &Market, user: u32, asset: AssetIx) -> (HoldIx, HoldBalance) {
     let hold = market.room.default_pool(UserIx(user), asset);
     let hold = hold.expect("it is open");
     (hold, *market.room.pool(hold).expect("it is there"))
 }
 
-fn fund(pool: &Pool, kind: PoolKind, amount: i64) -> Request {
+fn fund(pool: &HoldBalance, kind: PoolKind, amount: i64) -> Request {
     Request::Fund(FundRequest {
         hold_id: match kind {
             PoolKind::Trading => pool.hold_id,

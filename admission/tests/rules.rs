@@ -38,7 +38,7 @@ fn r152_sell_draws_units_and_a_short_sell_is_refused() {
     assert_eq!(market.units(ALICE).reserved, minor(60_000, 0));
     let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 401)));
     assert_eq!(reject.reason, RejectReason::InsufficientBalance);
-    let known = Known::Balance {
+    let known = RejectDetails::Balance {
         free: Minor(40_000),
         main: Minor(40_100),
         fee: Minor::ZERO,
@@ -53,7 +53,7 @@ fn t05_the_fee_reserve_must_be_covered_too() {
     // 100 * 100.00 is all of the money: nothing is left for the fee.
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 100)));
     assert_eq!(reject.reason, RejectReason::InsufficientBalance);
-    let known = Known::Balance {
+    let known = RejectDetails::Balance {
         free: Minor(1_000_000),
         main: Minor(1_000_000),
         fee: Minor(1_000),
@@ -264,7 +264,7 @@ fn d37_client_order_ids_are_unique_among_open_orders() {
     let order = market.place(named(ALICE, 5));
     let reject = market.refuse(Request::New(named(ALICE, 5)));
     assert_eq!(reject.reason, RejectReason::DuplicateClientOrderId);
-    assert_eq!(reject.known, Known::Order(order));
+    assert_eq!(reject.known, RejectDetails::Order(order));
     market.place(named(BOB, 5));
     market.go(cancel(ALICE, OrderRef::Client(5))).unwrap();
     assert!(market.room.order(order).is_none());
@@ -289,7 +289,7 @@ fn a_resend_has_no_effect() {
     for seq in [1, 3] {
         let reject = market.refuse(order(seq));
         assert_eq!(reject.reason, RejectReason::AlreadySeen);
-        assert_eq!(reject.known, Known::ClientSeq(3));
+        assert_eq!(reject.known, RejectDetails::ClientSeq(3));
         assert_eq!(market.room.refusal(&order(seq), &reject), None);
     }
     market.go(order(4)).unwrap();
@@ -358,7 +358,7 @@ fn an_idempotency_key_answers_for_a_day() {
     let sequence = market.room.sequence();
     let reject = market.refuse(Request::New(keyed));
     assert_eq!(reject.reason, RejectReason::DuplicateRequest);
-    let Known::Request(seen) = reject.known else {
+    let RejectDetails::Request(seen) = reject.known else {
         panic!("{reject:?}");
     };
     assert_eq!((seen.sequence, seen.handle), (sequence, order));
@@ -378,7 +378,7 @@ fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
     market.place(limit(ALICE, Side::Buy, 10_000, 2));
     let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::LimitExceeded);
-    let known = Known::Budget {
+    let known = RejectDetails::Budget {
         left: Minor(5_000),
         needed: Minor(10_000),
     };
@@ -595,13 +595,13 @@ fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
     };
     let first = [(); 3].map(|()| market.place(order))[0];
     let reject = market.refuse(Request::New(order));
-    let expected = (RejectReason::InstrumentOrderLimit, Known::Bound(3));
+    let expected = (RejectReason::InstrumentOrderLimit, RejectDetails::Bound(3));
     assert_eq!((reject.reason, reject.known), expected);
     for _ in 0..2 {
         market.place(on_other);
     }
     let reject = market.refuse(Request::New(on_other));
-    let expected = (RejectReason::UserOrderLimit, Known::Bound(5));
+    let expected = (RejectReason::UserOrderLimit, RejectDetails::Bound(5));
     assert_eq!((reject.reason, reject.known), expected);
     // Other users are not affected, and after a cancel the user may order again.
     market.place(limit(BOB, Side::Buy, 1, 1));
@@ -678,7 +678,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     let reject = market.refuse(fund(1));
     assert_eq!(
         (reject.reason, reject.known),
-        (RejectReason::DuplicateRequest, Known::Hold(pool))
+        (RejectReason::DuplicateRequest, RejectDetails::Hold(pool))
     );
     market.go(fund(2)).unwrap();
     assert_eq!(market.money(ALICE).held(), Minor(1_000_500));
@@ -900,7 +900,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     let mut market = Market::small();
     let bob = UserId::new("bob").unwrap();
     let reject = market.refuse(Request::BindUser(bob));
-    assert_eq!(reject.known, Known::User(UserIx(BOB)));
+    assert_eq!(reject.known, RejectDetails::User(UserIx(BOB)));
     market
         .go(Request::SetPhase {
             instrument: InstrumentIx(0),
@@ -912,7 +912,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
         .unwrap();
     let same = spec("BOND-1", 100_000);
     let reject = market.refuse(Request::SetInstrument(same));
-    assert_eq!(reject.known, Known::Instrument(InstrumentIx(0)));
+    assert_eq!(reject.known, RejectDetails::Instrument(InstrumentIx(0)));
     market
         .go(Request::SetInstrument(spec("BOND-1", 50_000)))
         .unwrap();
@@ -1029,7 +1029,10 @@ fn a_key_answers_for_phases_and_holds_too() {
     for repeat in [phase(Phase::Halt, 1), defund(3, 3)] {
         let reject = market.refuse(repeat);
         assert_eq!(reject.reason, RejectReason::DuplicateRequest);
-        assert!(matches!(reject.known, Known::Request(_)), "{reject:?}");
+        assert!(
+            matches!(reject.known, RejectDetails::Request(_)),
+            "{reject:?}"
+        );
     }
     market.go(defund(3, 4)).unwrap();
 }
@@ -1345,7 +1348,7 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
         key_hash: Id128::NONE,
     };
     let again = market.refuse(phase(Phase::Halt));
-    assert_eq!(again.known, Known::Instrument(ix));
+    assert_eq!(again.known, RejectDetails::Instrument(ix));
     market.go(phase(Phase::Open)).unwrap();
     let order = market.place(limit(ALICE, Side::Buy, 10_500, 1));
     assert_eq!(state(&market, order), (OrderStatus::Filled, 1, 10_200));

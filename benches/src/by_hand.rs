@@ -1,11 +1,11 @@
 //! Cost of a command on the hot thread: polls the path on one thread, so that nothing waits for a
 //! core, a cache line or a clock. Only the polls are timed. Also useful for counting instructions:
-//! `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
+//! `valgrind --tool=callgrind --toggle-collect='*InlineNode::turn*'`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sequencer::{Asked, ByHand, Commit, NotTaken, Reply, Report, RingPort};
+use sequencer::{Commit, InlineNode, Reply, Report, RingPort, Submission, SubmitError};
 use types::Sequence;
 
 use crate::load::Load;
@@ -44,7 +44,7 @@ impl Cost {
 /// # Errors
 /// The node rejects the load or stops.
 pub fn run(
-    mut node: ByHand,
+    mut node: InlineNode,
     instruments: usize,
     seed: u64,
     commands: usize,
@@ -57,7 +57,7 @@ pub fn run(
             let (reply, mut answer) = tokio::sync::oneshot::channel();
             port.submit(request, Reply::Oneshot(reply))?;
             while cell.borrow_mut().turn() {}
-            answer.try_recv().unwrap_or(Err(NotTaken::Stopping))
+            answer.try_recv().unwrap_or(Err(SubmitError::Stopping))
         },
         &mut ring,
         || while cell.borrow_mut().turn() {},
@@ -102,7 +102,7 @@ fn clock_cost() -> Duration {
 
 /// Time spent in polls, and their number.
 fn turns(
-    node: &mut ByHand,
+    node: &mut InlineNode,
     ring: &mut RingPort,
     load: &mut Load,
     commit: Option<&Commit>,
@@ -116,7 +116,7 @@ fn turns(
         for tag in 0..batch {
             let request = load.ask();
             load.tagged(&request, tag as u64);
-            ring.submit(Asked::default(), &request)?;
+            ring.submit(Submission::default(), &request)?;
         }
         sent += batch;
         let mut answered = 0;

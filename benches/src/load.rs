@@ -6,7 +6,7 @@ use admission::{
     AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Report as Message, ReportBody,
     Request, SessionRequest,
 };
-use sequencer::{Asked, NotTaken, Outcome, Port, Report, RingPort};
+use sequencer::{Outcome, Port, Report, RingPort, Submission, SubmitError};
 use types::command::RequestKind;
 use types::{
     AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, PoolKind, SessionIx,
@@ -102,7 +102,7 @@ impl Load {
         ring: &mut RingPort,
         instruments: usize,
         seed: u64,
-    ) -> Result<Self, NotTaken> {
+    ) -> Result<Self, SubmitError> {
         Self::open_by(
             |request| wait(port.call(request)),
             ring,
@@ -122,7 +122,7 @@ impl Load {
         poll: impl Fn(),
         instruments: usize,
         seed: u64,
-    ) -> Result<Self, NotTaken> {
+    ) -> Result<Self, SubmitError> {
         let mut load = Self {
             random: Random::new(seed),
             instruments: Vec::new(),
@@ -167,7 +167,7 @@ impl Load {
                 stp_group: None,
                 cancel_on_disconnect: false,
             });
-            ring.submit(Asked::default(), &open)?;
+            ring.submit(Submission::default(), &open)?;
             let mut opened = None;
             while opened.is_none() {
                 poll();
@@ -224,7 +224,7 @@ impl Load {
     ///
     /// # Errors
     /// The node rejects a request.
-    pub fn close(&self, port: &Port) -> Result<(), NotTaken> {
+    pub fn close(&self, port: &Port) -> Result<(), SubmitError> {
         for (_, session) in &self.users {
             wait(port.call(Request::CloseSession {
                 session: *session,

@@ -1,8 +1,8 @@
 //! ConfirmClock: an operator accepts the machine's clock after an unexplained step (`design.md` 8).
 
-use admission::{Known, Request};
+use admission::{RejectDetails, Request};
 use replica::State;
-use sequencer::NotTaken;
+use sequencer::SubmitError;
 use tonic::Status;
 use types::{Id128, RejectReason};
 
@@ -37,8 +37,8 @@ pub async fn confirm(
     };
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,
-        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            let Known::Request(seen) = reject.known else {
+        Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            let RejectDetails::Request(seen) = reject.known else {
                 return Err(refusal::clock_not_suspect());
             };
             market.durable(seen.sequence).await?;

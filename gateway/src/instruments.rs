@@ -4,9 +4,9 @@
 //! phase follows the registry's status when that *changes*. In between the market supervisor sets
 //! it (`SetTradingPhase`), and it survives restarts.
 
-use admission::{Known, Request};
+use admission::{RejectDetails, Request};
 use rpc::Context;
-use sequencer::NotTaken;
+use sequencer::SubmitError;
 use service_clients::CallError;
 use service_clients::cfa::{Instrument, InstrumentStatus};
 use tonic::Status;
@@ -70,8 +70,8 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
             }
             _ => unreachable!("SetInstrument is journalled as SetInstrument"),
         },
-        Err(NotTaken::Refused(reject)) => match reject.known {
-            Known::Instrument(ix) => {
+        Err(SubmitError::Refused(reject)) => match reject.known {
+            RejectDetails::Instrument(ix) => {
                 if reject.reason != DuplicateRequest {
                     tracing::error!(
                         instrument_id = listed.instrument_id,
@@ -117,7 +117,7 @@ async fn follow_status(
             let durable = market.durable(record.command.sequence).await;
             durable.map_err(Error::Registry)
         }
-        Err(NotTaken::Refused(reject)) => match reject.reason {
+        Err(SubmitError::Refused(reject)) => match reject.reason {
             // No phase follows maturity.
             DuplicateRequest | RejectReason::InstrumentMatured => Ok(()),
             RejectReason::InstrumentHalted => {

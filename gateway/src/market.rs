@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use admission::{Known, Reject, Request, Seen};
+use admission::{Reject, RejectDetails, Request, Seen};
 use replica::{Hold, Replica, State};
-use sequencer::{Commit, NotTaken, Port, Record};
+use sequencer::{Commit, Port, Record, SubmitError};
 use service_clients::{CfaClient, LedgerClient, LimitType};
 use service_kit::KeyedMutex;
 pub use service_kit::clock::{monotonic_ns, now_ns, now_us};
@@ -60,7 +60,7 @@ pub struct Market {
     /// Bounds concurrent journal scans.
     pub scans: Arc<Semaphore>,
     /// Serializes releases in the ledger: each reads both sides, then releases the difference.
-    pub giving: tokio::sync::Mutex<()>,
+    pub release_lock: tokio::sync::Mutex<()>,
 }
 
 /// An asset, with the instrument that defines its id and decimals.
@@ -122,7 +122,7 @@ impl Market {
     }
 
     /// Submits a request to the trading path. The answer is *accepted*, not yet durable.
-    pub async fn ask(&self, request: Request) -> Result<Record, NotTaken> {
+    pub async fn ask(&self, request: Request) -> Result<Record, SubmitError> {
         self.port.call(request).await
     }
 
@@ -145,7 +145,7 @@ impl Market {
                 self.durable(record.command.sequence).await?;
                 Ok(Some(record))
             }
-            Err(NotTaken::Refused(reject)) if unless.contains(&reject.reason) => Ok(None),
+            Err(SubmitError::Refused(reject)) if unless.contains(&reject.reason) => Ok(None),
             Err(error) => Err(refusal::not_taken(&error)),
         }
     }
@@ -209,7 +209,7 @@ impl Market {
             () = waiting => Ok(()),
             reason = self.replica.ended() => {
                 tracing::warn!(reason, "replica ended: the call cannot be answered");
-                Err(refusal::not_taken(&NotTaken::Stopping))
+                Err(refusal::not_taken(&SubmitError::Stopping))
             }
         }
     }
@@ -274,8 +274,8 @@ impl Market {
                 types::Command::BindUser(bound) => Ok(bound.user),
                 _ => unreachable!("BindUser is journalled as BindUser"),
             },
-            Err(NotTaken::Refused(reject)) => match reject.known {
-                Known::User(user) => Ok(user),
+            Err(SubmitError::Refused(reject)) => match reject.known {
+                RejectDetails::User(user) => Ok(user),
                 _ => Err(refusal::refused(&reject)),
             },
             Err(error) => Err(refusal::not_taken(&error)),
@@ -287,7 +287,7 @@ impl Market {
         &self,
         user: UserIx,
         asset: AssetIx,
-    ) -> Result<Option<(types::HoldIx, admission::Pool)>, Status> {
+    ) -> Result<Option<(types::HoldIx, admission::HoldBalance)>, Status> {
         self.state(|state| {
             let admission = state.core().admission();
             let hold = admission.default_pool(user, asset)?;
@@ -351,7 +351,7 @@ impl Market {
         reject: &Reject,
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
-        if let Known::Request(seen) = reject.known {
+        if let RejectDetails::Request(seen) = reject.known {
             self.carried_out(seen).await?;
         }
         self.answered(key_hash).await
@@ -428,7 +428,7 @@ impl Market {
         };
         let record = self.ask(request).await.map_err(|error| {
             // A node that stops may have journalled the raise.
-            if error == NotTaken::Busy {
+            if error == SubmitError::Busy {
                 budget.not_raised(raise);
             }
             refusal::not_taken(&error)

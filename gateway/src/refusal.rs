@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use admission::{Known, Reject};
-use sequencer::NotTaken;
+use admission::{Reject, RejectDetails};
+use sequencer::SubmitError;
 use tonic::{Code, Status};
 use types::instrument::MONEY_DECIMALS;
 use types::{Decimal, RejectReason};
@@ -84,13 +84,13 @@ pub fn internal(error: impl std::error::Error) -> Status {
 }
 
 /// A request that is not in the journal.
-pub fn not_taken(error: &NotTaken) -> Status {
+pub fn not_taken(error: &SubmitError) -> Status {
     match error {
-        NotTaken::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
-        NotTaken::Stopping | NotTaken::JournalFailed => {
+        SubmitError::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
+        SubmitError::Stopping | SubmitError::JournalFailed => {
             rpc::status::unavailable("Market", 5 * RETRY_MS)
         }
-        NotTaken::Refused(reject) => refused(reject),
+        SubmitError::Refused(reject) => refused(reject),
     }
 }
 
@@ -157,7 +157,7 @@ fn order_limit(reject: &Reject) -> Status {
         _ => "Too many open orders of the user on the instrument",
     };
     let mut facts = HashMap::new();
-    if let Known::Bound(limit) = reject.known {
+    if let RejectDetails::Bound(limit) = reject.known {
         facts.insert("limit".to_owned(), limit.to_string());
     }
     rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
@@ -166,7 +166,7 @@ fn order_limit(reject: &Reject) -> Status {
 /// The order is too large. The value limit is in roubles.
 fn size_limit(reject: &Reject) -> Status {
     let most = match reject.known {
-        Known::Most(most) => most,
+        RejectDetails::Most(most) => most,
         _ => 0,
     };
     let (text, limit) = match reject.reason {
@@ -197,9 +197,9 @@ fn used_up(reject: &Reject) -> Status {
 }
 
 /// `Insufficient balance` with figures in money; callers that know the asset build their own.
-fn short_of(known: Known) -> Status {
+fn short_of(known: RejectDetails) -> Status {
     let mut short = Shortfall::default();
-    if let Known::Balance { free, main, fee } = known {
+    if let RejectDetails::Balance { free, main, fee } = known {
         short.undrawn = Decimal::from_minor(free.0, MONEY_DECIMALS);
         short.required = Decimal::from_minor((main + fee).0, MONEY_DECIMALS);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use replica::Replica;
 use rpc::{Context, Health};
-use sequencer::{Commit, Durable, NotTaken, Port};
+use sequencer::{Commit, Durable, Port, SubmitError};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
 use service_kit::KeyedMutex;
 use tokio::sync::Semaphore;
@@ -108,7 +108,7 @@ pub fn start(
             budgets: Budgets::default(),
             funding: KeyedMutex::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
-            giving: tokio::sync::Mutex::default(),
+            release_lock: tokio::sync::Mutex::default(),
         });
         let mut publishers = Tasks::of(&health, CancellationToken::new());
         publishers.keep_publishing(&market, &deps.log, &deps.feed);
@@ -174,7 +174,9 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     });
     match market.ask(request).await {
         Ok(_) => Ok(()),
-        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => Ok(()),
+        Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            Ok(())
+        }
         Err(error) => Err(Error::Refused(format!("{error}"))),
     }
 }

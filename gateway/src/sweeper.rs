@@ -117,7 +117,7 @@ async fn give_back_behind_settlement(
     if !market.is_posted(pool.taken_at) {
         return Ok(());
     }
-    funding::give_back(market, hold_id).await
+    funding::release_to_holder(market, hold_id).await
 }
 
 /// Adopts a hold that the journal does not know.

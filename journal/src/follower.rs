@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::JournalError;
+use crate::scan;
 use crate::storage::Storage;
-use crate::survey;
 
 /// Follows the log. Frames come in log order.
 ///
@@ -84,7 +84,7 @@ impl Follower {
             return error;
         }
         let segments = self.storage.segments().map_err(JournalError::Io);
-        let begins = segments.and_then(|all| survey::begins_at(&*self.storage, &all, place));
+        let begins = segments.and_then(|all| scan::begins_at(&*self.storage, &all, place));
         begins.err().unwrap_or(error)
     }
 
@@ -114,9 +114,8 @@ impl Follower {
     fn placed(&mut self) -> Result<Option<Place>, JournalError> {
         if self.place.is_none() {
             let segments = self.storage.segments()?;
-            survey::begins_at(&*self.storage, &segments, self.after)?;
-            let Some(segment) = survey::segment_behind(&*self.storage, &segments, self.after)?
-            else {
+            scan::begins_at(&*self.storage, &segments, self.after)?;
+            let Some(segment) = scan::segment_behind(&*self.storage, &segments, self.after)? else {
                 return Ok(None);
             };
             let (batch, sequence, crc) = match self.mark(segment, 0)? {
@@ -213,7 +212,7 @@ impl Follower {
     fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
         let segments = self.storage.segments()?;
         if !segments.contains(&place.segment) {
-            survey::begins_at(&*self.storage, &segments, place.sequence)?;
+            scan::begins_at(&*self.storage, &segments, place.sequence)?;
         }
         for segment in segments {
             if segment > place.segment

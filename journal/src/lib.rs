@@ -9,7 +9,7 @@
 //! - [`log`]: opening (truncates a torn tail, refuses a hole) and the commit position.
 //!   [`Appender`]: makes frames and hands them to the writer. `writer`: the thread with natural
 //!   group commit.
-//! - `survey`, `walk`: the scan that opening does. [`walk()`], [`walk_after`], [`check`] and
+//! - `scan`, `walk`: the scan that opening does. [`walk()`], [`walk_after`], [`check`] and
 //!   [`list`] are its read-only parts.
 //! - [`Front`]: removes whole segments from the log's beginning.
 //! - [`snapshot`]: states at a sequence, one file each; the newest good one is found first.
@@ -25,22 +25,22 @@ mod appender;
 pub mod fault;
 mod follower;
 pub mod frame;
-mod front;
 pub mod log;
 pub mod reader;
 mod recent;
+mod scan;
 pub mod snapshot;
 pub mod storage;
-mod survey;
+mod truncate;
 mod walk;
 mod writer;
 
 pub use appender::Appender;
 pub use follower::Follower;
 pub use frame::{Frame, FrameKind, SMALL_BYTES};
-pub use front::Front;
 pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Listener, Stats};
 pub use reader::Reader;
+pub use scan::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};
 pub use snapshot::{Snapshot, Snapshots};
 pub use storage::{FileStorage, Mode, Storage, is_out_of_descriptors, make_folder};
-pub use survey::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};
+pub use truncate::Front;

@@ -26,11 +26,11 @@ use tokio::sync::watch;
 use crate::aligned::Buffer;
 use crate::appender::Appender;
 use crate::frame::{self, Frame, MARK_BYTES};
-use crate::front::Front;
 use crate::reader::Reader;
 use crate::recent::Recent;
+use crate::scan;
 use crate::storage::{Mode, Storage, is_out_of_descriptors};
-use crate::survey;
+use crate::truncate::Front;
 use crate::writer::Writer;
 
 /// Sizes of the log.
@@ -347,7 +347,7 @@ impl Journal {
         reach: u64,
         visit: impl FnMut(&Frame) -> Result<(), String>,
     ) -> Result<Self, JournalError> {
-        let end = survey::mend(&*storage, config, after, reach, visit)?;
+        let end = scan::repair(&*storage, config, after, reach, visit)?;
         storage.begin(end.segment)?;
         let (state, _) = watch::channel(State {
             sequence: end.sequence,

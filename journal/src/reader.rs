@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use crate::frame::{self, Found, Frame, MARK_BYTES};
 use crate::log::{JournalError, JournalFailed, State};
 use crate::recent::Recent;
+use crate::scan;
 use crate::storage::Storage;
-use crate::survey;
 
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -94,7 +94,7 @@ impl Reader {
     /// # Errors
     /// The storage cannot be read.
     pub fn removed_through(&self) -> Result<u64, ReadError> {
-        Ok(survey::removed_through(&*self.storage)?)
+        Ok(scan::removed_through(&*self.storage)?)
     }
 
     /// Checks that the next record was not removed.
@@ -103,7 +103,7 @@ impl Reader {
     /// The record was removed, or the storage cannot be read.
     pub fn check(&self) -> Result<(), ReadError> {
         let segments = self.storage.segments().map_err(JournalError::Io)?;
-        Ok(survey::begins_at(&*self.storage, &segments, self.position)?)
+        Ok(scan::begins_at(&*self.storage, &segments, self.position)?)
     }
 
     /// The next frame at or before the commit position, if there is one.
@@ -209,8 +209,8 @@ impl Reader {
     fn first_segment(&self) -> Result<Option<u64>, JournalError> {
         loop {
             let segments = self.storage.segments()?;
-            survey::begins_at(&*self.storage, &segments, self.after)?;
-            match survey::segment_behind(&*self.storage, &segments, self.after) {
+            scan::begins_at(&*self.storage, &segments, self.after)?;
+            match scan::segment_behind(&*self.storage, &segments, self.after) {
                 // A segment was removed since: list again.
                 Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 found => return found,
@@ -220,7 +220,7 @@ impl Reader {
 
     /// Continues after a segment that was removed when all of it had been returned.
     fn pass_over(&mut self) -> Result<(), ReadError> {
-        let next = match survey::first_mark(&*self.storage, self.segment + 1) {
+        let next = match scan::first_mark(&*self.storage, self.segment + 1) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 // The next segment is gone as well, with records not returned.
                 self.check()?;

@@ -2,7 +2,7 @@
 
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::JournalError;
-use crate::survey::End;
+use crate::scan::End;
 
 /// State of the scan: the chain so far.
 pub(crate) struct Walk {

@@ -13,8 +13,8 @@ use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
 use crate::log::{Config, Shared, Tail, WriterThread};
 use crate::recent::Missed;
+use crate::scan::End;
 use crate::storage::{Storage, is_out_of_descriptors};
-use crate::survey::End;
 
 /// Pauses between attempts to begin a segment.
 const RETRY_FIRST: Duration = Duration::from_millis(100);

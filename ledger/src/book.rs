@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 use indexmap::IndexMap;
 
 use crate::{
-    facts::Fact,
+    facts::Effect,
     fold::StoredAnswer,
     limit::VelocityLimit,
     model::{
@@ -232,7 +232,7 @@ pub struct Book {
     /// Minor units in the window of a limit, per sub-account.
     pub used: Table<(Id, Id), i128>,
     /// New effects, each with the index of the command that caused it.
-    pub facts: Vec<(usize, Fact)>,
+    pub facts: Vec<(usize, Effect)>,
     /// Index of the command being folded.
     pub command: usize,
     /// Holds whose expiry the current command found: it answers `Hold has expired`, later commands
@@ -259,7 +259,7 @@ struct Given {
     /// Indexes of operations that were changed between their flush and the last flush.
     changed: BTreeSet<usize>,
     /// Flushed rows were rolled back.
-    is_spoilt: bool,
+    rolled_back_past_flush: bool,
 }
 
 /// A point to roll back to.
@@ -324,7 +324,7 @@ impl Book {
         self.next_posting = mark.next_posting;
         if self.operations.mark() < given.0 || self.postings.mark() < given.1 {
             self.given = Given {
-                is_spoilt: true,
+                rolled_back_past_flush: true,
                 ..Given::default()
             };
         }
@@ -346,10 +346,12 @@ impl Book {
     /// Returns the operations made since the last flush, once operations changed at least `changes`
     /// times.
     pub fn give(&mut self, changes: usize) -> Option<Made> {
-        if self.given.is_spoilt || self.operations.mark() < self.given.operations + changes {
+        if self.given.rolled_back_past_flush
+            || self.operations.mark() < self.given.operations + changes
+        {
             return None;
         }
-        let (operations, postings) = self.not_given();
+        let (operations, postings) = self.unflushed();
         let made = Made {
             operations: operations.into_iter().cloned().collect(),
             postings: postings.into_iter().cloned().collect(),
@@ -370,11 +372,11 @@ impl Book {
     /// True if flushed rows were rolled back and must be discarded. From then on nothing is flushed
     /// and nothing counts as flushed.
     pub fn has_taken_back(&self) -> bool {
-        self.given.is_spoilt
+        self.given.rolled_back_past_flush
     }
 
     /// New operations and postings that were not flushed.
-    pub fn not_given(&self) -> (Vec<&Operation>, Vec<&Posting>) {
+    pub fn unflushed(&self) -> (Vec<&Operation>, Vec<&Posting>) {
         let operations = self.operations.made_since(self.given.operations);
         let postings = self.postings.made_since(self.given.postings);
         (
@@ -397,7 +399,7 @@ impl Book {
         self.mark().lengths.iter().all(|len| *len == 0)
     }
 
-    pub fn tell(&mut self, fact: Fact) {
+    pub fn tell(&mut self, fact: Effect) {
         self.facts.push((self.command, fact));
     }
 
@@ -514,7 +516,7 @@ mod tests {
         put(&mut book, "c", OperationStatus::Finalized);
         put(&mut book, "old", OperationStatus::Failed);
         assert_eq!(book.given(), 2);
-        assert_eq!(ids(&book.not_given().0), ["c"]);
+        assert_eq!(ids(&book.unflushed().0), ["c"]);
         assert_eq!(ids(&book.given_and_changed()), ["b"]);
         assert_eq!(book.given_and_changed()[0].status, OperationStatus::Failed);
         book.rollback(mark);
@@ -529,14 +531,14 @@ mod tests {
         put(&mut book, "old", OperationStatus::Failed);
         assert!(book.give(2).is_none());
         assert_eq!(ids(&book.given_and_changed()), ["a", "c"]);
-        assert_eq!((book.given(), book.not_given().0.len()), (3, 0));
+        assert_eq!((book.given(), book.unflushed().0.len()), (3, 0));
 
         book.rollback(empty);
         assert!(book.has_taken_back() && book.given_and_changed().is_empty());
         put(&mut book, "d", OperationStatus::Settled);
         assert!(book.give(1).is_none());
         assert_eq!(
-            (book.given(), ids(&book.not_given().0)),
+            (book.given(), ids(&book.unflushed().0)),
             (0, vec!["d".to_owned()])
         );
     }

@@ -5,7 +5,7 @@ use types::Decimal;
 use crate::model::{Id, OperationStatus, OperationType, Units};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
+pub enum Effect {
     OperationCreated {
         operation_id: Id,
         kind: OperationType,

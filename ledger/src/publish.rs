@@ -15,7 +15,7 @@ use proto::{
 use uuid::Uuid;
 
 use crate::{
-    facts::Fact,
+    facts::Effect,
     ids::Fresh,
     model::{Id, Units},
 };
@@ -26,7 +26,7 @@ const CONTEXT_TAG: u32 = 1;
 /// Emits the events of these effects, in order. Each effect names its command by index into
 /// `contexts`.
 pub fn tell(
-    facts: &[(usize, Fact)],
+    facts: &[(usize, Effect)],
     contexts: &[&rpc::Context],
     now_us: i64,
     to: &mut dyn FnMut(EventRef<'_>),
@@ -45,7 +45,7 @@ pub fn tell(
         to(EventRef {
             id,
             topic: match fact {
-                Fact::LimitChanged { .. } => topics::AUDIT,
+                Effect::LimitChanged { .. } => topics::AUDIT,
                 _ => topics::LEDGER,
             },
             key,
@@ -82,14 +82,14 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
 /// Appends the fields after the context. Returns the full name of the message, the key, the
 /// subject.
 fn encode<'a>(
-    fact: &'a Fact,
+    fact: &'a Effect,
     event_id: Uuid,
     now_us: i64,
     to: &mut Vec<u8>,
 ) -> (&'static str, &'a Id, &'a Id) {
     let at = Some(to_timestamp_us(now_us));
     match fact {
-        Fact::OperationCreated {
+        Effect::OperationCreated {
             operation_id,
             kind,
             user_id,
@@ -111,7 +111,7 @@ fn encode<'a>(
                 operation_id,
             )
         }
-        Fact::PostingCreated {
+        Effect::PostingCreated {
             posting_id,
             operation_id,
             debit_subaccount_id,
@@ -134,7 +134,7 @@ fn encode<'a>(
                 posting_id,
             )
         }
-        Fact::StatusChanged {
+        Effect::StatusChanged {
             operation_id,
             old,
             new,
@@ -155,7 +155,7 @@ fn encode<'a>(
                 operation_id,
             )
         }
-        Fact::BalanceUpdated {
+        Effect::BalanceUpdated {
             subaccount_id,
             old,
             new,
@@ -176,7 +176,7 @@ fn encode<'a>(
                 subaccount_id,
             )
         }
-        Fact::HoldCreated {
+        Effect::HoldCreated {
             hold_id,
             subaccount_id,
             amount: units,
@@ -193,7 +193,7 @@ fn encode<'a>(
             append(&message, to);
             ("dfa.ledger.v1.HoldCreatedEvent", subaccount_id, hold_id)
         }
-        Fact::HoldReleased {
+        Effect::HoldReleased {
             hold_id,
             subaccount_id,
             reason,
@@ -207,7 +207,7 @@ fn encode<'a>(
             append(&message, to);
             ("dfa.ledger.v1.HoldReleasedEvent", subaccount_id, hold_id)
         }
-        Fact::LimitChanged {
+        Effect::LimitChanged {
             limit_id,
             before,
             after,
@@ -234,7 +234,7 @@ fn encode<'a>(
             append(&message, to);
             ("dfa.audit.v1.AuditRecordEvent", limit_id, limit_id)
         }
-        Fact::HoldConsumed {
+        Effect::HoldConsumed {
             hold_id,
             subaccount_id,
         } => {
@@ -259,7 +259,7 @@ mod tests {
     fn an_event_is_the_bytes_of_its_message() {
         let facts = [(
             0,
-            Fact::OperationCreated {
+            Effect::OperationCreated {
                 operation_id: "o1".into(),
                 kind: OperationType::Fee,
                 user_id: "u1".into(),

@@ -96,7 +96,7 @@ pub fn next(payout: &Payout, now_us: i64) -> Next {
 
 /// The bank's report of a transfer: a response, a webhook or a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BankWord {
+pub enum TransferOutcome {
     /// Accepted, not executed yet.
     Accepted {
         transfer_id: String,
@@ -124,15 +124,15 @@ pub enum Outcome {
     Failed,
 }
 
-pub fn on_bank_word(payout: &Payout, word: &BankWord) -> Outcome {
+pub fn on_bank_word(payout: &Payout, word: &TransferOutcome) -> Outcome {
     if !payout.is_open() {
         return Outcome::Unchanged;
     }
     match word {
-        BankWord::Accepted { .. } if payout.bank_transfer_id.is_empty() => Outcome::Accepted,
-        BankWord::Accepted { .. } => Outcome::Unchanged,
-        BankWord::Executed { .. } => Outcome::Confirmed,
-        BankWord::Refused { .. } => Outcome::Failed,
+        TransferOutcome::Accepted { .. } if payout.bank_transfer_id.is_empty() => Outcome::Accepted,
+        TransferOutcome::Accepted { .. } => Outcome::Unchanged,
+        TransferOutcome::Executed { .. } => Outcome::Confirmed,
+        TransferOutcome::Refused { .. } => Outcome::Failed,
     }
 }
 
@@ -226,13 +226,13 @@ mod tests {
     #[test]
     fn r125_a_final_payout_ignores_later_reports() {
         let words = [
-            BankWord::Accepted {
+            TransferOutcome::Accepted {
                 transfer_id: "t".into(),
             },
-            BankWord::Executed {
+            TransferOutcome::Executed {
                 transfer_id: "t".into(),
             },
-            BankWord::Refused {
+            TransferOutcome::Refused {
                 transfer_id: "t".into(),
                 code: "X".into(),
                 message: String::new(),

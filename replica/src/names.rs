@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
-use admission::Pool;
+use admission::HoldBalance;
 use tokio::sync::watch;
 use types::{
     AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, PoolKind, UserId, UserIx,
@@ -111,7 +111,7 @@ impl Names {
         self.instrument_changes.send_modify(|count| *count += 1);
     }
 
-    pub(crate) fn add_hold(&self, pool: &Pool) {
+    pub(crate) fn add_hold(&self, pool: &HoldBalance) {
         self.write(|tables| {
             tables.holds.push(HoldName {
                 hold_id: pool.hold_id,

@@ -15,7 +15,7 @@ use journal::{FileStorage, Journal, Storage};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, Replica, ReplicaError, State};
-use sequencer::{Backlog, Config, NotTaken, Reader, Record, SequencerHandle, SnapshotConfig};
+use sequencer::{Backlog, Config, Reader, Record, SequencerHandle, SnapshotConfig, SubmitError};
 use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, TradeParty, UnblockUser};
 use types::{
     CancelReason, Command, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence,
@@ -424,7 +424,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
         .call(Request::New(desk.order(0, Side::Buy, 9_000, 1)))
         .await;
     match refused.expect_err("closed") {
-        NotTaken::Refused(reject) => assert_eq!(reject.reason, RejectReason::ReplicaEnded),
+        SubmitError::Refused(reject) => assert_eq!(reject.reason, RejectReason::ReplicaEnded),
         other => panic!("{other:?}"),
     }
     // Cancels still pass.

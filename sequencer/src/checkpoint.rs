@@ -55,7 +55,7 @@ impl Default for SnapshotConfig {
 /// Other files in the folder may be of another version, or ahead of a database that was restored
 /// from a backup.
 #[derive(Clone, Debug, Default)]
-pub struct Proven(Arc<Files>);
+pub struct UsableCheckpoints(Arc<Files>);
 
 #[derive(Debug, Default)]
 struct Files {
@@ -64,7 +64,7 @@ struct Files {
     removal: Mutex<()>,
 }
 
-impl Proven {
+impl UsableCheckpoints {
     /// Marks the checkpoint at `sequence` as usable for a restart.
     pub fn note(&self, sequence: Sequence) {
         self.lock().insert(sequence.get());
@@ -209,7 +209,7 @@ pub struct CheckpointKeeper {
     saved_at: Instant,
     /// When the last write failed, if it did.
     failed_at: Option<Instant>,
-    proven: Proven,
+    proven: UsableCheckpoints,
     writing: Option<JoinHandle<Option<Sequence>>>,
 }
 
@@ -221,7 +221,7 @@ impl CheckpointKeeper {
         dir: &Path,
         config: SnapshotConfig,
         saved: Sequence,
-        proven: Proven,
+        proven: UsableCheckpoints,
     ) -> Self {
         Self {
             reader,
@@ -315,7 +315,7 @@ impl Drop for CheckpointKeeper {
 fn write(
     reader: &'static str,
     snapshots: &Snapshots,
-    proven: &Proven,
+    proven: &UsableCheckpoints,
     position: Sequence,
     encode: impl FnOnce() -> Result<AlignedVec, RkyvError>,
 ) -> Option<Sequence> {
@@ -351,7 +351,7 @@ fn write(
 fn thin(
     reader: &'static str,
     snapshots: &Snapshots,
-    proven: &Proven,
+    proven: &UsableCheckpoints,
     position: Sequence,
     first: io::Result<Sequence>,
     needed: &[u64],

@@ -12,17 +12,17 @@ use service_kit::discipline::Stored;
 use types::Sequence;
 
 use crate::backlog::Backlog;
-use crate::checkpoint::{CheckpointError, Checkpoints, Proven};
+use crate::checkpoint::{CheckpointError, Checkpoints, UsableCheckpoints};
 use crate::config::Config;
 use crate::core::Core;
 use crate::hot::Hot;
 use crate::image;
-use crate::keep::Keep;
 use crate::park::Parker;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
 use crate::retention::{Retention, RetentionService};
+use crate::sink::JournalSink;
 use crate::stats::Stats;
 
 /// Commit position: records at or before it survive power loss.
@@ -65,7 +65,7 @@ pub struct ReplicaParts {
     pub dir: PathBuf,
     pub limits: AdmissionConfig,
     /// Checkpoints that a restart can use.
-    pub proven: Proven,
+    pub proven: UsableCheckpoints,
     pub port: Port,
     pub stats: Arc<Stats>,
     pub backlog: Arc<Backlog>,
@@ -113,7 +113,7 @@ pub struct SequencerHandle {
     backlog: Arc<Backlog>,
     limits: AdmissionConfig,
     snapshot_dir: PathBuf,
-    proven: Proven,
+    proven: UsableCheckpoints,
     /// Held until the journal is closed.
     lock: Option<File>,
 }
@@ -231,7 +231,7 @@ fn prepare_on(
     let snapshot_dir = config.snapshot_dir.clone();
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
-    let proven = Proven::default();
+    let proven = UsableCheckpoints::default();
     // A node without a snapshot starts at 0, which needs no file.
     proven.note(core.sequence());
     // Before the journal is cut or appended to: a running hot thread closes the sessions that were
@@ -256,7 +256,7 @@ fn prepare_on(
         config,
         core,
         gate.clone(),
-        Keep::Journal(journal.appender()),
+        JournalSink::File(journal.appender()),
         backlog.clone(),
         stats.clone(),
     );
@@ -313,7 +313,7 @@ pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, P
         config,
         core,
         gate.clone(),
-        Keep::Nothing,
+        JournalSink::Null,
         backlog,
         stats.clone(),
     );

@@ -18,13 +18,13 @@ use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, Use
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
 use crate::core::Core;
-use crate::crew::{Crew, pin};
-use crate::flight::{Flights, Owed};
-use crate::keep::Keep;
-use crate::lane::{Lane, connect};
+use crate::engine_pool::{EnginePool, pin};
+use crate::engine_ring::{EngineRing, connect};
+use crate::in_flight::{InFlights, ReplyTo};
 use crate::polled::{PARK, Polled, sleep_for};
-use crate::port::{Gate, Job, NotTaken, Reply};
-use crate::ring_port::{Asked, RingEnd};
+use crate::port::{Gate, Job, Reply, SubmitError};
+use crate::ring_port::{RingEnd, Submission};
+use crate::sink::JournalSink;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 use lists::Sweeping;
@@ -32,9 +32,9 @@ use meter::Meters;
 use walks::Walks;
 
 mod clock;
-mod land;
+mod complete;
+mod inspect;
 mod lists;
-mod look;
 mod meter;
 mod time;
 mod waits;
@@ -62,11 +62,11 @@ pub(crate) struct Hot {
     config: Config,
     core: Core,
     gate: Arc<Gate>,
-    keep: Keep,
+    keep: JournalSink,
     backlog: Arc<Backlog>,
     intake: Intake,
     timers: Timers,
-    lanes: Vec<Lane>,
+    lanes: Vec<EngineRing>,
     /// Lanes with commands in flight.
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
@@ -79,8 +79,8 @@ pub(crate) struct Hot {
     given_up: Sequence,
     /// The last expiry command: until it completes, the expiry dates of the books are stale.
     expiring: Sequence,
-    crew: Crew,
-    flights: Flights,
+    crew: EnginePool,
+    flights: InFlights,
     /// The last command in flight is not in admission's state yet: it is applied when it completes,
     /// or before admission is asked again.
     is_last_owed: bool,
@@ -112,7 +112,7 @@ impl Hot {
         config: Config,
         core: Core,
         gate: Arc<Gate>,
-        keep: Keep,
+        keep: JournalSink,
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
@@ -120,7 +120,7 @@ impl Hot {
         let orders_max = core.admission().orders_max() as usize;
         let events_max = 2 * orders_max + FEW_EVENTS;
         Self {
-            crew: Crew::new(&config),
+            crew: EnginePool::new(&config),
             config,
             core,
             gate,
@@ -134,7 +134,7 @@ impl Hot {
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
-            flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
+            flights: InFlights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
             is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
@@ -253,18 +253,18 @@ impl Hot {
     /// Checks that the journal can take the request. While it has no next segment, its buffer is
     /// reserved for requests that reduce risk. Of amends that is one reduction per order; the order
     /// is returned, to be noted once the request is admitted.
-    fn journal(&mut self, source: Source) -> Result<Option<Handle>, NotTaken> {
+    fn journal(&mut self, source: Source) -> Result<Option<Handle>, SubmitError> {
         if self.keep.is_failed() {
-            return Err(NotTaken::JournalFailed);
+            return Err(SubmitError::JournalFailed);
         }
         if self.keep.is_full() || self.flights.room() == 0 {
-            return Err(NotTaken::Busy);
+            return Err(SubmitError::Busy);
         }
         // A front that does not read stops orders only when the node runs out of room for its
         // reports.
         let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
         if is_order && self.rings.iter().any(RingEnd::is_overrun) {
-            return Err(NotTaken::Busy);
+            return Err(SubmitError::Busy);
         }
         if !self.keep.is_stalled() {
             if !self.reduced.is_empty() {
@@ -280,7 +280,7 @@ impl Hot {
         reduced
             .filter(|order| !self.reduced.contains(order))
             .map(Some)
-            .ok_or(NotTaken::Busy)
+            .ok_or(SubmitError::Busy)
     }
 
     fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {
@@ -368,7 +368,7 @@ impl Hot {
                 Job::Request(request, reply) => {
                     let now_ns = self.config.clock.now_ns();
                     self.look_at_backlog();
-                    self.serve(Source::Given(&request), now_ns, Owed::Reply(reply));
+                    self.serve(Source::Given(&request), now_ns, ReplyTo::Reply(reply));
                 }
                 Job::Inspect(read) => self.show(read),
                 Job::Attach(ring) => {
@@ -397,24 +397,24 @@ impl Hot {
             did_work = true;
             let tag = self.rings[port].asked(at).tag;
             let request = Source::Ring { port, at };
-            self.serve(request, now_ns, Owed::Ring { port, tag });
+            self.serve(request, now_ns, ReplyTo::Ring { port, tag });
             self.pump();
         }
         did_work
     }
 
-    fn serve(&mut self, request: Source, now_ns: u64, owed: Owed) {
+    fn serve(&mut self, request: Source, now_ns: u64, owed: ReplyTo) {
         match self.admit(request, now_ns) {
             Ok(()) => self.launch(owed),
             Err(no) => {
                 self.tally.not_taken += 1;
-                self.tally.busy += u64::from(no == NotTaken::Busy);
+                self.tally.busy += u64::from(no == SubmitError::Busy);
                 match owed {
-                    Owed::Reply(reply) => {
+                    ReplyTo::Reply(reply) => {
                         self.tell_sequence();
                         reply.send(Err(no));
                     }
-                    Owed::Ring { port, .. } => {
+                    ReplyTo::Ring { port, .. } => {
                         if let Source::Ring { at, .. } = request {
                             self.rings[port].refuse(at, no);
                         }
@@ -432,15 +432,15 @@ impl Hot {
     }
 
     /// Submits a request of the platform itself.
-    fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
+    fn own_request(&mut self, request: &Request) -> Result<(), SubmitError> {
         self.admit(Source::Given(request), self.config.clock.now_ns())?;
-        self.launch(Owed::Reply(Reply::None));
+        self.launch(ReplyTo::Reply(Reply::None));
         Ok(())
     }
 
     /// Turns a request into the next command, in its in-flight slot, or returns why not. Changes no
     /// state, but drains reports. Journalled time never decreases, even when the clock does.
-    fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), NotTaken> {
+    fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), SubmitError> {
         // First: reservations and amends of the last command affect this request.
         self.begin_last();
         let asked = self.asked(source);
@@ -465,12 +465,12 @@ impl Hot {
             };
             if let Err(reject) = admitted {
                 if over.is_some() {
-                    return Err(NotTaken::Refused(reject));
+                    return Err(SubmitError::Refused(reject));
                 }
                 // A refusal after login is journalled too, so that its numbered answer survives.
                 place.command = admission
                     .refusal(request, &reject)
-                    .ok_or(NotTaken::Refused(reject))?;
+                    .ok_or(SubmitError::Refused(reject))?;
             }
             place.sequence = self.core.sequence().next();
             place.time_ns = now_ns;
@@ -492,7 +492,7 @@ impl Hot {
                 }
                 return Ok(());
             }
-            // Asked again after the wait: reports drained meanwhile may change the answer.
+            // Submission again after the wait: reports drained meanwhile may change the answer.
             let since = *waiting_since.get_or_insert_with(Instant::now);
             while !self.has_room(route) {
                 if !self.pump() {
@@ -503,22 +503,22 @@ impl Hot {
                     if is_over {
                         self.give_up(route);
                     }
-                    return Err(NotTaken::Busy);
+                    return Err(SubmitError::Busy);
                 }
             }
             clock_ns = self.config.clock.now_ns();
         }
     }
 
-    fn asked(&self, source: Source) -> Asked {
+    fn asked(&self, source: Source) -> Submission {
         match source {
-            Source::Given(_) => Asked::default(),
+            Source::Given(_) => Submission::default(),
             Source::Ring { port, at } => *self.rings[port].asked(at),
         }
     }
 
     /// Refuses a request that was read before a later login took its session.
-    fn check_epoch(&self, source: Source, epoch: Sequence) -> Result<(), NotTaken> {
+    fn check_epoch(&self, source: Source, epoch: Sequence) -> Result<(), SubmitError> {
         if epoch == Sequence::ZERO {
             return Ok(());
         }
@@ -527,7 +527,7 @@ impl Hot {
         };
         match self.core.admission().session(session) {
             Some(row) if row.epoch == epoch => Ok(()),
-            _ => Err(NotTaken::Refused(RejectReason::UnknownSession.into())),
+            _ => Err(SubmitError::Refused(RejectReason::UnknownSession.into())),
         }
     }
 
@@ -541,15 +541,15 @@ impl Hot {
     fn has_room(&self, route: Route) -> bool {
         match route {
             Route::Admission => true,
-            Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
-            Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
-            Route::Listed => self.listed_lanes().all(Lane::has_room),
+            Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(EngineRing::has_room),
+            Route::AllInstruments => self.lanes.iter().all(EngineRing::has_room),
+            Route::Listed => self.listed_lanes().all(EngineRing::has_room),
         }
     }
 
     /// True while a wait for an engine without room has timed out.
     fn is_given_up(&self, route: Route) -> bool {
-        let is_given_up = |lane: &Lane| lane.is_given_up && !lane.has_room();
+        let is_given_up = |lane: &EngineRing| lane.is_given_up && !lane.has_room();
         match route {
             Route::Admission => false,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_some_and(is_given_up),
@@ -577,7 +577,7 @@ impl Hot {
     }
 
     /// Executes the admitted command: admission at once, the books through their rings.
-    fn launch(&mut self, owed: Owed) {
+    fn launch(&mut self, owed: ReplyTo) {
         let place = self.flights.vacant();
         match place.command {
             Command::New(New { instrument, .. })
@@ -604,7 +604,7 @@ impl Hot {
     }
 
     /// As [`Hot::launch`], for commands that are not orders.
-    fn launch_other(&mut self, owed: Owed) {
+    fn launch_other(&mut self, owed: ReplyTo) {
         let envelope = self.flights.vacant();
         if let Some(book) = self.core.begin(envelope) {
             self.core.places().push(None);
@@ -633,7 +633,7 @@ impl Hot {
     }
 
     /// Marks the admitted command as in flight at `engines` engines.
-    fn start(&mut self, engines: usize, owed: Owed) {
+    fn start(&mut self, engines: usize, owed: ReplyTo) {
         self.flights.start(engines, owed);
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
@@ -642,7 +642,7 @@ impl Hot {
     /// Sends the last command in flight, which cannot complete before all its engines have it.
     fn send_last(&mut self, at: usize) {
         // There is room; an engine that has answered but not moved on may still hold the slot.
-        self.push_when_free(at, Lane::push);
+        self.push_when_free(at, EngineRing::push);
         self.crew.ring(at);
         if self.lanes[at].is_first() {
             self.busy.push(at);

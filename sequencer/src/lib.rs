@@ -24,21 +24,19 @@
 //! ms.
 
 pub mod backlog;
-pub mod by_hand;
 pub mod checkpoint;
+mod codec;
 pub mod config;
 pub mod core;
-mod crew;
-mod flat;
-mod flight;
+mod engine_pool;
+mod engine_ring;
 pub mod handle;
 mod hot;
 pub mod image;
+mod in_flight;
+pub mod inline_node;
 pub mod inspect;
-mod keep;
-mod lane;
 mod limits;
-mod pack;
 pub mod park;
 mod polled;
 pub mod port;
@@ -48,24 +46,28 @@ pub mod record;
 pub mod recover;
 pub mod retention;
 pub mod ring_port;
+mod sink;
 pub mod stats;
 mod timers;
+mod varint;
 
 pub use backlog::{Backlog, Bounds, Laggard, Stage};
-pub use by_hand::ByHand;
-pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Proven, SnapshotConfig};
+pub use checkpoint::{
+    CheckpointError, CheckpointKeeper, Checkpoints, SnapshotConfig, UsableCheckpoints,
+};
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, ReplicaParts, SequencerHandle, Volatile};
 pub use image::ImageError;
+pub use inline_node::InlineNode;
 pub use journal::JournalFailed;
 pub use limits::limits;
 pub use park::Parker;
 pub use polled::{Polled, run_polled};
-pub use port::{NotTaken, Outcome, Port, Reply};
+pub use port::{Outcome, Port, Reply, SubmitError};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
 pub use retention::{Durable, Retention};
-pub use ring_port::{Asked, Opened, Ratio, Report, RingPort, Stamp};
+pub use ring_port::{Opened, Ratio, Report, RingPort, Stamp, Submission};
 pub use stats::Stats;

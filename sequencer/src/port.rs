@@ -21,7 +21,7 @@ use crate::ring_port::{self, RingEnd, RingPort};
 
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotTaken {
+pub enum SubmitError {
     /// The queue is full or the journal's disk lags: retry.
     #[error("BUSY")]
     Busy,
@@ -35,7 +35,7 @@ pub enum NotTaken {
 }
 
 /// The answer to a request: *accepted*, not yet durable.
-pub type Outcome = Result<Record, NotTaken>;
+pub type Outcome = Result<Record, SubmitError>;
 
 /// Where the answer goes.
 pub enum Reply {
@@ -110,12 +110,12 @@ impl Gate {
     }
 
     /// Refuses requests while the node stops and after a journal failure.
-    pub fn check(&self) -> Result<(), NotTaken> {
+    pub fn check(&self) -> Result<(), SubmitError> {
         if self.is_stopping.load(Ordering::Acquire) {
-            return Err(NotTaken::Stopping);
+            return Err(SubmitError::Stopping);
         }
         if self.is_failed.load(Ordering::Acquire) {
-            return Err(NotTaken::JournalFailed);
+            return Err(SubmitError::JournalFailed);
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Gate {
         while let Some(job) = self.queue.pop() {
             // Dropping an inspection answers it.
             if let Job::Request(_, reply) = job {
-                reply.send(Err(NotTaken::Stopping));
+                reply.send(Err(SubmitError::Stopping));
             }
         }
     }
@@ -147,9 +147,9 @@ impl Port {
     /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`],
-    /// [`NotTaken::JournalFailed`]; `reply` is not used.
-    pub fn submit(&self, request: Request, reply: Reply) -> Result<(), NotTaken> {
+    /// [`SubmitError::Busy`] when the queue is full, [`SubmitError::Stopping`],
+    /// [`SubmitError::JournalFailed`]; `reply` is not used.
+    pub fn submit(&self, request: Request, reply: Reply) -> Result<(), SubmitError> {
         self.push(Job::Request(request, reply))
     }
 
@@ -157,22 +157,24 @@ impl Port {
     pub async fn call(&self, request: Request) -> Outcome {
         let (tx, rx) = oneshot::channel();
         self.submit(request, Reply::Oneshot(tx))?;
-        rx.await.unwrap_or(Err(NotTaken::Stopping))
+        rx.await.unwrap_or(Err(SubmitError::Stopping))
     }
 
     /// Journals a settlement command (`Settled`, `Bust`, a block, its end, a mass cancel) and
     /// returns its sequence; `None` when its effect is journalled already.
     ///
     /// # Errors
-    /// [`NotTaken`].
+    /// [`SubmitError`].
     ///
     /// # Panics
     /// The command is not a settlement command.
-    pub async fn settlement(&self, command: Command) -> Result<Option<Sequence>, NotTaken> {
+    pub async fn settlement(&self, command: Command) -> Result<Option<Sequence>, SubmitError> {
         let request = Request::of_settlement(&command);
         match self.call(request.expect("a settlement command")).await {
             Ok(record) => Ok(Some(record.command.sequence)),
-            Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            Err(SubmitError::Refused(reject))
+                if reject.reason == RejectReason::DuplicateRequest =>
+            {
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -182,18 +184,18 @@ impl Port {
     /// Runs `read` between two commands. The hot thread waits for it: keep it short.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
+    /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
     pub async fn inspect<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Core) -> T + Send + 'static,
-    ) -> Result<T, NotTaken> {
+    ) -> Result<T, SubmitError> {
         let (tx, rx) = oneshot::channel();
         self.look(Box::new(move |core| drop(tx.send(read(core)))))?;
-        rx.await.map_err(|_| NotTaken::Stopping)
+        rx.await.map_err(|_| SubmitError::Stopping)
     }
 
     /// As [`Port::inspect`], for a closure that reports its result itself.
-    pub fn look(&self, read: Look) -> Result<(), NotTaken> {
+    pub fn look(&self, read: Look) -> Result<(), SubmitError> {
         self.push(Job::Inspect(read))
     }
 
@@ -223,8 +225,8 @@ impl Port {
     /// them. `front` is the parker of its thread.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
-    pub fn rings(&self, capacity: usize, front: Arc<Parker>) -> Result<RingPort, NotTaken> {
+    /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
+    pub fn rings(&self, capacity: usize, front: Arc<Parker>) -> Result<RingPort, SubmitError> {
         let (port, end) = ring_port::connect(self.gate.clone(), front, capacity);
         self.push(Job::Attach(Box::new(end)))?;
         Ok(port)
@@ -243,17 +245,17 @@ impl Port {
     /// Makes the hot thread poll a front between its iterations, until it is over (layout `fused`).
     ///
     /// # Errors
-    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
-    pub fn host(&self, polled: Box<dyn Polled>) -> Result<(), NotTaken> {
+    /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
+    pub fn host(&self, polled: Box<dyn Polled>) -> Result<(), SubmitError> {
         self.push(Job::Host(polled))
     }
 
-    fn push(&self, job: Job) -> Result<(), NotTaken> {
+    fn push(&self, job: Job) -> Result<(), SubmitError> {
         match self.gate.check() {
-            Err(NotTaken::JournalFailed) if !matches!(job, Job::Request(..)) => {}
+            Err(SubmitError::JournalFailed) if !matches!(job, Job::Request(..)) => {}
             outcome => outcome?,
         }
-        self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
+        self.gate.queue.push(job).map_err(|_| SubmitError::Busy)?;
         self.gate.parker.unpark();
         // The hot thread may have drained the queue for the last time before this push.
         if self.gate.is_closed.load(Ordering::SeqCst) {

@@ -7,8 +7,8 @@ use rkyv::util::Align;
 use types::command::ArchivedCommand;
 use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Sequence};
 
-use crate::flat::{self, COMMAND_WORDS, EVENT_WORDS, Put, WORDS_MAX};
-use crate::pack::{PACKED_BYTES_MAX, Packer, unpack};
+use crate::codec::{self, COMMAND_WORDS, EVENT_WORDS, Put, WORDS_MAX};
+use crate::varint::{PACKED_BYTES_MAX, Packer, unpack};
 
 /// A journalled command and what it caused.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -97,7 +97,7 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
             let (waited, payload) = payload.split_first_chunk_mut().expect("room for both");
             *waited = waited_ns(command).to_le_bytes();
             let mut packer = Packer::<COMMAND_WORDS>::new(payload);
-            if !flat::command(&command.command, &mut packer) {
+            if !codec::command(&command.command, &mut packer) {
                 archive::<_, COMMAND_WORDS>(&command.command, &mut packer);
             }
             WAITED_BYTES + packer.finish()
@@ -111,7 +111,7 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
             command.time_ns,
             |payload| {
                 let mut packer = Packer::<EVENT_WORDS>::new(payload);
-                if !flat::event(event, &mut packer) {
+                if !codec::event(event, &mut packer) {
                     archive::<_, EVENT_WORDS>(&EventBody::from(event), &mut packer);
                 }
                 packer.finish()
@@ -375,7 +375,7 @@ mod tests {
         for _ in 0..2_000 {
             for command in random.command() {
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(flat::command(&command, &mut laid), "encoded");
+                assert!(codec::command(&command, &mut laid), "encoded");
                 archive::<_, COMMAND_WORDS>(&command, &mut archived);
                 assert_eq!(laid.words, archived.words, "{command:?}");
             }
@@ -389,7 +389,7 @@ mod tests {
                     event,
                 };
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(flat::event(&envelope, &mut laid), "encoded");
+                assert!(codec::event(&envelope, &mut laid), "encoded");
                 archive::<_, EVENT_WORDS>(&EventBody::from(&envelope), &mut archived);
                 assert_eq!(laid.words, archived.words, "{event:?}");
             }

@@ -4,7 +4,7 @@
 //! of the log to be kept; the position that each consumer of the replica has in its own store
 //! ([`Durable`]); the newest two usable checkpoints of the node, and one at or before what is kept
 //! and what a consumer still needs. Of the newest two, a checkpoint is usable while its file is
-//! whole and if this process has restored or written it ([`Proven`]): a restart cannot use one of
+//! whole and if this process has restored or written it ([`UsableCheckpoints`]): a restart cannot use one of
 //! another version. With fewer than two everything is kept.
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use journal::{Front, JournalError, Snapshots};
 use types::Sequence;
 
-use crate::checkpoint::Proven;
+use crate::checkpoint::UsableCheckpoints;
 use crate::priority;
 
 /// Checkpoints after a removed segment: the newest, and a spare in case it is damaged.
@@ -84,12 +84,12 @@ impl RetentionService {
     pub fn start(
         front: Front,
         dir: &Path,
-        proven: Proven,
+        proven: UsableCheckpoints,
         retention: Retention,
     ) -> std::io::Result<Self> {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
-        let mut keeper = Keeper {
+        let mut keeper = Truncator {
             front,
             retention,
             checkpoints: Snapshots::new(dir),
@@ -124,16 +124,16 @@ impl Drop for RetentionService {
     }
 }
 
-struct Keeper {
+struct Truncator {
     front: Front,
     retention: Retention,
     checkpoints: Snapshots,
-    proven: Proven,
+    proven: UsableCheckpoints,
     /// Everything is kept for lack of checkpoints: logged once.
     is_waiting: bool,
 }
 
-impl Keeper {
+impl Truncator {
     fn round(&mut self) {
         match self.remove() {
             Ok(0) => {}

@@ -20,7 +20,7 @@ use types::command::{MemberGroup, RequestKind};
 use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
 
 use crate::park::Parker;
-use crate::port::{Gate, NotTaken};
+use crate::port::{Gate, SubmitError};
 
 /// Requests taken out of a ring at once.
 const INBOX: usize = 64;
@@ -73,17 +73,17 @@ pub enum Report {
     Numbered(Stamp, admission::Report),
     Opened(Opened),
     /// The front's request has become this command; no other report answers it.
-    Taken {
+    Submitted {
         tag: u64,
         stamp: Stamp,
     },
     /// The front's request is not in the journal.
-    NotTaken {
+    SubmitError {
         tag: u64,
         session: SessionIx,
         client_seq: u64,
         request: RequestKind,
-        reason: NotTaken,
+        reason: SubmitError,
     },
     /// The session's user has sent most of the order messages that the day's trades allow.
     OrderToTrade(SessionIx, Ratio),
@@ -101,7 +101,7 @@ struct Line(Report);
 
 /// Metadata that a front submits with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct Submission {
     /// Returned with an answer that names no session.
     pub tag: u64,
     /// Epoch of the login that it came over; zero = any.
@@ -117,7 +117,7 @@ pub struct Asked {
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Place {
-    asked: Asked,
+    asked: Submission,
     request: Request,
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn connect(gate: Arc<Gate>, front: Arc<Parker>, capacity: usize) -> (
         cancel_on_disconnect: false,
     };
     let asked = move || Place {
-        asked: Asked::default(),
+        asked: Submission::default(),
         request: Request::OpenSession(unused),
     };
     let report = || {
@@ -210,16 +210,16 @@ impl RingPort {
     /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`],
-    /// [`NotTaken::JournalFailed`]: nothing is reported for it.
-    pub fn submit(&mut self, asked: Asked, request: &Request) -> Result<(), NotTaken> {
+    /// [`SubmitError::Busy`] when the ring is full, [`SubmitError::Stopping`],
+    /// [`SubmitError::JournalFailed`]: nothing is reported for it.
+    pub fn submit(&mut self, asked: Submission, request: &Request) -> Result<(), SubmitError> {
         self.gate.check()?;
         self.requests
             .try_publish(|slot| {
                 slot.asked = asked;
                 slot.request = *request;
             })
-            .map_err(|_| NotTaken::Busy)?;
+            .map_err(|_| SubmitError::Busy)?;
         self.gate.parker.unpark();
         Ok(())
     }
@@ -232,10 +232,10 @@ impl RingPort {
     /// Passes the waiting reports to `each`, in order; true when there were any.
     ///
     /// # Errors
-    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it reported has been read,
+    /// [`SubmitError::Stopping`]: the hot thread has ended and everything it reported has been read,
     /// whatever the size of the ring. A request without an answer by then came after its end and is
     /// not in the journal.
-    pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, NotTaken> {
+    pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, SubmitError> {
         match self.reports.poll() {
             Ok(mut reports) => {
                 for report in &mut reports {
@@ -247,7 +247,7 @@ impl RingPort {
             Err(Polling::Shutdown) => {
                 let last_words = &mut *words(&self.last_words);
                 if last_words.is_empty() {
-                    return Err(NotTaken::Stopping);
+                    return Err(SubmitError::Stopping);
                 }
                 std::mem::take(last_words).iter().for_each(each);
                 Ok(true)
@@ -319,12 +319,12 @@ impl RingEnd {
 
     /// The metadata of that request.
     #[inline]
-    pub fn asked(&self, at: usize) -> &Asked {
+    pub fn asked(&self, at: usize) -> &Submission {
         &self.inbox[at].asked
     }
 
     /// Reports that the request at an index of [`RingEnd::next`] is not taken.
-    pub fn refuse(&mut self, at: usize, reason: NotTaken) {
+    pub fn refuse(&mut self, at: usize, reason: SubmitError) {
         let report = not_taken(&self.inbox[at], reason);
         self.put(|| report);
     }
@@ -405,7 +405,7 @@ impl Drop for RingEnd {
         if self.is_gone() {
             return;
         }
-        let refuse = |place: &Place| not_taken(place, NotTaken::Stopping);
+        let refuse = |place: &Place| not_taken(place, SubmitError::Stopping);
         let unserved = &self.inbox[self.inbox_at..self.inbox_count];
         let mut refused: Vec<Report> = unserved.iter().map(refuse).collect();
         if let Ok(mut places) = self.requests.poll() {
@@ -417,9 +417,9 @@ impl Drop for RingEnd {
     }
 }
 
-fn not_taken(place: &Place, reason: NotTaken) -> Report {
+fn not_taken(place: &Place, reason: SubmitError) -> Report {
     let (session, client_seq) = place.request.client().unwrap_or((SessionIx::NONE, 0));
-    Report::NotTaken {
+    Report::SubmitError {
         tag: place.asked.tag,
         session,
         client_seq,

@@ -13,7 +13,8 @@ use admission::{
 };
 use desk::{Desk, HANG, Time, config, open_desk};
 use sequencer::{
-    Asked, Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
+    Backlog, Config, Layout, Port, Report, RingPort, SequencerHandle, Submission, SubmitError,
+    Volatile,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use types::command::MassScope;
@@ -127,20 +128,20 @@ fn play(
     while answered < range.end {
         assert!(since.elapsed() < 4 * HANG, "no answer");
         if next < range.end && next - answered < 200 {
-            match front.submit(Asked::default(), &request(desk, sessions, next)) {
+            match front.submit(Submission::default(), &request(desk, sessions, next)) {
                 Ok(()) => next += 1,
-                Err(NotTaken::Busy) => {}
+                Err(SubmitError::Busy) => {}
                 Err(other) => panic!("{other}"),
             }
         }
         let read = front.poll(|report| match report {
-            Report::NotTaken { .. } => answered += 1,
+            Report::SubmitError { .. } => answered += 1,
             Report::Numbered(_, message) => {
                 answered += u64::from(message.client_seq != 0);
                 events += 1;
             }
             Report::Opened(_)
-            | Report::Taken { .. }
+            | Report::Submitted { .. }
             | Report::OrderToTrade(..)
             | Report::TakenOver { .. } => {}
         });
@@ -159,7 +160,7 @@ fn open(front: &mut RingPort, desk: &Desk, user: usize) -> SessionIx {
         stp_group: None,
         cancel_on_disconnect: false,
     });
-    front.submit(Asked::default(), &request).expect("room");
+    front.submit(Submission::default(), &request).expect("room");
     let (mut opened, since) = (None, Instant::now());
     while opened.is_none() {
         assert!(since.elapsed() < HANG, "no answer");

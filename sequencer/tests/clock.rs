@@ -9,7 +9,7 @@ use admission::{
 };
 use desk::{Desk, HANG, START_NS, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
-use sequencer::{NotTaken, Port};
+use sequencer::{Port, SubmitError};
 use types::{
     CancelReason, Command, Handle, Id128, Lots, RejectReason, SessionIx, Side, TimeInForce,
 };
@@ -26,7 +26,7 @@ async fn place(desk: &Desk, order: NewRequest) -> Handle {
 
 async fn refused(port: &Port, request: Request) -> RejectReason {
     match port.call(request).await {
-        Err(NotTaken::Refused(reject)) => reject.reason,
+        Err(SubmitError::Refused(reject)) => reject.reason,
         other => panic!("{other:?}"),
     }
 }

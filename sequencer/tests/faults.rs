@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use admission::{AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Request};
 use desk::{HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
-use sequencer::{Layout, NotTaken, Reply, SequencerHandle};
+use sequencer::{Layout, Reply, SequencerHandle, SubmitError};
 use types::{
     CancelReason, Event, EventEnvelope, Id128, Lots, Sequence, SessionIx, Side, Ticks, TimeInForce,
 };
@@ -195,7 +195,7 @@ async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trad
                 let _ = desk.port.submit(Request::New(other), Reply::None);
             }
             let placed = desk.port.call(Request::New(other)).await;
-            assert!(matches!(placed, Ok(_) | Err(NotTaken::Busy)));
+            assert!(matches!(placed, Ok(_) | Err(SubmitError::Busy)));
             let since = std::time::Instant::now();
             let resting = |core: &sequencer::Core| {
                 let dated = core.books().take(2);
@@ -232,7 +232,7 @@ fn a_request_that_races_with_the_stop_is_answered() {
                         };
                         match port.submit(request, reply) {
                             Ok(()) => taken += 1,
-                            Err(NotTaken::Busy) => std::thread::yield_now(),
+                            Err(SubmitError::Busy) => std::thread::yield_now(),
                             Err(_) => return taken,
                         }
                     }
@@ -263,7 +263,7 @@ fn a_request_that_races_with_the_stop_is_answered() {
                 },
                 Reply::None
             ),
-            Err(NotTaken::Stopping)
+            Err(SubmitError::Stopping)
         );
     }
 }
@@ -316,7 +316,7 @@ async fn due_timers_wait_for_a_slow_disk() {
             let order = desk.order(1, Side::Buy, price, 1);
             match desk.port.call(Request::New(order)).await {
                 Ok(_) => {}
-                Err(NotTaken::Busy) => return,
+                Err(SubmitError::Busy) => return,
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -363,7 +363,7 @@ async fn a_request_past_the_queue_capacity_is_busy() {
             .expect("within the bound");
     }
     let order = Request::New(desk.order(0, Side::Buy, 10_000, 1));
-    assert_eq!(desk.port.submit(order, Reply::None), Err(NotTaken::Busy));
+    assert_eq!(desk.port.submit(order, Reply::None), Err(SubmitError::Busy));
     hold_tx.send(()).expect("released");
     looking.await.expect("joins").expect("looked");
     for tag in 0..4 {
@@ -418,7 +418,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     let order = desk.order(0, Side::Buy, 9_000, 5);
     assert_eq!(
         desk.port.call(Request::New(order)).await,
-        Err(NotTaken::Busy)
+        Err(SubmitError::Busy)
     );
     // Requests that reduce risk still pass as far as the buffer allows: an order can be reduced
     // once and cancelled.
@@ -436,7 +436,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
         })
     };
     for refused in [amend(None, 5), amend(None, 6), amend(Some(Ticks(9_001)), 4)] {
-        assert_eq!(desk.port.call(refused).await, Err(NotTaken::Busy));
+        assert_eq!(desk.port.call(refused).await, Err(SubmitError::Busy));
     }
     let amended = done(&desk.port, amend(Some(Ticks(9_000)), 4)).await;
     assert!(matches!(
@@ -448,7 +448,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     ));
     assert_eq!(
         desk.port.call(amend(None, 3)).await,
-        Err(NotTaken::Busy),
+        Err(SubmitError::Busy),
         "a second time is too much for the buffer"
     );
     let cancel = CancelRequest {
@@ -504,7 +504,7 @@ async fn a_failed_journal_refuses_and_the_idle_thread_still_answers() {
         tokio::time::timeout(HANG, desk.port.call(Request::New(order)))
             .await
             .expect("answered"),
-        Err(NotTaken::JournalFailed)
+        Err(SubmitError::JournalFailed)
     );
     // The state in memory can still be inspected; no timer command was issued.
     let sequence = desk.port.inspect(|core| core.sequence()).await;

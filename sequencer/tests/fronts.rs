@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admission::{
-    AdmissionConfig, AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, Known,
-    MassCancelRequest, NewRequest, OrderRef, Reject, Report as Message, ReportBody, Request,
-    SessionRequest,
+    AdmissionConfig, AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest,
+    MassCancelRequest, NewRequest, OrderRef, Reject, RejectDetails, Report as Message, ReportBody,
+    Request, SessionRequest,
 };
 use desk::{Desk, HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use replica::State;
 use sequencer::{
-    Asked, Backlog, Layout, NotTaken, Opened, Parker, Polled, Reply, Report, RingPort,
-    SequencerHandle, Stamp, Volatile,
+    Backlog, Layout, Opened, Parker, Polled, Reply, Report, RingPort, SequencerHandle, Stamp,
+    Submission, SubmitError, Volatile,
 };
 use types::command::{
     BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
@@ -34,7 +34,7 @@ struct Told {
     opened: Vec<Opened>,
     /// Tags of requests without a numbered answer.
     taken: Vec<(u64, Stamp)>,
-    not_taken: Vec<(u64, NotTaken)>,
+    not_taken: Vec<(u64, SubmitError)>,
     taken_over: Vec<SessionIx>,
     warned: Vec<SessionIx>,
 }
@@ -44,8 +44,8 @@ impl Told {
         match report {
             Report::Numbered(stamp, message) => self.numbered.push((*stamp, *message)),
             Report::Opened(opened) => self.opened.push(*opened),
-            Report::Taken { tag, stamp } => self.taken.push((*tag, *stamp)),
-            Report::NotTaken { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
+            Report::Submitted { tag, stamp } => self.taken.push((*tag, *stamp)),
+            Report::SubmitError { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
             Report::OrderToTrade(session, _) => self.warned.push(*session),
             Report::TakenOver { session, .. } => self.taken_over.push(*session),
         }
@@ -79,17 +79,17 @@ fn rings(desk: &Desk, capacity: usize) -> RingPort {
     desk.port.rings(capacity, parker).expect("rings")
 }
 
-fn tagged(tag: u64) -> Asked {
-    Asked {
+fn tagged(tag: u64) -> Submission {
+    Submission {
         tag,
-        ..Asked::default()
+        ..Submission::default()
     }
 }
 
-fn ask(front: &mut RingPort, told: &mut Told, asked: Asked, request: Request) {
+fn ask(front: &mut RingPort, told: &mut Told, asked: Submission, request: Request) {
     let since = Instant::now();
     while let Err(no) = front.submit(asked, &request) {
-        assert_eq!(no, NotTaken::Busy);
+        assert_eq!(no, SubmitError::Busy);
         assert!(since.elapsed() < HANG, "the ring stays full");
         told.read(front);
     }
@@ -479,15 +479,15 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     assert!(second.epoch > first.epoch);
     of_old.wait(&mut old, |told| !told.taken_over.is_empty());
     let order = of_session(desk.order(0, Side::Buy, 100, 1), first.session, 1);
-    let with = |epoch| Asked {
+    let with = |epoch| Submission {
         epoch,
-        ..Asked::default()
+        ..Submission::default()
     };
     ask(&mut old, &mut of_old, with(first.epoch), order);
     of_old.wait(&mut old, |told| !told.not_taken.is_empty());
     assert!(matches!(
         of_old.not_taken[0].1,
-        NotTaken::Refused(reject) if reject.reason == RejectReason::UnknownSession
+        SubmitError::Refused(reject) if reject.reason == RejectReason::UnknownSession
     ));
     ask(&mut new, &mut of_new, with(second.epoch), order);
     of_new.wait(&mut new, |told| !told.numbered.is_empty());
@@ -611,8 +611,8 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
         taken, 1_001,
         "a million orders, and the one that passes the bound"
     );
-    let (reason, known) = (RejectReason::Throttle, Known::Most(1_000));
-    let waits = NotTaken::Refused(Reject { reason, known });
+    let (reason, known) = (RejectReason::Throttle, RejectDetails::Most(1_000));
+    let waits = SubmitError::Refused(Reject { reason, known });
     assert_eq!(say(0, &sells), Some(waits), "for a thousand microseconds");
     assert_eq!(say(1, &mass_cancel(1, Some(Side::Sell))), None);
     say(0, &mass_cancel(0, None));
@@ -657,8 +657,8 @@ async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
         501,
         "a million inspections, and those that pass the bound"
     );
-    let (reason, known) = (RejectReason::Throttle, Known::Most(2_000));
-    let waits = NotTaken::Refused(Reject { reason, known });
+    let (reason, known) = (RejectReason::Throttle, RejectDetails::Most(2_000));
+    let waits = SubmitError::Refused(Reject { reason, known });
     assert_eq!(say(1, all_or_nothing(1)), Some(waits));
     assert_eq!(say(1, desk.order(1, Side::Buy, 1, 1)), None);
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
@@ -692,7 +692,7 @@ async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_canc
         seq += 1;
         let before = (told.numbered.len(), told.not_taken.len());
         let request = request(sessions[user].session, seq);
-        ask(&mut front, &mut told, Asked::default(), request);
+        ask(&mut front, &mut told, Submission::default(), request);
         told.wait(&mut front, |t| {
             (t.numbered.len(), t.not_taken.len()) != before
         });
@@ -708,8 +708,8 @@ async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_canc
         }
     };
     let (first, second) = (order(0), order(1));
-    let refused = |outcome: (Result<Message, NotTaken>, usize)| match outcome.0 {
-        Err(NotTaken::Refused(reject)) => (reject.reason, reject.limit()),
+    let refused = |outcome: (Result<Message, SubmitError>, usize)| match outcome.0 {
+        Err(SubmitError::Refused(reject)) => (reject.reason, reject.limit()),
         other => panic!("{other:?}"),
     };
     // Each order takes some hundred bytes.
@@ -760,8 +760,8 @@ async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_canc
     cancelled.0.expect("cancels are not slowed down");
 }
 
-fn throttled() -> NotTaken {
-    NotTaken::Refused(RejectReason::Throttle.into())
+fn throttled() -> SubmitError {
+    SubmitError::Refused(RejectReason::Throttle.into())
 }
 
 // rows: R345
@@ -774,10 +774,10 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     let mut told = Told::default();
     let opened = open(&mut front, &mut told, &desk, 0, 7);
     let (session, user) = (opened.session, desk.users[0]);
-    let over = Asked {
+    let over = Submission {
         tag: 1,
         is_over_rate: true,
-        ..Asked::default()
+        ..Submission::default()
     };
     let order = |seq| of_session(desk.order(0, Side::Buy, 100, 1), session, seq);
     let mut say = |asked, request| {
@@ -792,7 +792,7 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
         }
     };
     let throttled = throttled();
-    let acked = say(Asked::default(), order(1)).expect("taken");
+    let acked = say(Submission::default(), order(1)).expect("taken");
     assert_eq!(say(over, order(2)), Err(throttled), "a new order waits");
     let unknown = Handle {
         slot: acked.handle.slot,
@@ -807,7 +807,7 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     assert!(matches!(done.body, ReportBody::Cancelled { .. }));
     let all = |seq| mass_cancel(MassScope::User(user), user, session, seq);
     assert_eq!(say(over, all(5)), Err(throttled), "nothing is open");
-    say(Asked::default(), order(6)).expect("taken");
+    say(Submission::default(), order(6)).expect("taken");
     say(over, all(7)).expect("passes");
 }
 
@@ -875,10 +875,10 @@ async fn a_front_learns_that_the_node_has_ended() {
     told.wait(&mut front, |told| !told.taken.is_empty());
     assert_ne!(told.taken[0].1.sequence, Sequence::ZERO);
     drop(node);
-    assert_eq!(front.submit(tagged(2), &order), Err(NotTaken::Stopping));
-    assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));
+    assert_eq!(front.submit(tagged(2), &order), Err(SubmitError::Stopping));
+    assert_eq!(front.poll(|_| {}), Err(SubmitError::Stopping));
     let rings = desk.port.rings(8, Arc::new(Parker::default()));
-    assert!(matches!(rings, Err(NotTaken::Stopping)));
+    assert!(matches!(rings, Err(SubmitError::Stopping)));
 }
 
 /// Reads until the node reports that it has ended.
@@ -889,7 +889,7 @@ fn read_out(front: &mut RingPort, told: &mut Told) {
         match front.poll(|report| told.note(report)) {
             Ok(true) => {}
             Ok(false) => std::thread::yield_now(),
-            Err(no) => return assert_eq!(no, NotTaken::Stopping),
+            Err(no) => return assert_eq!(no, SubmitError::Stopping),
         }
     }
 }
@@ -927,9 +927,9 @@ async fn a_front_that_lags_when_the_node_stops_gets_every_report() {
         asked + 1,
         "an answer for each, and the login's"
     );
-    let stopped = |(_, reason): &(u64, NotTaken)| *reason == NotTaken::Stopping;
+    let stopped = |(_, reason): &(u64, SubmitError)| *reason == SubmitError::Stopping;
     assert!(told.not_taken.iter().all(stopped));
-    assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));
+    assert_eq!(front.poll(|_| {}), Err(SubmitError::Stopping));
     let again = start(config(&Time::new()), &storage);
     let last = told.numbered.last().expect("the sweep").0.sequence;
     assert_eq!(again.recovered(), last, "what is journalled was reported");
@@ -960,10 +960,10 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
                 match front.submit(tagged(asked), &Request::New(order)) {
                     Ok(()) => asked += 1,
                     // Some fronts read at times, some only at the end.
-                    Err(NotTaken::Busy) if round % 3 > 0 && !told.taken.is_empty() => {}
-                    Err(NotTaken::Busy) => drop(front.poll(|report| told.note(report))),
+                    Err(SubmitError::Busy) if round % 3 > 0 && !told.taken.is_empty() => {}
+                    Err(SubmitError::Busy) => drop(front.poll(|report| told.note(report))),
                     Err(no) => {
-                        assert_eq!(no, NotTaken::Stopping);
+                        assert_eq!(no, SubmitError::Stopping);
                         break;
                     }
                 }

@@ -50,7 +50,7 @@ async fn an_idle_node_burns_no_core() {
         let mut front = desk.port.rings(64, Arc::default()).expect("rings");
         let order = Request::New(desk.order(0, Side::Sell, 100, 1));
         front
-            .submit(sequencer::Asked::default(), &order)
+            .submit(sequencer::Submission::default(), &order)
             .expect("room");
         done(&desk.port, order).await;
         // All threads have stopped spinning; the replica has compared itself with the quiet node.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use admission::{CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, config, done, open_desk, start, trades};
 use journal::fault::MemoryStorage;
-use sequencer::{Backlog, Config, Core, Layout, NotTaken, Record, Reply, SequencerHandle};
+use sequencer::{Backlog, Config, Core, Layout, Record, Reply, SequencerHandle, SubmitError};
 use types::command::MassScope;
 use types::{
     CancelReason, Event, EventEnvelope, Handle, Id128, InstrumentIx, Sequence, SessionIx, Side,
@@ -215,7 +215,7 @@ async fn rest(desk: &Desk, layout: Layout, orders: u64) {
             let (_, outcome) = answer.expect("answered").expect("open");
             match outcome {
                 Ok(_) => resting += 1,
-                Err(reason) => assert_eq!(reason, NotTaken::Busy, "{layout:?}"),
+                Err(reason) => assert_eq!(reason, SubmitError::Busy, "{layout:?}"),
             }
         }
     }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use admission::{
-    CancelRequest, FundRequest, Known, NewRequest, OrderRef, Reject, Request, SessionRequest,
+    CancelRequest, FundRequest, NewRequest, OrderRef, Reject, RejectDetails, Request,
+    SessionRequest,
 };
 use journal::fault::MemoryStorage;
-use sequencer::{Backlog, Bounds, Config, NotTaken, Port, Record, SequencerHandle};
+use sequencer::{Backlog, Bounds, Config, Port, Record, SequencerHandle, SubmitError};
 use types::{
     AssetIx, CancelReason, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx,
     InstrumentParams, InstrumentSpec, Lots, Minor, Phase, PoolKind, RejectReason, Sequence,
@@ -204,9 +205,9 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
     (request.session, request.client_seq) = (session, 1);
     let placed = done(&desk.port, Request::New(request)).await;
     match desk.port.call(Request::New(request)).await {
-        Err(NotTaken::Refused(Reject {
+        Err(SubmitError::Refused(Reject {
             reason: RejectReason::AlreadySeen,
-            known: Known::ClientSeq(1),
+            known: RejectDetails::ClientSeq(1),
         })) => {}
         other => panic!("a repeat was answered with {other:?}"),
     }
@@ -274,7 +275,7 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
         .call(Request::New(order(&desk, 0, Side::Buy, 9_998, 5)))
         .await
     {
-        Err(NotTaken::Refused(Reject {
+        Err(SubmitError::Refused(Reject {
             reason: RejectReason::SettlementBacklog,
             ..
         })) => {}
@@ -359,7 +360,7 @@ async fn a_full_disk_stops_orders_with_a_clear_answer() {
             .call(Request::New(order(&desk, 0, Side::Buy, 10_000, 5)))
             .await
         {
-            Err(NotTaken::JournalFailed) => break,
+            Err(SubmitError::JournalFailed) => break,
             Ok(_) => {}
             Err(other) => panic!("{other:?}"),
         }

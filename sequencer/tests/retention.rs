@@ -13,8 +13,8 @@ use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
-    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Proven, Retention,
-    SequencerHandle, SnapshotConfig, StartError,
+    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Retention,
+    SequencerHandle, SnapshotConfig, StartError, UsableCheckpoints,
 };
 use types::{Sequence, Side};
 
@@ -93,7 +93,7 @@ fn snapshots(dir: &Path) -> Snapshots {
 }
 
 /// A whole file that counts as a state usable by a restart.
-fn state(at: u64, dir: &Path, proven: &Proven) {
+fn state(at: u64, dir: &Path, proven: &UsableCheckpoints) {
     snapshots(dir).write(at, b"state").expect("written");
     proven.note(Sequence(at));
 }
@@ -291,7 +291,7 @@ fn a_failed_checkpoint_is_retried_after_a_pause() {
     let dir = tempfile::tempdir().expect("folder");
     let file = dir.path().join("no folder");
     std::fs::write(&file, b"").expect("written");
-    let proven = Proven::default();
+    let proven = UsableCheckpoints::default();
     let mut config = every(1);
     let keeper =
         |config| CheckpointKeeper::new("reader", &file, config, Sequence::ZERO, proven.clone());
@@ -338,7 +338,7 @@ fn older_checkpoints_are_kept_at_growing_distances() {
         dir.path(),
         config,
         Sequence::ZERO,
-        Proven::default(),
+        UsableCheckpoints::default(),
     );
     let found = || Snapshots::new(dir.path()).sequences().expect("listed");
     for at in 1..=300 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use admission::{MassCancelRequest, NewRequest, Request};
 use desk::{Desk, Time, open_desk};
-use sequencer::{Backlog, ByHand, Config, NotTaken, Port, Record, replay};
+use sequencer::{Backlog, Config, InlineNode, Port, Record, SubmitError, replay};
 use tokio::task::JoinHandle;
 use types::command::MassScope;
 use types::{
@@ -26,12 +26,12 @@ fn files(dir: &Path) -> Config {
     config
 }
 
-fn by_hand(dir: &Path) -> ByHand {
-    ByHand::start(files(dir), Arc::new(Backlog::default())).expect("starts")
+fn by_hand(dir: &Path) -> InlineNode {
+    InlineNode::start(files(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
 /// Polls until nothing is left to do; returns the number of iterations with work.
-async fn turn(node: &mut ByHand) -> usize {
+async fn turn(node: &mut InlineNode) -> usize {
     let mut turns = 0;
     for _ in 0..4 {
         // The callers run on this thread too.
@@ -43,19 +43,19 @@ async fn turn(node: &mut ByHand) -> usize {
     turns
 }
 
-fn asked(port: &Port, request: Request) -> JoinHandle<Result<Record, NotTaken>> {
+fn asked(port: &Port, request: Request) -> JoinHandle<Result<Record, SubmitError>> {
     let port = port.clone();
     tokio::spawn(async move { port.call(request).await })
 }
 
-async fn turned(node: &mut ByHand, request: Request) -> Result<Record, NotTaken> {
+async fn turned(node: &mut InlineNode, request: Request) -> Result<Record, SubmitError> {
     let answer = asked(&node.port(), request);
     turn(node).await;
     answer.await.expect("no panic")
 }
 
 /// A market with two members, `orders` resting orders of the first and one of the second.
-async fn market(node: &mut ByHand, orders: usize) -> Desk {
+async fn market(node: &mut InlineNode, orders: usize) -> Desk {
     let opening = tokio::spawn(open_desk(node.port(), 2));
     while !opening.is_finished() {
         turn(node).await;
@@ -100,7 +100,7 @@ fn ended(record: &Record) -> usize {
     record.events.iter().filter(is_end).count()
 }
 
-async fn open_orders(node: &mut ByHand) -> Vec<(UserIx, Sequence)> {
+async fn open_orders(node: &mut InlineNode) -> Vec<(UserIx, Sequence)> {
     let port = node.port();
     let looking = tokio::spawn(async move {
         let look = |core: &sequencer::Core| -> Vec<_> {
@@ -152,7 +152,7 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     assert!(is_left(&own) && is_left(&others));
     // A repeat of the call is recognised by its key.
     let again = turned(&mut node, mass_cancel(desk.users[0], None, 7)).await;
-    let NotTaken::Refused(reject) = again.expect_err("seen") else {
+    let SubmitError::Refused(reject) = again.expect_err("seen") else {
         panic!("refused for what it is");
     };
     assert_eq!(reject.reason, RejectReason::DuplicateRequest);

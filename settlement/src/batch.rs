@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use replica::Applied;
 use types::{Handle, NodeId, Sequence, derived};
 
-use crate::carve::{Carved, Carver};
 use crate::copies::{Change, Copies, money_effects};
 use crate::plan::Plan;
+use crate::split::{HoldSplitter, SplitHolds};
 
 /// Upper bound of rows per effect: splits for two orders, three operations, returns.
 const CHANGE_WEIGHT_MAX: usize = 10;
@@ -70,7 +70,7 @@ pub struct Settler {
     node: NodeId,
     limits: Limits,
     copies: Copies,
-    carver: Carver,
+    splitter: HoldSplitter,
     plan: Plan,
     /// Full parts of the record at the copies' position.
     parts: Vec<Plan>,
@@ -90,7 +90,7 @@ impl Settler {
         node: NodeId,
         limits: Limits,
         copies: Copies,
-        carved: HashMap<Handle, Carved>,
+        carved: HashMap<Handle, SplitHolds>,
         sealed: Sequence,
         carve_number: u64,
     ) -> Self {
@@ -98,13 +98,13 @@ impl Settler {
             sealed <= copies.position(),
             "the ledger is ahead of the journal"
         );
-        let carver = Carver::adopt(carved, &copies);
+        let splitter = HoldSplitter::adopt(carved, &copies);
         Self {
             node,
             limits,
             covered: copies.position(),
             copies,
-            carver,
+            splitter,
             plan: Plan::default(),
             parts: Vec::new(),
             sealed,
@@ -118,8 +118,8 @@ impl Settler {
         &self.copies
     }
 
-    pub fn carver(&self) -> &Carver {
-        &self.carver
+    pub fn splitter(&self) -> &HoldSplitter {
+        &self.splitter
     }
 
     /// Last sequence with all effects in sealed batches.
@@ -148,7 +148,7 @@ impl Settler {
     }
 
     fn weight(&self) -> usize {
-        self.plan.weight() + self.carver.kept()
+        self.plan.weight() + self.splitter.kept()
     }
 
     /// Whether a record fits into the open batch. If not, seal first.
@@ -173,11 +173,11 @@ impl Settler {
             let is_full = self.weight() + CHANGE_WEIGHT_MAX > self.limits.weight
                 || self.plan.trades.len() >= self.limits.trades;
             if was_empty && is_full {
-                self.carver
+                self.splitter
                     .finish(&self.copies, 0, self.limits.weight, &mut self.plan);
                 self.parts.push(std::mem::take(&mut self.plan));
             }
-            self.carver.apply(&self.copies, change, &mut self.plan);
+            self.splitter.apply(&self.copies, change, &mut self.plan);
         }
         self.changes = changes;
         if self.is_empty() {
@@ -215,12 +215,12 @@ impl Settler {
         let open = self
             .opened_ns
             .map(|at| at.saturating_add(wait_ns).saturating_sub(now_ns));
-        let young = carve_ns.and_then(|carve_ns| {
-            let entered_ns = self.carver.oldest_ns(&self.copies)?;
+        let pending = carve_ns.and_then(|carve_ns| {
+            let entered_ns = self.splitter.oldest_ns(&self.copies)?;
             let at = entered_ns.saturating_add(self.limits.wait_ns);
             Some(at.saturating_sub(carve_ns))
         });
-        open.into_iter().chain(young).min()
+        open.into_iter().chain(pending).min()
     }
 
     /// Seals the open batch and splits the holds of orders that are old by `carve_ns`.
@@ -231,14 +231,14 @@ impl Settler {
         let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
         let position = self.copies.position();
         let is_idle = self.is_idle_for_long();
-        self.carver
+        self.splitter
             .finish(&self.copies, horizon_ns, self.limits.weight, &mut self.plan);
         self.opened_ns = None;
         self.covered = position;
         let parts = std::mem::take(&mut self.parts);
         let plan = std::mem::take(&mut self.plan);
         for pool in parts.iter().chain([&plan]).flat_map(|plan| &plan.pools) {
-            self.carver.check(&self.copies, *pool);
+            self.splitter.check(&self.copies, *pool);
         }
         let mut batches = Vec::with_capacity(parts.len() + 1);
         for (number, part) in (1u64..).zip(parts) {

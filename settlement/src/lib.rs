@@ -3,7 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `copies` | orders and hold balances at settlement's position, from the replica's effects |
-//! | `carve` | order holds: split, spent, returned; the hold invariant |
+//! | `split` | order holds: split, spent, returned; the hold invariant |
 //! | `plan` | contents of one ledger transaction |
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | state machine of a sealed batch |
@@ -21,7 +21,6 @@
 
 pub mod batch;
 mod bust;
-pub mod carve;
 pub mod copies;
 pub mod failpoint;
 pub mod plan;
@@ -30,6 +29,7 @@ mod repo;
 mod request;
 mod run;
 pub mod saga;
+pub mod split;
 
 pub use progress::{Lag, Progress, Stats, Suspension};
 pub use repo::{BreakRow, StoreError};

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use rand::Rng;
 use replica::Effect;
 use settlement::batch::{Batch, Limits, Settler};
-use settlement::carve::carved_in_ledger;
 use settlement::copies::{Change, Copies};
 use settlement::plan::Movement;
+use settlement::split::splits_in_ledger;
 use types::*;
 use types::{HoldPart, order_hold};
 use world::ledger::Ledger;
@@ -168,7 +168,7 @@ fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
                     .unwrap_or(0);
                 let state = replayed(&market.records[..position as usize]);
                 let copies = Copies::of(&state, market.names().clone());
-                let (carved, breaks) = carved_in_ledger(&copies, &run.ledger.active_holds());
+                let (carved, breaks) = splits_in_ledger(&copies, &run.ledger.active_holds());
                 assert_eq!(breaks, Vec::new());
                 for record in &market.records[position as usize..at] {
                     // Funding after the position was blocked in the ledger already; the model adds
@@ -275,26 +275,26 @@ fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
 
     // Another order, unsplit when a neighbour's trade is posted, then silence: split under the
     // carve source.
-    let young = market
+    let pending = market
         .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
         .unwrap();
-    let young = market.order_of(young);
+    let pending = market.order_of(pending);
     market
         .order(2, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
         .unwrap();
     for record in &market.records[run.settler.copies().position().0 as usize..] {
         run.settler.apply(&record.applied, record.command.time_ns);
     }
-    run.seal(young.created_ns);
+    run.seal(pending.created_ns);
     assert!(
         !run.ledger
             .holds
-            .contains_key(&order_hold(young.id, HoldPart::Main))
+            .contains_key(&order_hold(pending.id, HoldPart::Main))
     );
-    run.seal(young.created_ns + 2 * SECOND_NS);
+    run.seal(pending.created_ns + 2 * SECOND_NS);
     assert_eq!(run.batches.last().unwrap().source, "market:1/carve");
     assert_eq!(
-        run.ledger.holds[&order_hold(young.id, HoldPart::Main)].remaining,
+        run.ledger.holds[&order_hold(pending.id, HoldPart::Main)].remaining,
         495
     );
 }

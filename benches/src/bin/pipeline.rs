@@ -22,8 +22,8 @@ use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
 use latency::plot::{self, Line};
 use sequencer::{
-    Asked, Backlog, Bounds, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort,
-    SequencerHandle, Stats, Volatile,
+    Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, Report, RingPort, SequencerHandle,
+    Stats, Submission, SubmitError, Volatile,
 };
 use types::Sequence;
 
@@ -172,7 +172,7 @@ struct Measured {
     durable: Histogram<u64>,
     requests: u64,
     refused: u64,
-    /// Answered with `NotTaken`; their latency is not counted.
+    /// Answered with `SubmitError`; their latency is not counted.
     not_taken: u64,
     /// Times the request ring was full: the request was sent later, and counts from its due time.
     ring_full: u64,
@@ -213,13 +213,13 @@ impl Client {
                     due_ns: next_due_ns,
                 };
                 self.load.tagged(&request, sent);
-                match self.ring.submit(Asked::default(), &request) {
+                match self.ring.submit(Submission::default(), &request) {
                     Ok(()) => {
                         sent += 1;
                         next_due_ns = due_ns(sent);
                     }
                     // The ring is full: the request is sent late, and counts from its due time.
-                    Err(NotTaken::Busy) => {
+                    Err(SubmitError::Busy) => {
                         self.measured.ring_full += 1;
                         ready = Some(request);
                     }
@@ -266,12 +266,12 @@ impl Client {
                     measured.refused += u64::from(is_refused);
                 }
             }
-            Report::NotTaken { .. } => {
+            Report::SubmitError { .. } => {
                 answered += 1;
                 measured.not_taken += 1;
             }
             Report::Opened(_)
-            | Report::Taken { .. }
+            | Report::Submitted { .. }
             | Report::OrderToTrade(..)
             | Report::TakenOver { .. } => {}
         })?;
@@ -520,9 +520,9 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     config.layout = Layout::Fused;
     let backlog = Arc::new(Backlog::new(Bounds::NONE));
     let node = if args.no_journal {
-        ByHand::volatile(config, backlog)
+        InlineNode::volatile(config, backlog)
     } else {
-        ByHand::start(config, backlog)?
+        InlineNode::start(config, backlog)?
     };
     anyhow::ensure!(
         hop::pin(args.hot_core),

@@ -15,8 +15,8 @@ use benches::load::{Load, wait};
 use clap::Parser;
 use replica::LiveReplica;
 use sequencer::{
-    Asked, Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle,
-    SnapshotConfig, replay,
+    Backlog, Bounds, Config, Port, Report, RingPort, SequencerHandle, SnapshotConfig, Submission,
+    SubmitError, replay,
 };
 use types::{NodeId, Sequence};
 
@@ -75,9 +75,9 @@ fn fill(
         if is_room {
             let request = pending.take().unwrap_or_else(|| load.ask());
             load.tagged(&request, sent);
-            match front.submit(Asked::default(), &request) {
+            match front.submit(Submission::default(), &request) {
                 Ok(()) => sent += 1,
-                Err(NotTaken::Busy) => pending = Some(request),
+                Err(SubmitError::Busy) => pending = Some(request),
                 Err(other) => anyhow::bail!("the node stopped: {other}"),
             }
         }

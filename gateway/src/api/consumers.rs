@@ -19,7 +19,7 @@ use proto::{
 };
 use replica::State;
 use rpc::Context;
-use sequencer::NotTaken;
+use sequencer::SubmitError;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::RejectReason::DuplicateRequest;
@@ -171,7 +171,7 @@ fn or_later(error: Failure) -> Failure {
     } else {
         matches!(
             error.downcast_ref(),
-            Some(NotTaken::Busy | NotTaken::Stopping | NotTaken::JournalFailed)
+            Some(SubmitError::Busy | SubmitError::Stopping | SubmitError::JournalFailed)
         )
     };
     if is_away {
@@ -396,7 +396,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
         });
         match market.ask(request).await {
             // The order has ended meanwhile.
-            Ok(_) | Err(NotTaken::Refused(_)) => {}
+            Ok(_) | Err(SubmitError::Refused(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use sequencer::{Asked, NotTaken};
+use sequencer::{Submission, SubmitError};
 use transport::proto::ConnectionError;
 use transport::{Driver, Incoming, Link, Packets, Taken};
 use types::RejectReason;
@@ -542,7 +542,7 @@ impl State {
         request: &Request,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
-        let asked = Asked {
+        let asked = Submission {
             tag: 0,
             epoch: self.sessions.row(at).epoch,
             received_ns: self.now_ns,
@@ -553,7 +553,7 @@ impl State {
                 self.in_flight += 1;
                 None
             }
-            Err(NotTaken::Busy) => Some(RejectReason::Busy),
+            Err(SubmitError::Busy) => Some(RejectReason::Busy),
             Err(_) => Some(RejectReason::NotReady),
         }
     }

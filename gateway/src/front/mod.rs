@@ -38,8 +38,8 @@ mod window;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use admission::{Known, Request};
-use sequencer::{Commit, NotTaken, Opened, Polled, Ratio, Stamp};
+use admission::{RejectDetails, Request};
+use sequencer::{Commit, Opened, Polled, Ratio, Stamp, SubmitError};
 use transport::{Endpoint, Key, Link};
 use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, UserIx};
@@ -309,14 +309,14 @@ impl Front {
         at: At,
         client_seq: u64,
         request: RequestKind,
-        not_taken: NotTaken,
+        not_taken: SubmitError,
     ) {
         self.state.stats.not_taken.increment(1);
-        if let NotTaken::Refused(reject) = not_taken
+        if let SubmitError::Refused(reject) = not_taken
             && reject.reason == RejectReason::AlreadySeen
         {
             let seen = match reject.known {
-                Known::ClientSeq(seen) => seen,
+                RejectDetails::ClientSeq(seen) => seen,
                 _ => 0,
             };
             return self.answer_again(now, at, client_seq, seen);
@@ -324,10 +324,10 @@ impl Front {
         let reason = reason_of(not_taken);
         let limit = match not_taken {
             // Refused by the hot thread for the session's rate.
-            NotTaken::Refused(reject) if reject.reason == RejectReason::Throttle => {
+            SubmitError::Refused(reject) if reject.reason == RejectReason::Throttle => {
                 self.state.wait_us(at).max(reject.limit())
             }
-            NotTaken::Refused(reject) => reject.limit(),
+            SubmitError::Refused(reject) => reject.limit(),
             _ => 0,
         };
         let ids = (request, 0, 0);
@@ -367,16 +367,16 @@ impl Front {
         }
     }
 
-    fn not_opened(&mut self, now: Instant, tag: u64, not_taken: NotTaken) {
+    fn not_opened(&mut self, now: Instant, tag: u64, not_taken: SubmitError) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
         let code = match not_taken {
             // The self-trade group belongs to another member.
-            NotTaken::Refused(reject) if reject.reason == RejectReason::NotOwner => {
+            SubmitError::Refused(reject) if reject.reason == RejectReason::NotOwner => {
                 DisconnectCode::BadField
             }
-            NotTaken::Refused(reject) => {
+            SubmitError::Refused(reject) => {
                 tracing::error!(%reject, "admission refused to open a session");
                 DisconnectCode::Internal
             }

@@ -147,7 +147,7 @@ impl Bound {
     }
 }
 
-fn ended(not_taken: sequencer::NotTaken) -> Error {
+fn ended(not_taken: sequencer::SubmitError) -> Error {
     Error::Start(format!("the trading path refused the front: {not_taken}"))
 }
 

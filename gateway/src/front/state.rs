@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use admission::{NewRequest, Report as Message, Request, SessionRequest};
 use metrics::Counter;
-use sequencer::{Asked, NotTaken, Opened, Ratio, Report, RingPort, Stamp};
+use sequencer::{Opened, Ratio, Report, RingPort, Stamp, Submission, SubmitError};
 use tokio::sync::mpsc;
 use transport::Key;
 use types::command::RequestKind;
@@ -184,10 +184,10 @@ impl State {
             stp_group: admitted.stp_group,
             cancel_on_disconnect: admitted.cancel_on_disconnect,
         });
-        let asked = Asked {
+        let asked = Submission {
             tag: self.tag,
             received_ns: self.now_ns,
-            ..Asked::default()
+            ..Submission::default()
         };
         if self.ring.submit(asked, &request).is_err() {
             return false;
@@ -230,13 +230,13 @@ impl State {
                 epoch: Some(closing.epoch),
                 keep_orders: closing.keep_orders,
             };
-            let asked = Asked {
+            let asked = Submission {
                 tag: CLOSING | self.tag,
-                ..Asked::default()
+                ..Submission::default()
             };
             match self.ring.submit(asked, &request) {
                 Ok(()) => drop(self.closing.insert(asked.tag, closing)),
-                Err(NotTaken::Busy) => break,
+                Err(SubmitError::Busy) => break,
                 // The next start treats every session as disconnected.
                 Err(_) => self.has_ended = true,
             }
@@ -275,7 +275,7 @@ impl State {
                     told.push(Told::Answered(at, *stamp, *report));
                 }
             }
-            Report::NotTaken {
+            Report::SubmitError {
                 tag,
                 session,
                 client_seq,
@@ -283,7 +283,7 @@ impl State {
                 reason,
             } => {
                 if let Some(ended) = closing.remove(tag) {
-                    closings.extend((*reason == NotTaken::Busy).then_some(ended));
+                    closings.extend((*reason == SubmitError::Busy).then_some(ended));
                 } else if logins.contains_key(tag) {
                     told.push(Told::NotOpened(*tag, *reason));
                 } else {
@@ -298,7 +298,7 @@ impl State {
                 // Now: the next report may be a message of the session.
                 note_opened(opened, logins, sessions);
             }
-            Report::Taken { tag, .. } => {
+            Report::Submitted { tag, .. } => {
                 if closing.remove(tag).is_none() {
                     *in_flight = in_flight.saturating_sub(1);
                 }
@@ -408,18 +408,18 @@ pub enum Told {
     /// A request was admitted and matched.
     Answered(At, Stamp, Message),
     /// A request was not seen, or was seen before.
-    Refused(At, u64, RequestKind, NotTaken),
-    NotOpened(u64, NotTaken),
+    Refused(At, u64, RequestKind, SubmitError),
+    NotOpened(u64, SubmitError),
     TakenOver(At, Sequence),
     OrderToTrade(At, Ratio),
 }
 
 /// The reason in an unnumbered refusal.
-pub fn reason_of(not_taken: NotTaken) -> RejectReason {
+pub fn reason_of(not_taken: SubmitError) -> RejectReason {
     match not_taken {
-        NotTaken::Busy => RejectReason::Busy,
-        NotTaken::Stopping | NotTaken::JournalFailed => RejectReason::NotReady,
-        NotTaken::Refused(reject) => reject.reason,
+        SubmitError::Busy => RejectReason::Busy,
+        SubmitError::Stopping | SubmitError::JournalFailed => RejectReason::NotReady,
+        SubmitError::Refused(reject) => reject.reason,
     }
 }
 

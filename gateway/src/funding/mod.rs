@@ -4,7 +4,7 @@
 //! journalled `Defund` or `CloseHold` first; the ledger releases the money once settlement has
 //! passed that record. After a crash in between, the recorded amounts of both sides decide, never a
 //! guess: what the ledger hold received and the journal has not funded is funded ([`bring_up`]);
-//! what the journal took out and the ledger has not released is released ([`give_back`]). Both are
+//! what the journal took out and the ledger has not released is released ([`release_to_holder`]). Both are
 //! idempotent; the sweeper runs them.
 
 mod release;
@@ -12,10 +12,10 @@ mod release;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use admission::{Admission, FundRequest, Pool, Request};
+use admission::{Admission, FundRequest, HoldBalance, Request};
 use replica::State;
 use rpc::Context;
-use sequencer::NotTaken;
+use sequencer::SubmitError;
 use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
@@ -24,7 +24,7 @@ use types::command::BlockCause;
 use types::{AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, UserIx, derived};
 use uuid::Uuid;
 
-pub use release::give_back;
+pub use release::release_to_holder;
 use release::{give_back_now, released};
 
 use crate::market::{Asset, Market, SOURCE};
@@ -155,7 +155,7 @@ pub async fn bring_up(
             };
         }
     }
-    Err(refusal::not_taken(&NotTaken::Busy))
+    Err(refusal::not_taken(&SubmitError::Busy))
 }
 
 /// AdjustTradingHold: sets the undrawn amount, once per key.
@@ -250,14 +250,14 @@ pub async fn cover(
             give_back_now(market, pool.hold_id, record.command.sequence).await?;
         }
     }
-    Err(refusal::not_taken(&NotTaken::Busy))
+    Err(refusal::not_taken(&SubmitError::Busy))
 }
 
 /// Adds available money to a hold.
 pub async fn grow(
     market: &Market,
     context: &Context,
-    pool: &Pool,
+    pool: &HoldBalance,
     asset: &Asset,
     amount: Minor,
     key: &str,
@@ -449,7 +449,7 @@ async fn view(market: &Market, hold: HoldIx) -> Result<HoldView, Status> {
     view.ok_or_else(refusal::hold_not_found)
 }
 
-fn view_of(admission: &Admission, pool: &Pool) -> HoldView {
+fn view_of(admission: &Admission, pool: &HoldBalance) -> HoldView {
     let asset = match pool.asset.instrument() {
         None => Asset::MONEY,
         Some(ix) => Asset::units(*admission.spec(ix).expect("a pool's instrument is known")),
@@ -470,7 +470,7 @@ fn view_of(admission: &Admission, pool: &Pool) -> HoldView {
     }
 }
 
-pub async fn pool_row(market: &Market, hold: HoldIx) -> Result<Pool, Status> {
+pub async fn pool_row(market: &Market, hold: HoldIx) -> Result<HoldBalance, Status> {
     let pool = market.state(|state| state.core().admission().pool(hold).copied());
     pool.await?.ok_or_else(refusal::hold_not_found)
 }
@@ -501,7 +501,7 @@ pub async fn short(
     user_id: &str,
     asset: &Asset,
     required: Minor,
-    pool: Option<&Pool>,
+    pool: Option<&HoldBalance>,
 ) -> Status {
     let digits = asset.decimals();
     let subaccount_id = asset.subaccount(user_id);

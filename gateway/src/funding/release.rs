@@ -20,7 +20,7 @@ const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
 /// defunded part of an open one. Waits for settlement, since before it part of the money may still
 /// be in the hold of an order that was just cancelled. Idempotent: the missing amount is computed
 /// from both sides, and the keys derive from it.
-pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
+pub async fn release_to_holder(market: &Market, hold_id: Id128) -> Result<(), Status> {
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
@@ -29,7 +29,7 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     }
     market.posted(pool.taken_at).await?;
     // Two calls that read the same figures would both release the difference.
-    let _one_at_a_time = market.giving.lock().await;
+    let _one_at_a_time = market.release_lock.lock().await;
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
@@ -79,16 +79,16 @@ pub(super) async fn give_back_now(
     sequence: Sequence,
 ) -> Result<(), Status> {
     let own = market.clone();
-    let giving = tokio::spawn(async move {
+    let release_lock = tokio::spawn(async move {
         let given = async {
             own.passed(sequence).await?;
-            give_back(&own, hold_id).await
+            release_to_holder(&own, hold_id).await
         };
         let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
         // The sweeper continues.
         given.unwrap_or_else(|_| Err(rpc::status::unavailable("Settlement", 1_000)))
     });
-    giving
+    release_lock
         .await
         .unwrap_or_else(|error| Err(refusal::internal(error)))
 }
@@ -96,12 +96,12 @@ pub(super) async fn give_back_now(
 /// Starts a release and waits for it within bounds. The answer to the call does not depend on it.
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
-    let giving = tokio::spawn(async move {
+    let release_lock = tokio::spawn(async move {
         if let Err(status) = give_back_now(&own, hold_id, sequence).await {
             // The sweeper retries.
             tracing::warn!(%status, %hold_id, "release of a trading hold pending: the sweeper retries");
         }
     });
     let bound = Duration::from_millis(market.config.release_wait_ms);
-    let _ = tokio::time::timeout(bound, giving).await;
+    let _ = tokio::time::timeout(bound, release_lock).await;
 }

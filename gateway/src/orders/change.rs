@@ -1,8 +1,8 @@
 //! CancelOrder, AmendOrder, MassCancel.
 
-use admission::{AmendRequest, CancelRequest, Known, MassCancelRequest, OrderRef, Request};
+use admission::{AmendRequest, CancelRequest, MassCancelRequest, OrderRef, RejectDetails, Request};
 use rpc::Context;
-use sequencer::{NotTaken, Record};
+use sequencer::{Record, SubmitError};
 use tonic::Status;
 use types::command::MassScope;
 use types::{
@@ -116,7 +116,7 @@ pub async fn amend(
             Ok(record) => break record,
             Err(error) => error,
         };
-        let NotTaken::Refused(reject) = &error else {
+        let SubmitError::Refused(reject) = &error else {
             return Err(refusal::not_taken(&error));
         };
         match (reject.reason, reject.known) {
@@ -131,7 +131,7 @@ pub async fn amend(
                     .await?;
                 request.limit_checked = true;
             }
-            (RejectReason::InsufficientBalance, Known::Balance { free, main, fee }) => {
+            (RejectReason::InsufficientBalance, RejectDetails::Balance { free, main, fee }) => {
                 let short = main + fee - free;
                 cover_growth(market, context, row, handle, short, grown).await?;
                 grown = true;
@@ -255,8 +255,8 @@ pub(super) async fn cancel_all(
 ) -> Result<Answered<u32>, Status> {
     let record = match market.ask(request).await {
         Ok(record) => record,
-        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            if !matches!(reject.known, Known::Request(_)) {
+        Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            if !matches!(reject.known, RejectDetails::Request(_)) {
                 market.note_answered(key_hash).await?;
                 return Ok(Answered::now(0));
             }
@@ -296,10 +296,10 @@ async fn answered_order(
 /// use), or the call was answered before.
 async fn gone_or_before(
     market: &Market,
-    error: &NotTaken,
+    error: &SubmitError,
     key_hash: Id128,
 ) -> Result<Option<Answered<OrderRow>>, Status> {
-    let NotTaken::Refused(reject) = error else {
+    let SubmitError::Refused(reject) = error else {
         return Ok(None);
     };
     match reject.reason {

@@ -1,8 +1,8 @@
 //! SetMemberBounds, SetMemberGroup: bounds of members, as journalled reference data
 //! (`design.md` 7).
 
-use admission::{Known, Request};
-use sequencer::NotTaken;
+use admission::{RejectDetails, Request};
+use sequencer::SubmitError;
 use tonic::Status;
 use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds};
 use types::{Id128, RejectReason};
@@ -59,9 +59,9 @@ async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> 
             market.durable(record.command.sequence).await?;
             Ok(Answered::now(()))
         }
-        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+        Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             match reject.known {
-                Known::Request(seen) => {
+                RejectDetails::Request(seen) => {
                     market.durable(seen.sequence).await?;
                     Ok(Answered::before(()))
                 }

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use admission::{Known, NewRequest, Reject, Request};
+use admission::{NewRequest, Reject, RejectDetails, Request};
 use replica::State;
 use rpc::Context;
-use sequencer::{NotTaken, Record};
+use sequencer::{Record, SubmitError};
 use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
@@ -96,11 +96,11 @@ impl Placing<'_> {
         loop {
             let reject = match self.market.ask(Request::New(self.request)).await {
                 Ok(record) => return Ok(Asked::Entered(record)),
-                Err(NotTaken::Refused(reject)) => reject,
+                Err(SubmitError::Refused(reject)) => reject,
                 Err(error) => return Err(refusal::not_taken(&error)),
             };
             match (reject.reason, reject.known) {
-                (RejectReason::LimitExceeded, Known::Budget { needed, .. })
+                (RejectReason::LimitExceeded, RejectDetails::Budget { needed, .. })
                     if !self.request.limit_checked =>
                 {
                     self.check_limit(needed).await?;
@@ -136,7 +136,7 @@ impl Placing<'_> {
         // The hold would lock money for an order that cannot enter: the journal has no space, or
         // its followers lag.
         if self.market.commit.stalled().is_some() {
-            return Err(refusal::not_taken(&NotTaken::Busy));
+            return Err(refusal::not_taken(&SubmitError::Busy));
         }
         if let Some(reason) = self.market.port.stage().reason() {
             return Err(refusal::refused(&reason.into()));

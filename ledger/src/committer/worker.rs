@@ -18,8 +18,8 @@ use super::job::{Asked, Job, answer};
 use crate::{
     Clock, Error,
     book::Book,
-    facts::Fact,
-    fold::{self, Act, Along, Answer, Answered, Command, Outcome},
+    facts::Effect,
+    fold::{self, Act, Answer, Answered, Command, OnProgress, Outcome},
     ids::Fresh,
     publish,
     repo::{Again, Group, Store},
@@ -166,8 +166,8 @@ impl Worker {
         let mut tx = self.store.begin().await?;
         let book = self.load(&mut *tx, &commands).await?;
         let mut outcomes = Vec::new();
-        let mut fold = |book: &mut Book, along: Along<'_>| {
-            outcomes = fold_all(book, &commands, false, along);
+        let mut fold = |book: &mut Book, on_progress: OnProgress<'_>| {
+            outcomes = fold_all(book, &commands, false, on_progress);
             for (job, outcome) in group.iter().zip(&mut outcomes) {
                 if let Job::One { reply, .. } = job {
                     reply.tell(outcome);
@@ -281,19 +281,19 @@ fn fold_all(
     book: &mut Book,
     commands: &[(&Command, &rpc::Context)],
     ends_at_refusal: bool,
-    along: Along<'_>,
+    on_progress: OnProgress<'_>,
 ) -> Vec<Outcome> {
     let mut fresh = Fresh::at(book.now_us);
     let mut ids = || fresh.id();
     let mut outcomes = Vec::with_capacity(commands.len());
     for (index, (command, _)) in commands.iter().enumerate() {
-        let outcome = fold::fold(book, index, command, &mut ids, along);
+        let outcome = fold::fold(book, index, command, &mut ids, on_progress);
         let is_over = ends_at_refusal && outcome.is_err();
         outcomes.push(outcome);
         if is_over {
             break;
         }
-        along(book);
+        on_progress(book);
     }
     book.assert_balanced();
     outcomes
@@ -319,12 +319,12 @@ fn count(book: &Book) {
     let mut postings = 0;
     for (_, fact) in &book.facts {
         match fact {
-            Fact::OperationCreated { kind, status, .. } => {
+            Effect::OperationCreated { kind, status, .. } => {
                 *operations
                     .entry((kind.as_str(), status.as_str()))
                     .or_default() += 1;
             }
-            Fact::StatusChanged {
+            Effect::StatusChanged {
                 operation_id, new, ..
             } => {
                 if let Some(row) = book.operations.get(operation_id) {
@@ -332,7 +332,7 @@ fn count(book: &Book) {
                     *operations.entry(key).or_default() += 1;
                 }
             }
-            Fact::PostingCreated { .. } => postings += 1,
+            Effect::PostingCreated { .. } => postings += 1,
             _ => {}
         }
     }

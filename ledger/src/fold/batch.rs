@@ -4,8 +4,8 @@
 //! that source (`design.md` 4).
 
 use super::{
-    Along, Answer, Answered, Batch, Command, Ids, NewOperation, Outcome, Posted, Replay, Source,
-    StoredAnswer, StoredOutcome, accounts,
+    Answer, Answered, Batch, Command, Ids, NewOperation, OnProgress, Outcome, Posted, Replay,
+    Source, StoredAnswer, StoredOutcome, accounts,
     operations::{create, posted},
     steps,
 };
@@ -16,7 +16,13 @@ use crate::{
 };
 
 /// CreateOperation and CreateOperations.
-pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids, along: Along) -> Outcome {
+pub fn post(
+    book: &mut Book,
+    command: &Command,
+    batch: &Batch,
+    ids: Ids,
+    on_progress: OnProgress,
+) -> Outcome {
     if batch.operations.is_empty() && batch.steps.is_empty() && batch.source.is_none() {
         return Err(Refusal::invalid("operations", "must not be empty").into());
     }
@@ -43,7 +49,7 @@ pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids, along: 
             other => other,
         })?;
     }
-    let outcomes = run(book, command, batch, ids, along)?;
+    let outcomes = run(book, command, batch, ids, on_progress)?;
     let replay = match outcomes.as_slice() {
         [Ok(posted)] if batch.single => posted.replay,
         _ => Replay::No,
@@ -59,7 +65,7 @@ fn run(
     command: &Command,
     batch: &Batch,
     ids: Ids,
-    along: Along,
+    on_progress: OnProgress,
 ) -> Result<Vec<Result<Posted, Refused>>, Refused> {
     // Stable: steps of the same index keep their listed order.
     let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
@@ -88,7 +94,7 @@ fn run(
             bind_refusal(book, operation, &refused.refusal);
         }
         outcomes.push(outcome);
-        along(book);
+        on_progress(book);
     }
     for step in steps {
         run_step(book, command, batch, step, ids)?;

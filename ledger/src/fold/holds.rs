@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     book::Book,
-    facts::Fact,
+    facts::Effect,
     model::{Amount, Hold, HoldStatus, HoldTerms, Id, Scope, SubAccount, SubAccountStatus},
     names::SubAccountName,
     refusal::Refusal,
@@ -73,8 +73,8 @@ fn expire(book: &mut Book, mut hold: Hold, told: bool) {
     hold.remaining = Minor::ZERO;
     hold.status = HoldStatus::Expired;
     hold.expiry_told = told;
-    give_back(book, &hold, rest);
-    book.tell(Fact::HoldReleased {
+    return_to_parent_of(book, &hold, rest);
+    book.tell(Effect::HoldReleased {
         hold_id: hold.terms.hold_id.clone(),
         subaccount_id: hold.terms.subaccount_id.clone(),
         reason: "Expired".to_owned(),
@@ -160,7 +160,7 @@ pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
         expiry_told: false,
         updated_at_us: book.now_us,
     };
-    book.tell(Fact::HoldCreated {
+    book.tell(Effect::HoldCreated {
         hold_id: hold.terms.hold_id.clone(),
         subaccount_id: hold.terms.subaccount_id.clone(),
         amount: hold.units(amount),
@@ -258,7 +258,7 @@ pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
     hold.consumed += amount;
     if hold.remaining.is_zero() {
         hold.status = HoldStatus::Consumed;
-        book.tell(Fact::HoldConsumed {
+        book.tell(Effect::HoldConsumed {
             hold_id: hold.terms.hold_id.clone(),
             subaccount_id: hold.terms.subaccount_id.clone(),
         });
@@ -340,17 +340,17 @@ pub(super) fn let_go(
 ) -> Hold {
     hold.remaining -= amount;
     hold.released += amount;
-    give_back(book, &hold, amount);
+    return_to_parent_of(book, &hold, amount);
     if let Some((status, reason)) = end {
         hold.status = status;
         let (hold_id, subaccount_id) =
             (hold.terms.hold_id.clone(), hold.terms.subaccount_id.clone());
         book.tell(match status {
-            HoldStatus::Consumed => Fact::HoldConsumed {
+            HoldStatus::Consumed => Effect::HoldConsumed {
                 hold_id,
                 subaccount_id,
             },
-            _ => Fact::HoldReleased {
+            _ => Effect::HoldReleased {
                 hold_id,
                 subaccount_id,
                 reason: reason.to_owned(),
@@ -362,7 +362,7 @@ pub(super) fn let_go(
 }
 
 /// Returns `amount` to the parent while it is active, otherwise to available.
-fn give_back(book: &mut Book, hold: &Hold, amount: Minor) {
+fn return_to_parent_of(book: &mut Book, hold: &Hold, amount: Minor) {
     let parent = hold
         .terms
         .parent_hold_id

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     book::Book,
-    facts::Fact,
+    facts::Effect,
     model::{Id, Operation, OperationStatus, OperationTerms, Parked, Scope},
     refusal::{Position, Refusal, Refused},
 };
@@ -286,7 +286,7 @@ fn reverse_one(
 
 fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, reason: &str) {
     let operation_id = operation.terms.operation_id.clone();
-    book.tell(Fact::StatusChanged {
+    book.tell(Effect::StatusChanged {
         operation_id: operation_id.clone(),
         old: operation.status,
         new,

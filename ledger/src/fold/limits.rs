@@ -10,7 +10,7 @@ use types::{Minor, SYSTEM_USER};
 use super::{Act, Answer, Answered, Command, LimitTerms, Outcome};
 use crate::{
     book::Book,
-    facts::Fact,
+    facts::Effect,
     limit::{Side, VelocityLimit, WINDOW_S_MAX},
     model::{Id, Operation, OperationType, Posting, Scope},
     refusal::{Excess, Refusal},
@@ -61,7 +61,7 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
     if let Some(known) = known.as_ref().filter(|known| known.has_terms_of(&limit)) {
         return Ok(Answered::new(Answer::Limit(known.clone())));
     }
-    book.tell(Fact::LimitChanged {
+    book.tell(Effect::LimitChanged {
         limit_id: limit.limit_id.clone(),
         before: known.map_or_else(String::new, |known| known.in_words()),
         after: limit.in_words(),
@@ -78,7 +78,7 @@ pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outc
         .get(limit_id)
         .cloned()
         .ok_or(Refusal::LimitNotFound)?;
-    book.tell(Fact::LimitChanged {
+    book.tell(Effect::LimitChanged {
         limit_id: limit_id.clone(),
         before: known.in_words(),
         after: String::new(),

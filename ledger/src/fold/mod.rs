@@ -13,14 +13,14 @@ mod holds;
 mod lifecycle;
 mod limits;
 mod operations;
+mod read_set;
 mod steps;
-mod wanted;
 
 pub use command::{
     Act, Answer, Answered, Batch, CallKey, Command, LimitTerms, NewHold, NewOperation, NewPosting,
     Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, StoredRefusal, Target,
 };
-pub use wanted::Wanted;
+pub use read_set::ReadSet;
 
 use crate::{
     book::{AnswerKey, Book},
@@ -36,10 +36,16 @@ pub type Outcome = Result<Answered, Refused>;
 
 /// Called between two operations of a batch, and between two commands: earlier rows stay, unless
 /// the batch is refused.
-pub type Along<'a> = &'a mut dyn FnMut(&mut Book);
+pub type OnProgress<'a> = &'a mut dyn FnMut(&mut Book);
 
 /// Folds one command into the working set. `index` marks its effects.
-pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids, along: Along) -> Outcome {
+pub fn fold(
+    book: &mut Book,
+    index: usize,
+    command: &Command,
+    ids: Ids,
+    on_progress: OnProgress,
+) -> Outcome {
     book.command = index;
     holds::expire_touched(book, command);
     let answer_key = answer_key(book, command);
@@ -51,7 +57,7 @@ pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids, along: A
         return replay(book, command, stored);
     }
     let mark = book.mark();
-    let outcome = act(book, command, ids, along);
+    let outcome = act(book, command, ids, on_progress);
     match &outcome {
         Ok(answered) => {
             if let (Some(key), Some(stored)) = (answer_key, command.to_store(answered)) {
@@ -69,9 +75,9 @@ pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids, along: A
     outcome
 }
 
-fn act(book: &mut Book, command: &Command, ids: Ids, along: Along) -> Outcome {
+fn act(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgress) -> Outcome {
     match &command.act {
-        Act::Post(batch) => batch::post(book, command, batch, ids, along),
+        Act::Post(batch) => batch::post(book, command, batch, ids, on_progress),
         Act::CreateHold(hold) => holds::create(book, command, hold, ids),
         Act::ReleaseHold { hold_id, reason } => holds::release(book, command, hold_id, reason),
         Act::ConsumeHold { .. } => holds::consume(book, command, ids),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     book::Book,
-    facts::Fact,
+    facts::Effect,
     model::{
         Call, Id, Link, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
         SubAccount, SubAccountStatus, Units,
@@ -232,7 +232,7 @@ pub fn write(
     ids: Ids,
 ) -> Result<(), Refusal> {
     let terms = operation.terms.clone();
-    book.tell(Fact::OperationCreated {
+    book.tell(Effect::OperationCreated {
         operation_id: terms.operation_id.clone(),
         kind: terms.kind,
         user_id: terms.user_id.clone(),
@@ -360,7 +360,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
 }
 
 fn tell(book: &mut Book, posting: &Posting, debit_before: Minor, credit_before: Minor) {
-    book.tell(Fact::PostingCreated {
+    book.tell(Effect::PostingCreated {
         posting_id: posting.posting_id.clone(),
         operation_id: posting.operation_id.clone(),
         debit_subaccount_id: posting.debit_subaccount_id.clone(),
@@ -381,7 +381,7 @@ fn tell(book: &mut Book, posting: &Posting, debit_before: Minor, credit_before: 
             posting.credit_balance_after,
         ),
     ] {
-        book.tell(Fact::BalanceUpdated {
+        book.tell(Effect::BalanceUpdated {
             subaccount_id: subaccount_id.clone(),
             old: decimal(old),
             new: decimal(new),

@@ -8,20 +8,20 @@ use super::rows::{
 use crate::{
     Error,
     book::Book,
-    fold::{Command, StoredOutcome, Wanted},
+    fold::{Command, ReadSet, StoredOutcome},
     model::{Account, Call, Hold, Id, Operation, Posting, SourcePosition, SubAccount, User},
     names::SubAccountName,
 };
 
 /// Loads holds, and adds the rows that they refer to to the read set.
-pub fn holds(wanted: &mut Wanted, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
+pub fn holds(wanted: &mut ReadSet, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
     for row in found {
         hold(wanted, book, Hold::try_from(row)?);
     }
     Ok(())
 }
 
-pub fn hold(wanted: &mut Wanted, book: &mut Book, hold: Hold) {
+pub fn hold(wanted: &mut ReadSet, book: &mut Book, hold: Hold) {
     wanted.add_hold(&hold);
     book.holds.load(hold.terms.hold_id.clone(), hold);
 }
@@ -54,7 +54,7 @@ pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error
 }
 
 /// Loads postings, which are ordered by operation.
-pub fn postings(wanted: &mut Wanted, book: &mut Book, found: Vec<PostingRow>) {
+pub fn postings(wanted: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
     let mut group: Vec<Posting> = Vec::new();
     let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
     for posting in found {
@@ -98,7 +98,7 @@ pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
 }
 
 /// Instruments whose decimals are needed, to open a sub-account or to bind decimals.
-pub fn instruments(wanted: &Wanted, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
+pub fn instruments(wanted: &ReadSet, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
     let mut instruments: BTreeSet<Id> = wanted
         .subaccount_ids
         .iter()

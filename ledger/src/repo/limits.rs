@@ -16,7 +16,7 @@ use super::{dialect::Dialect, read::Before, rows, statement};
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command, Wanted},
+    fold::{Act, Command, ReadSet},
     limit::{Kinds, Side, VelocityLimit},
     model::{AccountType, Id, SubAccount},
     names::SubAccountName,
@@ -140,7 +140,7 @@ pub struct About {
 
 impl About {
     pub fn of(commands: &[&Command], book: &Book) -> Self {
-        let mut wanted = Wanted::default();
+        let mut wanted = ReadSet::default();
         let mut named = BTreeSet::new();
         for command in commands {
             wanted.add(command);

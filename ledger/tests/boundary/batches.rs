@@ -43,7 +43,7 @@ fn split(
     }
 }
 
-fn give_back(child: &str, value: Option<&str>, before_operation: u32) -> HoldStep {
+fn return_to_parent_of(child: &str, value: Option<&str>, before_operation: u32) -> HoldStep {
     HoldStep {
         step: Some(Step::ReturnToParent(ReturnHold {
             hold_id: child.to_owned(),
@@ -137,10 +137,10 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
         split("pool-b", "order-b", "1050", RUB, 0),
         split("pool-b", "order-b-fee", "1.05", RUB, 0),
         split("pool-s", "order-s", "10", BOND, 0),
-        give_back("order-b", Some("20"), 3),
-        give_back("order-b", None, 6),
-        give_back("order-b-fee", None, 6),
-        give_back("order-s", None, 6),
+        return_to_parent_of("order-b", Some("20"), 3),
+        return_to_parent_of("order-b", None, 6),
+        return_to_parent_of("order-b-fee", None, 6),
+        return_to_parent_of("order-s", None, 6),
     ];
     let request = batch("node-1", 1, 20, operations, steps);
     let answer = world
@@ -841,13 +841,13 @@ async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_return_noth
     world
         .client
         .clone()
-        .create_operations(send(2, vec![], vec![give_back("child", None, 0)]).await)
+        .create_operations(send(2, vec![], vec![return_to_parent_of("child", None, 0)]).await)
         .await
         .unwrap();
     let steps = vec![
         grow("child", "2"),
-        give_back("child", Some("1"), 1),
-        give_back("child", None, 1),
+        return_to_parent_of("child", Some("1"), 1),
+        return_to_parent_of("child", None, 1),
     ];
     world
         .client
@@ -887,7 +887,7 @@ async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_return_noth
     world
         .client
         .clone()
-        .create_operations(send(5, vec![], vec![give_back("late", None, 0)]).await)
+        .create_operations(send(5, vec![], vec![return_to_parent_of("late", None, 0)]).await)
         .await
         .unwrap();
     assert_eq!(

@@ -165,7 +165,7 @@ impl Twin {
         };
         let growth = target - hold.remaining;
         if growth <= 0 {
-            self.give_back(id, -growth);
+            self.return_to_parent_of(id, -growth);
             return true;
         }
         match hold.parent.as_deref() {
@@ -226,7 +226,7 @@ impl Twin {
         true
     }
 
-    fn give_back(&mut self, id: &str, value: i64) {
+    fn return_to_parent_of(&mut self, id: &str, value: i64) {
         let hold = self.holds.get_mut(id).unwrap();
         hold.remaining -= value;
         hold.released += value;
@@ -248,7 +248,7 @@ impl Twin {
             return false;
         };
         let rest = hold.remaining;
-        self.give_back(id, rest);
+        self.return_to_parent_of(id, rest);
         self.holds.get_mut(id).unwrap().active = false;
         true
     }

@@ -33,7 +33,7 @@ pub struct NewIntent {
 
 /// A bank report of one payment, from a webhook or a poll.
 #[derive(Clone, Debug)]
-pub struct PaymentWord {
+pub struct PaymentOutcome {
     pub payment_id: String,
     pub status: PaymentStatus,
     /// `None`: not an amount of roubles.
@@ -142,7 +142,7 @@ impl Gateway {
     }
 
     /// Applies a bank report, from a webhook or a poll.
-    pub async fn take_payment_word(&self, word: &PaymentWord) -> Result<Intent, Fault> {
+    pub async fn take_payment_word(&self, word: &PaymentOutcome) -> Result<Intent, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         let Some(mut intent) = intents::get(&mut *tx, &word.payment_id).await? else {
@@ -206,7 +206,7 @@ impl Gateway {
     async fn note_unmatched(
         &self,
         mut tx: events::Tx,
-        word: &PaymentWord,
+        word: &PaymentOutcome,
         reason: &str,
         now_us: i64,
     ) -> Result<(), Fault> {
@@ -224,7 +224,7 @@ impl Gateway {
         let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
         let now_us = clock::now_us();
         let reported = match asked {
-            Ok(report) => Some(PaymentWord {
+            Ok(report) => Some(PaymentOutcome {
                 payment_id: intent.payment_id.clone(),
                 status: report.status.into(),
                 amount: Some(report.amount.into()),
@@ -241,7 +241,7 @@ impl Gateway {
             .is_none_or(|word| word.status == PaymentStatus::Pending);
         if open && now_us >= intent.expires_at_us {
             // The last poll found no money: the service itself reports EXPIRED.
-            self.take_payment_word(&PaymentWord {
+            self.take_payment_word(&PaymentOutcome {
                 payment_id: intent.payment_id.clone(),
                 status: PaymentStatus::Expired,
                 amount: Some(intent.amount),

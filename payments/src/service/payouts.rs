@@ -14,7 +14,8 @@ use types::PaymentStatus;
 use crate::{
     api::publish::{self as emit, UserChange},
     payout::{
-        BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, refund_candidate,
+        Cancel, Next, Outcome, Payout, TransferOutcome, next, on_bank_word, on_cancel,
+        refund_candidate,
     },
     reconcile::TokenState,
     repo::{intents, payouts},
@@ -35,19 +36,19 @@ pub struct NewPayout {
     pub context: rpc::Context,
 }
 
-impl From<TransferReport> for BankWord {
-    fn from(report: TransferReport) -> BankWord {
+impl From<TransferReport> for TransferOutcome {
+    fn from(report: TransferReport) -> TransferOutcome {
         let transfer_id = report.transfer_id;
         match report.status {
-            Status::Pending => BankWord::Accepted { transfer_id },
-            Status::Success => BankWord::Executed { transfer_id },
+            Status::Pending => TransferOutcome::Accepted { transfer_id },
+            Status::Success => TransferOutcome::Executed { transfer_id },
             Status::Failed | Status::Expired => {
                 let entry = report.error_register.into_iter().next();
                 let (code, message) = entry.map_or_else(
                     || (REFUSED.to_owned(), String::new()),
                     |entry| (entry.code, entry.message),
                 );
-                BankWord::Refused {
+                TransferOutcome::Refused {
                     transfer_id,
                     code,
                     message,
@@ -60,17 +61,19 @@ impl From<TransferReport> for BankWord {
 /// HTTP 400 to the first order is final: the bank did not accept it and the payout fails. To a
 /// later order it proves nothing, because the response to an earlier one may be lost. The same
 /// holds if the request id belongs to another order.
-fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankError> {
+fn refused_order(payout: &Payout, error: BankError) -> Result<TransferOutcome, BankError> {
     match error {
         BankError::Refused {
             status: 400,
             code,
             message,
-        } if payout.ordered_at_us.is_none() && code != REQUEST_ID_REUSED => Ok(BankWord::Refused {
-            transfer_id: String::new(),
-            code,
-            message,
-        }),
+        } if payout.ordered_at_us.is_none() && code != REQUEST_ID_REUSED => {
+            Ok(TransferOutcome::Refused {
+                transfer_id: String::new(),
+                code,
+                message,
+            })
+        }
         error => Err(error),
     }
 }
@@ -301,7 +304,11 @@ impl Gateway {
     }
 
     /// Applies the bank's report of a transfer: a response, a webhook or a poll.
-    pub async fn take_bank_word(&self, payout_id: &str, word: &BankWord) -> Result<Payout, Fault> {
+    pub async fn on_transfer_report(
+        &self,
+        payout_id: &str,
+        word: &TransferOutcome,
+    ) -> Result<Payout, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         let found = payouts::get(&mut *tx, payout_id).await?;
@@ -316,16 +323,16 @@ impl Gateway {
             }
             Outcome::Failed => {
                 payout.status = PaymentStatus::Failed;
-                if let BankWord::Refused { code, message, .. } = word {
+                if let TransferOutcome::Refused { code, message, .. } = word {
                     payout.failure_code.clone_from(code);
                     payout.failure_message.clone_from(message);
                 }
                 Some(emit::payout_failed(&payout, now_us))
             }
         };
-        let (BankWord::Accepted { transfer_id }
-        | BankWord::Executed { transfer_id }
-        | BankWord::Refused { transfer_id, .. }) = word;
+        let (TransferOutcome::Accepted { transfer_id }
+        | TransferOutcome::Executed { transfer_id }
+        | TransferOutcome::Refused { transfer_id, .. }) = word;
         payout.bank_transfer_id.clone_from(transfer_id);
         if outcome == Outcome::Accepted {
             // From here on pauses count polls, not orders.
@@ -385,8 +392,8 @@ impl Gateway {
             &purpose,
         );
         let word = match self.bank_seen(answer.await) {
-            Ok(Ordered::Taken(report)) => BankWord::from(report),
-            Ok(Ordered::Refused(report)) => BankWord::from(TransferReport {
+            Ok(Ordered::Taken(report)) => TransferOutcome::from(report),
+            Ok(Ordered::Refused(report)) => TransferOutcome::from(TransferReport {
                 status: Status::Failed,
                 ..report
             }),
@@ -398,7 +405,7 @@ impl Gateway {
                 }
             },
         };
-        self.take_bank_word(&ordered.payout_id, &word).await?;
+        self.on_transfer_report(&ordered.payout_id, &word).await?;
         Ok(())
     }
 
@@ -427,7 +434,7 @@ impl Gateway {
         let asked = self.bank.transfer_status(&payout.bank_transfer_id).await;
         match self.bank_seen(asked) {
             Ok(report) => {
-                self.take_bank_word(&payout.payout_id, &report.into())
+                self.on_transfer_report(&payout.payout_id, &report.into())
                     .await?;
                 Ok(())
             }

@@ -1,7 +1,7 @@
 //! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29). The raw bytes are verified
 //! before they are parsed.
 
-use super::{Fault, Gateway, deposits::PaymentWord};
+use super::{Fault, Gateway, deposits::PaymentOutcome};
 use rail::{
     Rub,
     messages::Notice,
@@ -67,7 +67,7 @@ impl Gateway {
                     // The unsigned claim differs from the signed body.
                     return Err(Fault::InvalidSignature);
                 }
-                let word = PaymentWord {
+                let word = PaymentOutcome {
                     payment_id,
                     status,
                     amount,
@@ -85,7 +85,7 @@ impl Gateway {
                     });
                 }
                 let payout_id = report.request_id.clone();
-                self.take_bank_word(&payout_id, &report.into()).await?;
+                self.on_transfer_report(&payout_id, &report.into()).await?;
                 Ok(Taken::Payout)
             }
         }

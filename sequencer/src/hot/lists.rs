@@ -7,9 +7,9 @@ use types::command::{CancelSlice, Listed};
 use types::{Command, Envelope, EventEnvelope, Sequence, UserIx};
 
 use super::{Hot, Source};
-use crate::flight::Owed;
-use crate::lane::Lane;
-use crate::port::{NotTaken, Reply};
+use crate::engine_ring::EngineRing;
+use crate::in_flight::ReplyTo;
+use crate::port::{Reply, SubmitError};
 
 const SLICE_ORDERS: usize = 256;
 /// Mass cancels of one member in progress in slices. The first slice of a further one is empty, so
@@ -22,7 +22,7 @@ const SWEEPS_OF_USER_MAX: usize = 1_024;
 pub(super) struct Sweeping {
     /// Sequence of its command.
     of: Sequence,
-    owed: Owed,
+    owed: ReplyTo,
     /// Events of the slices so far.
     events: Vec<EventEnvelope>,
 }
@@ -40,10 +40,10 @@ impl Hot {
         &mut self,
         filtered: Option<UserIx>,
         now_ns: u64,
-    ) -> Result<(UserIx, u64), NotTaken> {
+    ) -> Result<(UserIx, u64), SubmitError> {
         let refused = filtered.and_then(|user| self.walks.refuses(user, now_ns));
         if let Some(reject) = refused {
-            return Err(NotTaken::Refused(reject));
+            return Err(SubmitError::Refused(reject));
         }
         let admission = self.core.admission();
         let command = &mut self.flights.vacant().command;
@@ -55,7 +55,7 @@ impl Hot {
         let most = match under_way {
             0..SWEEPS_OF_USER => SLICE_ORDERS,
             SWEEPS_OF_USER..SWEEPS_OF_USER_MAX => 0,
-            _ => return Err(NotTaken::Busy),
+            _ => return Err(SubmitError::Busy),
         };
         let left = admission.slice(command, most, &mut self.listed);
         Ok((user, left))
@@ -70,7 +70,7 @@ impl Hot {
         let clock_ns = self.config.clock.now_ns();
         match self.admit(Source::Given(&request), clock_ns) {
             Ok(()) => {}
-            Err(NotTaken::JournalFailed) => {
+            Err(SubmitError::JournalFailed) => {
                 self.give_up_sweeps();
                 return false;
             }
@@ -78,7 +78,7 @@ impl Hot {
             Err(_) => return false,
         }
         self.swept = owner;
-        self.launch(Owed::Reply(Reply::None));
+        self.launch(ReplyTo::Reply(Reply::None));
         self.pump();
         true
     }
@@ -87,44 +87,44 @@ impl Hot {
     #[cold]
     fn give_up_sweeps(&mut self) {
         for waiting in self.sweeping.drain(..) {
-            if let Owed::Reply(reply) = waiting.owed {
-                reply.send(Err(NotTaken::JournalFailed));
+            if let ReplyTo::Reply(reply) = waiting.owed {
+                reply.send(Err(SubmitError::JournalFailed));
             }
         }
     }
 
     /// The answer that is due when the command to be launched completes: a call is answered after
     /// the last slice, a session at the first.
-    fn owed_now(&mut self, owed: Owed) -> Owed {
+    fn owed_now(&mut self, owed: ReplyTo) -> ReplyTo {
         let place = self.flights.vacant();
         let goes_on = place.command.goes_on_behind().is_some();
         if let Command::CancelSlice(CancelSlice { of, .. }) = place.command {
             let mut waiting = self.sweeping.iter_mut();
             let waiting = waiting.find(|waiting| waiting.of == of && !goes_on);
             let take = |waiting: &mut Sweeping| {
-                std::mem::replace(&mut waiting.owed, Owed::Reply(Reply::None))
+                std::mem::replace(&mut waiting.owed, ReplyTo::Reply(Reply::None))
             };
             return waiting.map_or(owed, take);
         }
         match owed {
-            Owed::Reply(Reply::None) | Owed::Ring { .. } => owed,
-            Owed::Reply(_) if !goes_on => owed,
-            Owed::Reply(_) => {
+            ReplyTo::Reply(Reply::None) | ReplyTo::Ring { .. } => owed,
+            ReplyTo::Reply(_) if !goes_on => owed,
+            ReplyTo::Reply(_) => {
                 let (of, events) = (place.sequence, Vec::new());
                 self.sweeping.push(Sweeping { of, owed, events });
-                Owed::Reply(Reply::None)
+                ReplyTo::Reply(Reply::None)
             }
         }
     }
 
     /// The lanes of the instruments in the list.
-    pub(super) fn listed_lanes(&self) -> impl Iterator<Item = &Lane> {
+    pub(super) fn listed_lanes(&self) -> impl Iterator<Item = &EngineRing> {
         Listed::by_instrument(&self.listed).map(|list| &self.lanes[lane_of(list)])
     }
 
     /// As `launch`, for a command that ends a list of orders: each engine also gets its part of it.
     #[cold]
-    pub(super) fn launch_listed(&mut self, owed: Owed) {
+    pub(super) fn launch_listed(&mut self, owed: ReplyTo) {
         let owed = self.owed_now(owed);
         let listed = std::mem::take(&mut self.listed);
         self.start(Listed::by_instrument(&listed).count(), owed);
@@ -148,7 +148,7 @@ impl Hot {
     pub(super) fn push_when_free(
         &mut self,
         at: usize,
-        push: impl Fn(&mut Lane, &Envelope) -> bool,
+        push: impl Fn(&mut EngineRing, &Envelope) -> bool,
     ) {
         loop {
             let last = self.flights.last().expect("the command is in flight");

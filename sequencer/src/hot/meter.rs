@@ -2,14 +2,14 @@
 //!
 //! Both bounds are journalled. The counts are not: they start at zero with the node.
 
-use admission::{Known, Reject, Request};
+use admission::{Reject, RejectDetails, Request};
 use types::command::OrderBounds;
 use types::event::Trade;
 use types::{Command, RejectReason, TimeInForce, UserIx};
 
 use super::{Hot, Source};
 use crate::core::Core;
-use crate::ring_port::{Asked, Ratio, Report};
+use crate::ring_port::{Ratio, Report, Submission};
 
 const MINUTE_NS: u64 = 60_000_000_000;
 /// Order messages per day that need no trade.
@@ -79,7 +79,7 @@ impl Meters {
         } else {
             return None;
         };
-        let known = Known::Most(wait_ns.div_ceil(1_000));
+        let known = RejectDetails::Most(wait_ns.div_ceil(1_000));
         (wait_ns > 0).then_some(Reject { reason, known })
     }
 
@@ -170,7 +170,7 @@ impl Hot {
     pub(super) fn over_rate(
         &mut self,
         source: Source,
-        asked: &Asked,
+        asked: &Submission,
         now_ns: u64,
     ) -> Option<Reject> {
         self.meters.at(now_ns);

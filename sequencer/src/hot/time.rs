@@ -7,7 +7,7 @@ use types::command::MassScope;
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
 use super::Hot;
-use crate::port::NotTaken;
+use crate::port::SubmitError;
 use crate::timers::Timer;
 
 impl Hot {
@@ -43,7 +43,7 @@ impl Hot {
                 epoch: None,
                 keep_orders: false,
             };
-            while self.own_request(&close) == Err(NotTaken::Busy) {
+            while self.own_request(&close) == Err(SubmitError::Busy) {
                 // A flush that the writer refuses is retried in the next round.
                 let _ = self.keep.flush();
                 self.pump();
@@ -113,7 +113,7 @@ impl Hot {
                 key_hash: Id128::NONE,
             });
             match self.own_request(&request) {
-                Err(NotTaken::Busy) => break,
+                Err(SubmitError::Busy) => break,
                 outcome => did_work |= outcome.is_ok(),
             }
             self.timers.clear(session, timer);

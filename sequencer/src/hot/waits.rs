@@ -8,12 +8,12 @@ use admission::{OrderRef, Request};
 use types::{Command, PoolKind, UserIx};
 
 use super::{Hot, ROOM_WAIT, Source};
-use crate::port::NotTaken;
+use crate::port::SubmitError;
 
 impl Hot {
     /// Waits for in-flight commands that affect the request.
     #[inline]
-    pub(super) fn await_earlier(&mut self, source: Source) -> Result<(), NotTaken> {
+    pub(super) fn await_earlier(&mut self, source: Source) -> Result<(), SubmitError> {
         if self.flights.first() <= self.renaming.0 {
             self.await_new_id(source)?;
         }
@@ -26,7 +26,7 @@ impl Hot {
     /// Waits for the amend that changes a client order id, if the request depends on the ids of its
     /// user's orders. Of other users only amends that change an id wait.
     #[cold]
-    fn await_new_id(&mut self, source: Source) -> Result<(), NotTaken> {
+    fn await_new_id(&mut self, source: Source) -> Result<(), SubmitError> {
         let depends = |user: UserIx| user == self.renaming.1;
         let has_to_wait = match self.request(source) {
             Request::New(r) => depends(r.user) && r.client_order_id != 0,
@@ -40,7 +40,7 @@ impl Hot {
                 std::thread::yield_now();
             }
             if since.elapsed() > ROOM_WAIT {
-                return Err(NotTaken::Busy);
+                return Err(SubmitError::Busy);
             }
         }
         Ok(())
@@ -64,16 +64,16 @@ impl Hot {
     /// [`ROOM_WAIT`], and once per engine that hangs: until the first of these commands completes,
     /// further requests of the kind are `BUSY` at once.
     #[cold]
-    fn await_landed(&mut self) -> Result<(), NotTaken> {
+    fn await_landed(&mut self) -> Result<(), SubmitError> {
         let since = Instant::now();
         while !self.flights.is_empty() {
             let first = self.flights.first();
             if first == self.given_up {
-                return Err(NotTaken::Busy);
+                return Err(SubmitError::Busy);
             }
             if since.elapsed() > ROOM_WAIT {
                 self.given_up = first;
-                return Err(NotTaken::Busy);
+                return Err(SubmitError::Busy);
             }
             if !self.pump() {
                 std::thread::yield_now();

@@ -4,7 +4,7 @@
 //! fill-or-kill order that cannot be filled has walked levels and orders. Orders ended or traded
 //! are bounded by those entered; the rest is bounded here.
 
-use admission::{Known, Reject};
+use admission::{Reject, RejectDetails};
 use types::{RejectReason, UserIx};
 
 /// Orders and levels inspected in vain per second and user, with a burst of one second's worth:
@@ -34,7 +34,7 @@ impl Walks {
     /// Why the user may not walk now, if so: `THROTTLE` with the wait in microseconds.
     pub fn refuses(&self, user: UserIx, now_ns: u64) -> Option<Reject> {
         let wait_us = self.wait_ns(user, now_ns).div_ceil(1_000);
-        let (reason, known) = (RejectReason::Throttle, Known::Most(wait_us));
+        let (reason, known) = (RejectReason::Throttle, RejectDetails::Most(wait_us));
         (wait_us > 0).then_some(Reject { reason, known })
     }
 

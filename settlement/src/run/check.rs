@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use types::{HoldIx, Id128};
 
 use super::SettlementConfig;
-use crate::carve::{Break, BreakName};
+use crate::split::{Break, BreakName};
 
 /// Maximum comparisons per round.
 const ROUND_MAX: usize = 32;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use replica::{Replica, ReplicaError, State};
-use sequencer::{NotTaken, Port};
+use sequencer::{Port, SubmitError};
 use types::command::{BlockCause, BlockUser, MassCancel, Settled, UnblockUser};
 use types::{Command, Sequence, UserId, UserIx};
 
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Journals a command of settlement. Returns its sequence; `None` if its effect is journalled
 /// already.
 pub type JournalPort =
-    Arc<dyn Fn(Command) -> BoxFuture<'static, Result<Option<Sequence>, NotTaken>> + Send + Sync>;
+    Arc<dyn Fn(Command) -> BoxFuture<'static, Result<Option<Sequence>, SubmitError>> + Send + Sync>;
 
 /// The [`JournalPort`] of a running node.
 pub fn journal_port(port: Port) -> JournalPort {
@@ -46,7 +46,7 @@ pub fn journal_port(port: Port) -> JournalPort {
 #[derive(Debug, thiserror::Error)]
 enum Undone {
     #[error(transparent)]
-    NotTaken(#[from] NotTaken),
+    SubmitError(#[from] SubmitError),
     #[error(transparent)]
     Replica(#[from] ReplicaError),
     #[error("the replica has not applied the command in time")]
@@ -110,7 +110,7 @@ impl Commands {
             trades_final: now.trades_final,
         });
         match (self.journal)(settled).await {
-            Err(NotTaken::Busy) => return Ok(false),
+            Err(SubmitError::Busy) => return Ok(false),
             Ok(Some(_)) => self.shared.tracker.own_journalled(),
             Ok(None) => {}
             Err(_) => drop(self.ask(settled).await?),

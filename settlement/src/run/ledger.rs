@@ -7,8 +7,8 @@ use service_clients::ledger::Hold;
 use service_clients::{Answer, CallError, LedgerClient};
 use types::{Id128, Minor};
 
-use crate::carve::LedgerHold;
 use crate::request::SOURCE;
+use crate::split::LedgerHold;
 
 /// Owner of trading holds and their children (T49).
 const OWNER: &str = "market";

@@ -12,10 +12,10 @@ use super::poster::{Poster, READING};
 use super::retry::{until_done, until_kept};
 use super::{Halt, monotonic_ns, now_us, trouble};
 use crate::batch::Settler;
-use crate::carve::{self, Break};
 use crate::copies::Copies;
 use crate::repo::BreakRow;
 use crate::request::SOURCE;
+use crate::split::{self, Break};
 
 impl Poster {
     /// Copies the replica's state at the ledger's position and loads the split order holds.
@@ -41,14 +41,14 @@ impl Poster {
             ledger::holds(ledger, &scales)
         })
         .await?;
-        let (carved, mut breaks) = carve::carved_in_ledger(&copies, &holds);
+        let (carved, mut breaks) = split::splits_in_ledger(&copies, &holds);
         let mut totals: HashMap<_, Minor> = HashMap::new();
         for hold in holds.values() {
             *totals.entry(hold.parent.unwrap_or(hold.hold)).or_default() += hold.remaining;
         }
         for (ix, hold) in copies.holds() {
             let found = totals.get(&hold.hold_id).copied().unwrap_or_default();
-            if let Some(found) = carve::compare(&copies, ix, found) {
+            if let Some(found) = split::compare(&copies, ix, found) {
                 // Funding may be in progress: compared again before it is a break.
                 self.checks.suspect(found.pool);
             }
@@ -116,7 +116,7 @@ impl Poster {
                     let found = self
                         .ledger_has(copies.hold(pool).hold_id, true, &scales)
                         .await?;
-                    carve::compare(copies, pool, found)
+                    split::compare(copies, pool, found)
                 }
                 Subject::Part(hold) => {
                     let found = self.ledger_has(hold, false, &scales).await?;
@@ -161,12 +161,12 @@ impl Poster {
     fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
         let (handle, part) = self.parts.get(&hold)?;
         let order = settler.copies().order(*handle)?;
-        let carved = settler.carver().of(order.handle)?;
+        let carved = settler.splitter().of(order.handle)?;
         let expected = match part {
             HoldPart::Main => carved.main.remaining,
             HoldPart::Fee => carved.fee.remaining,
         };
-        carve::compare_part(settler.copies(), order, hold, expected, found)
+        split::compare_part(settler.copies(), order, hold, expected, found)
     }
 
     /// Continues the comparison of stored breaks, from earlier runs or just found.

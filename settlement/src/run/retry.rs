@@ -7,7 +7,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use sequencer::NotTaken;
+use sequencer::SubmitError;
 use service_clients::CallError;
 use service_kit::backoff;
 
@@ -43,13 +43,13 @@ pub(super) async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
 }
 
 /// Repeats a command until it is journalled.
-pub(super) async fn until_journalled<T, F: Future<Output = Result<T, NotTaken>>>(
+pub(super) async fn until_journalled<T, F: Future<Output = Result<T, SubmitError>>>(
     shared: &Shared,
     name: &str,
     ask: impl FnMut() -> F,
 ) -> Result<T, Halt> {
-    let is_refused = |error: &NotTaken| matches!(error, NotTaken::Refused(_));
-    let describe = |error: &NotTaken| error.to_string();
+    let is_refused = |error: &SubmitError| matches!(error, SubmitError::Refused(_));
+    let describe = |error: &SubmitError| error.to_string();
     repeat(shared, trouble::JOURNAL, name, describe, is_refused, ask).await
 }
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use settlement::batch::Batch;
-use settlement::carve::LedgerHold;
 use settlement::copies::Copies;
 use settlement::plan::{Kind, Movement, Plan};
+use settlement::split::LedgerHold;
 use types::{Command, Id128, Minor};
 
 use super::Record;

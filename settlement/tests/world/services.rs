@@ -9,7 +9,7 @@ use proto::common::v1::MonetaryAmount;
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::{Names, Replica, ReplicaError};
-use sequencer::{Backlog, Durable, NotTaken};
+use sequencer::{Backlog, Durable, SubmitError};
 use settlement::copies::amount;
 use settlement::{JournalPort, SettlementConfig, SettlementDeps, SettlementHandle};
 use testkit::Registry;
@@ -34,7 +34,7 @@ pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked
     let port: JournalPort = Arc::new(move |command| {
         let is_cancel = matches!(command, Command::MassCancel(_));
         let answer = match is_cancel && are_busy.load(Ordering::SeqCst) {
-            true => Err(NotTaken::Busy),
+            true => Err(SubmitError::Busy),
             false => {
                 noted.lock().unwrap().push(command);
                 Ok(None)

@@ -20,7 +20,7 @@ use super::limits;
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command, Wanted},
+    fold::{Act, Command, ReadSet},
     model::Id,
     repo::{
         audit::Start,
@@ -56,7 +56,7 @@ pub async fn load(
     commands: &[&Command],
     clock_us: i64,
 ) -> Result<Book, Error> {
-    let mut named = Wanted::default();
+    let mut named = ReadSet::default();
     for command in commands {
         named.add(command);
     }
@@ -159,7 +159,7 @@ fn moves_operations(command: &Command) -> bool {
     }
 }
 
-async fn lock_sources(tx: &mut PgConnection, wanted: &Wanted) -> Result<(), Error> {
+async fn lock_sources(tx: &mut PgConnection, wanted: &ReadSet) -> Result<(), Error> {
     if !wanted.sources.is_empty() {
         sqlx::query("SELECT 1 FROM sources WHERE source = ANY($1) ORDER BY source FOR UPDATE")
             .bind(texts(&wanted.sources))
@@ -171,7 +171,7 @@ async fn lock_sources(tx: &mut PgConnection, wanted: &Wanted) -> Result<(), Erro
 
 async fn subaccounts_behind_holds(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     to_lock: &mut BTreeSet<Id>,
 ) -> Result<(), Error> {
     if wanted.hold_ids.is_empty() {
@@ -196,7 +196,7 @@ async fn subaccounts_behind_holds(
 
 async fn subaccounts_behind_operations(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     to_lock: &mut BTreeSet<Id>,
 ) -> Result<(), Error> {
     let (users, keys, scopes) = columns(&wanted.operation_keys);
@@ -229,7 +229,7 @@ async fn subaccounts_behind_operations(
 }
 
 /// Blocking a user and creating a sub-account exclude each other; two creations do not.
-async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> Result<(), Error> {
+async fn lock_users(tx: &mut PgConnection, wanted: &ReadSet, locked: &Locked) -> Result<(), Error> {
     let how = if !wanted.whole_users.is_empty() {
         "UPDATE"
     } else if wanted.subaccount_ids.iter().any(|id| !locked.has(id)) {
@@ -250,9 +250,9 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
 async fn lock_news(
     tx: &mut PgConnection,
     commands: &[&Command],
-    named: &Wanted,
+    named: &ReadSet,
 ) -> Result<Begun, Error> {
-    let (mut makers, mut news) = (Wanted::default(), Wanted::default());
+    let (mut makers, mut news) = (ReadSet::default(), ReadSet::default());
     for command in commands {
         match &command.act {
             Act::Confirm { .. } | Act::Receipt { .. } => news.add(command),
@@ -281,12 +281,12 @@ async fn read(
     begun: &Begun,
     commands: &[&Command],
     now_us: i64,
-) -> Result<(Wanted, Book), Error> {
+) -> Result<(ReadSet, Book), Error> {
     let mut book = Book::at(now_us);
-    let mut wanted = Wanted {
+    let mut wanted = ReadSet {
         // A notice for an operation created here would need the lock that this group shares.
         no_news: !begun.start.has_news,
-        ..Wanted::default()
+        ..ReadSet::default()
     };
     for command in commands {
         wanted.add(command);
@@ -317,7 +317,7 @@ async fn read(
 /// or that appeared with them.
 async fn missing(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     book: &Book,
     locked: &Locked,
 ) -> Result<BTreeSet<Id>, Error> {
@@ -351,7 +351,7 @@ async fn missing(
     Ok(missing)
 }
 
-async fn holds(tx: &mut PgConnection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
+async fn holds(tx: &mut PgConnection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
     let mut asked = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
         let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
@@ -396,7 +396,7 @@ fn columns(keys: &[Key]) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
     (users, keys, numbers)
 }
 
-fn references(wanted: &Wanted) -> (Vec<&str>, Vec<i32>) {
+fn references(wanted: &ReadSet) -> (Vec<&str>, Vec<i32>) {
     let keys = wanted.references.keys();
     keys.map(|(reference, kind)| (&**reference, *kind)).unzip()
 }
@@ -425,7 +425,7 @@ async fn operations_by_key(
 
 async fn operations_by_other(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     if !wanted.references.is_empty() {
@@ -455,7 +455,7 @@ async fn operations_by_other(
 /// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
 async fn postings(
     tx: &mut PgConnection,
-    wanted: &mut Wanted,
+    wanted: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let of: Vec<String> = book
@@ -476,7 +476,7 @@ async fn postings(
     Ok(())
 }
 
-async fn owners(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+async fn owners(tx: &mut PgConnection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
     if !wanted.account_ids.is_empty() {
         let found: Vec<AccountRow> =
             sqlx::query_as("SELECT * FROM accounts WHERE account_id = ANY($1)")
@@ -498,7 +498,7 @@ async fn owners(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Resu
 
 async fn scales(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
@@ -544,7 +544,7 @@ async fn answers(
 }
 
 /// Loads source positions and parked notices.
-async fn memory(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+async fn memory(tx: &mut PgConnection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
     if !wanted.sources.is_empty() {
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ANY($1)",

@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 use rusqlite::Connection;
 
 use super::{
-    known::Known,
     limits,
+    row_cache::RowCache,
     rows::{self, find},
 };
 use crate::{
     Error,
     audit::Head,
     book::Book,
-    fold::{Command, Wanted},
+    fold::{Command, ReadSet},
     model::Id,
     repo::{
         audit::Start,
@@ -37,7 +37,7 @@ fn key(id: &Id) -> [&str; 1] {
 /// Loads all rows that these commands can touch, and the end of the audit chain.
 pub fn load(
     db: &Connection,
-    known: &mut Known,
+    known: &mut RowCache,
     commands: &[&Command],
     clock_us: i64,
 ) -> Result<(Book, Head), Error> {
@@ -56,9 +56,9 @@ pub fn load(
     book.next_posting = db
         .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
         .query_row([], |row| row.get(0))?;
-    let mut wanted = Wanted {
+    let mut wanted = ReadSet {
         no_news: !start.has_news,
-        ..Wanted::default()
+        ..ReadSet::default()
     };
     for command in commands {
         wanted.add(command);
@@ -88,8 +88,8 @@ pub fn load(
 
 fn holds(
     db: &Connection,
-    known: &Known,
-    wanted: &mut Wanted,
+    known: &RowCache,
+    wanted: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut asked = BTreeSet::new();
@@ -119,7 +119,7 @@ fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Res
     keep::operations(book, found)
 }
 
-fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+fn operations_by_other(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
     let between =
         "SELECT EXISTS (SELECT 1 FROM operations WHERE idempotency_key BETWEEN ?1 AND ?2)";
     let keys = perhaps_there(db, between, &wanted.operation_keys)?.iter();
@@ -136,7 +136,7 @@ fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Res
 }
 
 /// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
-fn postings(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
+fn postings(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
     let of: BTreeSet<Id> = book
         .operations
         .values()
@@ -152,8 +152,8 @@ fn postings(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(),
 
 fn subaccounts(
     db: &Connection,
-    known: &mut Known,
-    wanted: &Wanted,
+    known: &mut RowCache,
+    wanted: &ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut unknown = Vec::new();
@@ -182,7 +182,7 @@ fn subaccounts(
 }
 
 /// Loads account and user of each missing sub-account, which may have to be created with it.
-fn owners(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
+fn owners(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
     wanted.add_owners(|id| book.subaccounts.get(id).is_some());
     let sql = "SELECT * FROM accounts WHERE account_id = ?1";
     let found = find(db, sql, wanted.account_ids.iter().map(key), rows::account)?;
@@ -198,7 +198,7 @@ fn owners(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), E
 /// Loads decimals, to open a sub-account or to bind decimals.
 fn scales(
     db: &Connection,
-    wanted: &Wanted,
+    wanted: &ReadSet,
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
@@ -233,7 +233,7 @@ fn perhaps_there<'a>(
 }
 
 /// Loads stored answers; returns the operations they refer to.
-fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
+fn answers(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
     let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
     let keys = perhaps_there(db, between, &wanted.answer_keys)?.iter();
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
@@ -243,7 +243,7 @@ fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet
 }
 
 /// Loads source positions and parked notices.
-fn memory(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+fn memory(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
     let sql =
         "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ?1";
     let found = find(db, sql, wanted.sources.iter().map(key), |row| {

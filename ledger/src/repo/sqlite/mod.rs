@@ -1,11 +1,11 @@
 //! The store in a SQLite file: a single writer, so loaded rows do not change until the group ends.
 
-mod known;
 mod limits;
-mod lists;
 mod load;
+mod row_cache;
 mod rows;
 mod save;
+mod user_index;
 
 use std::{
     panic::resume_unwind,
@@ -33,7 +33,7 @@ use crate::{
     book::{Book, Made},
     fold::Command,
 };
-use known::{Changed, Known};
+use row_cache::{Changed, RowCache};
 
 /// File name in the data folder.
 const FILE: &str = "ledger.sqlite";
@@ -52,7 +52,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
     let tx = db.write().await?;
-    let unlisted = lists::unlisted(&tx)?;
+    let unlisted = user_index::unlisted(&tx)?;
     drop(tx);
     let writer = Writer {
         known: Arc::default(),
@@ -83,7 +83,7 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
 
 struct Writer {
     db: Direct,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<RowCache>>,
     /// Number of operations without entries in the user index.
     unlisted: Arc<AtomicU64>,
 }
@@ -92,7 +92,7 @@ impl Writer {
     /// Fills the user index, between two groups.
     async fn list(&self) -> Result<(), Error> {
         let tx = self.db.write().await?;
-        let listed = lists::list(&tx)?;
+        let listed = user_index::list(&tx)?;
         tx.commit()?;
         self.unlisted.fetch_sub(listed, Ordering::Relaxed);
         Ok(())
@@ -115,7 +115,7 @@ impl Writes for Writer {
     }
 
     async fn catch_up(&self) -> Result<(), Error> {
-        if self.unlisted.load(Ordering::Relaxed) >= lists::UNLISTED_MAX {
+        if self.unlisted.load(Ordering::Relaxed) >= user_index::UNLISTED_MAX {
             self.list().await?;
         }
         Ok(())
@@ -141,7 +141,7 @@ impl Writes for Writer {
 
 struct Group {
     tx: DirectTx,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<RowCache>>,
     unlisted: Arc<AtomicU64>,
     /// Read with the working set.
     head: Option<Head>,
@@ -173,7 +173,7 @@ enum Part {
 }
 
 impl Group {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, RowCache> {
         // Valid even if poisoned: an interrupted change has only removed rows.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,7 +213,7 @@ impl Group {
         let head = self.head().clone();
         let (giver, given) = mpsc::channel();
         let done: Result<_, Error> = std::thread::scope(|scope| {
-            let along = move || {
+            let on_progress = move || {
                 let mut book = book.take()?;
                 // A failed writer has dropped its receiver.
                 fold(&mut book, &mut |book| {
@@ -226,11 +226,14 @@ impl Group {
                 drop(giver);
                 Some(seal(&head, &book, events))
             };
-            let Ok(along) = std::thread::Builder::new().spawn_scoped(scope, along) else {
+            let Ok(on_progress) = std::thread::Builder::new().spawn_scoped(scope, on_progress)
+            else {
                 return Ok(None);
             };
             let saved = self.save_given(given);
-            let sealed = along.join().unwrap_or_else(|panic| resume_unwind(panic));
+            let sealed = on_progress
+                .join()
+                .unwrap_or_else(|panic| resume_unwind(panic));
             Ok(saved?.zip(sealed))
         });
         let Some((book, sealed)) = done? else {

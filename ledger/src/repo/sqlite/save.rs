@@ -253,7 +253,7 @@ pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
 }
 
 fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
-    let (operations, postings) = book.not_given();
+    let (operations, postings) = book.unflushed();
     save_new_operations(db, &operations, &postings, block, book.given())?;
     let moved = (book.operations.changes())
         .filter(|change| change.before.is_some())

@@ -10,7 +10,7 @@ use crate::port::Port;
 use crate::recover::StartError;
 
 /// A node without a hot thread.
-pub struct ByHand {
+pub struct InlineNode {
     /// Dropped before the journal it writes to.
     hot: Option<Hot>,
     port: Port,
@@ -18,7 +18,7 @@ pub struct ByHand {
     kept: Option<SequencerHandle>,
 }
 
-impl ByHand {
+impl InlineNode {
     /// Recovers from `config.dir` as [`SequencerHandle::start`] does and starts the journal's
     /// thread.
     ///
@@ -61,7 +61,7 @@ impl ByHand {
     }
 }
 
-impl Drop for ByHand {
+impl Drop for InlineNode {
     fn drop(&mut self) {
         self.port.gate.stop();
         if let Some(hot) = self.hot.take() {

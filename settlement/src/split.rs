@@ -20,7 +20,7 @@ use crate::plan::{Ending, Movement, PaidFrom, Plan, TradeLeg};
 
 /// A hold of an order in the ledger, after the plan and its returns are posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Child {
+pub struct OrderHold {
     /// It was split. A used-up hold remains and can grow again while its order is open.
     pub exists: bool,
     pub remaining: Minor,
@@ -28,13 +28,13 @@ pub struct Child {
 
 /// The two holds of a split order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carved {
-    pub main: Child,
-    pub fee: Child,
+pub struct SplitHolds {
+    pub main: OrderHold,
+    pub fee: OrderHold,
 }
 
-impl Carved {
-    fn part_mut(&mut self, part: HoldPart) -> &mut Child {
+impl SplitHolds {
+    fn part_mut(&mut self, part: HoldPart) -> &mut OrderHold {
         match part {
             HoldPart::Main => &mut self.main,
             HoldPart::Fee => &mut self.fee,
@@ -53,10 +53,10 @@ struct Return {
 
 /// Plans the splits, payments and returns of order holds.
 #[derive(Clone, Debug, Default)]
-pub struct Carver {
-    carved: HashMap<Handle, Carved>,
+pub struct HoldSplitter {
+    carved: HashMap<Handle, SplitHolds>,
     /// Orders with unsplit holds, by entry time. Ended and split ones are skipped on read.
-    young: VecDeque<(u64, Handle)>,
+    pending: VecDeque<(u64, Handle)>,
     /// Deferred returns per pool, in order of origin.
     returns: HashMap<HoldIx, Vec<Return>>,
     kept: usize,
@@ -80,14 +80,14 @@ impl InLedger {
     }
 }
 
-impl Carver {
+impl HoldSplitter {
     /// Deferred returns over all pools.
     pub fn kept(&self) -> usize {
         self.kept
     }
 
     /// Starts from the ledger's state: split orders as found, all others pending by entry time.
-    pub fn adopt(carved: HashMap<Handle, Carved>, copies: &Copies) -> Self {
+    pub fn adopt(carved: HashMap<Handle, SplitHolds>, copies: &Copies) -> Self {
         let mut ledger: Vec<InLedger> = copies
             .holds()
             .map(|(_, hold)| InLedger {
@@ -101,15 +101,15 @@ impl Carver {
                 ledger[order.pool.index()].split(children);
             }
         }
-        let mut young: Vec<_> = copies
+        let mut pending: Vec<_> = copies
             .orders()
             .filter(|order| !carved.contains_key(&order.handle))
             .map(|order| (order.created_ns, order.handle))
             .collect();
-        young.sort_unstable();
+        pending.sort_unstable();
         Self {
             carved,
-            young: young.into(),
+            pending: pending.into(),
             returns: HashMap::new(),
             kept: 0,
             ledger,
@@ -117,18 +117,18 @@ impl Carver {
     }
 
     /// The holds of a split order.
-    pub fn of(&self, handle: Handle) -> Option<&Carved> {
+    pub fn of(&self, handle: Handle) -> Option<&SplitHolds> {
         self.carved.get(&handle)
     }
 
     /// Entry time of the oldest unsplit order.
     pub fn oldest_ns(&mut self, copies: &Copies) -> Option<u64> {
-        while let Some(&(entered_ns, handle)) = self.young.front() {
+        while let Some(&(entered_ns, handle)) = self.pending.front() {
             let is_open = copies.order(handle).is_some();
             if is_open && !self.carved.contains_key(&handle) {
                 return Some(entered_ns);
             }
-            self.young.pop_front();
+            self.pending.pop_front();
         }
         None
     }
@@ -137,7 +137,7 @@ impl Carver {
     pub fn apply(&mut self, copies: &Copies, change: &Change, plan: &mut Plan) {
         match change {
             Change::Funded { pool, by } => self.funded(*pool, *by),
-            Change::Entered(order) => self.young.push_back((order.created_ns, order.handle)),
+            Change::Entered(order) => self.pending.push_back((order.created_ns, order.handle)),
             Change::Moved(moved) => self.moved(copies, moved, plan),
             Change::Traded(traded) => self.traded(copies, traded, plan),
             Change::Emptied {
@@ -145,7 +145,7 @@ impl Carver {
                 order,
                 ending,
             } => {
-                self.give_back(copies, *pool, plan);
+                self.return_to_parent(copies, *pool, plan);
                 let release = Movement::Release {
                     hold: copies.hold(*pool).hold_id,
                     order: *order,
@@ -164,16 +164,16 @@ impl Carver {
             && self.oldest_ns(copies).is_some_and(|at| at <= horizon_ns)
         {
             let (_, handle) = self
-                .young
+                .pending
                 .pop_front()
                 .expect("oldest_ns returned the first entry");
             let order = *copies.order(handle).expect("oldest_ns skips ended orders");
-            self.carve(copies, &order, order.reserved, plan);
+            self.split(copies, &order, order.reserved, plan);
         }
         let mut pools: Vec<_> = self.returns.keys().copied().collect();
         pools.sort_unstable();
         for pool in pools {
-            self.give_back(copies, pool, plan);
+            self.return_to_parent(copies, pool, plan);
         }
     }
 
@@ -214,7 +214,7 @@ impl Carver {
     fn traded(&mut self, copies: &Copies, traded: &Traded, plan: &mut Plan) {
         for side in [&traded.buy, &traded.sell] {
             if !self.carved.contains_key(&side.order.handle) {
-                self.carve(copies, &side.order, side.before, plan);
+                self.split(copies, &side.order, side.before, plan);
             }
         }
         let spec = copies.instrument(traded.instrument);
@@ -289,7 +289,7 @@ impl Carver {
         &mut self,
         order: &Order,
         part: HoldPart,
-        child: &mut Child,
+        child: &mut OrderHold,
         after: Minor,
         ending: Ending,
     ) {
@@ -320,7 +320,7 @@ impl Carver {
         copies: &Copies,
         order: &Order,
         part: HoldPart,
-        child: &mut Child,
+        child: &mut OrderHold,
         after: Minor,
         plan: &mut Plan,
     ) {
@@ -341,7 +341,7 @@ impl Carver {
         if child.remaining == after {
             return;
         }
-        self.give_back(copies, order.pool, plan);
+        self.return_to_parent(copies, order.pool, plan);
         let amount = copies.amount(copies.hold(order.pool).asset, after - child.remaining);
         if child.exists {
             let hold = order_hold(order.id, part);
@@ -354,13 +354,13 @@ impl Carver {
     }
 
     /// Splits both holds of an order out of its trading hold, to the amounts it reserves.
-    fn carve(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
-        self.give_back(copies, order.pool, plan);
-        let mut carved = Carved::default();
+    fn split(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
+        self.return_to_parent(copies, order.pool, plan);
+        let mut carved = SplitHolds::default();
         for (part, amount) in reserve.parts() {
             if !amount.is_zero() {
                 self.push(order.pool, split(copies, order, part, amount), plan);
-                *carved.part_mut(part) = Child {
+                *carved.part_mut(part) = OrderHold {
                     exists: true,
                     remaining: amount,
                 };
@@ -369,7 +369,7 @@ impl Carver {
         self.carved.insert(order.handle, carved);
     }
 
-    fn give_back(&mut self, copies: &Copies, pool: HoldIx, plan: &mut Plan) {
+    fn return_to_parent(&mut self, copies: &Copies, pool: HoldIx, plan: &mut Plan) {
         let returns = self.returns.remove(&pool).unwrap_or_default();
         self.kept -= returns.len();
         for kept in returns {
@@ -477,10 +477,10 @@ pub fn compare_part(
 }
 
 /// Finds the split orders among the ledger's active holds.
-pub fn carved_in_ledger(
+pub fn splits_in_ledger(
     copies: &Copies,
     holds: &HashMap<Id128, LedgerHold>,
-) -> (HashMap<Handle, Carved>, Vec<Break>) {
+) -> (HashMap<Handle, SplitHolds>, Vec<Break>) {
     let mut carved = HashMap::new();
     let mut breaks = Vec::new();
     for order in copies.orders() {
@@ -488,14 +488,14 @@ pub fn carved_in_ledger(
         if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
         }
-        let mut taken = Carved::default();
+        let mut taken = SplitHolds::default();
         for (part, expected) in order.reserved.parts() {
             let hold = order_hold(order.id, part);
             let found = holds.get(&hold).map_or(Minor::ZERO, |h| h.remaining);
             breaks.extend(compare_part(copies, order, hold, expected, found));
             // A used-up fee hold is no longer active. Charged fees prove that it existed.
             let used_up = part == HoldPart::Fee && !order.done.fee_minor.is_zero();
-            *taken.part_mut(part) = Child {
+            *taken.part_mut(part) = OrderHold {
                 exists: used_up || !expected.is_zero(),
                 remaining: expected,
             };

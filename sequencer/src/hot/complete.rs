@@ -12,8 +12,8 @@ use types::{Command, Event, SessionIx};
 
 use super::lists::gather;
 use super::{Hot, NO_PORT};
-use crate::flight::Owed;
-use crate::lane;
+use crate::engine_ring;
+use crate::in_flight::ReplyTo;
 use crate::port::Reply;
 use crate::record::Record;
 use crate::ring_port::{Opened, Report, RingEnd, Stamp};
@@ -75,9 +75,9 @@ impl Hot {
             let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
                 // Applied when its command completes.
-                lane::Report::Event(event) => flights.event(event),
-                lane::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
-                lane::Report::Done {
+                engine_ring::Report::Event(event) => flights.event(event),
+                engine_ring::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
+                engine_ring::Report::Done {
                     sequence, looks, ..
                 } => {
                     if *looks > 0 {
@@ -86,7 +86,7 @@ impl Hot {
                     }
                     flights.done(*sequence);
                 }
-                lane::Report::Nothing => {}
+                engine_ring::Report::Nothing => {}
             });
             is_expiry_new |= expiry_ns != lane.next_expiry_ns;
             if lane.is_idle() {
@@ -140,7 +140,7 @@ impl Hot {
         }
         let events = flight.events.len();
         self.core.end(&cause, &command.command, events, &mut router);
-        if let Owed::Ring { port, tag } = flight.owed {
+        if let ReplyTo::Ring { port, tag } = flight.owed {
             let (has_answered, stamp) = (router.has_answered, router.stamp);
             if let Command::OpenSession(open) = &command.command {
                 let row = self.core.admission().session(open.session);
@@ -159,14 +159,14 @@ impl Hot {
                 };
                 route(&mut self.rings, &mut self.routes, port, opened);
             } else if !has_answered {
-                self.rings[port].put(|| Report::Taken { tag, stamp });
+                self.rings[port].put(|| Report::Submitted { tag, stamp });
             }
         }
         let member = command.command.member();
         let bytes = self.keep.append(command, &flight.events);
         let gathered = gather(&mut self.sweeping, command, &flight.events);
-        let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));
-        if let Owed::Reply(reply) = owed
+        let owed = std::mem::replace(&mut flight.owed, ReplyTo::Reply(Reply::None));
+        if let ReplyTo::Reply(reply) = owed
             && !matches!(reply, Reply::None)
         {
             // Before the answer: a read after it is not older than the answer.

@@ -17,7 +17,7 @@ const MANY_EVENTS_ROOM: usize = 1_024;
 const MANY_KEPT: usize = 64;
 
 /// Where the outcome of a command goes.
-pub(crate) enum Owed {
+pub(crate) enum ReplyTo {
     Reply(Reply),
     /// A front with rings of its own.
     Ring {
@@ -26,17 +26,17 @@ pub(crate) enum Owed {
     },
 }
 
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     pub command: Envelope,
     pub events: Vec<EventEnvelope>,
     /// Engines that have not finished.
     waiting: usize,
     /// More than one engine has the command: their events arrive in any order.
     is_mixed: bool,
-    pub owed: Owed,
+    pub owed: ReplyTo,
 }
 
-impl Flight {
+impl InFlight {
     /// Takes the events out. A list with more than the usual capacity is copied and stays.
     pub fn take_events(&mut self) -> Vec<EventEnvelope> {
         if self.events.capacity() > EVENTS_ROOM {
@@ -46,26 +46,26 @@ impl Flight {
     }
 }
 
-pub(crate) struct Flights {
-    places: Box<[Flight]>,
+pub(crate) struct InFlights {
+    places: Box<[InFlight]>,
     lists: Lists,
     /// Slot of the first command.
     head: usize,
     count: usize,
 }
 
-impl Flights {
+impl InFlights {
     /// Room for `count` commands in flight, a power of two. `nothing` fills unused slots. One
     /// command at a time may cause `events_max` events without an allocation.
     pub fn new(count: usize, nothing: Envelope, events_max: usize) -> Self {
         assert!(count.is_power_of_two());
-        let place = |_| Flight {
+        let place = |_| InFlight {
             command: nothing,
             // All of them now: the number in flight must not decide whether memory is allocated.
             events: Vec::with_capacity(EVENTS_ROOM),
             waiting: 0,
             is_mixed: false,
-            owed: Owed::Reply(Reply::None),
+            owed: ReplyTo::Reply(Reply::None),
         };
         Self {
             places: (0..count).map(place).collect(),
@@ -109,9 +109,9 @@ impl Flights {
         &mut self.places[place].command
     }
 
-    /// The command that was built in [`Flights::vacant`] is in flight at `engines` engines.
+    /// The command that was built in [`InFlights::vacant`] is in flight at `engines` engines.
     #[inline]
-    pub fn start(&mut self, engines: usize, owed: Owed) {
+    pub fn start(&mut self, engines: usize, owed: ReplyTo) {
         let place = self.place(self.count);
         self.count += 1;
         let flight = &mut self.places[place];
@@ -152,9 +152,9 @@ impl Flights {
         }
     }
 
-    /// The next command in sequence, if it is complete. The caller owes [`Flights::leave`] for it.
+    /// The next command in sequence, if it is complete. The caller owes [`InFlights::leave`] for it.
     #[inline]
-    pub fn complete(&mut self) -> Option<&mut Flight> {
+    pub fn complete(&mut self) -> Option<&mut InFlight> {
         let flight = &mut self.places[self.head];
         (self.count > 0 && flight.waiting == 0).then_some(flight)
     }
@@ -267,9 +267,9 @@ mod tests {
         }
     }
 
-    fn play(flights: &mut Flights, sequence: u64, events: u32) {
+    fn play(flights: &mut InFlights, sequence: u64, events: u32) {
         flights.vacant().sequence = Sequence(sequence);
-        flights.start(1, Owed::Reply(Reply::None));
+        flights.start(1, ReplyTo::Reply(Reply::None));
         for index in 0..events {
             flights.event(&EventEnvelope {
                 sequence: Sequence(sequence),
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn event_lists_grow_as_needed_and_are_reused() {
-        let mut flights = Flights::new(4, nothing(), 5_000);
+        let mut flights = InFlights::new(4, nothing(), 5_000);
         for round in 0..300u64 {
             let first = 1 + round * 4;
             // Two outgrow all but the longest list at once, of which there is one.

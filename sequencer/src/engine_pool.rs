@@ -9,17 +9,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::lane::Engine;
+use crate::engine_ring::Engine;
 use crate::park::Parker;
 
 /// Longest sleep of an idle engine thread.
 const PARK: Duration = Duration::from_millis(500);
 
 /// The engines and the threads that poll them.
-pub(crate) struct Crew {
+pub(crate) struct EnginePool {
     /// Engines that the hot thread polls.
     own: Vec<Engine>,
-    threads: Vec<Hand>,
+    threads: Vec<EngineThread>,
     threads_max: usize,
     /// Number of engines assigned to threads.
     given: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Crew {
 }
 
 /// One engine thread.
-struct Hand {
+struct EngineThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,7 +45,7 @@ struct Shared {
     is_stopping: AtomicBool,
 }
 
-impl Crew {
+impl EnginePool {
     pub fn new(config: &Config) -> Self {
         Self {
             own: Vec::new(),
@@ -58,7 +58,7 @@ impl Crew {
         }
     }
 
-    /// Adds an engine. Lane `n` belongs to the `n`th engine added.
+    /// Adds an engine. EngineRing `n` belongs to the `n`th engine added.
     pub fn add(&mut self, engine: Engine) {
         if self.threads_max == 0 {
             self.own.push(engine);
@@ -74,7 +74,7 @@ impl Crew {
         hand.shared.parker.unpark();
     }
 
-    fn hire(&self) -> Hand {
+    fn hire(&self) -> EngineThread {
         let shared = Arc::new(Shared::default());
         let number = self.threads.len();
         let core = self.core_first.map(|first| first + number);
@@ -86,7 +86,7 @@ impl Crew {
                 run(&seen, core, spin);
             })
             .expect("an engine thread can be spawned");
-        Hand {
+        EngineThread {
             shared,
             thread: Some(thread),
         }
@@ -116,7 +116,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for EnginePool {
     fn drop(&mut self) {
         for hand in &self.threads {
             hand.shared.is_stopping.store(true, Ordering::Release);

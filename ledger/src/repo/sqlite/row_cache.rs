@@ -21,7 +21,7 @@ const SUB_ACCOUNTS_MAX: usize = 65_536;
 const HOLDS_MAX: usize = 32_768;
 
 #[derive(Default)]
-pub struct Known {
+pub struct RowCache {
     /// Last `PRAGMA data_version`, which other connections' commits change.
     version: i64,
     subaccounts: HashMap<Id, SubAccount, RandomState>,
@@ -36,7 +36,7 @@ pub struct Changed {
     holds: Vec<Hold>,
 }
 
-impl Known {
+impl RowCache {
     /// Clears the cache if another connection has written. None can within a write transaction.
     pub fn check(&mut self, db: &Connection) -> Result<(), Error> {
         let version = db

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::log::{JournalError, State};
+use crate::scan;
 use crate::storage::Storage;
-use crate::survey;
 
 /// Removes segments from the beginning of an open log.
 pub struct Front {
@@ -28,7 +28,7 @@ impl Front {
     /// # Errors
     /// The storage cannot be read.
     pub fn removed_through(&self) -> Result<u64, JournalError> {
-        survey::removed_through(&*self.storage)
+        scan::removed_through(&*self.storage)
     }
 
     /// Last record of the segments removable so that at least `bytes` of the log are left.
@@ -96,7 +96,7 @@ impl Front {
 
     /// Last record of a segment that another one follows.
     fn last(&self, segment: u64) -> Result<u64, JournalError> {
-        match survey::first_mark(&*self.storage, segment + 1)? {
+        match scan::first_mark(&*self.storage, segment + 1)? {
             Some(mark) => Ok(mark.durable),
             None => Err(JournalError::Hole {
                 file: self.storage.name(segment + 1),

@@ -1,6 +1,6 @@
 //! Scans a log that is not being written: checks the chain, distinguishes a torn tail from a hole.
 //!
-//! [`walk`] and [`list`] only read. [`mend`] does what opening needs: it also truncates the tail
+//! [`walk`] and [`list`] only read. [`repair`] does what opening needs: it also truncates the tail
 //! and creates the first segment.
 
 use std::io;
@@ -70,7 +70,7 @@ pub fn walk(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<u64, JournalError> {
-    survey(storage, 0, visit).map(|survey| survey.end.sequence)
+    scan(storage, 0, visit).map(|scan| scan.end.sequence)
 }
 
 /// Result of [`check`].
@@ -90,10 +90,10 @@ pub fn check(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<Checked, JournalError> {
-    let survey = survey(storage, 0, visit)?;
+    let scan = scan(storage, 0, visit)?;
     Ok(Checked {
-        sequence: survey.end.sequence,
-        torn: survey
+        sequence: scan.end.sequence,
+        torn: scan
             .torn
             .map(|torn| (storage.name(torn.segment), torn.offset)),
     })
@@ -110,7 +110,7 @@ pub fn walk_after(
 ) -> Result<u64, JournalError> {
     let segments = storage.segments()?;
     begins_at(storage, &segments, after)?;
-    survey(storage, after, visit).map(|survey| survey.end.sequence)
+    scan(storage, after, visit).map(|scan| scan.end.sequence)
 }
 
 /// Last sequence before the oldest record kept: 0 while nothing was removed.
@@ -156,7 +156,7 @@ pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
 /// Scans from the record after `after`, truncates a torn tail, creates the first segment if none.
 ///
 /// Records up to `reach`, at least `after`, were durable: a log without them is left unchanged.
-pub(crate) fn mend(
+pub(crate) fn repair(
     storage: &dyn Storage,
     config: Config,
     after: u64,
@@ -165,8 +165,8 @@ pub(crate) fn mend(
 ) -> Result<End, JournalError> {
     let segments = storage.segments()?;
     begins_at(storage, &segments, after)?;
-    let survey = survey(storage, after, visit)?;
-    let end = survey.end;
+    let scan = scan(storage, after, visit)?;
+    let end = scan.end;
     // Before any change: a repair needs the log as it was found.
     let reach = reach.max(after);
     if end.sequence < reach {
@@ -176,7 +176,7 @@ pub(crate) fn mend(
         });
     }
     let block = storage.block_bytes() as u64;
-    if survey.segments.is_empty() {
+    if scan.segments.is_empty() {
         let bytes = config.segment_bytes.next_multiple_of(block);
         storage.create(1, bytes)?;
         return Ok(End {
@@ -185,8 +185,8 @@ pub(crate) fn mend(
             ..end
         });
     }
-    if let Some(torn) = survey.torn {
-        cut(storage, &survey.segments, end, torn.keep)?;
+    if let Some(torn) = scan.torn {
+        cut(storage, &scan.segments, end, torn.keep)?;
         tracing::warn!(
             sequence = end.sequence,
             file = storage.name(torn.segment),
@@ -255,7 +255,7 @@ pub(crate) fn first_mark(
     })
 }
 
-fn survey(
+fn scan(
     storage: &dyn Storage,
     after: u64,
     mut visit: impl FnMut(&Frame) -> Result<(), String>,

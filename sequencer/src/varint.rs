@@ -10,7 +10,7 @@
 
 use rkyv::util::Align;
 
-use crate::flat::{Put, WORDS_MAX};
+use crate::codec::{Put, WORDS_MAX};
 
 /// Longest payload, in bytes.
 pub(crate) const PACKED_BYTES_MAX: usize = WORDS_MAX * 8 + tag_bytes(WORDS_MAX * 8);

@@ -1,7 +1,7 @@
 //! Read set: the rows that a group of commands needs, collected before any is read.
 //!
 //! Some rows are known only after others are loaded: those that a hold, an operation's postings or
-//! a stored answer refer to. The loader adds them after each round ([`Wanted::add_hold`] and the
+//! a stored answer refer to. The loader adds them after each round ([`ReadSet::add_hold`] and the
 //! like).
 
 use std::{
@@ -21,7 +21,7 @@ use crate::{
 
 /// Keys of rows to read.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct ReadSet {
     pub operation_ids: BTreeSet<Id>,
     /// (user, key, scope), in the order of the commands, with duplicates.
     pub operation_keys: Vec<(Id, Id, i32)>,
@@ -42,7 +42,7 @@ pub struct Wanted {
     pub no_news: bool,
 }
 
-impl Wanted {
+impl ReadSet {
     /// Adds the rows that a command names.
     pub fn add(&mut self, command: &Command) {
         command.each_hold(&mut |hold_id| {

@@ -26,7 +26,7 @@ const SPILL_ROOM: usize = 1 << 16;
 
 /// Task for an engine.
 #[derive(Clone, Copy)]
-enum Order {
+enum EngineTask {
     Nothing,
     Apply(Envelope),
     /// A command that ends that many orders, which follow.
@@ -40,19 +40,22 @@ enum Order {
 /// reads of most commands.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Slot(Order);
+struct Slot(EngineTask);
 
 impl Slot {
     fn envelope(&self) -> Option<&Envelope> {
         match &self.0 {
-            Order::Apply(envelope) => Some(envelope),
-            Order::Nothing | Order::Lend | Order::Sweep(..) | Order::Listed(_) => None,
+            EngineTask::Apply(envelope) => Some(envelope),
+            EngineTask::Nothing
+            | EngineTask::Lend
+            | EngineTask::Sweep(..)
+            | EngineTask::Listed(_) => None,
         }
     }
 }
 
 /// Fills the rest of a batch that is not full.
-static NOTHING: Slot = Slot(Order::Nothing);
+static NOTHING: Slot = Slot(EngineTask::Nothing);
 
 /// What an engine reports.
 #[derive(Clone, Copy)]
@@ -98,7 +101,7 @@ fn loan(shared: &SharedLoan) -> MutexGuard<'_, Loan> {
 }
 
 /// The hot thread's end of the rings.
-pub(crate) struct Lane {
+pub(crate) struct EngineRing {
     orders: SingleProducer<Slot, SingleConsumerBarrier>,
     reports: EventPoller<Report, SingleProducerBarrier>,
     loan: SharedLoan,
@@ -132,7 +135,7 @@ struct Sweep {
 }
 
 /// Connects a book to a pair of rings. `capacity` is a power of two.
-pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
+pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (EngineRing, Engine) {
     let (orders_poller, builder) =
         build_single_producer(capacity, || NOTHING, BusySpin).new_event_poller();
     let (orders, orders_poller): In = (builder.build(), orders_poller);
@@ -140,7 +143,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         build_single_producer(capacity, || Report::Nothing, BusySpin).new_event_poller();
     let (reports, reports_poller): Out = (builder.build(), reports_poller);
     let loan = SharedLoan::default();
-    let lane = Lane {
+    let lane = EngineRing {
         orders,
         reports: reports_poller,
         loan: loan.clone(),
@@ -165,7 +168,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
     (lane, engine)
 }
 
-impl Lane {
+impl EngineRing {
     /// False when the commands in flight and their lists take all slots of the ring.
     pub fn has_room(&self) -> bool {
         self.slots_taken < self.capacity
@@ -187,7 +190,7 @@ impl Lane {
     pub fn push(&mut self, envelope: &Envelope) -> bool {
         // By its fields: as a whole it is just too long for the compiler to copy without a call.
         let publish = |slot: &mut Slot| {
-            slot.0 = Order::Apply(Envelope {
+            slot.0 = EngineTask::Apply(Envelope {
                 sequence: envelope.sequence,
                 time_ns: envelope.time_ns,
                 received_ns: envelope.received_ns,
@@ -200,11 +203,11 @@ impl Lane {
         is_pushed
     }
 
-    /// Pushes a command that ends `count` orders; the caller owes [`Lane::push_listed`] for each of
+    /// Pushes a command that ends `count` orders; the caller owes [`EngineRing::push_listed`] for each of
     /// them. False when its slot is not free yet.
     #[must_use]
     pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
-        let publish = |slot: &mut Slot| slot.0 = Order::Sweep(*envelope, count);
+        let publish = |slot: &mut Slot| slot.0 = EngineTask::Sweep(*envelope, count);
         let is_pushed = self.orders.try_publish(publish).is_ok();
         if is_pushed {
             self.in_flight += 1;
@@ -216,7 +219,7 @@ impl Lane {
     /// Pushes the next order of the last command pushed; false when its slot is not free yet.
     #[must_use]
     pub fn push_listed(&mut self, order: Listed) -> bool {
-        let publish = |slot: &mut Slot| slot.0 = Order::Listed(order);
+        let publish = |slot: &mut Slot| slot.0 = EngineTask::Listed(order);
         self.orders.try_publish(publish).is_ok()
     }
 
@@ -248,7 +251,9 @@ impl Lane {
     #[must_use]
     pub fn ask_for_book(&mut self) -> bool {
         assert_eq!(self.in_flight, 0, "a book is lent between two commands");
-        self.orders.try_publish(|slot| slot.0 = Order::Lend).is_ok()
+        self.orders
+            .try_publish(|slot| slot.0 = EngineTask::Lend)
+            .is_ok()
     }
 
     /// The book, once the engine has lent it.
@@ -286,19 +291,19 @@ impl Engine {
                 let mut each = |book: &mut Book, slot: &Slot| {
                     assert!(!is_lending, "nothing is sent after a loan request");
                     match &slot.0 {
-                        Order::Apply(envelope) => apply(book, envelope, None, reports, spill),
-                        Order::Sweep(envelope, count) => {
+                        EngineTask::Apply(envelope) => apply(book, envelope, None, reports, spill),
+                        EngineTask::Sweep(envelope, count) => {
                             (sweep.command, sweep.count) = (*envelope, *count);
                             sweep.listed.clear();
                         }
-                        Order::Listed(order) => {
+                        EngineTask::Listed(order) => {
                             sweep.listed.push(*order);
                             if sweep.listed.len() == sweep.count {
                                 apply(book, &sweep.command, Some(&sweep.listed), reports, spill);
                             }
                         }
-                        Order::Lend => is_lending = true,
-                        Order::Nothing => {}
+                        EngineTask::Lend => is_lending = true,
+                        EngineTask::Nothing => {}
                     }
                 };
                 let mut orders = &mut orders;

@@ -6,16 +6,16 @@ use types::{Envelope, EventEnvelope};
 use crate::record;
 
 /// Where complete records go.
-pub(crate) enum Keep {
-    Journal(Appender),
+pub(crate) enum JournalSink {
+    File(Appender),
     /// No journal: for benchmarks and simulation only.
-    Nothing,
+    Null,
 }
 
-impl Keep {
-    /// Buffers a command and its events for [`Keep::flush`]; returns their size in bytes.
+impl JournalSink {
+    /// Buffers a command and its events for [`JournalSink::flush`]; returns their size in bytes.
     pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) -> usize {
-        let Self::Journal(appender) = self else {
+        let Self::File(appender) = self else {
             return 0;
         };
         let before = appender.local_bytes();
@@ -27,35 +27,35 @@ impl Keep {
     /// the next iteration retries.
     pub fn flush(&mut self) -> bool {
         match self {
-            Self::Journal(appender) => appender.try_flush(),
-            Self::Nothing => true,
+            Self::File(appender) => appender.try_flush(),
+            Self::Null => true,
         }
     }
 
     /// True when the buffer is empty.
     pub fn is_handed_over(&self) -> bool {
-        !matches!(self, Self::Journal(appender) if appender.has_local())
+        !matches!(self, Self::File(appender) if appender.has_local())
     }
 
     /// Hands the rest to the journal's writer, at the end.
     pub fn finish(&mut self) {
-        if let Self::Journal(appender) = self {
+        if let Self::File(appender) = self {
             appender.flush();
         }
     }
 
     /// More bytes wait for the disk than the bound allows.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Journal(appender) if appender.is_full())
+        matches!(self, Self::File(appender) if appender.is_full())
     }
 
     /// The disk has no room at the moment: records wait in memory.
     pub fn is_stalled(&self) -> bool {
-        matches!(self, Self::Journal(appender) if appender.is_stalled())
+        matches!(self, Self::File(appender) if appender.is_stalled())
     }
 
     /// The journal has failed: no record can be written any more.
     pub fn is_failed(&self) -> bool {
-        matches!(self, Self::Journal(appender) if appender.is_failed())
+        matches!(self, Self::File(appender) if appender.is_failed())
     }
 }
