@@ -7,7 +7,7 @@ use types::command::{
 };
 use types::{
     HoldIx, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, PoolKind, RejectReason, Sequence,
-    SessionIx, StpGroup, UserIx,
+    SessionIx, StpGroup, UserId, UserIx,
 };
 
 use crate::admission::Admission;
@@ -18,13 +18,7 @@ impl Admission {
     pub(crate) fn admit_control(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         self.check_key(request.key_hash(), now_ns)?;
         match request {
-            Request::BindUser(id) => match self.users.get(id) {
-                Some(user) => Err(already(RejectDetails::User(*user))),
-                None => Ok(Command::BindUser(BindUser {
-                    user: UserIx(self.tables.users.len() as u32),
-                    id: *id,
-                })),
-            },
+            Request::BindUser(id) => self.admit_user(id),
             Request::SetInstrument(spec) => self.admit_instrument(spec),
             Request::SetPhase {
                 instrument,
@@ -63,20 +57,11 @@ impl Admission {
                 hold,
                 funding_seq,
                 key_hash,
-            } => {
-                let pool = self.fundable(*hold, *funding_seq)?;
-                if pool.open_orders > 0 {
-                    return Err(Reject::with(
-                        RejectReason::HoldInUse,
-                        RejectDetails::Hold(*hold),
-                    ));
-                }
-                Ok(Command::CloseHold(CloseHold {
-                    hold: *hold,
-                    funding_seq: *funding_seq,
-                    key_hash: *key_hash,
-                }))
-            }
+            } => self.admit_close_hold(CloseHold {
+                hold: *hold,
+                funding_seq: *funding_seq,
+                key_hash: *key_hash,
+            }),
             Request::BlockUser { user, cause } => self.admit_block(*user, *cause, true),
             Request::UnblockUser { user, cause } => self.admit_block(*user, *cause, false),
             Request::Settled {
@@ -106,6 +91,25 @@ impl Admission {
             Request::SetMemberGroup(change) => self.admit_group(change),
             _ => unreachable!("orders are checked in their own file"),
         }
+    }
+
+    fn admit_user(&self, id: &UserId) -> Result<Command, Reject> {
+        match self.users.get(id) {
+            Some(user) => Err(already(RejectDetails::User(*user))),
+            None => Ok(Command::BindUser(BindUser {
+                user: UserIx(self.tables.users.len() as u32),
+                id: *id,
+            })),
+        }
+    }
+
+    fn admit_close_hold(&self, close: CloseHold) -> Result<Command, Reject> {
+        let pool = self.fundable(close.hold, close.funding_seq)?;
+        if pool.open_orders > 0 {
+            let details = RejectDetails::Hold(close.hold);
+            return Err(Reject::with(RejectReason::HoldInUse, details));
+        }
+        Ok(Command::CloseHold(close))
     }
 
     fn admit_budget(

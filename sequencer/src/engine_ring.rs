@@ -203,8 +203,8 @@ impl EngineRing {
         is_pushed
     }
 
-    /// Pushes a command that ends `count` orders; the caller owes [`EngineRing::push_listed`] for each of
-    /// them. False when its slot is not free yet.
+    /// Pushes a command that ends `count` orders; the caller owes [`EngineRing::push_listed`] for
+    /// each of them. False when its slot is not free yet.
     #[must_use]
     pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
         let publish = |slot: &mut Slot| slot.0 = EngineTask::Sweep(*envelope, count);

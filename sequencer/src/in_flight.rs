@@ -152,7 +152,8 @@ impl InFlights {
         }
     }
 
-    /// The next command in sequence, if it is complete. The caller owes [`InFlights::leave`] for it.
+    /// The next command in sequence, if it is complete. The caller owes [`InFlights::leave`] for
+    /// it.
     #[inline]
     pub fn complete(&mut self) -> Option<&mut InFlight> {
         let flight = &mut self.places[self.head];

@@ -4,8 +4,8 @@
 //! of the log to be kept; the position that each consumer of the replica has in its own store
 //! ([`Durable`]); the newest two usable checkpoints of the node, and one at or before what is kept
 //! and what a consumer still needs. Of the newest two, a checkpoint is usable while its file is
-//! whole and if this process has restored or written it ([`UsableCheckpoints`]): a restart cannot use one of
-//! another version. With fewer than two everything is kept.
+//! whole and if this process has restored or written it ([`UsableCheckpoints`]): a restart cannot
+//! use one of another version. With fewer than two everything is kept.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -232,9 +232,9 @@ impl RingPort {
     /// Passes the waiting reports to `each`, in order; true when there were any.
     ///
     /// # Errors
-    /// [`SubmitError::Stopping`]: the hot thread has ended and everything it reported has been read,
-    /// whatever the size of the ring. A request without an answer by then came after its end and is
-    /// not in the journal.
+    /// [`SubmitError::Stopping`]: the hot thread has ended and everything it reported has been
+    /// read, whatever the size of the ring. A request without an answer by then came after its end
+    /// and is not in the journal.
     pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, SubmitError> {
         match self.reports.poll() {
             Ok(mut reports) => {

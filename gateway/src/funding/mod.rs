@@ -4,8 +4,8 @@
 //! journalled `Defund` or `CloseHold` first; the ledger releases the money once settlement has
 //! passed that record. After a crash in between, the recorded amounts of both sides decide, never a
 //! guess: what the ledger hold received and the journal has not funded is funded ([`bring_up`]);
-//! what the journal took out and the ledger has not released is released ([`release_to_holder`]). Both are
-//! idempotent; the sweeper runs them.
+//! what the journal took out and the ledger has not released is released
+//! ([`release_to_holder`]). Both are idempotent; the sweeper runs them.
 
 mod release;
 

@@ -234,7 +234,8 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "holds", moved.len(), state(query, &moved)).await
 }
 
-const MADE: &str = "WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
+const MADE: &str = "\
+     WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
      VALUES ($1, $2, $3, $4, $5, $6)), \
      made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, \
      tx_hash, rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, \
