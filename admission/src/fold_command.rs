@@ -5,7 +5,7 @@
 
 use types::command::{
     Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
-    OpenSession, Settled,
+    OpenSession, Settled, SweepPlace,
 };
 use types::{CancelReason, Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
 
@@ -354,6 +354,13 @@ impl Admission {
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),
+            Command::CancelSlice(c) if c.through == SweepPlace::END => {
+                // The answer to the call counts all slices.
+                if let Some(seen) = self.keys.get_mut(&key) {
+                    seen.sequence = envelope.sequence;
+                }
+                return;
+            }
             // A refusal has no effect: a retry is checked again.
             _ => return,
         };

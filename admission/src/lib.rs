@@ -64,4 +64,5 @@ pub use state::{
     AdmissionImage, Blocks, BoundsRow, HoldBalance, Instrument, OpenOrder, Seen, Session,
     Settlement, Unsettled, User,
 };
+pub use sweeps::SliceBound;
 pub use view::PoolTotals;

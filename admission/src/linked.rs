@@ -36,6 +36,8 @@ pub(crate) struct Linked {
     sessions: Vec<Vec<SessionIx>>,
     /// Cursor of each sweep, in the order of the sweep table: slot + 1, 0 = before the first.
     cursors: Vec<u32>,
+    /// By user: sweeps that the user has asked for.
+    cursors_of: Vec<u32>,
 }
 
 impl Linked {
@@ -90,8 +92,17 @@ impl Linked {
     }
 
     /// Adds the cursor of the next sweep, before the first order.
-    pub fn add_cursor(&mut self) {
+    pub fn add_cursor(&mut self, user: UserIx) {
         self.cursors.push(0);
+        if let Some(count) = self.cursors_of.get_mut(user.index()) {
+            *count += 1;
+        }
+    }
+
+    /// Sweeps that the user has asked for.
+    pub fn cursors_of(&self, user: UserIx) -> usize {
+        let count = self.cursors_of.get(user.index()).copied();
+        count.unwrap_or(0) as usize
     }
 
     /// The slot at the cursor of a sweep.
@@ -106,13 +117,17 @@ impl Linked {
         }
     }
 
-    pub fn remove_cursor(&mut self, sweep: usize) {
+    pub fn remove_cursor(&mut self, sweep: usize, user: UserIx) {
         self.cursors.remove(sweep);
+        if let Some(count) = self.cursors_of.get_mut(user.index()) {
+            *count -= 1;
+        }
     }
 
     /// Adds the next user, without orders.
     pub fn add_user(&mut self) {
         self.of_user.push(Ends::default());
+        self.cursors_of.push(0);
         self.sessions.push(Vec::new());
     }
 
@@ -169,10 +184,12 @@ impl Linked {
     /// Moves cursors from an order that is removed to the one before it.
     #[cold]
     fn move_back(&mut self, from: u32, to: u32) {
+        let mut has_moved = false;
         for cursor in self.cursors.iter_mut().filter(|cursor| **cursor == from) {
             *cursor = to;
+            has_moved = true;
         }
-        if to != 0 {
+        if to != 0 && has_moved {
             self.nodes[to as usize - 1].is_marked = true;
         }
     }

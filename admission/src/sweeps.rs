@@ -47,6 +47,22 @@ impl Wanted {
     }
 }
 
+/// Most orders of one slice.
+#[derive(Clone, Copy, Debug)]
+pub struct SliceBound {
+    /// Orders that it ends.
+    pub orders: usize,
+    /// Orders that it inspects, selected or not.
+    pub inspected: u64,
+}
+
+impl SliceBound {
+    const NONE: Self = Self {
+        orders: usize::MAX,
+        inspected: u64::MAX,
+    };
+}
+
 impl Sweep {
     /// False while its last slice is in flight.
     fn goes_on(&self) -> bool {
@@ -66,18 +82,18 @@ impl Admission {
     pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {
         listed.clear();
         if let Some(wanted) = self.wanted(command) {
-            self.walk(&wanted, usize::MAX, listed);
+            self.walk(&wanted, SliceBound::NONE, listed);
         }
     }
 
     /// As [`Admission::list`] for a command not sequenced yet, which is shortened to the first
-    /// `most` of its orders. Returns the number of orders inspected in vain.
-    pub fn slice(&self, command: &mut Command, most: usize, listed: &mut Vec<Listed>) -> u64 {
+    /// orders of a slice. Returns the number of orders inspected in vain.
+    pub fn slice(&self, command: &mut Command, bound: SliceBound, listed: &mut Vec<Listed>) -> u64 {
         listed.clear();
         let Some(wanted) = self.wanted(command) else {
             return 0;
         };
-        let Walk { through, walked } = self.walk(&wanted, most, listed);
+        let Walk { through, walked } = self.walk(&wanted, bound, listed);
         match command {
             Command::MassCancel(c) => {
                 c.through = through;
@@ -94,18 +110,25 @@ impl Admission {
     }
 
     /// The command whose next slice is due, and the owner of its orders. Members take turns: `last`
-    /// had the previous slice.
+    /// had the previous slice. The platform's own commands precede those of the owner.
     #[inline]
     pub fn next_sweep(&self, last: UserIx) -> Option<(UserIx, Sequence)> {
         let going_on = self.tables.sweeps.iter().filter(|row| row.goes_on());
-        let turns = going_on.map(|row| (self.owner_of(row.scope, row.user), row.of));
-        turns.min_by_key(|(owner, of)| (*owner <= last, *owner, *of))
+        let turns = going_on.map(|row| {
+            let owner = self.owner_of(row.scope, row.user);
+            (owner <= last, owner, !row.user.is_none(), row.of)
+        });
+        turns.min().map(|(_, owner, _, of)| (owner, of))
     }
 
     /// Mass cancels of the user that continue in slices.
     pub fn sweeps_of(&self, user: UserIx) -> usize {
-        let mine = |row: &&Sweep| row.user == user && row.goes_on();
-        self.tables.sweeps.iter().filter(mine).count()
+        self.linked.cursors_of(user)
+    }
+
+    /// Commands of all members that continue in slices.
+    pub fn sweeps(&self) -> usize {
+        self.tables.sweeps.len()
     }
 
     /// True until the last slice of a command has ended its orders.
@@ -168,7 +191,7 @@ impl Admission {
             _ => return,
         };
         self.tables.sweeps.push(row);
-        self.linked.add_cursor();
+        self.linked.add_cursor(row.user);
         self.move_sweep(self.tables.sweeps.len() - 1, through);
     }
 
@@ -209,7 +232,7 @@ impl Admission {
     /// Rebuilds the cursors, which are not part of the state, from the rows.
     pub(crate) fn restore_cursors(&mut self) {
         for at in 0..self.tables.sweeps.len() {
-            self.linked.add_cursor();
+            self.linked.add_cursor(self.tables.sweeps[at].user);
             let after = core::mem::replace(&mut self.tables.sweeps[at].after, SweepPlace::START);
             self.move_sweep(at, after);
         }
@@ -252,7 +275,7 @@ impl Admission {
             return;
         }
         let row = self.tables.sweeps.remove(at);
-        self.linked.remove_cursor(at);
+        self.linked.remove_cursor(at, row.user);
         let body = ReportBody::MassCancelled {
             count: row.count,
             remaining: 0,
@@ -285,6 +308,7 @@ impl Admission {
             Command::CancelSlice(c) => {
                 let at = self.sweep_at(c.of).expect("a slice continues a command");
                 let row = &self.tables.sweeps[at];
+                assert_eq!(row.after, c.after, "a slice is listed before it is applied");
                 Some(Wanted {
                     cursor: self.linked.cursor(at),
                     instrument: row.instrument,
@@ -307,8 +331,8 @@ impl Admission {
         }
     }
 
-    /// Lists at most `most` selected orders, oldest first in each session.
-    fn walk(&self, wanted: &Wanted, most: usize, listed: &mut Vec<Listed>) -> Walk {
+    /// Lists the selected orders of a slice, oldest first in each session.
+    fn walk(&self, wanted: &Wanted, bound: SliceBound, listed: &mut Vec<Listed>) -> Walk {
         let mut walk = Walk {
             through: SweepPlace::END,
             walked: 0,
@@ -341,13 +365,14 @@ impl Admission {
                 if place <= wanted.after {
                     continue;
                 }
-                if !wanted.takes(order) {
-                    last = place;
-                    continue;
-                }
-                if listed.len() == most {
+                let is_taken = wanted.takes(order);
+                if walk.walked > bound.inspected || is_taken && listed.len() == bound.orders {
                     walk.through = last;
                     break 'walk;
+                }
+                if !is_taken {
+                    last = place;
+                    continue;
                 }
                 last = place;
                 listed.push(Listed {

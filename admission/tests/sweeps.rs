@@ -25,19 +25,23 @@ fn mass_cancel(user: UserIx, side: Option<Side>) -> Request {
 }
 
 /// Executes a request, at most its first slice; returns the number of orders inspected in vain.
-fn carry_out(market: &mut Market, request: Request, most: usize) -> u64 {
+fn carry_out(market: &mut Market, request: Request, orders: usize) -> u64 {
+    let bound = SliceBound {
+        orders,
+        inspected: 200,
+    };
     let mut command = market
         .room
         .admit(&request, market.time_ns)
         .expect("admitted");
-    let left = market.room.slice(&mut command, most, &mut Vec::new());
+    let left = market.room.slice(&mut command, bound, &mut Vec::new());
     market.say_command(command);
     left
 }
 
 fn place(market: &mut Market, user: UserIx, side: Side) -> Handle {
     let price = match side {
-        Side::Buy => 1_000,
+        Side::Buy => 100,
         Side::Sell => 2_000,
     };
     market.place(limit(user.0, side, price, 1))
@@ -83,7 +87,11 @@ fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leav
             market.room = restored;
         }
     }
-    assert_eq!(slices, (PAIRS / 2).div_ceil(SLICE));
+    // The first half of the buys takes slices of its own.
+    assert!(
+        slices >= (PAIRS / 2).div_ceil(SLICE) + PAIRS / 2 / 200,
+        "{slices}"
+    );
     let open: Vec<_> = market.room.orders().collect();
     assert!(open.iter().all(|order| order.side == Side::Buy));
     assert_eq!(open.len(), PAIRS - ended);

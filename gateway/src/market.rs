@@ -11,7 +11,6 @@ use service_kit::KeyedMutex;
 pub use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::Semaphore;
 use tonic::Status;
-use types::command::RequestKind;
 use types::{
     Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
     NodeId, RejectReason, Sequence, UserId, UserIx, subaccount,
@@ -298,25 +297,25 @@ impl Market {
 
     /// Returns when the history has the answer to a call with a key: the record of its command, or
     /// of the last slice where it continues in slices. That answer counts the orders of all slices.
-    async fn carried_out(&self, seen: Seen) -> Result<(), Status> {
-        let mut sequence = seen.sequence;
-        self.written(sequence).await?;
-        if matches!(seen.request, RequestKind::MassCancel | RequestKind::Other) {
-            let look = |state: &State| {
-                let core = state.core();
-                let is_sweeping = core.admission().is_sweeping(seen.sequence);
-                (core.sequence(), is_sweeping)
-            };
-            loop {
-                let (passed, is_sweeping) = self.replica.read(look);
-                if !is_sweeping {
-                    sequence = passed;
-                    break;
-                }
+    async fn carried_out(&self, key_hash: Id128, mut seen: Seen) -> Result<(), Status> {
+        loop {
+            self.written(seen.sequence).await?;
+            let (passed, is_sweeping, last) = self.replica.read(|state: &State| {
+                let admission = state.core().admission();
+                let last = admission
+                    .seen(key_hash)
+                    .map_or(seen.sequence, |seen| seen.sequence);
+                let is_sweeping = admission.is_sweeping(seen.sequence);
+                (state.core().sequence(), is_sweeping, last)
+            });
+            if is_sweeping {
                 self.passed(passed.next()).await?;
+            } else if last == seen.sequence {
+                return Ok(());
+            } else {
+                seen.sequence = last;
             }
         }
-        self.written(sequence).await
     }
 
     /// The earlier answer under a key, once the history has it. Misses a call whose command is in
@@ -324,7 +323,7 @@ impl Market {
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
         let seen = |state: &State| state.core().admission().seen(key_hash);
         if let Some(seen) = self.replica.read(seen) {
-            self.carried_out(seen).await?;
+            self.carried_out(key_hash, seen).await?;
         }
         let answer = repo::answer(&self.projection.db, key_hash).await;
         answer.map_err(refusal::internal)
@@ -352,7 +351,7 @@ impl Market {
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
         if let RejectDetails::Request(seen) = reject.known {
-            self.carried_out(seen).await?;
+            self.carried_out(key_hash, seen).await?;
         }
         self.answered(key_hash).await
     }

@@ -189,27 +189,39 @@ impl Trading {
     }
 }
 
-/// Replaces the password of a URL, and its query, which may contain a key.
+/// A path segment of a URL from this length on may be an access key.
+const KEY_LENGTH_MIN: usize = 16;
+
+/// Masks what may be a secret of a URL: user, password, query, and long path segments (access keys).
 fn mask(value: &mut Value) {
     match value {
         Value::Table(table) => table.iter_mut().for_each(|(_, value)| mask(value)),
         Value::Array(values) => values.iter_mut().for_each(mask),
-        Value::String(text) => {
-            if let Ok(mut url) = reqwest::Url::parse(text) {
-                let is_secret = url.password().is_some() || url.query().is_some();
-                if url.password().is_some() {
-                    let _ = url.set_password(Some("***"));
-                }
-                if url.query().is_some() {
-                    url.set_query(Some("***"));
-                }
-                if is_secret {
-                    *text = url.to_string();
-                }
-            }
-        }
+        Value::String(text) if text.contains("://") => *text = masked_url(text),
         _ => {}
     }
+}
+
+fn masked_url(text: &str) -> String {
+    const MASK: &str = "***";
+    let Ok(mut url) = reqwest::Url::parse(text) else {
+        return MASK.to_owned();
+    };
+    if url.password().is_some() {
+        let _ = url.set_password(Some(MASK));
+    } else if !url.username().is_empty() {
+        let _ = url.set_username(MASK);
+    }
+    if url.query().is_some() {
+        url.set_query(Some(MASK));
+    }
+    let is_key = |segment: &str| segment.len() >= KEY_LENGTH_MIN;
+    if url.path().split('/').any(is_key) {
+        let shown = |segment| if is_key(segment) { MASK } else { segment };
+        let path: Vec<&str> = url.path().split('/').map(shown).collect();
+        url.set_path(&path.join("/"));
+    }
+    url.to_string()
 }
 
 fn local(port: u16) -> SocketAddr {
@@ -419,6 +431,20 @@ mod tests {
             "{shown}"
         );
         assert!(!shown.contains("s3cret"), "{shown}");
+        for (url, shown) in [
+            (
+                "https://node.example/v3/0123456789abcdef",
+                "https://node.example/v3/***",
+            ),
+            ("https://token@node.example/", "https://***@node.example/"),
+            (
+                "http://127.0.0.1:8083/webhook",
+                "http://127.0.0.1:8083/webhook",
+            ),
+            ("postgres://a:b/c?d@host:x", "***"),
+        ] {
+            assert_eq!(masked_url(url), shown);
+        }
     }
 
     #[test]

@@ -20,9 +20,13 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
         // Reconciliation is a treasury call.
         payments: Some(channel("sandbox.treasury")?),
     };
-    prove(&deps, ProofOptions::default())
-        .await
-        .context("proof of balances")
+    let options = ProofOptions {
+        progress: |reading, differences| {
+            eprintln!("reading {reading}: {differences} unexplained differences, reading again");
+        },
+        ..ProofOptions::default()
+    };
+    prove(&deps, options).await.context("proof of balances")
 }
 
 /// Differences printed; `--json` prints all of them.

@@ -39,6 +39,8 @@ pub struct ProofOptions {
     pub readings_max: u32,
     /// Pause between two readings.
     pub pause_ms: u64,
+    /// Called after a reading that is repeated: its number, its unexplained differences.
+    pub progress: fn(u32, usize),
 }
 
 impl Default for ProofOptions {
@@ -46,6 +48,7 @@ impl Default for ProofOptions {
         Self {
             readings_max: 10,
             pause_ms: 500,
+            progress: |_, _| {},
         }
     }
 }
@@ -84,18 +87,20 @@ pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, Cal
         readings += 1;
         let reading = read::read(deps).await?;
         let (instruments, differences) = judge(&reading);
-        let ok = differences
+        let unexplained = differences
             .iter()
-            .all(|difference| difference.explanation.is_some());
-        if ok || readings >= options.readings_max {
+            .filter(|found| found.explanation.is_none());
+        let unexplained = unexplained.count();
+        if unexplained == 0 || readings >= options.readings_max {
             return Ok(Proof {
-                ok,
+                ok: unexplained == 0,
                 readings,
                 instruments,
                 bank: reading.bank,
                 differences,
             });
         }
+        (options.progress)(readings, unexplained);
         tokio::time::sleep(Duration::from_millis(options.pause_ms)).await;
     }
 }

@@ -19,7 +19,7 @@ use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Du
 use axum::{
     Json, Router,
     body::Body,
-    extract::{DefaultBodyLimit, Request},
+    extract::{DefaultBodyLimit, Request, State},
     http::{HeaderName, StatusCode},
     middleware::{Next, from_fn, from_fn_with_state, map_request, map_response},
     response::{IntoResponse, Response},
@@ -169,6 +169,7 @@ pub fn serve_within(
         rpc = rpc.merge(reflection(&served)?);
 
         let contract = Arc::new(Contract::of_port(&served));
+        let served_here = contract.clone();
         let protocols = protocols(contract, rpc, MESSAGE_BYTES_MAX);
         let app = Router::new()
             .merge(operations(healths, metrics, shutdown.clone()))
@@ -192,6 +193,7 @@ pub fn serve_within(
                 }
             })
             .layer(from_fn_with_state(auth, access::check))
+            .layer(from_fn_with_state(served_here, refuse_unserved))
             .layer(from_fn_with_state(limits.clone(), guard::layer))
             .layer(cors());
         listen_within(listener, app, limits, shutdown).await
@@ -235,7 +237,22 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
 
 fn unknown_method(request: &Request) -> Response {
     let status = status::unimplemented("Unknown method");
+    observe::refused(request.uri().path(), &status);
     connect::refusal(request.method(), request.headers(), status)
+}
+
+/// A method of another port is unknown here, whatever the caller's roles.
+async fn refuse_unserved(
+    State(contract): State<Arc<Contract>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = request.uri().path();
+    let is_elsewhere = || Contract::platform().method(path).is_some();
+    match contract.method(path).is_none() && is_elsewhere() {
+        true => unknown_method(&request),
+        false => next.run(request).await,
+    }
 }
 
 /// Serves plain HTTP routes without RPC services and callers, within all `limits`: of connections,

@@ -121,6 +121,11 @@ impl Core {
     fn run(&mut self, envelope: &Envelope, mut heard: Option<&mut impl Hear>) -> &[EventEnvelope] {
         self.outbox.events.clear();
         self.outbox.quotes.clear();
+        // Before admission applies the command: a slice begins where the last one stopped.
+        let listed = match envelope.command.route() {
+            Route::Listed => self.listed(&envelope.command),
+            _ => Vec::new(),
+        };
         if let Some(book) = self.begin(envelope) {
             self.books.push(Some(book));
         }
@@ -132,7 +137,7 @@ impl Core {
                 self.report(&cause, &envelope.command, *heard);
             }
         }
-        self.apply_to_books(envelope);
+        self.apply_to_books(envelope, &listed);
         let outbox = std::mem::take(&mut self.outbox);
         for event in &outbox.events {
             match &mut heard {
@@ -156,12 +161,12 @@ impl Core {
         &self.outbox.events
     }
 
-    fn apply_to_books(&mut self, envelope: &Envelope) {
+    fn apply_to_books(&mut self, envelope: &Envelope, listed: &[Listed]) {
         let named = match envelope.command.route() {
             Route::Admission => 0..0,
             Route::Instrument(instrument) => instrument.index()..instrument.index() + 1,
             Route::AllInstruments => 0..self.books.len(),
-            Route::Listed => return self.apply_listed(envelope),
+            Route::Listed => return self.apply_listed(envelope, listed),
         };
         for book in &mut self.books[named] {
             let book = book.as_mut().expect("books are at hand during recovery");
@@ -170,10 +175,15 @@ impl Core {
     }
 
     #[cold]
-    fn apply_listed(&mut self, envelope: &Envelope) {
+    fn listed(&self, command: &Command) -> Vec<Listed> {
         let mut listed = Vec::new();
-        self.admission.list(&envelope.command, &mut listed);
-        for of_book in Listed::by_instrument(&listed) {
+        self.admission.list(command, &mut listed);
+        listed
+    }
+
+    #[cold]
+    fn apply_listed(&mut self, envelope: &Envelope, listed: &[Listed]) {
+        for of_book in Listed::by_instrument(listed) {
             let book = self.books[of_book[0].instrument.index()].as_mut();
             let book = book.expect("books are at hand during recovery");
             book.apply_listed(envelope, of_book, &mut self.outbox);

@@ -368,6 +368,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
     let impatient = ProofOptions {
         readings_max: 1,
         pause_ms: 0,
+        ..ProofOptions::default()
     };
     let proof = prove(&deps, impatient).await.unwrap();
     assert!(!proof.ok);

@@ -205,7 +205,11 @@ fn r325_buf_curl_calls_by_reflection_in_every_protocol() {
                     &data,
                     &url,
                 ];
-                refused(&buf, &args).await;
+                let answer = refused(&buf, &args).await;
+                assert!(
+                    answer.contains("unimplemented"),
+                    "{listener}, {protocol}: {answer}"
+                );
             }
         }
     });

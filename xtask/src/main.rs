@@ -17,6 +17,8 @@ mod shell;
 mod syscalls;
 mod tidy;
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 
 /// Chores of the platform's workspace.
@@ -68,7 +70,7 @@ enum Chore {
     Harness {
         /// The checkout, with harness and baselines built as its README describes.
         #[arg(long, value_name = "DIR")]
-        source: std::path::PathBuf,
+        source: PathBuf,
         /// Core of the matching thread.
         #[arg(long, default_value_t = 0)]
         matcher_core: u32,
@@ -130,9 +132,13 @@ enum Chore {
         /// Print JSON.
         #[arg(long)]
         json: bool,
-        /// Exit with 1 unless every row given here (`R001`, `R310-R318`) has a test.
+        /// Exit with 1 unless every row given here (`R001`, `R310-R318`) has a test, which passed
+        /// if there are results.
         #[arg(long, value_delimiter = ',')]
         require: Vec<String>,
+        /// Output of the test runs: a row counts only if a test of it ran and none failed.
+        #[arg(long)]
+        results: Option<PathBuf>,
     },
 }
 
@@ -169,6 +175,10 @@ fn main() -> anyhow::Result<()> {
         Chore::Powerloss { seeds } => powerloss::run(seeds),
         Chore::Syscalls { commands } => syscalls::run(commands),
         Chore::Tidy { shrink } => tidy::run(shrink),
-        Chore::Rows { json, require } => rows::run(json, &require),
+        Chore::Rows {
+            json,
+            require,
+            results,
+        } => rows::run(json, &require, results.as_deref()),
     }
 }

@@ -2,74 +2,169 @@
 //! R224` above a test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use crate::{files, shell};
 
 /// The checklist has the rows R001 to R350.
 const ROW_LAST: u32 = 350;
 
-pub fn run(json: bool, require: &[String]) -> anyhow::Result<()> {
+/// A test and the rows that it names.
+type Named = (String, BTreeSet<u32>);
+
+/// What the recorded test runs say about a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed,
+    NotRun,
+}
+
+impl Outcome {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::NotRun => "not run",
+        }
+    }
+}
+
+/// Prints each row with its tests, and with `results` (output of `cargo test`) what came of them.
+///
+/// # Errors
+/// A row of `require` has no test; with `results`, none that ran, or one that failed.
+pub fn run(json: bool, require: &[String], results: Option<&Path>) -> anyhow::Result<()> {
     let root = shell::root();
-    let mut named: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
-    for path in files::below(&root, &["rs", "mjs"])? {
-        for row in rows_of(&std::fs::read_to_string(root.join(&path))?) {
-            let shown = path.to_string_lossy().into_owned();
-            named.entry(row).or_default().insert(shown);
+    let outcomes = match results {
+        Some(file) => Some(outcomes(&std::fs::read_to_string(file).with_context(
+            || format!("cannot read the results in {}", file.display()),
+        )?)),
+        None => None,
+    };
+    let mut rows: BTreeMap<u32, BTreeMap<String, Option<Outcome>>> = BTreeMap::new();
+    for path in files::below(&root, &["rs"])? {
+        for (test, named) in tests_of(&std::fs::read_to_string(root.join(&path))?) {
+            let outcome = outcomes
+                .as_ref()
+                .map(|outcomes| outcomes.get(&test).copied().unwrap_or(Outcome::NotRun));
+            for row in named {
+                let shown = format!("{}:{test}", path.to_string_lossy());
+                rows.entry(row).or_default().insert(shown, outcome);
+            }
         }
     }
-    let missing: Vec<String> = (1..=ROW_LAST)
-        .filter(|row| !named.contains_key(row))
-        .map(name)
-        .collect();
-
+    let passed = |row: &u32| rows.get(row).is_some_and(is_passed);
+    let (tested, missing): (Vec<u32>, Vec<u32>) = (1..=ROW_LAST).partition(passed);
     if json {
-        let tested: serde_json::Map<String, serde_json::Value> = named
-            .iter()
-            .map(|(row, files)| (name(*row), serde_json::json!(files)))
-            .collect();
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&serde_json::json!({
-                "tested": tested, "missing": missing,
-                "tested_count": named.len(), "missing_count": missing.len(),
-            }))?
-        );
+        let shown = |tests: &BTreeMap<String, Option<Outcome>>| -> serde_json::Value {
+            let tests = tests.iter();
+            tests
+                .map(|(test, outcome)| {
+                    (test.clone(), serde_json::json!(outcome.map(Outcome::text)))
+                })
+                .collect()
+        };
+        let named = rows.iter().map(|(row, tests)| (name(*row), shown(tests)));
+        let named: serde_json::Map<String, serde_json::Value> = named.collect();
+        let report = serde_json::json!({
+            "rows": named,
+            "passed": tested.iter().map(|row| name(*row)).collect::<Vec<_>>(),
+            "missing": missing.iter().map(|row| name(*row)).collect::<Vec<_>>(),
+        });
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        for (row, files) in &named {
-            let files: Vec<&str> = files.iter().map(String::as_str).collect();
-            println!("{}  {}", name(*row), files.join("  "));
-        }
-        println!(
-            "\n{} rows have a test, {} do not:",
-            named.len(),
-            missing.len()
-        );
-        for chunk in missing.chunks(16) {
-            println!("  {}", chunk.join(" "));
-        }
+        print_rows(&rows, &tested, &missing, results.is_some());
     }
-
-    let wanted = parse_ranges(require)?;
-    let lacking: Vec<String> = wanted
+    let lacking: Vec<String> = parse_ranges(require)?
         .iter()
-        .filter(|row| !named.contains_key(row))
+        .filter(|row| !passed(row))
         .map(|row| name(*row))
         .collect();
     if !lacking.is_empty() {
-        bail!("rows without a test: {}", lacking.join(" "));
+        let what = if results.is_some() {
+            "rows without a passed test"
+        } else {
+            "rows without a test"
+        };
+        bail!("{what}: {}", lacking.join(" "));
     }
     Ok(())
+}
+
+/// At least one test passed and none failed; without results: a test exists.
+fn is_passed(tests: &BTreeMap<String, Option<Outcome>>) -> bool {
+    let has = |wanted| tests.values().any(|outcome| *outcome == Some(wanted));
+    let is_recorded = tests.values().any(Option::is_some);
+    !is_recorded || has(Outcome::Passed) && !has(Outcome::Failed)
+}
+
+fn print_rows(
+    rows: &BTreeMap<u32, BTreeMap<String, Option<Outcome>>>,
+    tested: &[u32],
+    missing: &[u32],
+    is_recorded: bool,
+) {
+    for (row, tests) in rows {
+        for (test, outcome) in tests {
+            let outcome = outcome.map_or("", Outcome::text);
+            println!("{}  {outcome:7}  {test}", name(*row));
+        }
+    }
+    let what = if is_recorded {
+        "a passed test"
+    } else {
+        "a test"
+    };
+    println!(
+        "\n{} rows have {what}, {} do not:",
+        tested.len(),
+        missing.len()
+    );
+    let missing: Vec<String> = missing.iter().map(|row| name(*row)).collect();
+    for chunk in missing.chunks(16) {
+        println!("  {}", chunk.join(" "));
+    }
+}
+
+/// Outcomes by test name without modules, from the lines `test module::name ... ok`. A name that
+/// occurs in several binaries passes if it passes in each.
+fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
+    let mut found = BTreeMap::new();
+    for line in output.lines() {
+        let Some((test, outcome)) = line
+            .strip_prefix("test ")
+            .and_then(|line| line.split_once(" ... "))
+        else {
+            continue;
+        };
+        let outcome = match outcome.trim() {
+            "ok" => Outcome::Passed,
+            "FAILED" => Outcome::Failed,
+            _ => continue,
+        };
+        let test = test
+            .rsplit("::")
+            .next()
+            .unwrap_or(test)
+            .trim_end_matches(" - should panic");
+        let entry = found.entry(test.to_owned()).or_insert(outcome);
+        if outcome == Outcome::Failed {
+            *entry = outcome;
+        }
+    }
+    found
 }
 
 fn name(row: u32) -> String {
     format!("R{row:03}")
 }
 
-/// Rows named by the tests of one source text.
-fn rows_of(text: &str) -> BTreeSet<u32> {
-    let mut rows = BTreeSet::new();
+/// Tests of one source text that name rows.
+fn tests_of(text: &str) -> Vec<Named> {
+    let mut tests = Vec::new();
     let mut announced: Vec<u32> = Vec::new();
     let mut is_test = false;
     for line in text.lines().map(str::trim) {
@@ -77,21 +172,21 @@ fn rows_of(text: &str) -> BTreeSet<u32> {
             announced.extend(list.split([' ', ',']).filter_map(row_number));
         } else if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             is_test = true;
-        } else if line.starts_with("test(") {
-            rows.append(&mut announced.drain(..).collect());
         } else if let Some(rest) = line
             .strip_prefix("fn ")
             .or_else(|| line.strip_prefix("async fn "))
         {
             if is_test {
-                rows.extend(announced.drain(..));
-                rows.extend(rest.split(['(', '_']).map_while(row_number));
+                let test = rest.split('(').next().unwrap_or(rest);
+                let mut rows: BTreeSet<u32> = announced.drain(..).collect();
+                rows.extend(test.split('_').map_while(row_number));
+                tests.push((test.to_owned(), rows));
             }
             announced.clear();
             is_test = false;
         }
     }
-    rows
+    tests
 }
 
 /// `R041`, `r041`, `R041a` return 41.
@@ -129,7 +224,32 @@ mod tests {
             "// rows: R001 R002a\n#[test]\nfn anything() {}\n",
             "#[tokio::test]\nasync fn r223_r224_refuses() {}\nfn r111_no_test() {}\n"
         );
-        assert_eq!(rows_of(text), BTreeSet::from([1, 2, 223, 224]));
+        let named = [
+            ("anything", vec![1, 2]),
+            ("r223_r224_refuses", vec![223, 224]),
+        ];
+        let named = named.map(|(test, rows)| (test.to_owned(), BTreeSet::from_iter(rows)));
+        assert_eq!(tests_of(text), named);
+    }
+
+    #[test]
+    fn a_row_passes_if_its_tests_ran_and_none_failed() {
+        let found = outcomes(concat!(
+            "running 3 tests\ntest a::r001_one ... ok\ntest r002_two ... FAILED\n",
+            "test r002_two ... ok\ntest slow has been running for over 60 seconds\n",
+            "test r004_skipped ... ignored\n"
+        ));
+        let of = |test: &str| Some(found.get(test).copied().unwrap_or(Outcome::NotRun));
+        let row = |tests: &[&str]| {
+            is_passed(
+                &tests
+                    .iter()
+                    .map(|test| ((*test).to_owned(), of(test)))
+                    .collect(),
+            )
+        };
+        assert!(row(&["r001_one"]) && row(&["r001_one", "r004_skipped"]));
+        assert!(!row(&["r001_one", "r002_two"]) && !row(&["r004_skipped"]));
     }
 
     #[test]

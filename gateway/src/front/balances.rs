@@ -21,8 +21,9 @@ use crate::market::Market;
 const PACE: Duration = Duration::from_millis(100);
 /// Balances per message to the front.
 const AT_ONCE: usize = 64;
-/// Sessions served per round of the front, which the hot thread may be waiting for.
-const TURNS_PER_ROUND: usize = 64;
+/// Users served in one round of the front, which may run on the hot thread, and turns of each.
+const USERS_PER_ROUND: usize = 16;
+const TURNS_PER_USER: usize = 8;
 
 /// Balances that have changed since the last round. Bounded by what the ledger changes within
 /// [`PACE`], at most one per sub-account.
@@ -119,6 +120,11 @@ impl Unsent {
         self.newest
     }
 
+    /// A session was added.
+    pub fn restart(&mut self) {
+        self.turns = Turns::default();
+    }
+
     /// Records a turn. True while there may be a session that can be sent something.
     fn note(&mut self, turn: Turn, sessions: usize) -> bool {
         let turns = &mut self.turns;
@@ -161,21 +167,34 @@ impl Front {
     /// send.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
         let mut did_work = false;
-        for _ in 0..TURNS_PER_ROUND {
+        for _ in 0..self.state.with_balances.len().min(USERS_PER_ROUND) {
             let Some(user) = self.state.with_balances.pop_front() else {
                 break;
             };
-            let row = self.state.sessions.user(user);
-            let sessions = row.sessions.len();
-            let at = row.sessions[row.unsent.turns.at % sessions];
-            let turn = self.send_balance(now, user, at);
-            let unsent = &mut self.state.sessions.user(user).unsent;
-            did_work |= unsent.note(turn, sessions);
-            if !unsent.is_done(sessions) {
+            let (mut may_send, mut is_done) = (true, false);
+            for _ in 0..TURNS_PER_USER {
+                (may_send, is_done) = self.take_turn(now, user);
+                if !may_send || is_done {
+                    break;
+                }
+            }
+            did_work |= may_send;
+            if !is_done {
                 self.state.with_balances.push_back(user);
             }
         }
         did_work
+    }
+
+    /// The turn of one session of the user: whether another one may be sent something, and whether
+    /// all have everything.
+    fn take_turn(&mut self, now: Instant, user: UserIx) -> (bool, bool) {
+        let row = self.state.sessions.user(user);
+        let sessions = row.sessions.len();
+        let at = row.sessions[row.unsent.turns.at % sessions];
+        let turn = self.send_balance(now, user, at);
+        let unsent = &mut self.state.sessions.user(user).unsent;
+        (unsent.note(turn, sessions), unsent.is_done(sessions))
     }
 
     fn send_balance(&mut self, now: Instant, user: UserIx, at: At) -> Turn {

@@ -255,7 +255,9 @@ impl Sessions {
         let at = self.rows.len();
         self.places[ix] = u32::try_from(at + 1).expect("sessions are numbered by 32 bits");
         self.rows.push(make());
-        self.users.entry(opened.user).or_default().sessions.push(at);
+        let user = self.users.entry(opened.user).or_default();
+        user.sessions.push(at);
+        user.unsent.restart();
         at
     }
 

@@ -860,6 +860,9 @@ impl Raw {
             if wanted(&message) {
                 return (header.sequence, message);
             }
+            if let ServerMessage::Disconnect(end) = &message {
+                panic!("disconnected: {end:?}");
+            }
         }
     }
 
@@ -913,11 +916,11 @@ async fn garbage_gets_its_code_and_changes_nothing() {
     for (bytes, code) in [
         (garbage, DisconnectCode::Version),
         (
-            vec![14, 0, 0x55, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            vec![14, 0, 0x55, wire::VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             DisconnectCode::UnknownType,
         ),
         (
-            vec![13, 0, 0x02, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            vec![13, 0, 0x02, wire::VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             DisconnectCode::Malformed,
         ),
         (bad_side.to_vec(), DisconnectCode::BadField),

@@ -2,7 +2,7 @@
 //!
 //! Other members' requests run between two slices.
 
-use admission::Request;
+use admission::{Request, SliceBound};
 use types::command::{CancelSlice, Listed};
 use types::{Command, Envelope, EventEnvelope, Sequence, UserIx};
 
@@ -11,12 +11,19 @@ use crate::engine_ring::EngineRing;
 use crate::in_flight::ReplyTo;
 use crate::port::{Reply, SubmitError};
 
-const SLICE_ORDERS: usize = 256;
-/// Mass cancels of one member in progress in slices. The first slice of a further one is empty, so
-/// that a flood of them costs what other messages cost. It takes its turn like the others.
+const SLICE: SliceBound = SliceBound {
+    orders: 256,
+    inspected: 4_096,
+};
+const EMPTY: SliceBound = SliceBound { orders: 0, ..SLICE };
+/// Mass cancels of one member in progress in slices. The first slice of a further one is empty: it
+/// takes its turn like the others.
 const SWEEPS_OF_USER: usize = 4;
-/// Past this a further one is `BUSY`: each keeps a row in memory until its turn comes.
-const SWEEPS_OF_USER_MAX: usize = 1_024;
+/// Past this a further one with a filter is `BUSY`: each inspects the orders that its filter leaves.
+const FILTERED_SWEEPS_OF_USER_MAX: usize = 32;
+/// Past these a further one of a member is `BUSY`: each keeps a row in memory until its turn comes.
+const SWEEPS_OF_USER_MAX: usize = 256;
+const SWEEPS_MAX: usize = 4_096;
 
 /// A call that is answered after the last slice of its command.
 pub(super) struct Sweeping {
@@ -52,12 +59,16 @@ impl Hot {
             Command::MassCancel(_) if !user.is_none() => admission.sweeps_of(user),
             _ => 0,
         };
-        let most = match under_way {
-            0..SWEEPS_OF_USER => SLICE_ORDERS,
-            SWEEPS_OF_USER..SWEEPS_OF_USER_MAX => 0,
+        let most = match filtered {
+            Some(_) => FILTERED_SWEEPS_OF_USER_MAX,
+            None => SWEEPS_OF_USER_MAX,
+        };
+        let bound = match under_way {
+            0..SWEEPS_OF_USER => SLICE,
+            _ if under_way < most && admission.sweeps() < SWEEPS_MAX => EMPTY,
             _ => return Err(SubmitError::Busy),
         };
-        let left = admission.slice(command, most, &mut self.listed);
+        let left = admission.slice(command, bound, &mut self.listed);
         Ok((user, left))
     }
 
@@ -66,6 +77,8 @@ impl Hot {
         let Some((owner, of)) = self.core.admission().next_sweep(self.swept) else {
             return false;
         };
+        // Also if there is no room now: the next iteration serves another member.
+        self.swept = owner;
         let request = Request::CancelSlice(of);
         let clock_ns = self.config.clock.now_ns();
         match self.admit(Source::Given(&request), clock_ns) {
@@ -77,7 +90,6 @@ impl Hot {
             // Without room: retried in the next iteration.
             Err(_) => return false,
         }
-        self.swept = owner;
         self.launch(ReplyTo::Reply(Reply::None));
         self.pump();
         true
@@ -174,9 +186,13 @@ pub(super) fn gather(
     command: &Envelope,
     events: &[EventEnvelope],
 ) -> Option<Vec<EventEnvelope>> {
-    match sweeping.is_empty() {
-        true => None,
-        false => gather_slice(sweeping, command, events),
+    let is_sliced = matches!(
+        command.command,
+        Command::MassCancel(_) | Command::SetKillSwitch(_) | Command::CancelSlice(_)
+    );
+    match is_sliced && !sweeping.is_empty() {
+        true => gather_slice(sweeping, command, events),
+        false => None,
     }
 }
 
