@@ -28,7 +28,7 @@ fn bytes_of(message: impl Into<ClientMessage>, sequence: u64) -> BytesMut {
 
 #[test]
 fn golden_bytes_of_an_order() {
-    let expected = "37001001\
+    let expected = "37001002\
                     0500\
                     0900000000000000\
                     0807060504030201\
@@ -126,7 +126,7 @@ fn invalid_bytes_return_the_matching_error() {
         bytes[at] = value;
         take::<ClientMessage>(&mut bytes).unwrap_err()
     };
-    assert_eq!(broken(3, 2), WireError::Version { version: 2 });
+    assert_eq!(broken(3, 1), WireError::Version { version: 1 });
     assert_eq!(broken(2, 0x77), WireError::Type { kind: 0x77 });
     assert_eq!(broken(2, 0x91), WireError::Type { kind: 0x91 });
     assert_eq!(

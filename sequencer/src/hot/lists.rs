@@ -19,7 +19,7 @@ const EMPTY: SliceBound = SliceBound { orders: 0, ..SLICE };
 /// Mass cancels of one member in progress in slices. The first slice of a further one is empty: it
 /// takes its turn like the others.
 const SWEEPS_OF_USER: usize = 4;
-/// Past this a further one with a filter is `BUSY`: each inspects the orders that its filter leaves.
+/// Past this a further one with a filter is `BUSY`: it inspects the orders that its filter leaves.
 const FILTERED_SWEEPS_OF_USER_MAX: usize = 32;
 /// Past these a further one of a member is `BUSY`: each keeps a row in memory until its turn comes.
 const SWEEPS_OF_USER_MAX: usize = 256;
