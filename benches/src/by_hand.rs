@@ -145,7 +145,7 @@ fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Re
     let mut answered = 0;
     let mut is_refused = false;
     ring.poll(|report| match report {
-        Report::Numbered(stamp, message) => {
+        Report::SessionMessage(stamp, message) => {
             *last = stamp.sequence;
             answered += usize::from(load.heard(message).is_some());
         }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `address` | addresses and hashes as own types |
 //! | `contracts` | actions on the chain and their call data |
-//! | `connector` | access to any node: submission queue, reads, watcher |
+//! | `connector` | access to any node: submissions, reads, watcher |
 //! | `dev` | in-process development chain: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
 //!
@@ -37,7 +37,7 @@ use tokio_util::task::TaskTracker;
 pub use address::{Address, ParseHexError, TxHash, keccak256};
 pub use api::{block_not_found, chain_status};
 pub use connector::{
-    BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submitted, TokenTransfer,
+    BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submission, TokenTransfer,
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;
@@ -117,7 +117,7 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
-/// Opens the chain, loads the submission queue and starts the watcher. Stops on `shutdown`.
+/// Opens the chain, loads the next nonce and starts the watcher. Stops on `shutdown`.
 pub fn start_chain(
     config: ChainConfig,
     deps: ChainDeps,

@@ -10,7 +10,7 @@ use alloy::signers::local::PrivateKeySigner;
 use chain::{
     ChainConfig, ChainDeps, ChainHandle, Receipt, ReceiptStatus, StartError, TxHash, start_chain,
 };
-use rpc::{Connections, Limits};
+use rpc::{ConnectionBudget, Limits};
 use serde_json::{Value, json};
 use testkit::ports::{patient, until, until_closed};
 use tokio::io::AsyncWriteExt;
@@ -320,7 +320,7 @@ async fn a_malformed_origin_is_refused_at_start() {
 async fn connections_over_the_bound_are_closed_and_open_ones_go_on() {
     let port = Port::start_with(
         Limits {
-            connections: Connections::of(2, 2, 2),
+            connections: ConnectionBudget::with_limits(2, 2, 2),
             ..patient()
         },
         &[],

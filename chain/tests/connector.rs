@@ -135,7 +135,7 @@ async fn r033_submissions_are_stored_by_key_and_receipts_show_reverts() {
     assert_eq!(connector.balance_of(&token, &alice).await.expect("read"), 5);
     assert_eq!(connector.total_supply(&token).await.expect("read").0, 5);
     assert_eq!(
-        connector.token_facts(&token).await.expect("read").symbol,
+        connector.token_metadata(&token).await.expect("read").symbol,
         "BOND-1"
     );
     let block = connector

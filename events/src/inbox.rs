@@ -51,11 +51,14 @@ pub async fn accept_many_in_tx(
     .bind(service_kit::clock::now_us())
     .fetch_all(tx)
     .await?;
-    Ok(first_of_each(event_ids, accepted.into_iter().collect()))
+    Ok(flag_first_occurrences(
+        event_ids,
+        accepted.into_iter().collect(),
+    ))
 }
 
 /// Whether each event is in `new` and its first occurrence.
-pub(crate) fn first_of_each(event_ids: &[Uuid], mut new: HashSet<String>) -> Vec<bool> {
+pub(crate) fn flag_first_occurrences(event_ids: &[Uuid], mut new: HashSet<String>) -> Vec<bool> {
     event_ids
         .iter()
         .map(|event_id| new.remove(&event_id.to_string()))

@@ -37,7 +37,7 @@ pub async fn backlog(db: &impl Queue) -> Result<i64, Error> {
 
 /// Result of one relay batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct RelayResult {
     pub events: usize,
     /// More events may be ready soon: a full batch, rows of open transactions, or another active
     /// relay.
@@ -54,10 +54,10 @@ pub trait Queue: Clone + Send + Sync + 'static {
 
     /// Publishes the oldest rows. They are deleted once durable in the log, at the latest by a call
     /// that finds none.
-    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error>;
+    async fn relay_batch(&self, log: &dyn Log) -> Result<RelayResult, Error>;
 
     /// Woken after commits of this process; at least once per commit after the last wake.
-    async fn committed(&self);
+    async fn wait_for_commit(&self);
 
     /// Display name, for logs.
     fn name(&self) -> String;
@@ -72,23 +72,23 @@ impl Relay {
         let policy = consumer::RetryPolicy::default().while_away();
         let mut failures = 0;
         loop {
-            let moved = tokio::select! {
+            let relayed = tokio::select! {
                 biased;
                 // An unavailable log may block a batch without a limit; the next start relays the
                 // rows.
                 () = shutdown.cancelled() => break,
-                moved = db.move_batch(&*log) => moved,
+                relayed = db.relay_batch(&*log) => relayed,
             };
-            let pause = match moved {
-                Ok(moved) => {
+            let pause = match relayed {
+                Ok(relayed) => {
                     failures = 0;
-                    metrics::counter!("outbox_relayed_total").increment(moved.events as u64);
-                    match (moved.more_soon, moved.events) {
+                    metrics::counter!("outbox_relayed_total").increment(relayed.events as u64);
+                    match (relayed.more_soon, relayed.events) {
                         (true, 1..) => continue,
                         (true, 0) => Duration::from_millis(SOON_MS),
                         (false, 0) => Duration::from_millis(POLL_MS),
                         (false, 1..) => {
-                            let pace = if moved.is_stream {
+                            let pace = if relayed.is_stream {
                                 STREAM_PACE_MS
                             } else {
                                 PACE_MS
@@ -107,7 +107,7 @@ impl Relay {
             };
             let woken = async {
                 if failures == 0 {
-                    db.committed().await;
+                    db.wait_for_commit().await;
                 } else {
                     std::future::pending::<()>().await;
                 }
@@ -119,16 +119,16 @@ impl Relay {
             }
         }
         // Relay commits from before the shutdown, if the log accepts them in time.
-        let flush = async { while Self::step(&db, &*log).await.is_ok_and(|moved| moved > 0) {} };
+        let flush = async { while Self::step(&db, &*log).await.is_ok_and(|count| count > 0) {} };
         let _ = tokio::time::timeout(Duration::from_millis(POLL_MS), flush).await;
     }
 
     /// Publishes the oldest batch, or deletes published rows if there is none; returns the number
-    /// of events moved. On PostgreSQL a step that moves none releases the lock for other relays.
+    /// of events relayed. On PostgreSQL a step that relays none releases the lock for other relays.
     ///
     /// # Errors
     /// [`Error`] of the store or of the log; the batch then remains.
     pub async fn step(db: &impl Queue, log: &dyn Log) -> Result<usize, Error> {
-        Ok(db.move_batch(log).await?.events)
+        Ok(db.relay_batch(log).await?.events)
     }
 }

@@ -1,25 +1,25 @@
-//! Plots HDR histograms as plain SVG: time over percentile, both logarithmic, so that the tail is
-//! as wide as the middle.
+//! Plots HDR histograms as SVG: latency by percentile. The x axis is linear in nines, so each
+//! further nine has the same width. The y axis is logarithmic.
 
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 
 /// One curve.
-pub struct Line<'a> {
+pub struct Curve<'a> {
     name: &'a str,
     times: &'a Histogram<u64>,
-    /// Counts of the histogram per unit of the plot.
+    /// Recorded histogram value per plot unit: 1000 for ns shown as us.
     scale: f64,
 }
 
-impl<'a> Line<'a> {
+impl<'a> Curve<'a> {
     pub fn new(name: &'a str, times: &'a Histogram<u64>, scale: f64) -> Self {
         Self { name, times, scale }
     }
 
     /// Value at a quantile; at least a tenth of the unit, so that its logarithm exists.
-    fn at(&self, quantile: f64) -> f64 {
+    fn value_at(&self, quantile: f64) -> f64 {
         (self.times.value_at_quantile(quantile) as f64 / self.scale).max(0.1)
     }
 }
@@ -32,9 +32,9 @@ const LEFT: f64 = 70.0;
 const BOTTOM: f64 = 50.0;
 const TOP: f64 = 40.0;
 const RIGHT: f64 = 20.0;
-/// Nines of the last percentile drawn.
+/// The x axis ends at this many nines: 5 = 99.999 %.
 const NINES: u32 = 5;
-const STEPS: u32 = 60;
+const SEGMENTS_PER_CURVE: u32 = 60;
 const COLOURS: [&str; 4] = ["#1f5fa8", "#b8541a", "#3a8a3a", "#7a4fa0"];
 
 fn quantile(nines: f64) -> f64 {
@@ -42,23 +42,25 @@ fn quantile(nines: f64) -> f64 {
 }
 
 /// Plot of the curves; `unit` names the value axis.
-pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
-    let last = f64::from(NINES);
-    let ends = lines
+pub fn svg(title: &str, unit: &str, curves: &[Curve]) -> String {
+    let nines_max = f64::from(NINES);
+    let ends = curves
         .iter()
-        .flat_map(|line| [line.at(0.0), line.at(quantile(last))]);
+        .flat_map(|curve| [curve.value_at(0.0), curve.value_at(quantile(nines_max))]);
     let (low, high) = ends.fold((f64::MAX, 1.0f64), |(low, high), value| {
         (low.min(value), high.max(value))
     });
-    let (from, to) = (low.log10().floor(), high.log10().ceil());
-    let to = to.max(from + 1.0);
-    let x = |nines: f64| LEFT + (WIDTH - LEFT - RIGHT) * nines / last;
+    let exponent_min = low.log10().floor();
+    let exponent_max = high.log10().ceil().max(exponent_min + 1.0);
+    let x = |nines: f64| LEFT + (WIDTH - LEFT - RIGHT) * nines / nines_max;
     let y = |value: f64| {
-        HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value.log10() - from) / (to - from)
+        let share = (value.log10() - exponent_min) / (exponent_max - exponent_min);
+        HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * share
     };
     let mut out = String::new();
     let mut put = |text: std::fmt::Arguments| {
-        out.write_fmt(text).expect("a string takes everything");
+        out.write_fmt(text)
+            .expect("writing to a String cannot fail");
         out.push('\n');
     };
     put(format_args!(
@@ -67,36 +69,36 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
 <text x="{LEFT}" y="22" font-size="15">{title}</text>"#
     ));
     for nines in 0..=NINES {
-        let at = x(f64::from(nines));
+        let grid_x = x(f64::from(nines));
         let percent = quantile(f64::from(nines)) * 100.0;
         let digits = nines.saturating_sub(2) as usize;
         put(format_args!(
-            r##"<path d="M{at:.1} {TOP}V{:.1}" stroke="#ddd"/>"##,
+            r##"<path d="M{grid_x:.1} {TOP}V{:.1}" stroke="#ddd"/>"##,
             HEIGHT - BOTTOM
         ));
         put(format_args!(
-            r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{percent:.digits$} %</text>"#,
+            r#"<text x="{grid_x:.1}" y="{:.1}" text-anchor="middle">{percent:.digits$} %</text>"#,
             HEIGHT - BOTTOM + 18.0
         ));
     }
-    for power in from as i32..=to as i32 {
-        let value = 10f64.powi(power);
-        let at = y(value);
+    for exponent in exponent_min as i32..=exponent_max as i32 {
+        let value = 10f64.powi(exponent);
+        let grid_y = y(value);
         put(format_args!(
-            r##"<path d="M{LEFT} {at:.1}H{:.1}" stroke="#ddd"/>"##,
+            r##"<path d="M{LEFT} {grid_y:.1}H{:.1}" stroke="#ddd"/>"##,
             WIDTH - RIGHT
         ));
         put(format_args!(
             r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{value} {unit}</text>"#,
             LEFT - 6.0,
-            at + 4.0
+            grid_y + 4.0
         ));
     }
-    for (number, line) in lines.iter().enumerate() {
+    for (number, curve) in curves.iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
-        let points: Vec<String> = (0..=STEPS)
-            .map(|step| last * f64::from(step) / f64::from(STEPS))
-            .map(|nines| format!("{:.1},{:.1}", x(nines), y(line.at(quantile(nines)))))
+        let points: Vec<String> = (0..=SEGMENTS_PER_CURVE)
+            .map(|segment| nines_max * f64::from(segment) / f64::from(SEGMENTS_PER_CURVE))
+            .map(|nines| format!("{:.1},{:.1}", x(nines), y(curve.value_at(quantile(nines)))))
             .collect();
         put(format_args!(
             r#"<polyline fill="none" stroke="{colour}" stroke-width="2" points="{}"/>"#,
@@ -106,7 +108,7 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
             r#"<text x="{:.1}" y="{:.1}" fill="{colour}">{}</text>"#,
             LEFT + 12.0,
             TOP + 18.0 * (number as f64 + 1.0),
-            line.name
+            curve.name
         ));
     }
     out.push_str("</svg>\n");
@@ -123,7 +125,7 @@ mod tests {
         for value in 1..10_000u64 {
             times.record(value).unwrap();
         }
-        let picture = svg("Title", "us", &[Line::new("one", &times, 1_000.0)]);
+        let picture = svg("Title", "us", &[Curve::new("one", &times, 1_000.0)]);
         assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
         let points = picture.split("points=\"").nth(1).unwrap();
         let points = points.split('"').next().unwrap();
@@ -138,7 +140,7 @@ mod tests {
     #[test]
     fn an_empty_histogram_is_drawn_too() {
         let times = Histogram::new(3).unwrap();
-        assert!(svg("Title", "ns", &[Line::new("none", &times, 1.0)]).contains("polyline"));
+        assert!(svg("Title", "ns", &[Curve::new("none", &times, 1.0)]).contains("polyline"));
         assert!(svg("Title", "ns", &[]).contains("</svg>"));
     }
 }

@@ -120,7 +120,7 @@ impl Reconciler {
     async fn restore(&self, tx_hashes: &[String]) -> Result<(), Failure> {
         let filter = OperationFilter {
             tx_hashes,
-            without_trades: true,
+            exclude_trades: true,
             ..OperationFilter::default()
         };
         let context = Context::new("ledger");

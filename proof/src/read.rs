@@ -120,7 +120,7 @@ async fn redemptions(
     of: &mut InstrumentReading,
 ) -> Answer<()> {
     let reserve = subaccount::reserve(CFA_RUB);
-    for hold in ledger.reserved(context).await? {
+    for hold in ledger.active_hold_amounts(context).await? {
         if hold.destination == reserve
             && let Some(holder) = subaccount::holder(&hold.subaccount_id)
         {

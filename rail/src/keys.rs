@@ -69,7 +69,7 @@ impl Keys {
 ///
 /// # Errors
 /// [`KeysError`].
-pub fn bank_side(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError> {
+pub fn load_bank_keys(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError> {
     // An interrupted start of an older version leaves an empty file.
     if !fs::metadata(folder.join(PUBLIC)).is_ok_and(|file| file.len() > 0) {
         Keys::load_or_create(folder)?;
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn keys_are_created_once_and_both_sides_agree() {
         let folder = tempfile::tempdir().unwrap();
-        let (public, secrets) = bank_side(folder.path()).unwrap();
+        let (public, secrets) = load_bank_keys(folder.path()).unwrap();
         let keys = Keys::load_or_create(folder.path()).unwrap();
         assert_eq!(keys.signer.public_key(), public);
         assert_eq!(keys.webhook_secrets[0].to_text(), secrets[0].to_text());

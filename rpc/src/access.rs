@@ -215,14 +215,14 @@ mod tests {
         for token in ["sandbox.investor+auditor.u1", "sandbox.auditor+investor.u1"] {
             let writes = decide(place, token);
             assert_eq!(writes.roles, Roles::of(&[Role::Investor]), "{token}");
-            assert!(!writes.acts_for_anyone());
+            assert!(!writes.acts_for_any_user());
             assert!(writes.require_user("u1").is_ok());
             assert!(writes.require_user("u2").is_err());
             let reads = decide(read, token);
-            assert!(reads.acts_for_anyone() && reads.require_user("u2").is_ok());
+            assert!(reads.acts_for_any_user() && reads.require_user("u2").is_ok());
         }
-        assert!(decide(place, "sandbox.investor+operator.u1").acts_for_anyone());
-        assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_anyone());
+        assert!(decide(place, "sandbox.investor+operator.u1").acts_for_any_user());
+        assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_any_user());
         assert_eq!(decide("/health", "sandbox.operator").roles, Roles::NONE);
     }
 

@@ -127,7 +127,7 @@ pub struct Caller {
 
 impl Caller {
     /// True if one of [`Caller::roles`] acts on any user: staff or a service.
-    pub fn acts_for_anyone(&self) -> bool {
+    pub fn acts_for_any_user(&self) -> bool {
         let own = Roles::of(&Role::OWN);
         self.roles.iter().any(|role| !own.contains(role))
     }
@@ -146,7 +146,7 @@ impl Caller {
     /// PERMISSION_DENIED unless the caller may act for this user: the own user id, or any user for
     /// staff and services (D32).
     pub fn require_user(&self, user_id: &str) -> Result<(), Status> {
-        if self.acts_for_anyone() || self.user_id.as_deref() == Some(user_id) {
+        if self.acts_for_any_user() || self.user_id.as_deref() == Some(user_id) {
             return Ok(());
         }
         Err(status::permission_denied(

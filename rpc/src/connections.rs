@@ -1,8 +1,9 @@
 //! Connection limits of this process's ports: in total, per port and per address.
 //!
-//! A connection costs a file descriptor, and journal, stores and clients of this process need
-//! theirs. So the limits reserve part of the descriptor limit. A connection above a limit is closed
-//! at once: the newest loses, open ones continue. Cost: one lock per connection.
+//! Each connection uses a file descriptor. The journal, the stores and outgoing calls need
+//! descriptors too, so the limits reserve part of the descriptor limit. A new connection above a
+//! limit is closed at once; open connections are kept. Cost: one lock acquisition when a connection
+//! opens and one when it closes.
 
 use std::{
     collections::HashMap,
@@ -17,12 +18,14 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors reserved for files, stores and outgoing calls: a quarter of the limit, and at least
-/// this. A running platform has 120 to 160 open.
+/// Minimum number of descriptors reserved for files, stores and outgoing calls. The reserve is a
+/// quarter of the limit if that is more, and at most half of it. A running platform has 120 to 160
+/// open.
 const RESERVE_MIN: u64 = 256;
-/// Minimum per-address limit, if the total allows it.
-const ADDRESS_MIN: usize = 512;
-/// Absolute limit of a process: from here memory is the cost (16 KiB to 64 KiB per connection).
+/// Minimum of the per-port and the per-address limit, if the total allows it.
+const SHARE_MIN: usize = 512;
+/// Upper bound on the total limit. Above it memory is the scarce resource (16 to 64 KiB per
+/// connection).
 const TOTAL_MAX: u64 = 16_384;
 /// Refusals are logged once per interval.
 const LOG_EVERY: Duration = Duration::from_secs(1);
@@ -56,62 +59,62 @@ fn descriptor_limit() -> u64 {
 
 /// The limit that a connection exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum Limit {
     Total,
     Port,
     Address,
 }
 
-impl Bound {
+impl Limit {
     pub fn name(self) -> &'static str {
         match self {
-            Bound::Total => "total",
-            Bound::Port => "port",
-            Bound::Address => "address",
+            Limit::Total => "total",
+            Limit::Port => "port",
+            Limit::Address => "address",
         }
     }
 }
 
-/// Connections of several ports under one budget. Clones share it.
+/// Connection budget of several ports. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Connections(Arc<Budget>);
+pub struct ConnectionBudget(Arc<Budget>);
 
 #[derive(Debug)]
 struct Budget {
     total_max: usize,
     port_max: usize,
     address_max: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenCounts>,
     refusals: Refusals,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenCounts {
     total: usize,
     ports: Vec<usize>,
     addresses: HashMap<IpAddr, usize>,
 }
 
-impl Connections {
+impl ConnectionBudget {
     /// The budget of all ports of this process, from the descriptor limit at the first call.
-    pub fn process() -> Self {
-        static PROCESS: LazyLock<Connections> =
-            LazyLock::new(|| Connections::within(descriptor_limit()));
+    pub fn for_process() -> Self {
+        static PROCESS: LazyLock<ConnectionBudget> =
+            LazyLock::new(|| ConnectionBudget::for_descriptor_limit(descriptor_limit()));
         PROCESS.clone()
     }
 
     /// A separate budget for a limit of `descriptors`.
-    pub fn within(descriptors: u64) -> Self {
+    pub fn for_descriptor_limit(descriptors: u64) -> Self {
         let reserve = (descriptors / 4).max(RESERVE_MIN).min(descriptors / 2);
         let total = (descriptors - reserve).min(TOTAL_MAX) as usize;
-        let share = |part: usize| part.max(ADDRESS_MIN).min(total);
-        // A port leaves room for other ports, an address for other addresses.
-        Self::of(total, share(total / 4 * 3), share(total / 4))
+        let share = |connections: usize| connections.max(SHARE_MIN).min(total);
+        // One port may use 3/4 of the total and one address 1/4, so that others can still connect.
+        Self::with_limits(total, share(total / 4 * 3), share(total / 4))
     }
 
     /// A budget with these limits.
-    pub fn of(total_max: usize, port_max: usize, address_max: usize) -> Self {
-        Connections(Arc::new(Budget {
+    pub fn with_limits(total_max: usize, port_max: usize, address_max: usize) -> Self {
+        ConnectionBudget(Arc::new(Budget {
             total_max,
             port_max,
             address_max,
@@ -132,12 +135,12 @@ impl Connections {
 }
 
 impl Budget {
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenCounts> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One port's share.
+/// Admits the connections of one port.
 pub(crate) struct Port {
     budget: Arc<Budget>,
     index: usize,
@@ -152,13 +155,13 @@ impl Port {
         let mut open = budget.lock();
         let own = open.addresses.get(&address).copied().unwrap_or(0);
         let met = [
-            (own >= budget.address_max, Bound::Address),
-            (open.ports[self.index] >= budget.port_max, Bound::Port),
-            (open.total >= budget.total_max, Bound::Total),
+            (own >= budget.address_max, Limit::Address),
+            (open.ports[self.index] >= budget.port_max, Limit::Port),
+            (open.total >= budget.total_max, Limit::Total),
         ];
-        if let Some((_, bound)) = met.into_iter().find(|(is_met, _)| *is_met) {
+        if let Some((_, limit)) = met.into_iter().find(|(is_met, _)| *is_met) {
             drop(open);
-            budget.refusals.note(bound, address);
+            budget.refusals.note(limit, address);
             return None;
         }
         open.total += 1;
@@ -212,8 +215,8 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn note(&self, bound: Bound, address: IpAddr) {
-        ::metrics::counter!(REFUSED, "bound" => bound.name()).increment(1);
+    fn note(&self, limit: Limit, address: IpAddr) {
+        ::metrics::counter!(REFUSED, "bound" => limit.name()).increment(1);
         self.since_logged.fetch_add(1, Ordering::Relaxed);
         let mut logged_at = self
             .logged_at
@@ -224,10 +227,10 @@ impl Refusals {
         }
         *logged_at = Some(Instant::now());
         tracing::warn!(
-            bound = bound.name(),
-            %address,
-            connections = self.since_logged.swap(0, Ordering::Relaxed),
-            "closing connections above the limit"
+            last_address = %address,
+            refused_since_last_log = self.since_logged.swap(0, Ordering::Relaxed),
+            "connections refused: {} limit reached",
+            limit.name()
         );
     }
 }
@@ -236,39 +239,48 @@ impl Refusals {
 mod tests {
     use super::*;
 
-    fn bounds(descriptors: u64) -> (usize, usize, usize) {
-        let Connections(budget) = Connections::within(descriptors);
+    fn limits(descriptors: u64) -> (usize, usize, usize) {
+        let ConnectionBudget(budget) = ConnectionBudget::for_descriptor_limit(descriptors);
         (budget.total_max, budget.port_max, budget.address_max)
     }
 
     #[test]
-    fn bounds_follow_the_limit_and_leave_a_reserve() {
-        assert_eq!(bounds(128), (64, 64, 64));
-        assert_eq!(bounds(1_024), (768, 576, 512));
-        assert_eq!(bounds(4_096), (3_072, 2_304, 768));
-        assert_eq!(bounds(1 << 20), (16_384, 12_288, 4_096));
-        assert_eq!(bounds(u64::MAX).0, 16_384);
+    fn limits_follow_the_descriptor_limit_and_leave_a_reserve() {
+        assert_eq!(limits(128), (64, 64, 64));
+        assert_eq!(limits(1_024), (768, 576, 512));
+        assert_eq!(limits(4_096), (3_072, 2_304, 768));
+        assert_eq!(limits(1 << 20), (16_384, 12_288, 4_096));
+        assert_eq!(limits(u64::MAX).0, 16_384);
     }
 
     #[test]
     fn a_permit_is_granted_at_the_limit_and_refused_above_it() {
-        let connections = Connections::of(4, 3, 2);
+        let connections = ConnectionBudget::with_limits(4, 3, 2);
         let (first, second) = (connections.port(), connections.port());
         let [a, b, c] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
-        let one = first.admit(a).expect("below every bound");
-        let _two = first.admit(a).expect("at the address's bound");
-        assert!(second.admit(a).is_none(), "the address, on any port");
-        let _three = first.admit(b).expect("at the port's bound");
-        assert!(first.admit(c).is_none(), "the port");
-        let _four = second.admit(c).expect("at the bound of all");
-        assert!(second.admit(c).is_none(), "all ports together");
+        let one = first.admit(a).expect("below every limit");
+        let _two = first.admit(a).expect("at the address's limit");
+        assert!(
+            second.admit(a).is_none(),
+            "expected a refusal: the address limit counts all ports"
+        );
+        let _three = first.admit(b).expect("at the port's limit");
+        assert!(
+            first.admit(c).is_none(),
+            "expected a refusal: the port limit"
+        );
+        let _four = second.admit(c).expect("at the total limit");
+        assert!(
+            second.admit(c).is_none(),
+            "expected a refusal: the total limit counts all ports"
+        );
         drop(one);
         assert!(second.admit(a).is_some());
     }
 
     #[test]
     fn an_ipv6_network_counts_as_one_address() {
-        let connections = Connections::of(9, 9, 1);
+        let connections = ConnectionBudget::with_limits(9, 9, 1);
         let port = connections.port();
         let address = |text: &str| text.parse::<IpAddr>().expect("an address");
         let _held = port.admit(address("2001:db8::1")).expect("the first");

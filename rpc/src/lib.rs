@@ -33,7 +33,7 @@ pub mod status;
 pub use access::{Authenticator, with_auth};
 pub use caller::{Caller, Role, Roles, caller};
 pub use channel::{Channel, LocalSlot};
-pub use connections::Connections;
+pub use connections::ConnectionBudget;
 pub use context::Context;
 pub use health::Health;
 pub use metrics::{MetricsHandle, metrics_init};

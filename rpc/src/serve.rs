@@ -44,7 +44,7 @@ use tower::ServiceExt;
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::{
-    Authenticator, Connections, DEADLINE_MS_DEFAULT, Error, Health, MESSAGE_BYTES_MAX,
+    Authenticator, ConnectionBudget, DEADLINE_MS_DEFAULT, Error, Health, MESSAGE_BYTES_MAX,
     MetricsHandle, access, connect,
     contract::{Contract, PORT_SETS},
     drain, guard,
@@ -76,7 +76,7 @@ pub struct Limits {
     pub body: Duration,
     /// For an HTTP read, including its body. RPCs have their own deadline.
     pub http: Duration,
-    pub connections: Connections,
+    pub connections: ConnectionBudget,
 }
 
 impl Default for Limits {
@@ -88,7 +88,7 @@ impl Default for Limits {
             silence: Duration::from_secs(60),
             body: deadline,
             http: deadline,
-            connections: Connections::process(),
+            connections: ConnectionBudget::for_process(),
         }
     }
 }

@@ -14,7 +14,7 @@ use proto::{
         sandbox_bank_service_client::SandboxBankServiceClient,
     },
 };
-use rpc::{Channel, Connections, Limits};
+use rpc::{Channel, ConnectionBudget, Limits};
 use serde_json::Value;
 use testkit::ports::{patient, until, until_closed};
 use tokio::{
@@ -58,7 +58,7 @@ async fn answered(stream: &mut TcpStream) {
 #[tokio::test]
 async fn connections_over_the_bound_are_closed_and_open_ones_go_on() {
     let port = Port::within(Limits {
-        connections: Connections::of(8, 8, 8),
+        connections: ConnectionBudget::with_limits(8, 8, 8),
         ..patient()
     })
     .await;
@@ -145,7 +145,7 @@ async fn an_unread_stream_loses_its_connection() {
     let app = Router::new().route("/endless", get(async || Body::from_stream(endless)));
     let limits = Limits {
         silence: SHORT,
-        connections: Connections::of(1, 1, 1),
+        connections: ConnectionBudget::with_limits(1, 1, 1),
         ..patient()
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -23,7 +23,7 @@ use crate::engine_ring::{EngineRing, connect};
 use crate::in_flight::{InFlights, ReplyTo};
 use crate::polled::{PARK, Polled, sleep_for};
 use crate::port::{Gate, Job, Reply, SubmitError};
-use crate::ring_port::{RingEnd, Submission};
+use crate::ring_port::{HotRingPort, Submission};
 use crate::sink::JournalSink;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
@@ -98,7 +98,7 @@ pub(crate) struct Hot {
     /// that cancels need.
     reduced: HashSet<Handle>,
     /// Rings of the fronts.
-    rings: Vec<RingEnd>,
+    rings: Vec<HotRingPort>,
     /// By session: the ring that its messages go to.
     routes: Vec<u16>,
     /// A front that shares this thread.
@@ -220,7 +220,7 @@ impl Hot {
             return;
         }
         for _ in 0..LOOKS {
-            if self.rings.iter().any(RingEnd::has_request) || !self.gate.queue.is_empty() {
+            if self.rings.iter().any(HotRingPort::has_request) || !self.gate.queue.is_empty() {
                 return;
             }
             std::hint::spin_loop();
@@ -236,7 +236,7 @@ impl Hot {
         self.keep.flush();
         self.watch_journal();
         if did_work {
-            self.rings.iter().for_each(RingEnd::wake);
+            self.rings.iter().for_each(HotRingPort::wake);
             self.publish();
         }
         did_work
@@ -263,7 +263,7 @@ impl Hot {
         // A front that does not read stops orders only when the node runs out of room for its
         // reports.
         let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
-        if is_order && self.rings.iter().any(RingEnd::is_overrun) {
+        if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
         }
         if !self.keep.is_stalled() {
@@ -316,7 +316,7 @@ impl Hot {
             }
             _ => PARK,
         };
-        if self.rings.iter().any(RingEnd::is_behind) {
+        if self.rings.iter().any(HotRingPort::has_spill) {
             sleep = sleep.min(PARK_BEHIND);
         }
         let (gate, rings, polled) = (&self.gate, &self.rings, self.polled.as_deref());
@@ -327,7 +327,7 @@ impl Hot {
         let fds = fd.as_ref().map_or(&[][..], |fd| &fd[..]);
         gate.parker.park(sleep, fds, || {
             !gate.queue.is_empty()
-                || rings.iter().any(RingEnd::has_request)
+                || rings.iter().any(HotRingPort::has_request)
                 || polled.is_some_and(Polled::has_work)
                 || gate.is_stopping.load(Ordering::Acquire)
         });
@@ -338,7 +338,7 @@ impl Hot {
         if !self.flights.is_empty() {
             return;
         }
-        while self.rings.last().is_some_and(RingEnd::is_closed) {
+        while self.rings.last().is_some_and(HotRingPort::is_closed) {
             self.rings.pop();
             let gone = self.rings.len();
             for port in &mut self.routes {
@@ -395,7 +395,7 @@ impl Hot {
             && let Some(at) = self.rings[port].next()
         {
             did_work = true;
-            let tag = self.rings[port].asked(at).tag;
+            let tag = self.rings[port].submission(at).tag;
             let request = Source::Ring { port, at };
             self.serve(request, now_ns, ReplyTo::Ring { port, tag });
             self.pump();
@@ -513,7 +513,7 @@ impl Hot {
     fn asked(&self, source: Source) -> Submission {
         match source {
             Source::Given(_) => Submission::default(),
-            Source::Ring { port, at } => *self.rings[port].asked(at),
+            Source::Ring { port, at } => *self.rings[port].submission(at),
         }
     }
 

@@ -69,5 +69,5 @@ pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
 pub use retention::{Durable, Retention};
-pub use ring_port::{Opened, Ratio, Report, RingPort, Stamp, Submission};
+pub use ring_port::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission};
 pub use stats::Stats;

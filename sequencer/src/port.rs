@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::park::Parker;
 use crate::polled::Polled;
 use crate::record::Record;
-use crate::ring_port::{self, RingEnd, RingPort};
+use crate::ring_port::{self, HotRingPort, RingPort};
 
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +66,7 @@ pub(crate) enum Job {
     Request(Request, Reply),
     Inspect(Look),
     /// A front's rings.
-    Attach(Box<RingEnd>),
+    Attach(Box<HotRingPort>),
     /// A front that shares the hot thread.
     Host(Box<dyn Polled>),
 }
@@ -227,8 +227,8 @@ impl Port {
     /// # Errors
     /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
     pub fn rings(&self, capacity: usize, front: Arc<Parker>) -> Result<RingPort, SubmitError> {
-        let (port, end) = ring_port::connect(self.gate.clone(), front, capacity);
-        self.push(Job::Attach(Box::new(end)))?;
+        let (port, hot_port) = ring_port::connect(self.gate.clone(), front, capacity);
+        self.push(Job::Attach(Box::new(hot_port)))?;
         Ok(port)
     }
 

@@ -97,7 +97,7 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
             let (waited, payload) = payload.split_first_chunk_mut().expect("room for both");
             *waited = waited_ns(command).to_le_bytes();
             let mut packer = Packer::<COMMAND_WORDS>::new(payload);
-            if !codec::command(&command.command, &mut packer) {
+            if !codec::encode_command(&command.command, &mut packer) {
                 archive::<_, COMMAND_WORDS>(&command.command, &mut packer);
             }
             WAITED_BYTES + packer.finish()
@@ -111,7 +111,7 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
             command.time_ns,
             |payload| {
                 let mut packer = Packer::<EVENT_WORDS>::new(payload);
-                if !codec::event(event, &mut packer) {
+                if !codec::encode_event(event, &mut packer) {
                     archive::<_, EVENT_WORDS>(&EventBody::from(event), &mut packer);
                 }
                 packer.finish()
@@ -375,7 +375,7 @@ mod tests {
         for _ in 0..2_000 {
             for command in random.command() {
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(codec::command(&command, &mut laid), "encoded");
+                assert!(codec::encode_command(&command, &mut laid), "encoded");
                 archive::<_, COMMAND_WORDS>(&command, &mut archived);
                 assert_eq!(laid.words, archived.words, "{command:?}");
             }
@@ -389,7 +389,7 @@ mod tests {
                     event,
                 };
                 let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(codec::event(&envelope, &mut laid), "encoded");
+                assert!(codec::encode_event(&envelope, &mut laid), "encoded");
                 archive::<_, EVENT_WORDS>(&EventBody::from(&envelope), &mut archived);
                 assert_eq!(laid.words, archived.words, "{event:?}");
             }

@@ -1,11 +1,11 @@
 //! Submission for a front that polls: a ring of requests in, a ring of reports out.
 //!
 //! One thread at each end. Once the rings are made nothing here allocates, locks or enters the
-//! kernel, except to wake a hot thread that sleeps. The hot thread never waits for a front: reports
-//! that do not fit go to a spill, and while there is one no further request is taken from that
-//! front, so the spill is bounded by the reports of the requests in flight. When the hot thread
-//! ends it leaves the spill, and an answer for each request that it has not taken, in a list that
-//! the front reads after the ring.
+//! kernel, except to wake a hot thread that sleeps. The hot thread never waits for a front. Reports
+//! that do not fit in the ring go to the spill queue. While the spill is not empty, no request of
+//! that front is read, so the requests in flight bound the spill. On shutdown the hot thread
+//! appends the spill and a `Stopping` report per unread request to a list. The front reads the list
+//! after the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +22,10 @@ use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
 use crate::park::Parker;
 use crate::port::{Gate, SubmitError};
 
-/// Requests taken out of a ring at once.
+/// Maximum requests copied out of a ring in one batch.
 const INBOX: usize = 64;
-/// Capacity of the spill without an allocation. Untouched memory costs address space alone.
+/// Preallocated capacity of the spill queue. Pages that are never written use address space but no
+/// memory.
 const SPILL_ROOM: usize = 65_536;
 
 /// Sequence and times of the command that a report is about.
@@ -37,7 +38,7 @@ pub struct Stamp {
     pub received_ns: u64,
 }
 
-/// A session that its command has opened at this front.
+/// Report of an applied `OpenSession` that this front submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The front's tag of the request.
@@ -49,9 +50,10 @@ pub struct Opened {
     pub stp_group: StpGroup,
     /// The member group of the user.
     pub group: MemberGroup,
-    /// Client sequence of the last request seen before.
+    /// Last client sequence of the session at the time of this login.
     pub client_seq: u64,
-    /// Number of the last message before; later ones come as reports.
+    /// Number of the session's last message at the time of this login; later messages arrive as
+    /// reports.
     pub last_number: u64,
     /// When its dead man's switch fires, in journalled nanoseconds; 0 = it is off.
     pub cancel_all_at_ns: u64,
@@ -59,7 +61,7 @@ pub struct Opened {
 
 /// A user's order messages of the day (`design.md` 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ratio {
+pub struct OrderToTrade {
     pub messages: u64,
     /// Messages that the day's trades allow.
     pub allowed: u64,
@@ -68,25 +70,25 @@ pub struct Ratio {
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// A numbered message of a session of the front: *accepted*, not yet durable. The one with a
-    /// client sequence answers the session's request.
-    Numbered(Stamp, admission::Report),
+    /// A numbered message of a session of the front: *accepted*, not yet durable. If it has a
+    /// client sequence, it is the answer to that request.
+    SessionMessage(Stamp, admission::Report),
     Opened(Opened),
-    /// The front's request has become this command; no other report answers it.
+    /// The request was journalled as this command; no session message answers it.
     Submitted {
         tag: u64,
         stamp: Stamp,
     },
     /// The front's request is not in the journal.
-    SubmitError {
+    NotSubmitted {
         tag: u64,
         session: SessionIx,
         client_seq: u64,
         request: RequestKind,
         reason: SubmitError,
     },
-    /// The session's user has sent most of the order messages that the day's trades allow.
-    OrderToTrade(SessionIx, Ratio),
+    /// Warning: the user has used more than 80 % of the order messages that the day's trades allow.
+    OrderToTrade(SessionIx, OrderToTrade),
     /// Another front owns the session from this login on.
     TakenOver {
         session: SessionIx,
@@ -94,129 +96,134 @@ pub enum Report {
     },
 }
 
-/// A report in the ring, in whole cache lines.
+/// Ring slot of a report, aligned to cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(Report);
+struct ReportSlot(Report);
 
 /// Metadata that a front submits with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submission {
-    /// Returned with an answer that names no session.
+    /// Opaque to the sequencer; copied into [`Opened`], [`Report::Submitted`] and
+    /// [`Report::NotSubmitted`].
     pub tag: u64,
-    /// Epoch of the login that it came over; zero = any.
+    /// Epoch of the login that sent the request; zero skips the check.
     pub epoch: Sequence,
     /// When the front read it, nanoseconds since 1970; zero = now.
     pub received_ns: u64,
-    /// Above the session's rate: only a request that reduces risk passes, a cancel of an own open
-    /// order or a mass cancel of all orders of the session or the user.
+    /// The session is above its message rate. Only a cancel of its own open order, or a mass cancel
+    /// of the session or user, is accepted.
     pub is_over_rate: bool,
 }
 
-/// A request in the ring.
+/// Ring slot of a request.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Place {
-    asked: Submission,
+struct RequestSlot {
+    submission: Submission,
     request: Request,
 }
 
-const _: () = assert!(size_of::<Line>() == 128);
-const _: () = assert!(size_of::<Place>() <= 192);
+const _: () = assert!(size_of::<ReportSlot>() == 128);
+const _: () = assert!(size_of::<RequestSlot>() <= 192);
 
 /// Final reports of a hot thread that has ended. Each side locks them once, at the end.
-type LastWords = Arc<Mutex<Vec<Report>>>;
+type FinalReports = Arc<Mutex<Vec<Report>>>;
 
-/// A front's end of the rings.
+/// Port of a front: it submits requests and polls reports.
 pub struct RingPort {
-    requests: SingleProducer<Place, SingleConsumerBarrier>,
-    reports: EventPoller<Line, SingleProducerBarrier>,
+    requests: SingleProducer<RequestSlot, SingleConsumerBarrier>,
+    reports: EventPoller<ReportSlot, SingleProducerBarrier>,
     gate: Arc<Gate>,
-    last_words: LastWords,
-    /// Set when this end is dropped.
-    is_gone: Arc<AtomicBool>,
+    final_reports: FinalReports,
+    /// Set when this port is dropped.
+    front_dropped: Arc<AtomicBool>,
 }
 
-/// The hot thread's end of the rings.
-pub(crate) struct RingEnd {
-    requests: EventPoller<Place, SingleProducerBarrier>,
-    reports: SingleProducer<Line, SingleConsumerBarrier>,
+/// Port of the hot thread: it reads requests and puts reports.
+pub(crate) struct HotRingPort {
+    requests: EventPoller<RequestSlot, SingleProducerBarrier>,
+    reports: SingleProducer<ReportSlot, SingleConsumerBarrier>,
     spill: VecDeque<Report>,
-    /// Requests taken out of the ring together: one access to the other core's cache for all.
-    inbox: Box<[Place; INBOX]>,
+    /// Requests copied out of the ring in one batch, so the batch pays one cache miss.
+    inbox: Box<[RequestSlot; INBOX]>,
     /// Number of requests in `inbox`.
     inbox_count: usize,
     /// Index of the first one that is not served.
     inbox_at: usize,
-    last_words: LastWords,
+    final_reports: FinalReports,
     /// Parker of the front.
     front: Arc<Parker>,
-    /// The front is gone: its reports are dropped.
-    is_gone: Arc<AtomicBool>,
-    /// The front is gone and all its requests are taken.
+    /// The front has dropped its port: its reports are dropped.
+    front_dropped: Arc<AtomicBool>,
+    /// The front has dropped its port and all its requests are read.
     is_closed: bool,
 }
 
 /// Makes the rings, each with room for `capacity` (a power of two) requests or reports.
-pub(crate) fn connect(gate: Arc<Gate>, front: Arc<Parker>, capacity: usize) -> (RingPort, RingEnd) {
-    // No slot is read before its first use.
+pub(crate) fn connect(
+    gate: Arc<Gate>,
+    front: Arc<Parker>,
+    capacity: usize,
+) -> (RingPort, HotRingPort) {
+    // Placeholder: a slot is written before it is read.
     let unused = SessionRequest {
         key: Id128::NONE,
         user: UserIx::NONE,
         stp_group: None,
         cancel_on_disconnect: false,
     };
-    let asked = move || Place {
-        asked: Submission::default(),
+    let request = move || RequestSlot {
+        submission: Submission::default(),
         request: Request::OpenSession(unused),
     };
     let report = || {
-        Line(Report::TakenOver {
+        ReportSlot(Report::TakenOver {
             session: SessionIx::NONE,
             epoch: Sequence::ZERO,
         })
     };
     let (requests_poller, builder) =
-        build_single_producer(capacity, asked, BusySpin).new_event_poller();
+        build_single_producer(capacity, request, BusySpin).new_event_poller();
     let requests = builder.build();
     let (reports_poller, builder) =
         build_single_producer(capacity, report, BusySpin).new_event_poller();
     let reports = builder.build();
-    let is_gone = Arc::new(AtomicBool::new(false));
-    let last_words = LastWords::default();
+    let front_dropped = Arc::new(AtomicBool::new(false));
+    let final_reports = FinalReports::default();
     let port = RingPort {
         requests,
         reports: reports_poller,
         gate,
-        last_words: last_words.clone(),
-        is_gone: is_gone.clone(),
+        final_reports: final_reports.clone(),
+        front_dropped: front_dropped.clone(),
     };
-    let end = RingEnd {
+    let hot_port = HotRingPort {
         requests: requests_poller,
         reports,
         spill: VecDeque::with_capacity(SPILL_ROOM),
-        inbox: Box::new([asked(); INBOX]),
+        inbox: Box::new([request(); INBOX]),
         inbox_count: 0,
         inbox_at: 0,
-        last_words,
+        final_reports,
         front,
-        is_gone,
+        front_dropped,
         is_closed: false,
     };
-    (port, end)
+    (port, hot_port)
 }
 
 impl RingPort {
     /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`SubmitError::Busy`] when the ring is full, [`SubmitError::Stopping`],
-    /// [`SubmitError::JournalFailed`]: nothing is reported for it.
-    pub fn submit(&mut self, asked: Submission, request: &Request) -> Result<(), SubmitError> {
+    /// [`SubmitError::Busy`] if the ring is full, [`SubmitError::Stopping`],
+    /// [`SubmitError::JournalFailed`]. After an error no report follows for the request.
+    pub fn submit(&mut self, submission: Submission, request: &Request) -> Result<(), SubmitError> {
         self.gate.check()?;
         self.requests
             .try_publish(|slot| {
-                slot.asked = asked;
+                slot.submission = submission;
                 slot.request = *request;
             })
             .map_err(|_| SubmitError::Busy)?;
@@ -232,9 +239,8 @@ impl RingPort {
     /// Passes the waiting reports to `each`, in order; true when there were any.
     ///
     /// # Errors
-    /// [`SubmitError::Stopping`]: the hot thread has ended and everything it reported has been
-    /// read, whatever the size of the ring. A request without an answer by then came after its end
-    /// and is not in the journal.
+    /// [`SubmitError::Stopping`]: the hot thread has ended and all its reports have been read. A
+    /// request without a report was submitted after the hot thread ended. It is not in the journal.
     pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, SubmitError> {
         match self.reports.poll() {
             Ok(mut reports) => {
@@ -245,31 +251,31 @@ impl RingPort {
             }
             Err(Polling::NoEvents) => Ok(false),
             Err(Polling::Shutdown) => {
-                let last_words = &mut *words(&self.last_words);
-                if last_words.is_empty() {
+                let final_reports = &mut *lock_final_reports(&self.final_reports);
+                if final_reports.is_empty() {
                     return Err(SubmitError::Stopping);
                 }
-                std::mem::take(last_words).iter().for_each(each);
+                std::mem::take(final_reports).iter().for_each(each);
                 Ok(true)
             }
         }
     }
 }
 
-fn words(shared: &LastWords) -> std::sync::MutexGuard<'_, Vec<Report>> {
+fn lock_final_reports(shared: &FinalReports) -> std::sync::MutexGuard<'_, Vec<Report>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for RingPort {
     fn drop(&mut self) {
-        self.is_gone.store(true, Ordering::Release);
+        self.front_dropped.store(true, Ordering::Release);
         self.gate.parker.unpark();
     }
 }
 
-impl RingEnd {
-    /// Takes requests out of the ring, unless some are out already or reports wait for room; false
-    /// when there is none to serve.
+impl HotRingPort {
+    /// Copies requests from the ring to the inbox if the inbox is empty and the spill is empty.
+    /// Returns whether a request is ready.
     #[inline]
     pub fn fill(&mut self) -> bool {
         if !self.flush() {
@@ -279,11 +285,11 @@ impl RingEnd {
             return true;
         }
         match self.requests.take(INBOX as u64) {
-            Ok(mut asked) => {
+            Ok(mut slots) => {
                 (self.inbox_at, self.inbox_count) = (0, 0);
-                for (place, asked) in self.inbox.iter_mut().zip(&mut asked) {
-                    // By fields: without the padding, and short enough to be copied without a call.
-                    (place.asked, place.request) = (asked.asked, asked.request);
+                for (copy, slot) in self.inbox.iter_mut().zip(&mut slots) {
+                    // Copied per field: skips the padding and avoids a call to memcpy.
+                    (copy.submission, copy.request) = (slot.submission, slot.request);
                     self.inbox_count += 1;
                 }
                 true
@@ -296,11 +302,11 @@ impl RingEnd {
         }
     }
 
-    /// Index of the next request that [`RingEnd::fill`] has taken out, unless reports wait for
-    /// room. It is read in place.
+    /// Index in the inbox of the next request; `None` if there is none or the spill is not empty.
+    /// The caller reads it with `request` and `submission`, without a copy.
     #[inline]
     pub fn next(&mut self) -> Option<usize> {
-        if self.is_behind() {
+        if self.has_spill() {
             return None;
         }
         let at = self.inbox_at;
@@ -311,7 +317,7 @@ impl RingEnd {
         Some(at)
     }
 
-    /// The request at an index of [`RingEnd::next`].
+    /// The request at an index of [`HotRingPort::next`].
     #[inline]
     pub fn request(&self, at: usize) -> &Request {
         &self.inbox[at].request
@@ -319,17 +325,17 @@ impl RingEnd {
 
     /// The metadata of that request.
     #[inline]
-    pub fn asked(&self, at: usize) -> &Submission {
-        &self.inbox[at].asked
+    pub fn submission(&self, at: usize) -> &Submission {
+        &self.inbox[at].submission
     }
 
-    /// Reports that the request at an index of [`RingEnd::next`] is not taken.
+    /// Reports that the request at an index of [`HotRingPort::next`] was refused with `reason`.
     pub fn refuse(&mut self, at: usize, reason: SubmitError) {
-        let report = not_taken(&self.inbox[at], reason);
+        let report = submit_error_report(&self.inbox[at], reason);
         self.put(|| report);
     }
 
-    /// More reports wait than a running front leaves unread.
+    /// The spill is more than half full: the front has stopped polling.
     pub fn is_overrun(&self) -> bool {
         self.spill.len() > SPILL_ROOM / 2
     }
@@ -339,13 +345,13 @@ impl RingEnd {
         self.front.unpark();
     }
 
-    /// True when a request waits that [`RingEnd::next`] would return.
+    /// True when a request waits that [`HotRingPort::next`] would return.
     pub fn has_request(&self) -> bool {
         self.spill.is_empty() && (self.inbox_at < self.inbox_count || self.requests.has_available())
     }
 
-    /// True while reports wait for room.
-    pub fn is_behind(&self) -> bool {
+    /// True while the spill is not empty.
+    pub fn has_spill(&self) -> bool {
         !self.spill.is_empty()
     }
 
@@ -359,32 +365,31 @@ impl RingEnd {
         let is_put = self.spill.is_empty()
             && self
                 .reports
-                .try_publish(|slot| *slot = Line(report()))
+                .try_publish(|slot| *slot = ReportSlot(report()))
                 .is_ok();
         if !is_put {
-            self.set_aside(report());
+            self.push_spill(report());
         }
     }
 
     #[cold]
-    fn set_aside(&mut self, report: Report) {
+    fn push_spill(&mut self, report: Report) {
         self.spill.push_back(report);
     }
 
-    fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
+    fn front_dropped(&self) -> bool {
+        self.front_dropped.load(Ordering::Acquire)
     }
 
-    /// Moves the spill into the ring; true when nothing waits any more.
+    /// Moves the spill into the ring; true if the spill is empty afterwards.
     fn flush(&mut self) -> bool {
         while let Some(report) = self.spill.front().copied() {
             if self
                 .reports
-                .try_publish(|slot| *slot = Line(report))
+                .try_publish(|slot| *slot = ReportSlot(report))
                 .is_err()
             {
-                if self.is_gone() {
-                    // The front is gone.
+                if self.front_dropped() {
                     self.spill.clear();
                     return true;
                 }
@@ -392,7 +397,8 @@ impl RingEnd {
             }
             self.spill.pop_front();
             if self.spill.is_empty() {
-                // Resets the head, so that memory already touched is used again.
+                // `clear` resets the head of the deque, so the next spill reuses pages that are
+                // already resident.
                 self.spill.clear();
             }
         }
@@ -400,30 +406,30 @@ impl RingEnd {
     }
 }
 
-impl Drop for RingEnd {
+impl Drop for HotRingPort {
     fn drop(&mut self) {
-        if self.is_gone() {
+        if self.front_dropped() {
             return;
         }
-        let refuse = |place: &Place| not_taken(place, SubmitError::Stopping);
+        let refuse = |slot: &RequestSlot| submit_error_report(slot, SubmitError::Stopping);
         let unserved = &self.inbox[self.inbox_at..self.inbox_count];
         let mut refused: Vec<Report> = unserved.iter().map(refuse).collect();
-        if let Ok(mut places) = self.requests.poll() {
-            refused.extend((&mut places).map(refuse));
+        if let Ok(mut slots) = self.requests.poll() {
+            refused.extend((&mut slots).map(refuse));
         }
-        // Before the ring of reports closes, which makes the front read this list.
-        words(&self.last_words).extend(self.spill.drain(..).chain(refused));
+        // Must precede the drop of `reports`: its shutdown makes the front read this list.
+        lock_final_reports(&self.final_reports).extend(self.spill.drain(..).chain(refused));
         self.front.unpark();
     }
 }
 
-fn not_taken(place: &Place, reason: SubmitError) -> Report {
-    let (session, client_seq) = place.request.client().unwrap_or((SessionIx::NONE, 0));
-    Report::SubmitError {
-        tag: place.asked.tag,
+fn submit_error_report(slot: &RequestSlot, reason: SubmitError) -> Report {
+    let (session, client_seq) = slot.request.client().unwrap_or((SessionIx::NONE, 0));
+    Report::NotSubmitted {
+        tag: slot.submission.tag,
         session,
         client_seq,
-        request: place.request.kind(),
+        request: slot.request.kind(),
         reason,
     }
 }

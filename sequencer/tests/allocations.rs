@@ -135,8 +135,8 @@ fn play(
             }
         }
         let read = front.poll(|report| match report {
-            Report::SubmitError { .. } => answered += 1,
-            Report::Numbered(_, message) => {
+            Report::NotSubmitted { .. } => answered += 1,
+            Report::SessionMessage(_, message) => {
                 answered += u64::from(message.client_seq != 0);
                 events += 1;
             }

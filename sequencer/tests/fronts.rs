@@ -42,10 +42,10 @@ struct Told {
 impl Told {
     fn note(&mut self, report: &Report) {
         match report {
-            Report::Numbered(stamp, message) => self.numbered.push((*stamp, *message)),
+            Report::SessionMessage(stamp, message) => self.numbered.push((*stamp, *message)),
             Report::Opened(opened) => self.opened.push(*opened),
             Report::Submitted { tag, stamp } => self.taken.push((*tag, *stamp)),
-            Report::SubmitError { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
+            Report::NotSubmitted { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
             Report::OrderToTrade(session, _) => self.warned.push(*session),
             Report::TakenOver { session, .. } => self.taken_over.push(*session),
         }

@@ -9,7 +9,7 @@ use rpc::Context;
 use types::{Decimal, Id128, InstrumentId, UserId};
 
 use crate::convert::{number, number_or_zero};
-use crate::policy::{all_pages, call, client, found};
+use crate::policy::{all_pages, call, client, not_found_as_none};
 use crate::{Answer, CallError, OperationStatus, OperationType};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct OperationFilter<'a> {
     pub operation_type: Option<OperationType>,
     pub external_ref: &'a str,
     pub tx_hashes: &'a [String],
-    pub without_trades: bool,
+    pub exclude_trades: bool,
 }
 
 /// An address's holding of an instrument on chain.
@@ -163,7 +163,7 @@ impl CfaClient {
             context: self.peer.context(context),
             instrument_id: id.to_owned(),
         };
-        let answer = found(self.peer.call(request, call!(get_instrument)).await)?;
+        let answer = not_found_as_none(self.peer.call(request, call!(get_instrument)).await)?;
         let instrument = answer.and_then(|answer| answer.instrument);
         instrument.map(|one| self.instrument_of(one)).transpose()
     }
@@ -176,7 +176,7 @@ impl CfaClient {
         };
         let answer = self.peer.call(request, call!(get_supply)).await?;
         let total = number(answer.total_supply.as_ref());
-        let total = total.map_err(|what| self.peer.unreadable(what))?;
+        let total = total.map_err(|what| self.peer.malformed_response(what))?;
         Ok((total, answer.block_number))
     }
 
@@ -194,7 +194,7 @@ impl CfaClient {
                 let holders = page.holders.into_iter().map(|holder| {
                     let balance = number_or_zero(holder.balance.as_ref());
                     Ok(Holder {
-                        balance: balance.map_err(|what| self.peer.unreadable(what))?,
+                        balance: balance.map_err(|what| self.peer.malformed_response(what))?,
                         user_id: holder.user_id,
                         address: holder.address,
                     })
@@ -222,7 +222,7 @@ impl CfaClient {
         let transfers = part.transfers.into_iter().map(|transfer| {
             let quantity = number_or_zero(transfer.quantity.as_ref());
             Ok(ChainTransfer {
-                quantity: quantity.map_err(|what| self.peer.unreadable(what))?,
+                quantity: quantity.map_err(|what| self.peer.malformed_response(what))?,
                 instrument_id: transfer.instrument_id,
                 from_address: transfer.from_address,
                 to_address: transfer.to_address,
@@ -247,7 +247,7 @@ impl CfaClient {
                 r#type: filter.operation_type.map_or(0, OperationType::code),
                 external_ref: filter.external_ref.to_owned(),
                 onchain_tx_hashes: filter.tx_hashes.to_vec(),
-                without_trades: filter.without_trades,
+                without_trades: filter.exclude_trades,
                 pagination,
                 ..Default::default()
             };
@@ -292,14 +292,16 @@ impl CfaClient {
                 }
             },
             tx_hash: batch.onchain_tx_hash,
-            failed: failed.ok_or_else(|| self.peer.unreadable("trade id is not a UUID"))?,
+            failed: failed.ok_or_else(|| self.peer.malformed_response("trade id is not a UUID"))?,
         })
     }
 
     fn instrument_of(&self, instrument: pb::Instrument) -> Result<Instrument, CallError> {
         let number = |value: &Option<common::Decimal>| {
-            optional_decimal(value.as_ref())
-                .map_err(|error| self.peer.unreadable(format!("unreadable number: {error}")))
+            optional_decimal(value.as_ref()).map_err(|error| {
+                self.peer
+                    .malformed_response(format!("unreadable number: {error}"))
+            })
         };
         Ok(Instrument {
             decimals: instrument.decimals,

@@ -49,7 +49,7 @@ impl IdentityClient {
         let answer = self.peer.call(request, call!(get_user_profile)).await?;
         let profile = answer
             .profile
-            .ok_or_else(|| self.peer.unreadable("profile is missing"))?;
+            .ok_or_else(|| self.peer.malformed_response("profile is missing"))?;
         Ok(Profile {
             is_standard: profile.kyc_status >= i32::from(KycStatus::Standard),
             is_blocked: profile.status() == UserStatus::Blocked,
@@ -108,7 +108,7 @@ impl IdentityClient {
                 .ok()
                 .and_then(|value| value.rescale_rounded(2, Rounding::Down).ok())
                 .and_then(|value| value.to_minor(2).ok())
-                .ok_or_else(|| self.peer.unreadable("limit is not an amount"))
+                .ok_or_else(|| self.peer.malformed_response("limit is not an amount"))
         };
         let (limit, used) = (kopecks(named.daily_limit)?, kopecks(named.used_today)?);
         Ok(DayLimit {

@@ -11,7 +11,7 @@ use types::{Amount, Decimal, HoldStatus, Id128};
 use uuid::Uuid;
 
 use crate::convert::{number, number_or_zero, to_amount};
-use crate::policy::{all_pages, call, client, found};
+use crate::policy::{all_pages, call, client, not_found_as_none};
 use crate::{Answer, CallError, OperationStatus, OperationType};
 
 /// Amounts of a sub-account.
@@ -46,7 +46,7 @@ impl Hold {
     }
 
     /// Released or expired: the money is available again.
-    pub fn has_returned(&self) -> bool {
+    pub fn is_money_available(&self) -> bool {
         matches!(self.status, HoldStatus::Released | HoldStatus::Expired)
     }
 }
@@ -62,7 +62,7 @@ pub struct SubAccount {
 
 /// Remaining amount of an active hold, and its destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ActiveHold {
     pub subaccount_id: String,
     pub instrument_id: String,
     pub remaining: Decimal,
@@ -76,7 +76,7 @@ pub struct TrialBalance {
     pub instrument_id: String,
     /// Sum of all balances: zero.
     pub total: Decimal,
-    /// Negated balance of the reserve.
+    /// Negated balance of the reserve account `system:reserve:<instrument>`.
     pub circulating: Decimal,
     pub active_holds: Decimal,
     pub unsettled: Decimal,
@@ -107,7 +107,7 @@ pub struct Posting {
     pub unsettled: bool,
 }
 
-/// An operation to create; finalized with the chain.
+/// An operation to create. It becomes final after the chain confirms it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub operation_id: String,
@@ -125,7 +125,7 @@ pub enum HoldChange {
     SplitFrom {
         parent: Id128,
     },
-    /// Grows from its parent, or from available money if it has none.
+    /// Increases the hold from its parent, or from the available balance if it has no parent.
     Grow,
     ReturnToParent,
     /// Makes money of the hold available again.
@@ -152,11 +152,11 @@ pub struct Batch {
     pub hold_steps: Vec<HoldStep>,
     /// Decimals of instruments that may be new to the ledger.
     pub scales: Vec<(String, u8)>,
-    /// Source of the records `first` to `through` that the batch covers; the ledger stores the
-    /// position. Empty for none.
+    /// Name of the record stream. The ledger stores `through_sequence` as its position in the
+    /// stream. Empty: the batch has no stream.
     pub source: String,
-    pub first: u64,
-    pub through: u64,
+    pub first_sequence: u64,
+    pub through_sequence: u64,
 }
 
 /// A batch as sent, key included: stored before the first attempt, identical in every attempt.
@@ -164,7 +164,7 @@ pub struct Batch {
 pub struct SealedBatch(pb::CreateOperationsRequest);
 
 impl SealedBatch {
-    /// The key also identifies the request, so equal batches are equal bytes.
+    /// `request_id` is set to the key, so equal batches encode to equal bytes.
     pub fn new(batch: Batch, source: &str, key: &str) -> Self {
         let context = common::RequestContext {
             request_id: key.to_owned(),
@@ -199,10 +199,11 @@ impl LedgerClient {
             subaccount_id: subaccount_id.to_owned(),
             ..Default::default()
         };
-        let Some(answer) = found(self.peer.call(request, call!(get_balance)).await)? else {
+        let Some(answer) = not_found_as_none(self.peer.call(request, call!(get_balance)).await)?
+        else {
             return Ok(Balance::default());
         };
-        let read = |value| number(value).map_err(|what| self.peer.unreadable(what));
+        let read = |value| number(value).map_err(|what| self.peer.malformed_response(what));
         Ok(Balance {
             balance: read(answer.balance.as_ref())?,
             held: read(answer.held.as_ref())?,
@@ -213,7 +214,8 @@ impl LedgerClient {
 
     /// Creates the hold or returns the existing one: idempotent by hold id.
     pub async fn create_hold(&self, context: &Context, new: NewHold<'_>) -> Answer<Hold> {
-        // A fresh key, because the ledger stores a refusal by key.
+        // Each call uses a new idempotency key: with the old one the ledger would repeat a stored
+        // refusal. The hold id makes the call idempotent.
         let key = format!("{}:{}", new.hold_id, Uuid::now_v7());
         let hold = pb::Hold {
             hold_id: new.hold_id.to_string(),
@@ -271,7 +273,7 @@ impl LedgerClient {
         );
         if has_ended {
             let hold = self.hold(context, hold_id).await?;
-            if hold.is_some_and(|hold| hold.has_returned()) {
+            if hold.is_some_and(|hold| hold.is_money_available()) {
                 return Ok(());
             }
         }
@@ -284,14 +286,14 @@ impl LedgerClient {
             context: self.peer.context(context),
             hold_id: hold_id.to_string(),
         };
-        match found(self.peer.call(request, call!(get_hold)).await)? {
+        match not_found_as_none(self.peer.call(request, call!(get_hold)).await)? {
             Some(answer) => self.read_hold(answer.hold).map(Some),
             None => Ok(None),
         }
     }
 
-    /// All active holds of an owner, or of all owners if empty; with a parent only its children.
-    /// Skips holds with a non-UUID id: they are not the platform's.
+    /// Active holds; an empty `owner` means any owner. With `parent`, only its children. Skips
+    /// holds with a non-UUID id: they are not the platform's.
     pub async fn active_holds(
         &self,
         context: &Context,
@@ -319,7 +321,7 @@ impl LedgerClient {
         .await
     }
 
-    /// All sub-accounts of an instrument, or of all if empty.
+    /// All sub-accounts of an instrument; an empty `instrument_id` means every instrument.
     pub async fn sub_accounts(
         &self,
         context: &Context,
@@ -349,7 +351,7 @@ impl LedgerClient {
     }
 
     /// The remaining amounts of all active holds, of any owner.
-    pub async fn reserved(&self, context: &Context) -> Answer<Vec<Reserved>> {
+    pub async fn active_hold_amounts(&self, context: &Context) -> Answer<Vec<ActiveHold>> {
         all_pages(|pagination| {
             let request = pb::ListHoldsRequest {
                 context: self.peer.context(context),
@@ -361,7 +363,7 @@ impl LedgerClient {
                 let page = self.peer.call(request, call!(list_holds)).await?;
                 let rows = page.holds.into_iter().map(|hold| {
                     let left = hold.remaining_amount.unwrap_or_default();
-                    Ok(Reserved {
+                    Ok(ActiveHold {
                         remaining: self.read_or_zero(left.amount.as_ref())?,
                         subaccount_id: hold.subaccount_id,
                         instrument_id: left.currency_code,
@@ -405,7 +407,7 @@ impl LedgerClient {
     }
 
     /// Posts a sealed batch; returns true if the ledger had it already.
-    pub async fn post(&self, sealed: &SealedBatch) -> Answer<bool> {
+    pub async fn create_sealed_operations(&self, sealed: &SealedBatch) -> Answer<bool> {
         let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
         Ok(answer.await?.replayed)
     }
@@ -477,7 +479,7 @@ impl LedgerClient {
         let answer = self.peer.call(request, call!(get_operation)).await?;
         let status = answer.operation.map_or(0, |operation| operation.status);
         OperationStatus::from_code(status)
-            .ok_or_else(|| self.peer.unreadable("operation has no status"))
+            .ok_or_else(|| self.peer.malformed_response("operation has no status"))
     }
 
     /// Whether the user has an operation with this type, key and external reference.
@@ -514,13 +516,13 @@ impl LedgerClient {
     }
 
     fn read_or_zero(&self, value: Option<&common::Decimal>) -> Answer<Decimal> {
-        number_or_zero(value).map_err(|what| self.peer.unreadable(what))
+        number_or_zero(value).map_err(|what| self.peer.malformed_response(what))
     }
 
     fn read_hold(&self, hold: Option<pb::Hold>) -> Result<Hold, CallError> {
-        let hold = hold.ok_or_else(|| self.peer.unreadable("hold is missing"))?;
+        let hold = hold.ok_or_else(|| self.peer.malformed_response("hold is missing"))?;
         let id = hold.hold_id.clone();
-        read_hold(hold).map_err(|what| self.peer.unreadable(format!("hold {id}: {what}")))
+        read_hold(hold).map_err(|what| self.peer.malformed_response(format!("hold {id}: {what}")))
     }
 }
 
@@ -552,8 +554,8 @@ impl Batch {
             hold_steps: self.hold_steps.into_iter().map(hold_step).collect(),
             mode: pb::BatchMode::AllOrNothing.into(),
             source: self.source,
-            first_sequence: self.first,
-            through_sequence: self.through,
+            first_sequence: self.first_sequence,
+            through_sequence: self.through_sequence,
             instrument_scales: scales
                 .map(|(instrument_id, decimals)| pb::InstrumentScale {
                     instrument_id,
@@ -658,8 +660,8 @@ mod tests {
             ],
             scales: vec![("BOND-1".to_owned(), 3)],
             source: "settlement-1".to_owned(),
-            first: 4,
-            through: 9,
+            first_sequence: 4,
+            through_sequence: 9,
         }
     }
 
@@ -702,7 +704,7 @@ mod tests {
         };
         let read = read_hold(whole.clone()).unwrap();
         assert_eq!((read.hold_id, read.parent), (HOLD, None));
-        assert!(read.has_returned());
+        assert!(read.is_money_available());
         assert_eq!(read.remaining, Decimal::from_minor(2_500, 2));
         assert_eq!(read.released, Decimal::ZERO);
         for broken in [

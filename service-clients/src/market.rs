@@ -44,10 +44,11 @@ impl MarketClient {
         let Some(open) = holds.find(|hold| hold.status() == pb::TradingHoldStatus::Open) else {
             return Ok(None);
         };
-        let amount = |value| kopecks(value).map_err(|what| self.peer.unreadable(what));
+        let amount = |value| kopecks(value).map_err(|what| self.peer.malformed_response(what));
         let hold_id = Id128::parse(&open.hold_id);
         Ok(Some(TradingHold {
-            hold_id: hold_id.ok_or_else(|| self.peer.unreadable("hold id is not a UUID"))?,
+            hold_id: hold_id
+                .ok_or_else(|| self.peer.malformed_response("hold id is not a UUID"))?,
             undrawn: amount(open.undrawn.as_ref())?,
             drawn: amount(open.drawn.as_ref())?,
         }))

@@ -9,7 +9,7 @@ use types::{Decimal, Minor};
 use uuid::Uuid;
 
 use crate::convert::number_or_zero;
-use crate::policy::{call, client, found};
+use crate::policy::{call, client, not_found_as_none};
 use crate::{Answer, PaymentStatus};
 
 /// A reconciliation with the bank, in roubles.
@@ -43,7 +43,7 @@ impl PaymentsClient {
             context: self.peer.context(context),
             payment_id: payment_id.to_owned(),
         };
-        let answer = found(self.peer.call(request, call!(get_payment_intent)).await)?;
+        let answer = not_found_as_none(self.peer.call(request, call!(get_payment_intent)).await)?;
         let intent = answer.and_then(|answer| answer.intent);
         Ok(intent.is_some_and(|intent| {
             intent.status == status.code()
@@ -112,10 +112,10 @@ impl PaymentsClient {
         };
         let answer = self.peer.call(request, call!(reconcile)).await?;
         let report = answer.report;
-        let report = report.ok_or_else(|| self.peer.unreadable("report is missing"))?;
+        let report = report.ok_or_else(|| self.peer.malformed_response("report is missing"))?;
         let rubles = |money: Option<common::Money>| {
             let amount = money.and_then(|money| money.amount);
-            number_or_zero(amount.as_ref()).map_err(|what| self.peer.unreadable(what))
+            number_or_zero(amount.as_ref()).map_err(|what| self.peer.malformed_response(what))
         };
         Ok(Reconciliation {
             bank_balance: rubles(report.bank_balance)?,
@@ -134,7 +134,7 @@ impl PaymentsClient {
             context: self.peer.context(context),
             payout_id: id.to_owned(),
         };
-        let answer = found(self.peer.call(request, call!(get_payout)).await)?;
+        let answer = not_found_as_none(self.peer.call(request, call!(get_payout)).await)?;
         let payout = answer.and_then(|answer| answer.payout);
         Ok(payout.and_then(|payout| PaymentStatus::from_code(payout.status)))
     }

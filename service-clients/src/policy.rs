@@ -144,7 +144,7 @@ pub fn caused_by(correlation_id: &str) -> Context {
 }
 
 /// `None` if the service does not know the object.
-pub(crate) fn found<T>(answer: Answer<T>) -> Answer<Option<T>> {
+pub(crate) fn not_found_as_none<T>(answer: Answer<T>) -> Answer<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.is_not_found() => Ok(None),
@@ -192,7 +192,7 @@ impl<C: Clone> Peer<C> {
         Some(context.child(self.source, "").to_proto())
     }
 
-    pub fn unreadable(&self, what: impl Into<String>) -> CallError {
+    pub fn malformed_response(&self, what: impl Into<String>) -> CallError {
         CallError::Unreadable {
             service: self.service,
             what: what.into(),

@@ -153,7 +153,7 @@ impl Tracker {
     }
 
     /// Removes a final batch. `lags_us`: one per settled trade.
-    pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Bust]) {
+    pub fn complete(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Bust]) {
         {
             let mut inner = self.inner();
             inner.flights.remove(&number);

@@ -176,7 +176,7 @@ impl Repo {
             .collect()
     }
 
-    /// Trades that the chain refused and whose operations are reversed. Those of open batches are
+    /// Trades that failed on chain and whose operations are reversed. Those of open batches are
     /// added when the batch is final.
     pub async fn bust_trades(&self) -> Result<Vec<Bust>, StoreError> {
         let rows = sqlx::query(

@@ -22,8 +22,8 @@ pub fn ledger_batch(batch: &Batch) -> SealedBatch {
         hold_steps: plan.steps.iter().map(hold_step).collect(),
         scales: scales(plan),
         source: batch.source.clone(),
-        first: batch.first,
-        through: batch.through,
+        first_sequence: batch.first,
+        through_sequence: batch.through,
     };
     SealedBatch::new(request, SOURCE, &format!("{SOURCE}:{}", batch.id))
 }

@@ -52,7 +52,7 @@ pub enum Step {
 
 /// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum StepResult {
     Posted,
     Submitted,
     /// The transaction is final; the contract skipped these trades.
@@ -60,18 +60,18 @@ pub enum Answer {
         tx_hash: String,
         failed: Vec<u32>,
     },
-    /// The chain executed nothing of the batch.
-    Dropped,
+    /// The batch failed: no trade executed.
+    Failed,
     Finalized,
     Busted,
 }
 
-/// An answer that does not match the pending step: a bug or a corrupted store.
+/// A result that does not match the pending step: a bug or a corrupted store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("batch is {state:?} and cannot take {answer:?}")]
-pub struct Misplaced {
+#[error("batch is {state:?}: unexpected step result {result:?}")]
+pub struct UnexpectedResult {
     pub state: State,
-    pub answer: Answer,
+    pub result: StepResult,
 }
 
 /// Attempts per trade before it is bust.
@@ -104,7 +104,7 @@ impl Saga {
         }
     }
 
-    /// The next step; unchanged until an answer is handled.
+    /// The next step; unchanged until a result is handled.
     pub fn next(&self) -> Step {
         match self.state {
             State::Sealed => Step::Post,
@@ -137,18 +137,18 @@ impl Saga {
         }
     }
 
-    /// Applies the answer to [`Self::next`].
-    pub fn handle_answer(&mut self, answer: Answer) -> Result<(), Misplaced> {
-        match (self.state, &answer) {
-            (State::Sealed, Answer::Posted) => {
+    /// Applies the result of [`Self::next`].
+    pub fn handle_result(&mut self, result: StepResult) -> Result<(), UnexpectedResult> {
+        match (self.state, &result) {
+            (State::Sealed, StepResult::Posted) => {
                 self.state = if self.open.is_empty() {
                     State::Final
                 } else {
                     State::Posted
                 };
             }
-            (State::Posted, Answer::Submitted) => self.state = State::Submitted,
-            (State::Submitted, Answer::Included { tx_hash, failed }) => {
+            (State::Posted, StepResult::Submitted) => self.state = State::Submitted,
+            (State::Submitted, StepResult::Included { tx_hash, failed }) => {
                 self.tx_hash = Some(tx_hash.clone());
                 self.failed = failed
                     .iter()
@@ -160,17 +160,19 @@ impl Saga {
                     self.after_attempt();
                 }
             }
-            (State::Submitted, Answer::Dropped) => {
+            (State::Submitted, StepResult::Failed) => {
                 self.tx_hash = None;
                 self.failed = self.open.clone();
                 self.state = State::Included;
                 self.after_attempt();
             }
-            (State::Included, Answer::Finalized) if self.bust.is_empty() => self.after_attempt(),
-            (State::Included, Answer::Busted) if !self.bust.is_empty() => {
+            (State::Included, StepResult::Finalized) if self.bust.is_empty() => {
+                self.after_attempt()
+            }
+            (State::Included, StepResult::Busted) if !self.bust.is_empty() => {
                 self.state = State::Final;
             }
-            (state, _) => return Err(Misplaced { state, answer }),
+            (state, _) => return Err(UnexpectedResult { state, result }),
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Every step of a batch fails before and after its effect and is repeated, against a model.
 
-use settlement::saga::{Answer, Saga, State, Step};
+use settlement::saga::{Saga, State, Step, StepResult};
 
 /// Ledger and chain, idempotent as in their contracts.
 #[derive(Default)]
@@ -25,11 +25,11 @@ impl World {
         }
     }
 
-    fn act(&mut self, step: &Step) -> Answer {
+    fn act(&mut self, step: &Step) -> StepResult {
         match step {
             Step::Post => {
                 self.posted = 1;
-                Answer::Posted
+                StepResult::Posted
             }
             Step::Submit { attempt, trades } => {
                 assert_eq!(self.posted, 1, "no chain step before the ledger");
@@ -42,14 +42,14 @@ impl World {
                         }
                     }
                 }
-                Answer::Submitted
+                StepResult::Submitted
             }
             Step::Await { attempt } => {
                 let at = usize::from(*attempt) - 1;
                 if self.dropped[at] {
-                    return Answer::Dropped;
+                    return StepResult::Failed;
                 }
-                Answer::Included {
+                StepResult::Included {
                     tx_hash: format!("0x{attempt}"),
                     failed: self.left_out[at].clone(),
                 }
@@ -58,11 +58,11 @@ impl World {
                 for trade in trades {
                     self.finalized[*trade as usize] = Some(tx_hash.clone());
                 }
-                Answer::Finalized
+                StepResult::Finalized
             }
             Step::Bust { trades } => {
                 self.reversed = trades.clone();
-                Answer::Busted
+                StepResult::Busted
             }
             Step::Done => unreachable!(),
         }
@@ -86,7 +86,7 @@ fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) 
             saga = kept;
             continue;
         }
-        kept.handle_answer(answer).unwrap();
+        kept.handle_result(answer).unwrap();
         saga = kept;
         assert!(n < 30);
     }
@@ -159,7 +159,7 @@ fn a_batch_without_trades_ends_in_the_ledger() {
 fn a_misplaced_answer_changes_nothing() {
     let mut saga = Saga::new(1);
     let before = saga.clone();
-    assert!(saga.handle_answer(Answer::Finalized).is_err());
-    assert!(saga.handle_answer(Answer::Submitted).is_err());
+    assert!(saga.handle_result(StepResult::Finalized).is_err());
+    assert!(saga.handle_result(StepResult::Submitted).is_err());
     assert_eq!(saga, before);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc::{Connections, Limits};
+use rpc::{ConnectionBudget, Limits};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -17,7 +17,7 @@ pub fn patient() -> Limits {
         silence: hour,
         body: hour,
         http: hour,
-        connections: Connections::of(1_000, 1_000, 1_000),
+        connections: ConnectionBudget::with_limits(1_000, 1_000, 1_000),
     }
 }
 

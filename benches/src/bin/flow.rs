@@ -29,7 +29,7 @@ use benches::hop::histogram;
 use benches::xflow::{Flow, Record};
 use engine::{Book, EventSink};
 use hdrhistogram::Histogram;
-use latency::plot::{self, Line};
+use latency::plot::{self, Curve};
 use quanta::Clock;
 use serde_json::{Value, json};
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
@@ -273,11 +273,11 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
             "Service time of one command, {} book",
             flow.header.profile_name()
         );
-        let lines = [
-            Line::new("book", &latency.0, 10.0),
-            Line::new("floor", &floor_latency.0, 10.0),
+        let curves = [
+            Curve::new("book", &latency.0, 10.0),
+            Curve::new("floor", &floor_latency.0, 10.0),
         ];
-        std::fs::write(path, plot::svg(&title, "ns", &lines))
+        std::fs::write(path, plot::svg(&title, "ns", &curves))
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
     let (best, floor_best) = (highest(&ring.book), highest(&ring.floor));

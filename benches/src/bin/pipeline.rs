@@ -20,7 +20,7 @@ use benches::hop::{self, Spread, Timer, histogram, ping_pong, ring_hop};
 use benches::load::Load;
 use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
-use latency::plot::{self, Line};
+use latency::plot::{self, Curve};
 use sequencer::{
     Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, Report, RingPort, SequencerHandle,
     Stats, Submission, SubmitError, Volatile,
@@ -247,7 +247,7 @@ impl Client {
         let (pending, from_ns, timer) = (&mut self.pending, self.from_ns, &self.timer);
         let is_kept = self.commit.is_some();
         self.ring.poll(|report| match report {
-            Report::Numbered(stamp, message) => {
+            Report::SessionMessage(stamp, message) => {
                 measured.events += u64::from(message.client_seq == 0);
                 let Some(tag) = load.heard(message) else {
                     return;
@@ -266,7 +266,7 @@ impl Client {
                     measured.refused += u64::from(is_refused);
                 }
             }
-            Report::SubmitError { .. } => {
+            Report::NotSubmitted { .. } => {
                 answered += 1;
                 measured.not_taken += 1;
             }
@@ -435,12 +435,12 @@ fn main() -> anyhow::Result<()> {
     let accepted = Spread::of(&measured.accepted);
     let durable = (!args.no_journal).then(|| Spread::of(&measured.durable));
     if let Some(path) = &args.plot {
-        let mut lines = vec![Line::new("accepted", &measured.accepted, 1_000.0)];
+        let mut curves = vec![Curve::new("accepted", &measured.accepted, 1_000.0)];
         if !args.no_journal {
-            lines.push(Line::new("durable", &measured.durable, 1_000.0));
+            curves.push(Curve::new("durable", &measured.durable, 1_000.0));
         }
         let title = format!("From intended send to report, {} requests/s", args.rate);
-        std::fs::write(path, plot::svg(&title, "us", &lines))
+        std::fs::write(path, plot::svg(&title, "us", &curves))
             .with_context(|| path.display().to_string())?;
     }
     let stats = node.stats();

@@ -94,7 +94,7 @@ fn read(
     last: &mut Sequence,
 ) -> anyhow::Result<()> {
     front.poll(|report| match report {
-        Report::Numbered(stamp, message) => {
+        Report::SessionMessage(stamp, message) => {
             *last = stamp.sequence;
             *answered += u64::from(load.heard(message).is_some());
         }

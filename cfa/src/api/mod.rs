@@ -21,7 +21,9 @@ use types::{OperationStatus, OperationType};
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, InstrumentType, RedemptionReason};
 use crate::repo::OperationFilter;
-use crate::service::{Asked, IssueInvestment, NewRedemption, NewTransfer, Service, Started};
+use crate::service::{
+    Asked, IssueInvestment, NewRedemption, NewTransfer, OperationResult, Service,
+};
 use convert::to_status;
 
 /// Longest wait of GetTradeBatch, in milliseconds.
@@ -51,7 +53,7 @@ pub fn service(service: Arc<Service>, health: rpc::Health) -> rpc::Service {
 }
 
 /// The caller and the context of a write.
-fn asked(
+fn write_context(
     caller: &rpc::Caller,
     context: Option<proto::common::v1::RequestContext>,
 ) -> Result<Asked, Status> {
@@ -74,8 +76,8 @@ fn respond<T>(message: T, replayed: bool) -> Response<T> {
     response
 }
 
-fn operation_of(started: &Started) -> Option<pb::CfaOperation> {
-    Some(convert::operation(&started.operation))
+fn operation_of(result: &OperationResult) -> Option<pb::CfaOperation> {
+    Some(convert::operation(&result.operation))
 }
 
 fn reason(code: i32, default: RedemptionReason) -> Result<RedemptionReason, Status> {
@@ -100,7 +102,7 @@ impl Api {
             .map_err(to_status)?;
         let operation = operation.ok_or_else(|| to_status(Refusal::OperationNotFound.into()))?;
         // an operation of others is reported as not found
-        let may_see = caller.acts_for_anyone()
+        let may_see = caller.acts_for_any_user()
             || caller
                 .user_id
                 .as_deref()
@@ -117,7 +119,7 @@ impl Api {
         request: pb::ListOperationsRequest,
     ) -> Result<pb::ListOperationsResponse, Status> {
         let mut user_id = request.user_id;
-        if !caller.acts_for_anyone() {
+        if !caller.acts_for_any_user() {
             if user_id.is_empty() {
                 user_id = caller.user_id.clone().unwrap_or_default();
             }
@@ -135,7 +137,7 @@ impl Api {
             status: (request.status != 0).then_some(request.status),
             external_ref: request.external_ref,
             tx_hashes: request.onchain_tx_hashes,
-            without_trades: request.without_trades,
+            exclude_trades: request.without_trades,
         };
         let hash = page::filter_hash(&[
             &filter.user_id,
@@ -143,9 +145,9 @@ impl Api {
             &filter.status.unwrap_or_default().to_string(),
             &filter.external_ref,
             &filter.tx_hashes.join(" "),
-            &filter.without_trades.to_string(),
+            &filter.exclude_trades.to_string(),
         ]);
-        // a kind or status that this service never uses: an empty page (D45)
+        // An unknown kind or status returns an empty page (D45).
         let known = filter
             .kind
             .is_none_or(|kind| OperationType::from_code(kind).is_some())
@@ -259,7 +261,7 @@ impl Api {
         Ok(convert::redemption(redemption, instrument.decimals))
     }
 
-    /// Only an issue's issuer passes.
+    /// Fails unless the caller acts for the issuer of the instrument.
     async fn require_issuer(
         &self,
         caller: &rpc::Caller,
@@ -282,12 +284,12 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::RegisterInstrumentResponse> {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
-        let asked = asked(&caller, message.context.take())?;
+        let context = write_context(&caller, message.context.take())?;
         caller.require_user(&message.issuer_id)?;
         let new = convert::new_instrument(message).map_err(to_status)?;
         let instrument = self
             .service
-            .register_instrument(&asked, new)
+            .register_instrument(&context, new)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::RegisterInstrumentResponse {
@@ -327,13 +329,13 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::UpdateInstrumentResponse> {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
-        let asked = asked(&caller, message.context.take())?;
+        let context = write_context(&caller, message.context.take())?;
         let instrument_id = message.instrument_id.clone();
         self.require_issuer(&caller, &instrument_id).await?;
         let change = convert::instrument_change(message).map_err(to_status)?;
         let instrument = self
             .service
-            .update_instrument(&asked, &instrument_id, change)
+            .update_instrument(&context, &instrument_id, change)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::UpdateInstrumentResponse {
@@ -347,20 +349,20 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::IssueCfaRubResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         let user_id = convert::user_id("user_id", message.user_id).map_err(to_status)?;
         let amount = convert::roubles("amount", message.amount.as_ref()).map_err(to_status)?;
         let payment_id = convert::id("payment_id", message.payment_id).map_err(to_status)?;
-        let started = self
+        let result = self
             .service
-            .issue_rub(&asked, &user_id, amount, &payment_id, None)
+            .issue_rub(&context, &user_id, amount, &payment_id, None)
             .await
             .map_err(to_status)?;
         Ok(respond(
             pb::IssueCfaRubResponse {
-                operation: operation_of(&started),
+                operation: operation_of(&result),
             },
-            started.replayed,
+            result.replayed,
         ))
     }
 
@@ -370,21 +372,21 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::RedeemCfaRubResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         let user_id = convert::user_id("user_id", message.user_id).map_err(to_status)?;
         caller.require_user(&user_id)?;
         let amount = convert::roubles("amount", message.amount.as_ref()).map_err(to_status)?;
         let payout_id = convert::payout_id("payout_id", message.payout_id).map_err(to_status)?;
-        let started = self
+        let result = self
             .service
-            .redeem_rub(&asked, &user_id, amount, &payout_id)
+            .redeem_rub(&context, &user_id, amount, &payout_id)
             .await
             .map_err(to_status)?;
         Ok(respond(
             pb::RedeemCfaRubResponse {
-                operation: operation_of(&started),
+                operation: operation_of(&result),
             },
-            started.replayed,
+            result.replayed,
         ))
     }
 
@@ -394,7 +396,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::IssueInvestmentCfaResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         self.require_issuer(&caller, &message.instrument_id).await?;
         let new = IssueInvestment {
             investor_id: convert::user_id("investor_id", message.investor_id).map_err(to_status)?,
@@ -405,16 +407,16 @@ impl CfaRegistryService for Api {
             instrument_id: message.instrument_id,
             bookbuilding_id: message.bookbuilding_id,
         };
-        let started = self
+        let result = self
             .service
-            .issue_investment(&asked, new)
+            .issue_investment(&context, new)
             .await
             .map_err(to_status)?;
         Ok(respond(
             pb::IssueInvestmentCfaResponse {
-                operation: operation_of(&started),
+                operation: operation_of(&result),
             },
-            started.replayed,
+            result.replayed,
         ))
     }
 
@@ -424,7 +426,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::RedeemInvestmentCfaResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         self.require_issuer(&caller, &message.instrument_id).await?;
         let holder_id = convert::user_id("holder_id", message.holder_id).map_err(to_status)?;
         let amount = convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
@@ -432,10 +434,10 @@ impl CfaRegistryService for Api {
         let reason = reason(message.reason, RedemptionReason::Buyback)?;
         let redemption_id = convert::redemption_reference("redemption_id", message.redemption_id)
             .map_err(to_status)?;
-        let started = self
+        let result = self
             .service
             .redeem_investment(
-                &asked,
+                &context,
                 &message.instrument_id,
                 &holder_id,
                 amount,
@@ -446,9 +448,9 @@ impl CfaRegistryService for Api {
             .map_err(to_status)?;
         Ok(respond(
             pb::RedeemInvestmentCfaResponse {
-                operation: operation_of(&started),
+                operation: operation_of(&result),
             },
-            started.replayed,
+            result.replayed,
         ))
     }
 
@@ -458,7 +460,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::StartRedemptionResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         self.require_issuer(&caller, &message.instrument_id).await?;
         let reason = reason(message.reason, RedemptionReason::Maturity)?;
         let new = NewRedemption {
@@ -470,7 +472,7 @@ impl CfaRegistryService for Api {
         };
         let redemption = self
             .service
-            .start_redemption(&asked, new)
+            .start_redemption(&context, new)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::StartRedemptionResponse {
@@ -488,7 +490,7 @@ impl CfaRegistryService for Api {
         let found = if message.redemption_id.is_empty() {
             self.service
                 .repo
-                .redemption_of(&message.instrument_id)
+                .redemption_of_instrument(&message.instrument_id)
                 .await
         } else {
             self.service.repo.redemption(&message.redemption_id).await
@@ -501,7 +503,7 @@ impl CfaRegistryService for Api {
             .await
             .is_err()
         {
-            // a holder sees only the own payment
+            // A holder sees only their own line.
             redemption
                 .lines
                 .retain(|line| caller.user_id.as_deref() == Some(line.user_id.as_str()));
@@ -517,30 +519,31 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::TransferCfaResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
-        let leg = message.payment.unwrap_or_default();
+        let context = write_context(&caller, message.context)?;
+        let payment = message.payment.unwrap_or_default();
         let new = NewTransfer {
             from_user_id: convert::user_id("from_user_id", message.from_user_id)
                 .map_err(to_status)?,
             to_user_id: convert::user_id("to_user_id", message.to_user_id).map_err(to_status)?,
             amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
                 .map_err(to_status)?,
-            payment_minor: convert::money_leg("payment.amount", leg.amount.as_ref())
+            payment_minor: convert::money_leg("payment.amount", payment.amount.as_ref())
                 .map_err(to_status)?,
-            fee_minor: convert::money_leg("payment.fee", leg.fee.as_ref()).map_err(to_status)?,
+            fee_minor: convert::money_leg("payment.fee", payment.fee.as_ref())
+                .map_err(to_status)?,
             instrument_id: message.instrument_id,
             trade_id: message.trade_id,
         };
-        let started = self
+        let result = self
             .service
-            .transfer(&asked, new)
+            .transfer(&context, new)
             .await
             .map_err(to_status)?;
         Ok(respond(
             pb::TransferCfaResponse {
-                operation: operation_of(&started),
+                operation: operation_of(&result),
             },
-            started.replayed,
+            result.replayed,
         ))
     }
 
@@ -550,7 +553,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::SettleTradesResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         let batch_id = convert::id("batch_id", message.batch_id).map_err(to_status)?;
         let legs: Vec<_> = message
             .trades
@@ -560,7 +563,7 @@ impl CfaRegistryService for Api {
             .map_err(to_status)?;
         let batch = self
             .service
-            .settle_trades(&asked, &batch_id, &legs)
+            .settle_trades(&context, &batch_id, &legs)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::SettleTradesResponse {
@@ -680,7 +683,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::FinalizeIssuanceResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        asked(&caller, message.context)?;
+        write_context(&caller, message.context)?;
         let operation = self
             .service
             .finalize_issuance(&message.tx_hash)
@@ -697,7 +700,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::FinalizeRedemptionResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        asked(&caller, message.context)?;
+        write_context(&caller, message.context)?;
         let operation = self
             .service
             .finalize_redemption(&message.payout_id)
@@ -740,10 +743,10 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::ResolveSuspendedDepositResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         let operation = self
             .service
-            .resolve_deposit(&asked, &message.payment_id, message.refund)
+            .resolve_deposit(&context, &message.payment_id, message.refund)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::ResolveSuspendedDepositResponse {
@@ -757,11 +760,11 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::SetRedemptionBlockResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        let asked = asked(&caller, message.context)?;
+        let context = write_context(&caller, message.context)?;
         let operation = self
             .service
-            .block_redemption(
-                &asked,
+            .set_redemption_block(
+                &context,
                 &message.operation_id,
                 message.blocked,
                 &message.reason,

@@ -29,7 +29,7 @@ pub struct OperationFilter {
     pub external_ref: String,
     /// Empty: any transaction or none.
     pub tx_hashes: Vec<String>,
-    pub without_trades: bool,
+    pub exclude_trades: bool,
 }
 
 const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
@@ -88,7 +88,7 @@ impl OperationFilter {
             }
             query.push(")");
         }
-        if self.without_trades {
+        if self.exclude_trades {
             query.push(" AND flow <> ").push_bind(Flow::Trade.code());
         }
     }

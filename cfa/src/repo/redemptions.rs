@@ -24,7 +24,7 @@ impl Repo {
         self.with_lines(row).await
     }
 
-    pub async fn redemption_of(
+    pub async fn redemption_of_instrument(
         &self,
         instrument_id: &str,
     ) -> Result<Option<IssueRedemption>, Error> {

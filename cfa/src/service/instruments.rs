@@ -216,12 +216,12 @@ impl Service {
         if !self.chain.has_code(&address).await? {
             return Err(unfit("no code there"));
         }
-        let facts = self
+        let metadata = self
             .chain
-            .token_facts(&address)
+            .token_metadata(&address)
             .await
             .map_err(|_| unfit("not a token"))?;
-        if facts.decimals != instrument.decimals || facts.symbol != instrument.instrument_id {
+        if metadata.decimals != instrument.decimals || metadata.symbol != instrument.instrument_id {
             return Err(unfit("symbol or decimals differ"));
         }
         for agent in [

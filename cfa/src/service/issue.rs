@@ -6,7 +6,7 @@ use types::{Decimal, Minor};
 use uuid::Uuid;
 
 use super::drive::{count, suspended};
-use super::{Asked, Service, Started, units};
+use super::{Asked, OperationResult, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -40,7 +40,7 @@ impl Service {
         amount: Decimal,
         payment_id: &str,
         delivered: Option<(&str, Uuid)>,
-    ) -> Result<Started, Error> {
+    ) -> Result<OperationResult, Error> {
         let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
         if let Some(operation) = self
             .repo
@@ -143,12 +143,12 @@ impl Service {
         drop(turn);
         if operation.status == Status::Rejected {
             count(&operation);
-            return Ok(Started {
+            return Ok(OperationResult {
                 operation,
                 replayed: false,
             });
         }
-        Ok(Started {
+        Ok(OperationResult {
             operation: self.drive_or_leave(operation).await?,
             replayed: false,
         })
@@ -194,7 +194,7 @@ impl Service {
         &self,
         asked: &Asked,
         request: IssueInvestment,
-    ) -> Result<Started, Error> {
+    ) -> Result<OperationResult, Error> {
         let instrument = self.known_instrument(&request.instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
             return Err(
@@ -287,13 +287,13 @@ impl Service {
                 .await?;
             tx.commit().await?;
             count(&operation);
-            return Ok(Started {
+            return Ok(OperationResult {
                 operation,
                 replayed: false,
             });
         }
         tx.commit().await?;
-        Ok(Started {
+        Ok(OperationResult {
             operation: self.drive_or_leave(operation).await?,
             replayed: false,
         })
@@ -499,7 +499,7 @@ impl Service {
 
 /// Returns the stored operation instead of `operation`. `ReferenceTaken` if it belongs to another
 /// user or flow: the caller must not see it, and its own request is not done by it.
-pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started, Error> {
+pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<OperationResult, Error> {
     if stored.user_id != operation.user_id || stored.flow != operation.flow {
         tracing::error!(
             operation_id = stored.operation_id,
@@ -512,7 +512,7 @@ pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started,
 }
 
 /// The stored operation of a used key. A different amount under the same key logs a warning (T12).
-pub(super) fn replayed(operation: Operation, units_minor: i64) -> Started {
+pub(super) fn replayed(operation: Operation, units_minor: i64) -> OperationResult {
     if operation.units_minor != units_minor {
         tracing::warn!(
             operation_id = operation.operation_id,
@@ -521,7 +521,7 @@ pub(super) fn replayed(operation: Operation, units_minor: i64) -> Started {
         metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.as_str())
             .increment(1);
     }
-    Started {
+    OperationResult {
         operation,
         replayed: true,
     }

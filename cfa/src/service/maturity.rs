@@ -75,7 +75,7 @@ impl Service {
         request: NewRedemption,
     ) -> Result<IssueRedemption, Error> {
         let instrument_id = request.instrument_id.as_str();
-        if let Some(known) = self.repo.redemption_of(instrument_id).await? {
+        if let Some(known) = self.repo.redemption_of_instrument(instrument_id).await? {
             if known.idempotency_key == asked.idempotency_key {
                 return Ok(known);
             }

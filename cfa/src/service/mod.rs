@@ -62,7 +62,7 @@ pub struct Asked {
 
 /// An operation and how it was obtained.
 #[derive(Debug)]
-pub struct Started {
+pub struct OperationResult {
     pub operation: Operation,
     /// The key (or the payment, payout or trade) existed: this is the stored operation.
     pub replayed: bool,

@@ -6,7 +6,7 @@ use types::Decimal;
 
 use super::drive::count;
 use super::issue::{replayed, taken};
-use super::{Asked, Service, Started, units};
+use super::{Asked, OperationResult, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -26,7 +26,7 @@ impl Service {
         user_id: &str,
         amount: Decimal,
         payout_id: &str,
-    ) -> Result<Started, Error> {
+    ) -> Result<OperationResult, Error> {
         let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
         if let Some(operation) = self
             .repo
@@ -89,7 +89,7 @@ impl Service {
             tx.commit().await?;
             count(&operation);
             requested(&operation);
-            return Ok(Started {
+            return Ok(OperationResult {
                 operation,
                 replayed: false,
             });
@@ -97,7 +97,7 @@ impl Service {
         tx.commit().await?;
         let operation = self.drive_or_leave(operation).await?;
         requested(&operation);
-        Ok(Started {
+        Ok(OperationResult {
             operation,
             replayed: false,
         })
@@ -147,7 +147,7 @@ impl Service {
 
     /// Blocks a redemption before its money is at the bank, or unblocks it (115-FZ, specification
     /// 1.5).
-    pub async fn block_redemption(
+    pub async fn set_redemption_block(
         &self,
         asked: &Asked,
         operation_id: &str,
@@ -234,7 +234,7 @@ impl Service {
         amount: Decimal,
         redemption_id: &str,
         reason: RedemptionReason,
-    ) -> Result<Started, Error> {
+    ) -> Result<OperationResult, Error> {
         let instrument = self.known_instrument(instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
             return Err(
@@ -301,12 +301,12 @@ impl Service {
         tx.commit().await?;
         if operation.status == Status::Rejected {
             count(&operation);
-            return Ok(Started {
+            return Ok(OperationResult {
                 operation,
                 replayed: false,
             });
         }
-        Ok(Started {
+        Ok(OperationResult {
             operation: self.drive_or_leave(operation).await?,
             replayed: false,
         })

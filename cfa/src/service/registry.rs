@@ -46,7 +46,7 @@ impl Service {
         let _turn = self.registry_turn.lock().await;
         // Head first: a token is stored before its first transfer is sent, so none up to the head
         // is missed.
-        let head = self.chain.last_read().await?;
+        let head = self.chain.stored_last_read_block().await?;
         let mut next = self
             .repo
             .registry_block()
@@ -127,7 +127,7 @@ impl Service {
     /// Reads our tokens' transfers again from block `from`: a page of bounded size. Of the store it
     /// uses only the mapping of tokens to instruments.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
-        let last = self.chain.last_read().await?;
+        let last = self.chain.stored_last_read_block().await?;
         let mut transfers = Vec::new();
         let tokens = self.repo.tokens().await?;
         let tokens = tokens

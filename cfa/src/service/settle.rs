@@ -400,10 +400,10 @@ impl Service {
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
         let mut done = self.batches_done.subscribe();
-        let mut read_to = self.chain.read_to();
+        let mut last_read_block = self.chain.last_read_block();
         loop {
             done.borrow_and_update();
-            read_to.borrow_and_update();
+            last_read_block.borrow_and_update();
             let batch = self
                 .repo
                 .batch(batch_id)
@@ -415,7 +415,7 @@ impl Service {
             tokio::select! {
                 () = tokio::time::sleep_until(deadline) => {}
                 _ = done.changed() => {}
-                moved = read_to.changed() => {
+                moved = last_read_block.changed() => {
                     if moved.is_err() {
                         return Ok(batch);
                     }

@@ -6,7 +6,7 @@ use types::Decimal;
 
 use super::issue::replayed;
 use super::settle::operation_of;
-use super::{Asked, Service, Started, units};
+use super::{Asked, OperationResult, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
@@ -29,7 +29,11 @@ pub struct NewTransfer {
 }
 
 impl Service {
-    pub async fn transfer(&self, asked: &Asked, request: NewTransfer) -> Result<Started, Error> {
+    pub async fn transfer(
+        &self,
+        asked: &Asked,
+        request: NewTransfer,
+    ) -> Result<OperationResult, Error> {
         let instrument = self.known_instrument(&request.instrument_id).await?;
         let units_minor = units("amount.amount", request.amount, instrument.decimals)?;
         if let Some(operation) = self
@@ -115,12 +119,12 @@ impl Service {
         }
         tx.commit().await?;
         if operation.status == Status::Rejected {
-            return Ok(Started {
+            return Ok(OperationResult {
                 operation,
                 replayed: false,
             });
         }
-        Ok(Started {
+        Ok(OperationResult {
             operation: self.drive_or_leave(operation).await?,
             replayed: false,
         })
@@ -138,7 +142,7 @@ impl Service {
         asked: &Asked,
         request: NewTransfer,
         units_minor: i64,
-    ) -> Result<Started, Error> {
+    ) -> Result<OperationResult, Error> {
         let leg = TradeLeg {
             trade_id: request.trade_id,
             instrument_id: request.instrument_id,
@@ -173,14 +177,14 @@ impl Service {
             return same_trade(*stored, &wanted);
         }
         tx.commit().await?;
-        Ok(Started {
+        Ok(OperationResult {
             operation: wanted,
             replayed: false,
         })
     }
 }
 
-fn same_trade(stored: Operation, wanted: &Operation) -> Result<Started, Error> {
+fn same_trade(stored: Operation, wanted: &Operation) -> Result<OperationResult, Error> {
     let is_same = stored.instrument_id == wanted.instrument_id
         && stored.units_minor == wanted.units_minor
         && stored.from_user_id == wanted.from_user_id
@@ -188,7 +192,7 @@ fn same_trade(stored: Operation, wanted: &Operation) -> Result<Started, Error> {
     if !is_same {
         return Err(Refusal::ReferenceTaken.into());
     }
-    Ok(Started {
+    Ok(OperationResult {
         operation: stored,
         replayed: true,
     })

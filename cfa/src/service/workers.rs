@@ -21,15 +21,15 @@ const SWEEP_PAGE: i64 = 500;
 
 /// Applies new blocks to the holder registry.
 pub async fn follow_chain(service: Arc<Service>, shutdown: CancellationToken) {
-    let mut read_to = service.chain.read_to();
+    let mut last_read_block = service.chain.last_read_block();
     loop {
-        read_to.borrow_and_update();
+        last_read_block.borrow_and_update();
         if let Err(error) = service.catch_up_registry().await {
             tracing::warn!(%error, "holder registry cannot catch up, retrying at the next block");
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            changed = read_to.changed() => if changed.is_err() { return },
+            changed = last_read_block.changed() => if changed.is_err() { return },
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The connector: the same code for the embedded chain and a remote node.
 //!
-//! It uses alloy's `Provider` over the transport passed to `connect`. Submission is one queue. Each
-//! submission has a key from its caller. The signed transaction and its nonce are stored under the
-//! key before they are sent, so a repeat with the key after a crash sends the same bytes (T13).
-//! Nonces are assigned in queue order without gaps; the nonce of a refused transaction is reused.
+//! It uses alloy's `Provider` over the transport passed to `connect`. Submissions are serialized by
+//! one lock, in arrival order. The caller supplies an idempotency key per submission. The signed
+//! transaction and its nonce are stored under the key before they are sent, so a repeat with the
+//! key after a crash sends the same bytes (T13). Nonces are assigned in the same order, without
+//! gaps; the nonce of a refused transaction is reused.
 //!
 //! Errors state what the caller must do: `Unavailable` = retry later with the same key, `Refused` =
 //! a retry will fail too.
@@ -29,16 +30,17 @@ use tokio::sync::{Mutex, watch};
 
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
 use crate::{Address, TxHash};
-use repo::{Repo, Submission};
+use repo::{Repo, StoredTransaction};
 pub use watcher::Watcher;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// The node did not answer. Nothing is lost: retry.
+    /// No final answer: a transport error, or an error that may hide an accepted transaction. Retry
+    /// with the same key.
     #[error("chain unavailable: {0}")]
     Unavailable(String),
     /// The node refused, and would refuse a retry.
-    #[error("chain refused: {0}")]
+    #[error("node rejected the transaction or call: {0}")]
     Refused(String),
     #[error("the node is on chain {node}, but chain.chain_id is {configured}")]
     WrongChain { node: u64, configured: u64 },
@@ -46,14 +48,18 @@ pub enum ChainError {
     Store(#[from] events::Error),
     #[error("connector store: {0}")]
     Sql(#[from] sqlx::Error),
-    #[error("invalid response of the node: {0}")]
+    #[error("connector store: {0}")]
+    Damaged(String),
+    #[error("invalid response from the node: {0}")]
     Malformed(String),
+    #[error("signing the transaction failed: {0}")]
+    Signature(String),
 }
 
 impl From<TransportError> for ChainError {
     fn from(error: TransportError) -> Self {
         match error {
-            RpcError::ErrorResp(payload) if is_final(&payload.message) => {
+            RpcError::ErrorResp(payload) if is_permanent_error(&payload.message) => {
                 Self::Refused(payload.message.into_owned())
             }
             RpcError::ErrorResp(payload) => Self::Unavailable(payload.message.into_owned()),
@@ -65,9 +71,10 @@ impl From<TransportError> for ChainError {
 /// Addresses per log query; nodes refuse long lists.
 const FILTER_ADDRESSES: usize = 200;
 
-/// Error texts of nodes that mean a transaction or call did not and will not execute. Any other
-/// error may hide an accepted transaction, so its nonce must not be reused.
-const FINAL_WORDS: [&str; 12] = [
+/// Substrings of node errors after which a retry is useless: the node rejected the transaction or
+/// call, or has the transaction already. Any other error may hide an accepted transaction, so its
+/// nonce must not be reused.
+const PERMANENT_ERRORS: [&str; 12] = [
     "nonce too low",
     "already known",
     "known transaction",
@@ -82,9 +89,9 @@ const FINAL_WORDS: [&str; 12] = [
     "execution halted",
 ];
 
-fn is_final(message: &str) -> bool {
+fn is_permanent_error(message: &str) -> bool {
     let message = message.to_lowercase();
-    FINAL_WORDS.iter().any(|words| message.contains(words))
+    PERMANENT_ERRORS.iter().any(|error| message.contains(error))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,14 +127,15 @@ pub struct BlockInfo {
 
 /// A transaction sent under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Submitted {
+pub struct Submission {
     pub tx_hash: TxHash,
     pub nonce: u64,
     /// Address of the contract, if the call deploys one.
     pub contract: Option<Address>,
 }
 
-/// Units transferred from one address to another; `None` = minted or burned.
+/// Units transferred from one address to another. `from` is `None` for a mint, `to` is `None` for a
+/// burn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenTransfer {
     pub token: Address,
@@ -139,7 +147,7 @@ pub struct TokenTransfer {
 
 /// Metadata of a token contract.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenFacts {
+pub struct TokenMetadata {
     pub symbol: String,
     pub decimals: u8,
 }
@@ -154,14 +162,14 @@ struct Inner {
     chain_id: u64,
     signer: PrivateKeySigner,
     repo: Repo,
-    /// Next nonce; the lock serializes submissions.
-    queue: Mutex<u64>,
+    /// The lock serializes submissions.
+    next_nonce: Mutex<u64>,
     /// Number of the last block whose receipts were read.
-    read_to: watch::Sender<u64>,
+    last_read_block: watch::Sender<u64>,
 }
 
 impl Connector {
-    /// Checks the node's chain id and loads the submission queue.
+    /// Checks the node's chain id and loads the next nonce and the last read block.
     pub(super) async fn connect(
         client: RpcClient,
         chain_id: u64,
@@ -182,7 +190,7 @@ impl Connector {
         let repo = Repo::new(db);
         let on_chain = provider.get_transaction_count(signer.address()).await?;
         let next_nonce = repo.next_nonce().await?.max(on_chain);
-        let (read_to, _) = watch::channel(
+        let (last_read_block, _) = watch::channel(
             repo.cursor()
                 .await?
                 .map(|(number, _)| number)
@@ -193,8 +201,8 @@ impl Connector {
             chain_id,
             signer,
             repo,
-            queue: Mutex::new(next_nonce),
-            read_to,
+            next_nonce: Mutex::new(next_nonce),
+            last_read_block,
         };
         Ok(Self {
             inner: Arc::new(inner),
@@ -211,23 +219,24 @@ impl Connector {
     }
 
     /// Number of the last block whose receipts were read and published.
-    pub fn read_to(&self) -> watch::Receiver<u64> {
-        self.inner.read_to.subscribe()
+    pub fn last_read_block(&self) -> watch::Receiver<u64> {
+        self.inner.last_read_block.subscribe()
     }
 
-    /// Signs and sends. A key is bound to its first transaction, whatever later calls contain.
+    /// Signs and sends. A repeat of a key returns the first transaction and ignores `call`.
     ///
-    /// Cancel safe: a started submission completes after the caller is gone. Stopped between the
-    /// stored row and the next nonce, it would leave a nonce that later submissions collide with.
-    pub async fn submit(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
+    /// Cancel safe: a started submission completes after the caller is gone. If it were cancelled
+    /// after the row is stored and before the nonce advances, the next submission would use the
+    /// same nonce.
+    pub async fn submit(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
-        tokio::spawn(async move { connector.submit_in_turn(&key, &call).await })
+        tokio::spawn(async move { connector.submit_locked(&key, &call).await })
             .await
             .map_err(|error| ChainError::Unavailable(format!("submission: {error}")))?
     }
 
-    async fn submit_in_turn(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
-        let mut next_nonce = self.inner.queue.lock().await;
+    async fn submit_locked(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
+        let mut next_nonce = self.inner.next_nonce.lock().await;
         if let Some(known) = self.inner.repo.by_key(key).await? {
             if !known.included {
                 self.send(&known).await.map_err(|error| match error {
@@ -237,29 +246,30 @@ impl Connector {
                     other => other,
                 })?;
             }
-            return Ok(known.submitted);
+            return Ok(known.submission);
         }
         let gas_limit = match call.gas_limit {
             Some(gas_limit) => gas_limit,
             None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
         };
         let fees = self.inner.provider.estimate_eip1559_fees().await?;
-        // A second attempt uses the node's nonce, in case the key was used elsewhere.
+        // The second attempt takes the nonce from the node, in case the signing account sent
+        // transactions elsewhere.
         for attempt in 0..2 {
-            let submission = self.sign(
+            let stored = self.sign(
                 *next_nonce,
                 call,
                 gas_limit,
                 fees.max_fee_per_gas,
                 fees.max_priority_fee_per_gas,
             )?;
-            self.inner.repo.insert(key, &submission).await?;
-            match self.send(&submission).await {
+            self.inner.repo.insert(key, &stored).await?;
+            match self.send(&stored).await {
                 Ok(()) => {
                     *next_nonce += 1;
                     metrics::counter!("blockchain_transactions_total", "status" => "SUBMITTED")
                         .increment(1);
-                    return Ok(submission.submitted);
+                    return Ok(stored.submission);
                 }
                 Err(ChainError::Refused(reason)) => {
                     // Never in a block: the nonce is reused.
@@ -277,7 +287,7 @@ impl Connector {
                     return Err(ChainError::Refused(reason));
                 }
                 Err(other) => {
-                    // Stored, maybe sent: the resender repeats it.
+                    // Stored and possibly sent: `resend_unincluded` sends it again.
                     *next_nonce += 1;
                     return Err(other);
                 }
@@ -293,7 +303,7 @@ impl Connector {
         gas_limit: u64,
         max_fee: u128,
         priority_fee: u128,
-    ) -> Result<Submission, ChainError> {
+    ) -> Result<StoredTransaction, ChainError> {
         let to = call.to.map_or(TxKind::Create, |to| TxKind::Call(to.raw()));
         let tx = TxEip1559 {
             chain_id: self.inner.chain_id,
@@ -310,14 +320,14 @@ impl Connector {
             .inner
             .signer
             .sign_hash_sync(&tx.signature_hash())
-            .map_err(|error| ChainError::Malformed(error.to_string()))?;
+            .map_err(|error| ChainError::Signature(error.to_string()))?;
         let envelope = TxEnvelope::from(tx.into_signed(signature));
         let contract = call
             .to
             .is_none()
             .then(|| Address::from(self.inner.signer.address().create(nonce)));
-        Ok(Submission {
-            submitted: Submitted {
+        Ok(StoredTransaction {
+            submission: Submission {
                 tx_hash: TxHash::from(*envelope.tx_hash()),
                 nonce,
                 contract,
@@ -328,13 +338,8 @@ impl Connector {
     }
 
     /// Sends signed bytes; succeeds if the node has them already.
-    async fn send(&self, submission: &Submission) -> Result<(), ChainError> {
-        match self
-            .inner
-            .provider
-            .send_raw_transaction(&submission.raw)
-            .await
-        {
+    async fn send(&self, stored: &StoredTransaction) -> Result<(), ChainError> {
+        match self.inner.provider.send_raw_transaction(&stored.raw).await {
             Ok(_) => Ok(()),
             Err(error) => match ChainError::from(error) {
                 ChainError::Refused(reason)
@@ -345,7 +350,7 @@ impl Connector {
                 ChainError::Refused(reason)
                     if reason.contains("nonce too low")
                         && self
-                            .receipt_of_node(&submission.submitted.tx_hash)
+                            .unconfirmed_receipt(&stored.submission.tx_hash)
                             .await?
                             .is_some() =>
                 {
@@ -357,38 +362,39 @@ impl Connector {
     }
 
     /// Resends stored transactions that are in no block, oldest first.
-    pub(super) async fn resend_waiting(&self) -> Result<usize, ChainError> {
-        let _queue = self.inner.queue.lock().await;
-        let waiting = self.inner.repo.waiting().await?;
-        for submission in &waiting {
-            self.send(submission).await?;
+    pub(super) async fn resend_unincluded(&self) -> Result<usize, ChainError> {
+        let _next_nonce = self.inner.next_nonce.lock().await;
+        let unincluded = self.inner.repo.unincluded().await?;
+        for stored in &unincluded {
+            self.send(stored).await?;
         }
-        Ok(waiting.len())
+        Ok(unincluded.len())
     }
 
-    /// The receipt of a transaction whose block was read, so that it has its confirmations, else
-    /// `None`.
+    /// The receipt, or `None` until the watcher has read the transaction's block. A read block has
+    /// its confirmations.
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
-        match self.receipt_of_node(tx_hash).await? {
+        match self.unconfirmed_receipt(tx_hash).await? {
             Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
             _ => Ok(None),
         }
     }
 
     async fn is_read(&self, number: u64) -> Result<bool, ChainError> {
-        // The stored position is briefly ahead of the watch channel, and the block's events may be
-        // out already.
-        Ok(number <= *self.inner.read_to.borrow() || number <= self.last_read().await?)
+        // The store is updated before the watch channel: a consumer may already have the block's
+        // events while the channel shows the block before.
+        Ok(number <= *self.inner.last_read_block.borrow()
+            || number <= self.stored_last_read_block().await?)
     }
 
     /// Number of the last block whose receipts were read, as stored.
-    pub async fn last_read(&self) -> Result<u64, ChainError> {
+    pub async fn stored_last_read_block(&self) -> Result<u64, ChainError> {
         let cursor = self.inner.repo.cursor().await?;
         Ok(cursor.map_or(0, |(number, _)| number))
     }
 
-    /// The receipt at the node, without confirmations.
-    async fn receipt_of_node(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
+    /// The node's receipt; its block may be unconfirmed.
+    async fn unconfirmed_receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         let receipt = self
             .inner
             .provider
@@ -403,14 +409,14 @@ impl Connector {
         tx_hash: &TxHash,
         timeout: Duration,
     ) -> Result<Option<Receipt>, ChainError> {
-        let mut read_to = self.read_to();
+        let mut last_read_block = self.last_read_block();
         let deadline = tokio::time::Instant::now() + timeout;
         loop {
-            read_to.borrow_and_update();
+            last_read_block.borrow_and_update();
             if let Some(receipt) = self.receipt(tx_hash).await? {
                 return Ok(Some(receipt));
             }
-            match tokio::time::timeout_at(deadline, read_to.changed()).await {
+            match tokio::time::timeout_at(deadline, last_read_block.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) | Err(_) => return Ok(None),
             }
@@ -483,7 +489,8 @@ impl Connector {
         )
     }
 
-    /// Supply in smallest units, and a block at or after which it was read.
+    /// Supply in smallest units, and the chain head before the read: the supply is as of that block
+    /// or a later one.
     pub async fn total_supply(&self, token: &Address) -> Result<(u128, u64), ChainError> {
         let block = self.block_number().await?;
         Ok((
@@ -492,8 +499,8 @@ impl Connector {
         ))
     }
 
-    pub async fn token_facts(&self, token: &Address) -> Result<TokenFacts, ChainError> {
-        Ok(TokenFacts {
+    pub async fn token_metadata(&self, token: &Address) -> Result<TokenMetadata, ChainError> {
+        Ok(TokenMetadata {
             symbol: self.read(token, CfaToken::symbolCall {}).await?,
             decimals: self.read(token, CfaToken::decimalsCall {}).await?,
         })
@@ -520,7 +527,8 @@ impl Connector {
         logs.sort_by_key(|log| (log.block_number, log.log_index));
         let mut transfers = Vec::with_capacity(logs.len());
         for log in logs {
-            // An adopted contract may have another event of that name.
+            // A token contract that the platform did not deploy may declare `Transfer` with other
+            // indexed fields.
             let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
                 continue;
             };

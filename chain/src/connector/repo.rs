@@ -7,11 +7,12 @@ use events::sqlite::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::{ChainError, ReceiptStatus, Submitted};
+use super::{ChainError, ReceiptStatus, Submission};
 use crate::TxHash;
 
-pub(super) struct Submission {
-    pub submitted: Submitted,
+/// A signed transaction.
+pub(super) struct StoredTransaction {
+    pub submission: Submission,
     pub raw: Vec<u8>,
     pub included: bool,
 }
@@ -33,7 +34,7 @@ impl Repo {
         Ok(highest.map_or(0, |nonce| nonce as u64 + 1))
     }
 
-    pub async fn by_key(&self, key: &str) -> Result<Option<Submission>, ChainError> {
+    pub async fn by_key(&self, key: &str) -> Result<Option<StoredTransaction>, ChainError> {
         let row = sqlx::query(
             "SELECT nonce, tx_hash, raw, contract, block_number FROM submission WHERE key = $1",
         )
@@ -62,7 +63,8 @@ impl Repo {
             .collect())
     }
 
-    pub async fn waiting(&self) -> Result<Vec<Submission>, ChainError> {
+    /// Stored transactions that are in no read block, by nonce.
+    pub async fn unincluded(&self) -> Result<Vec<StoredTransaction>, ChainError> {
         let rows = sqlx::query(
             "SELECT nonce, tx_hash, raw, contract, block_number FROM submission \
              WHERE block_number IS NULL ORDER BY nonce",
@@ -72,19 +74,19 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    pub async fn insert(&self, key: &str, submission: &Submission) -> Result<(), ChainError> {
+    pub async fn insert(&self, key: &str, stored: &StoredTransaction) -> Result<(), ChainError> {
         let mut tx = self.db.write().await?;
         sqlx::query(
             "INSERT INTO submission (key, nonce, tx_hash, raw, contract, submitted_us) \
              VALUES ($1, $2, $3, $4, $5, $6)",
         )
         .bind(key)
-        .bind(submission.submitted.nonce as i64)
-        .bind(submission.submitted.tx_hash.to_string())
-        .bind(submission.raw.as_slice())
+        .bind(stored.submission.nonce as i64)
+        .bind(stored.submission.tx_hash.to_string())
+        .bind(stored.raw.as_slice())
         .bind(
-            submission
-                .submitted
+            stored
+                .submission
                 .contract
                 .map(|address| address.to_string())
                 .unwrap_or_default(),
@@ -151,12 +153,12 @@ impl Repo {
     }
 }
 
-fn decode(row: &SqliteRow) -> Result<Submission, ChainError> {
+fn decode(row: &SqliteRow) -> Result<StoredTransaction, ChainError> {
     let tx_hash: String = row.get("tx_hash");
     let contract: String = row.get("contract");
-    let damaged = |_| ChainError::Malformed("stored submission".into());
-    Ok(Submission {
-        submitted: Submitted {
+    let damaged = |_| ChainError::Damaged("malformed submission row".into());
+    Ok(StoredTransaction {
+        submission: Submission {
             tx_hash: tx_hash.parse().map_err(damaged)?,
             nonce: row.get::<i64, _>("nonce") as u64,
             contract: if contract.is_empty() {

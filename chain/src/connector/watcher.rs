@@ -1,9 +1,9 @@
 //! Reads the chain block by block, in order and without gaps, and publishes what it read.
 //!
 //! On `platform.chain.events.v1`: `TransactionReceiptReady` per transaction submitted here, then
-//! `BlockRead` with their hashes. Other transactions are skipped. It also resends waiting
-//! transactions. A block is read when it is `confirmations` below the head; a permissioned chain
-//! with immediate finality needs none.
+//! `BlockRead` with their hashes. Other transactions are skipped. It also resends stored
+//! transactions that are in no read block. A block is read when it is `confirmations` below the
+//! head; a permissioned chain with immediate finality needs none.
 
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ impl Watcher {
                 () = shutdown.cancelled() => break,
                 () = next_block(&mut self.head, pause) => {}
                 _ = resend.tick() => {
-                    if let Err(error) = self.connector.resend_waiting().await {
-                        tracing::warn!(%error, "resending waiting transactions failed");
+                    if let Err(error) = self.connector.resend_unincluded().await {
+                        tracing::warn!(%error, "resending transactions that are in no read block failed");
                     }
                 }
             }
@@ -85,7 +85,7 @@ impl Watcher {
             }
             self.read(&block).await?;
             cursor = Some((number, block.hash.to_string()));
-            inner.read_to.send_replace(number);
+            inner.last_read_block.send_replace(number);
         }
     }
 

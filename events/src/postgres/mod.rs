@@ -94,7 +94,7 @@ pub struct Postgres {
     writers: PgPool,
     committed: Arc<Notify>,
     /// Outside the pools, so that its lock ends with it.
-    relay: Arc<Mutex<Option<outbox::Session>>>,
+    relay: Arc<Mutex<Option<outbox::RelayConnection>>>,
 }
 
 impl Postgres {
@@ -182,7 +182,7 @@ impl Postgres {
     }
 
     /// Host, port and database, for logs.
-    pub fn place(&self) -> String {
+    pub fn location(&self) -> String {
         format!(
             "{}:{}/{}",
             self.options.get_host(),
@@ -201,7 +201,7 @@ impl Postgres {
     }
 
     /// Woken after commits of this process; at least once per commit after the last wake.
-    pub(crate) async fn committed(&self) {
+    pub(crate) async fn wait_for_commit(&self) {
         self.committed.notified().await;
     }
 }

@@ -1,18 +1,19 @@
 //! Outbox and inbox on PostgreSQL, with concurrent transactions.
 //!
 //! Positions are assigned when a row is written and become visible at commit, possibly out of
-//! order. The relay reads rows by position, up to the first one whose transaction is not below the
-//! horizon: the oldest open transaction of the whole server. (Rows restored from another server may
-//! carry future ids: they count as settled.) No earlier row can appear below the horizon. The relay
-//! deletes exactly the rows it read, after they are durable in the log, so a row that appears later
-//! at a lower position is not skipped.
+//! order. The relay reads rows by position and stops at the first row whose transaction id is at or
+//! above the horizon. The horizon is the xmin of the current snapshot: the oldest open transaction
+//! on the server. A transaction below the horizon has ended and inserts no further rows. A row
+//! restored from another server may have a transaction id at or above xmax; it counts as committed.
+//! The relay deletes exactly the rows it read, after they are durable in the log, so a row that
+//! appears later at a lower position is not skipped.
 //!
-//! The order of a key is the commit order if its writers hold a lock from before the append until
-//! the commit, as the ledger does with its sub-accounts. Writers of one key without a common lock
-//! have no defined order; their events follow the positions.
+//! Events of one key are published in commit order if their writers hold a common lock from before
+//! the append until the commit. The ledger holds its sub-account locks. Writers of one key without
+//! a common lock have no defined order; their events follow the positions.
 //!
-//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox
-//! table, held until there is nothing to publish. Known limitations: a relay that is frozen with an
+//! One relay publishes at a time. It holds a session-level advisory lock, keyed by the oid of the
+//! outbox table, until a batch publishes nothing. Known limitations: a relay that is frozen with an
 //! open connection blocks the others; any open transaction with changes on the server holds the
 //! relay back.
 
@@ -23,7 +24,7 @@ use uuid::Uuid;
 use super::Postgres;
 use crate::{
     Error, Event, Log, inbox,
-    outbox::{Moved, Queue},
+    outbox::{Queue, RelayResult},
 };
 
 /// Rows published at once.
@@ -133,7 +134,7 @@ pub async fn accept_many_in_tx(
     .bind(service_kit::clock::now_us())
     .fetch_all(tx)
     .await?;
-    Ok(inbox::first_of_each(
+    Ok(inbox::flag_first_occurrences(
         event_ids,
         accepted.into_iter().collect(),
     ))
@@ -147,73 +148,74 @@ impl Queue for Postgres {
             .await?)
     }
 
-    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
+    async fn relay_batch(&self, log: &dyn Log) -> Result<RelayResult, Error> {
         let mut slot = self.relay.lock().await;
-        // A failed or cancelled session is not put back: its lock ends with it.
-        let mut session = match slot.take() {
-            Some(session) => session,
-            None => Session {
+        // After an error or a cancellation the connection is dropped, which releases its advisory
+        // lock.
+        let mut relay = match slot.take() {
+            Some(relay) => relay,
+            None => RelayConnection {
                 connection: PgConnection::connect_with(&self.options).await?,
                 has_lock: false,
             },
         };
-        let moved = session.move_batch(log).await?;
-        *slot = Some(session);
-        Ok(moved)
+        let relayed = relay.relay_batch(log).await?;
+        *slot = Some(relay);
+        Ok(relayed)
     }
 
-    async fn committed(&self) {
-        Postgres::committed(self).await;
+    async fn wait_for_commit(&self) {
+        Postgres::wait_for_commit(self).await;
     }
 
     fn name(&self) -> String {
-        self.place()
+        self.location()
     }
 }
 
 /// The relay's connection.
-pub(crate) struct Session {
+pub(crate) struct RelayConnection {
     connection: PgConnection,
     /// Whether it holds the publishing lock.
     has_lock: bool,
 }
 
-impl Session {
+impl RelayConnection {
     pub async fn close(self) -> Result<(), sqlx::Error> {
         self.connection.close().await
     }
 
-    async fn move_batch(&mut self, log: &dyn Log) -> Result<Moved, Error> {
+    async fn relay_batch(&mut self, log: &dyn Log) -> Result<RelayResult, Error> {
         if !self.has_lock {
             let sql = "SELECT pg_try_advisory_lock('outbox'::regclass::oid::bigint << 8)";
             let lock = sqlx::query_scalar(sql).fetch_one(&mut self.connection);
             self.has_lock = lock.await?;
         }
         if !self.has_lock {
-            return Ok(Moved {
+            return Ok(RelayResult {
                 events: 0,
                 more_soon: true,
                 is_stream: false,
             });
         }
-        let moved = publish(&mut self.connection, log).await?;
-        if moved.events == 0 {
+        let relayed = publish(&mut self.connection, log).await?;
+        if relayed.events == 0 {
             sqlx::query("SELECT pg_advisory_unlock('outbox'::regclass::oid::bigint << 8)")
                 .execute(&mut self.connection)
                 .await?;
             self.has_lock = false;
         }
-        Ok(moved)
+        Ok(relayed)
     }
 }
 
-async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
+async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<RelayResult, Error> {
     let found: Vec<PgRow> = sqlx::query(
         "SELECT position, id, aggregatetype, aggregateid, type AS type_name, payload, subject, \
          source, correlation_id, occurred_at_us, \
          transaction_id < pg_snapshot_xmin(pg_current_snapshot()) \
          OR transaction_id >= pg_snapshot_xmax(pg_current_snapshot()) \
-         AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
+         AS is_relayable FROM outbox ORDER BY position LIMIT $1",
     )
     .bind(BATCH)
     .fetch_all(&mut *connection)
@@ -221,7 +223,7 @@ async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, 
     let mut events = Vec::with_capacity(found.len());
     let mut positions = Vec::with_capacity(found.len());
     for row in &found {
-        if !sqlx::Row::try_get::<bool, _>(row, "is_below_horizon")? {
+        if !sqlx::Row::try_get::<bool, _>(row, "is_relayable")? {
             break;
         }
         let row: Row = FromRow::from_row(row)?;
@@ -235,7 +237,7 @@ async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, 
             .execute(connection)
             .await?;
     }
-    Ok(Moved {
+    Ok(RelayResult {
         events: events.len(),
         more_soon: events.len() < found.len() || found.len() == BATCH as usize,
         is_stream: false,

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Error, Event, EventRef, Log, inbox,
-    outbox::{Moved, Queue},
+    outbox::{Queue, RelayResult},
     pack,
 };
 
@@ -297,16 +297,16 @@ impl Queue for Direct {
         self.file.backlog().await
     }
 
-    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
-        let moved = outbox::publish_oldest(&self.file, log).await?;
-        if moved.events == 0 {
+    async fn relay_batch(&self, log: &dyn Log) -> Result<RelayResult, Error> {
+        let relayed = outbox::publish_oldest(&self.file, log).await?;
+        if relayed.events == 0 {
             self.delete_relayed().await?;
         }
-        Ok(moved)
+        Ok(relayed)
     }
 
-    async fn committed(&self) {
-        self.file.committed().await;
+    async fn wait_for_commit(&self) {
+        self.file.wait_for_commit().await;
     }
 
     fn name(&self) -> String {

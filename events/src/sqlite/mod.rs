@@ -254,7 +254,7 @@ impl Sqlite {
     }
 
     /// Woken after commits; at least once per commit after the last wake.
-    pub(crate) async fn committed(&self) {
+    pub(crate) async fn wait_for_commit(&self) {
         self.committed.notified().await;
     }
 }

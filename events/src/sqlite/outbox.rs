@@ -13,7 +13,7 @@ use super::Sqlite;
 use crate::{
     Error, Event, Log,
     many::{Many, Script},
-    outbox::{Moved, Queue},
+    outbox::{Queue, RelayResult},
     pack::{self, OutboxRow},
 };
 
@@ -61,9 +61,9 @@ async fn oldest(db: &Sqlite) -> Result<Vec<OutboxRow>, Error> {
 }
 
 /// Publishes the oldest rows and marks them as relayed.
-pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, Error> {
+pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<RelayResult, Error> {
     let rows = oldest(db).await?;
-    let moved = Moved {
+    let relayed = RelayResult {
         events: rows
             .iter()
             .map(|row| row.count.unsigned_abs() as usize)
@@ -76,7 +76,7 @@ pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, 
         log.publish_rows(rows).await?;
         db.set_relayed(last);
     }
-    Ok(moved)
+    Ok(relayed)
 }
 
 #[async_trait]
@@ -89,16 +89,16 @@ impl Queue for Sqlite {
             .await?)
     }
 
-    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
-        let moved = publish_oldest(self, log).await?;
-        if moved.events == 0 {
+    async fn relay_batch(&self, log: &dyn Log) -> Result<RelayResult, Error> {
+        let relayed = publish_oldest(self, log).await?;
+        if relayed.events == 0 {
             self.delete_relayed().await?;
         }
-        Ok(moved)
+        Ok(relayed)
     }
 
-    async fn committed(&self) {
-        Sqlite::committed(self).await;
+    async fn wait_for_commit(&self) {
+        Sqlite::wait_for_commit(self).await;
     }
 
     fn name(&self) -> String {

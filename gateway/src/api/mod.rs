@@ -59,7 +59,7 @@ fn actor(caller: &Caller, user_id: &str) -> Actor {
 
 /// Users see only their own rows: an empty filter means the caller.
 pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Status> {
-    if user_id.is_empty() && !caller.acts_for_anyone() {
+    if user_id.is_empty() && !caller.acts_for_any_user() {
         return Ok(caller.user_id.clone().unwrap_or_default());
     }
     if !user_id.is_empty() {
@@ -515,7 +515,7 @@ impl MarketService for Api {
     ) -> Result<Response<GetMarketStatusResponse>, Status> {
         let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
-        let own = match caller.acts_for_anyone() {
+        let own = match caller.acts_for_any_user() {
             true => None,
             false => caller.user_id.as_deref(),
         };

@@ -39,7 +39,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use admission::{RejectDetails, Request};
-use sequencer::{Commit, Opened, Polled, Ratio, Stamp, SubmitError};
+use sequencer::{Commit, Opened, Polled, Stamp, SubmitError};
 use transport::{Endpoint, Key, Link};
 use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, UserIx};
@@ -271,7 +271,7 @@ impl Front {
                     self.not_taken(now, at, client_seq, request, reason);
                 }
                 Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
-                Told::OrderToTrade(at, Ratio { messages, allowed }) => {
+                Told::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
                     self.send(now, at, &OrderToTrade { messages, allowed }.into());
                 }
                 Told::TakenOver(at, epoch) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use admission::{NewRequest, Report as Message, Request, SessionRequest};
 use metrics::Counter;
-use sequencer::{Opened, Ratio, Report, RingPort, Stamp, Submission, SubmitError};
+use sequencer::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission, SubmitError};
 use tokio::sync::mpsc;
 use transport::Key;
 use types::command::RequestKind;
@@ -261,7 +261,7 @@ impl State {
         } = self;
         let node = market.node;
         let read = ring.poll(|report| match report {
-            Report::Numbered(stamp, report) => {
+            Report::SessionMessage(stamp, report) => {
                 let Some(at) = sessions.at(report.session) else {
                     return;
                 };
@@ -275,7 +275,7 @@ impl State {
                     told.push(Told::Answered(at, *stamp, *report));
                 }
             }
-            Report::SubmitError {
+            Report::NotSubmitted {
                 tag,
                 session,
                 client_seq,
@@ -411,7 +411,7 @@ pub enum Told {
     Refused(At, u64, RequestKind, SubmitError),
     NotOpened(u64, SubmitError),
     TakenOver(At, Sequence),
-    OrderToTrade(At, Ratio),
+    OrderToTrade(At, OrderToTrade),
 }
 
 /// The reason in an unnumbered refusal.

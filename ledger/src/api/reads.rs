@@ -49,7 +49,7 @@ pub(super) fn filter(field: &str, text: &str) -> Result<(), Status> {
 fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
     filter("user_id", &user_id)?;
     match &caller.user_id {
-        Some(own) if user_id.is_empty() && !caller.acts_for_anyone() => Ok(own.clone()),
+        Some(own) if user_id.is_empty() && !caller.acts_for_any_user() => Ok(own.clone()),
         _ => {
             caller.require_user(&user_id)?;
             Ok(user_id)

@@ -16,11 +16,11 @@ pub trait Dialect: Database {
     /// operation once. With each the alias of the table that has `created_at_us` and `operation_id`
     /// in order.
     const OPERATIONS_OF_USER: &[(&str, &str)];
-    /// Fills `newest`: version and balance after the last posting of each sub-account.
-    const NEWEST: &str;
+    /// Fills `last_postings`: version and balance after the last posting of each sub-account.
+    const FILL_LAST_POSTINGS: &str;
     /// Selects the first posting or sub-account with a wrong link: (operation, posting,
     /// sub-account).
-    const LOOSE_LINK: Option<&str>;
+    const BROKEN_LINK: Option<&str>;
     /// Selects the first operation that is missing from the index of its user, or is found twice,
     /// or under another user: (operation, user).
     const UNLISTED: Option<&str>;
@@ -61,11 +61,11 @@ impl Dialect for Sqlite {
     ];
 
     /// SQLite takes a bare column beside `MAX` from the row with the maximum.
-    const NEWEST: &str = "INSERT INTO newest SELECT id, MAX(version), balance FROM (\
+    const FILL_LAST_POSTINGS: &str = "INSERT INTO last_postings SELECT id, MAX(version), balance FROM (\
          SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS balance FROM postings \
          UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after FROM postings) sides GROUP BY id";
 
-    const LOOSE_LINK: Option<&str> = Some(
+    const BROKEN_LINK: Option<&str> = Some(
         "SELECT p.operation_id, p.posting_id, l.id FROM (\
          SELECT posting_no AS of, debit_subaccount_id AS id, debit_version - 1 AS version, debit_previous AS link \
          FROM postings \
@@ -101,7 +101,8 @@ impl Dialect for Postgres {
     const OPERATIONS_OF_USER: &[(&str, &str)] =
         &[("SELECT o.* FROM operations o WHERE o.user_id = ", "o")];
 
-    const NEWEST: &str = "INSERT INTO newest SELECT s.subaccount_id, last.version, last.balance FROM sub_accounts s \
+    const FILL_LAST_POSTINGS: &str = "INSERT INTO last_postings \
+         SELECT s.subaccount_id, last.version, last.balance FROM sub_accounts s \
          CROSS JOIN LATERAL (SELECT version, balance FROM (\
          (SELECT p.debit_version AS version, p.debit_balance_after AS balance FROM postings p \
          WHERE p.debit_subaccount_id = s.subaccount_id ORDER BY p.debit_version DESC LIMIT 1) \
@@ -109,6 +110,6 @@ impl Dialect for Postgres {
          WHERE p.credit_subaccount_id = s.subaccount_id ORDER BY p.credit_version DESC LIMIT 1)) sides \
          ORDER BY version DESC LIMIT 1) last";
 
-    const LOOSE_LINK: Option<&str> = None;
+    const BROKEN_LINK: Option<&str> = None;
     const UNLISTED: Option<&str> = None;
 }

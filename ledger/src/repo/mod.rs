@@ -4,7 +4,8 @@
 //! returns the working set of its commands, [`Group::save`] writes the folded rows. On PostgreSQL
 //! that takes a few statements, regardless of the size of the group; SQLite runs in process and
 //! uses more. Velocity limits cost more (see `limits`). After [`Group::commit`] the group is
-//! durable. [`Reads`] see committed rows only. An [`Evidence`] is a snapshot of all rows.
+//! durable. [`Reads`] see committed rows only. A [`LedgerSnapshot`] contains all rows of one
+//! moment.
 
 mod audit;
 mod dialect;
@@ -27,7 +28,7 @@ use uuid::Uuid;
 pub use audit::{SealedOperation, SealedPosting};
 pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
 pub use statement::Line;
-pub use verify::{BlockRow, Evidence, HoldState, SubAccountState};
+pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
 
 use crate::{Error, LedgerConfig, book::Book, fold::Command};
 
@@ -115,11 +116,11 @@ impl Deref for Store {
 ///
 /// # Errors
 /// [`Error::NoLedger`] if it does not exist, [`Error::Url`], [`Error::Store`] if it cannot be read.
-pub async fn evidence(config: &LedgerConfig) -> Result<Box<dyn Evidence>, Error> {
+pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, Error> {
     if config.url.is_empty() {
-        Ok(Box::new(sqlite::evidence(&config.data_dir).await?))
+        Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))
     } else {
-        Ok(Box::new(postgres::evidence(config.url.postgres()?).await?))
+        Ok(Box::new(postgres::snapshot(config.url.postgres()?).await?))
     }
 }
 

@@ -1,6 +1,7 @@
-//! Reads of the `verify` module: rows over one connection in one read-only transaction, which is a
-//! snapshot even beside a running node. Every result is a page of bounded size. The same statements
-//! for both databases, except for [`Dialect`].
+//! Reads for `verify`. One connection and one read-only transaction, so all pages are of one
+//! snapshot while the node keeps writing. Every result is a page of bounded size. Both databases
+//! run the same statements; [`Dialect`] contains the exceptions. A sum is read as two 32-bit halves
+//! (`*_sum_high`, `*_sum_low`), so that it cannot overflow.
 
 use std::collections::HashMap;
 
@@ -29,8 +30,9 @@ events::row! {
 }
 
 events::row! {
-    /// The posting that made a version of a sub-account, for comparison with the next one.
-    pub struct Predecessor {
+    /// The posting that produced one version of a sub-account. The next posting of the sub-account
+    /// must continue from it.
+    pub struct VersionPosting {
         pub balance: i64,
         pub block: Option<i64>,
         pub place: Option<i64>,
@@ -48,10 +50,10 @@ events::row! {
         pub version: i64,
         last_version: i64,
         last_balance: i64,
-        held_high: i64,
-        held_low: i64,
-        pending_high: i64,
-        pending_low: i64,
+        held_sum_high: i64,
+        held_sum_low: i64,
+        unsettled_sum_high: i64,
+        unsettled_sum_low: i64,
     }
 }
 
@@ -61,13 +63,14 @@ impl SubAccountState {
         (self.last_version, self.last_balance)
     }
 
-    pub fn active_holds(&self) -> i128 {
-        rows::wide(self.held_high, self.held_low)
+    /// Remaining amounts of the active holds.
+    pub fn active_holds_total(&self) -> i128 {
+        rows::wide(self.held_sum_high, self.held_sum_low)
     }
 
     /// Unsettled credits of open operations.
-    pub fn pending(&self) -> i128 {
-        rows::wide(self.pending_high, self.pending_low)
+    pub fn open_unsettled_total(&self) -> i128 {
+        rows::wide(self.unsettled_sum_high, self.unsettled_sum_low)
     }
 }
 
@@ -83,53 +86,56 @@ events::row! {
         pub returned_by_children: i64,
         pub status: i32,
         pub destination_subaccount_id: Option<String>,
-        paid_high: i64,
-        paid_low: i64,
+        postings_sum_high: i64,
+        postings_sum_low: i64,
     }
 }
 
 impl HoldState {
-    pub fn paid(&self) -> i128 {
-        rows::wide(self.paid_high, self.paid_low)
+    pub fn postings_total(&self) -> i128 {
+        rows::wide(self.postings_sum_high, self.postings_sum_low)
     }
 }
 
-/// (operation, posting, sub-account); the first two are empty for a link of the sub-account itself.
-pub type LooseLink = (Option<String>, Option<String>, String);
+/// (operation, posting, sub-account). Operation and posting are `None` if the wrong link is
+/// `sub_accounts.last_posting`.
+pub type BrokenLink = (Option<String>, Option<String>, String);
 
 /// A snapshot of all rows of a ledger.
 #[async_trait]
-pub trait Evidence: Send {
+pub trait LedgerSnapshot: Send {
     /// Blocks after `after`.
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error>;
-    /// Sealed operations after `after`, through block `through`, each with its postings.
+    /// Sealed operations after position `after` = (block, place), up to block `through`, with their
+    /// postings.
     async fn operations(
         &mut self,
         after: (i64, i64),
         through: i64,
     ) -> Result<Vec<(SealedOperation, Vec<SealedPosting>)>, Error>;
-    /// The posting that made `version`.
-    async fn predecessor(
+    /// The posting that produced `version`.
+    async fn version_posting(
         &mut self,
         subaccount_id: &str,
         version: i64,
-    ) -> Result<Option<Predecessor>, Error>;
-    /// The first operation whose block does not exist, with that block.
-    async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
-    /// The first posting without its operation, sub-accounts or hold: (operation, posting, missing
-    /// row).
-    async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
+    ) -> Result<Option<VersionPosting>, Error>;
+    /// The first operation with no block, or with a block number that is not 1 to the last block of
+    /// `audit_blocks`: (operation, block).
+    async fn operation_without_block(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
+    /// The first posting that references a missing row: (operation, posting, id of the missing
+    /// sub-account or hold, or `operation`).
+    async fn dangling_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
     /// Sub-accounts after `after`.
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
     /// The first posting or sub-account whose link does not name the previous posting: (operation,
     /// posting, sub-account).
-    async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error>;
+    async fn broken_link(&mut self) -> Result<Option<BrokenLink>, Error>;
     /// The first operation missing from the list of its user: (operation, user).
     async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error>;
-    /// Sums once, into temporary tables, the postings per hold and the unsettled credits per
-    /// sub-account, and finds the last posting of each sub-account, for [`Self::subaccounts`] and
-    /// [`Self::holds`].
-    async fn sum_aside(&mut self) -> Result<(), Error>;
+    /// Fills the temporary tables that [`Self::subaccounts`] and [`Self::holds`] join: postings per
+    /// hold, unsettled credits per sub-account, last posting per sub-account. Call it once, before
+    /// them.
+    async fn fill_temp_tables(&mut self) -> Result<(), Error>;
     /// Holds after `after`.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Sum of all balances per instrument, in minor units.
@@ -138,14 +144,16 @@ pub trait Evidence: Send {
     async fn close(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// [`Evidence`] over a connection inside its transaction, with the temporary tables of [`ASIDE`].
+/// Implements [`LedgerSnapshot`] on a connection whose transaction is open and whose
+/// [`TEMP_TABLES`] exist.
 pub struct Reader<DB: Database>(pub DB::Connection);
 
-/// Created before the transaction begins, since that may be read-only.
-pub const ASIDE: [&str; 3] = [
-    "CREATE TEMPORARY TABLE newest (subaccount_id TEXT PRIMARY KEY, version BIGINT NOT NULL, balance BIGINT NOT NULL)",
-    "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
-    "CREATE TEMPORARY TABLE pending (subaccount_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
+/// Created before the transaction, because a read-only transaction cannot create tables.
+pub const TEMP_TABLES: [&str; 3] = [
+    "CREATE TEMPORARY TABLE last_postings (subaccount_id TEXT PRIMARY KEY, version BIGINT NOT NULL, \
+     balance BIGINT NOT NULL)",
+    "CREATE TEMPORARY TABLE postings_of_holds (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
+    "CREATE TEMPORARY TABLE open_unsettled (subaccount_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
 ];
 
 impl<DB> Reader<DB>
@@ -191,7 +199,7 @@ where
 }
 
 #[async_trait]
-impl<DB> Evidence for Reader<DB>
+impl<DB> LedgerSnapshot for Reader<DB>
 where
     DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
@@ -201,10 +209,10 @@ where
     for<'r> BlockRow: FromRow<'r, DB::Row>,
     for<'r> SealedOperation: FromRow<'r, DB::Row>,
     for<'r> SealedPosting: FromRow<'r, DB::Row>,
-    for<'r> Predecessor: FromRow<'r, DB::Row>,
+    for<'r> VersionPosting: FromRow<'r, DB::Row>,
     for<'r> (String, Option<i64>): FromRow<'r, DB::Row>,
     for<'r> (String, String, String): FromRow<'r, DB::Row>,
-    for<'r> LooseLink: FromRow<'r, DB::Row>,
+    for<'r> BrokenLink: FromRow<'r, DB::Row>,
     for<'r> (String, String): FromRow<'r, DB::Row>,
     for<'r> SubAccountState: FromRow<'r, DB::Row>,
     for<'r> HoldState: FromRow<'r, DB::Row>,
@@ -248,11 +256,11 @@ where
             .collect())
     }
 
-    async fn predecessor(
+    async fn version_posting(
         &mut self,
         subaccount_id: &str,
         version: i64,
-    ) -> Result<Option<Predecessor>, Error> {
+    ) -> Result<Option<VersionPosting>, Error> {
         let sql = format!(
             "{} SELECT CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, \
              o.block, o.place, e.ordinal \
@@ -267,7 +275,7 @@ where
             .await?)
     }
 
-    async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
+    async fn operation_without_block(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
         Ok(sqlx::query_as(
             "SELECT o.operation_id, o.block FROM operations o \
              WHERE o.block IS NULL OR o.block < 1 OR o.block > (SELECT MAX(block) FROM audit_blocks) \
@@ -277,7 +285,7 @@ where
         .await?)
     }
 
-    async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
+    async fn dangling_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
         Ok(sqlx::query_as(
             "SELECT p.operation_id, p.posting_id, CASE WHEN o.operation_id IS NULL THEN 'operation' \
              WHEN d.subaccount_id IS NULL THEN p.debit_subaccount_id \
@@ -295,8 +303,8 @@ where
         .await?)
     }
 
-    async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error> {
-        match DB::LOOSE_LINK {
+    async fn broken_link(&mut self) -> Result<Option<BrokenLink>, Error> {
+        match DB::BROKEN_LINK {
             Some(sql) => Ok(sqlx::query_as(sql).fetch_optional(&mut self.0).await?),
             None => Ok(None),
         }
@@ -314,12 +322,12 @@ where
             "SELECT s.subaccount_id, s.balance, s.held, s.unsettled, s.version, \
              COALESCE(n.version, 0) AS last_version, COALESCE(n.balance, 0) AS last_balance, \
              COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h \
-             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
+             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_sum_high, \
              COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h \
-             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low, \
-             COALESCE(u.high, 0) AS pending_high, COALESCE(u.low, 0) AS pending_low \
-             FROM sub_accounts s LEFT JOIN pending u ON u.subaccount_id = s.subaccount_id \
-             LEFT JOIN newest n ON n.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 \
+             WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_sum_low, \
+             COALESCE(u.high, 0) AS unsettled_sum_high, COALESCE(u.low, 0) AS unsettled_sum_low \
+             FROM sub_accounts s LEFT JOIN open_unsettled u ON u.subaccount_id = s.subaccount_id \
+             LEFT JOIN last_postings n ON n.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 \
              ORDER BY s.subaccount_id LIMIT $2",
         )
         .bind(after)
@@ -328,10 +336,12 @@ where
         .await?)
     }
 
-    async fn sum_aside(&mut self) -> Result<(), Error> {
-        sqlx::query(DB::NEWEST).execute(&mut self.0).await?;
+    async fn fill_temp_tables(&mut self) -> Result<(), Error> {
+        sqlx::query(DB::FILL_LAST_POSTINGS)
+            .execute(&mut self.0)
+            .await?;
         sqlx::query(
-            "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), \
+            "INSERT INTO postings_of_holds SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), \
              CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE hold_id IS NOT NULL GROUP BY hold_id",
         )
@@ -339,7 +349,8 @@ where
         .await?;
         // Open operations: PROCESSING, ONCHAIN_SUBMITTED, SETTLED.
         sqlx::query(
-            "INSERT INTO pending SELECT p.credit_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), \
+            "INSERT INTO open_unsettled SELECT p.credit_subaccount_id, \
+             CAST(SUM(p.amount >> 32) AS BIGINT), \
              CAST(SUM(p.amount & 4294967295) AS BIGINT) \
              FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
              WHERE p.unsettled AND o.status IN (5, 6, 10) GROUP BY p.credit_subaccount_id",
@@ -352,8 +363,10 @@ where
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error> {
         Ok(sqlx::query_as(
             "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, \
-             h.status, h.destination_subaccount_id, COALESCE(p.high, 0) AS paid_high, COALESCE(p.low, 0) AS paid_low \
-             FROM holds h LEFT JOIN paid p ON p.hold_id = h.hold_id WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
+             h.status, h.destination_subaccount_id, \
+             COALESCE(p.high, 0) AS postings_sum_high, COALESCE(p.low, 0) AS postings_sum_low \
+             FROM holds h LEFT JOIN postings_of_holds p ON p.hold_id = h.hold_id \
+             WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)

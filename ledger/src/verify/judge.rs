@@ -31,8 +31,8 @@ pub fn subaccount(row: &SubAccountState) -> Option<Fault> {
     let differs = [
         ("version", i128::from(version), row.version),
         ("balance", i128::from(balance), row.balance),
-        ("held", row.active_holds(), row.held),
-        ("unsettled", row.pending(), row.unsettled),
+        ("held", row.active_holds_total(), row.held),
+        ("unsettled", row.open_unsettled_total(), row.unsettled),
     ];
     differs
         .into_iter()
@@ -66,16 +66,16 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
     // Without a destination a hold may be consumed without a posting (T10).
     let consumed = i128::from(row.consumed);
     let is_paid = if row.destination_subaccount_id.is_some() {
-        consumed == row.paid()
+        consumed == row.postings_total()
     } else {
-        consumed >= row.paid()
+        consumed >= row.postings_total()
     };
     if is_paid {
         None
     } else {
         fault(
             "consumed (sum of the postings that name the hold)",
-            row.paid(),
+            row.postings_total(),
             consumed,
         )
     }

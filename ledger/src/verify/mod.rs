@@ -20,7 +20,7 @@ pub use found::{Fault, Verified};
 use crate::{
     Error, LedgerConfig,
     audit::{self, Hash, Head, Sealer},
-    repo::{self, BlockRow, Evidence, SealedOperation, SealedPosting},
+    repo::{self, BlockRow, LedgerSnapshot, SealedOperation, SealedPosting},
 };
 
 const NO_POSTING_BEFORE: &str = "posting of the previous version";
@@ -35,12 +35,12 @@ const BALANCES_MAX: usize = 100_000;
 /// or unreadable. A fault in it is [`Verified::fault`].
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
-        evidence: repo::evidence(config).await?,
+        snapshot: repo::snapshot(config).await?,
         done: Verified::default(),
         balances: HashMap::new(),
     };
     let fault = check.run().await?;
-    check.evidence.close().await?;
+    check.snapshot.close().await?;
     Ok(Verified {
         fault,
         ..check.done
@@ -58,7 +58,7 @@ struct Open<'a> {
 }
 
 struct Check {
-    evidence: Box<dyn Evidence>,
+    snapshot: Box<dyn LedgerSnapshot>,
     done: Verified,
     /// Version and balance of the last posting seen, per sub-account.
     balances: HashMap<String, (i64, i64)>,
@@ -86,7 +86,7 @@ impl Check {
         stop!(self.subaccounts().await?);
         stop!(self.links().await?);
         stop!(self.holds().await?);
-        for (instrument_id, sum) in self.evidence.sums().await? {
+        for (instrument_id, sum) in self.snapshot.sums().await? {
             self.done.instruments += 1;
             if sum != 0 {
                 return Ok(Some(Fault {
@@ -102,7 +102,7 @@ impl Check {
         let mut head: Option<Head> = None;
         loop {
             let after = head.as_ref().map_or(-1, |head| head.block as i64);
-            let blocks = self.evidence.blocks(after).await?;
+            let blocks = self.snapshot.blocks(after).await?;
             let Some(last) = blocks.last() else {
                 return Ok(head
                     .is_none()
@@ -135,7 +135,7 @@ impl Check {
             postings: 0,
         };
         while let Some((operation, postings)) =
-            pages.next_of(&mut *self.evidence, row.block).await?
+            pages.next_of(&mut *self.snapshot, row.block).await?
         {
             stop!(self.operation(&mut open, &operation, &postings).await?);
         }
@@ -258,14 +258,17 @@ impl Check {
         Ok(None)
     }
 
-    /// Balance of the posting that made a version, unless it is later than `place`.
+    /// Balance of the posting that produced a version, unless it is later than `place`.
     async fn look_up(
         &mut self,
         place: (i64, i64, i32),
         subaccount_id: &str,
         version: i64,
     ) -> Result<Option<(i64, i64)>, Error> {
-        let found = self.evidence.predecessor(subaccount_id, version).await?;
+        let found = self
+            .snapshot
+            .version_posting(subaccount_id, version)
+            .await?;
         Ok(found
             .filter(|found| {
                 let stands = (found.block, found.place, found.ordinal);
@@ -276,15 +279,15 @@ impl Check {
 
     /// Checks that nothing is outside the chain.
     async fn outside(&mut self) -> Found {
-        if let Some((operation_id, block)) = self.evidence.loose_operation().await? {
+        if let Some((operation_id, block)) = self.snapshot.operation_without_block().await? {
             return Ok(Some(Fault {
                 block,
                 operation_id: Some(operation_id),
                 ..Fault::new("sealed block", "a block of the chain", "none")
             }));
         }
-        let loose = self.evidence.loose_posting().await?;
-        Ok(loose.map(|(operation_id, posting_id, missing)| Fault {
+        let dangling = self.snapshot.dangling_posting().await?;
+        Ok(dangling.map(|(operation_id, posting_id, missing)| Fault {
             operation_id: Some(operation_id),
             posting_id: Some(posting_id),
             ..Fault::new("referenced row", missing, "none")
@@ -293,7 +296,7 @@ impl Check {
 
     /// Checks that links lead to the previous posting and that lists of operations are complete.
     async fn links(&mut self) -> Found {
-        if let Some((operation_id, user_id)) = self.evidence.unlisted_operation().await? {
+        if let Some((operation_id, user_id)) = self.snapshot.unlisted_operation().await? {
             return Ok(Some(Fault {
                 operation_id: Some(operation_id),
                 ..Fault::new(
@@ -303,9 +306,9 @@ impl Check {
                 )
             }));
         }
-        let loose = self.evidence.loose_link().await?;
+        let broken = self.snapshot.broken_link().await?;
         Ok(
-            loose.map(|(operation_id, posting_id, subaccount_id)| Fault {
+            broken.map(|(operation_id, posting_id, subaccount_id)| Fault {
                 operation_id,
                 posting_id,
                 subaccount_id: Some(subaccount_id),
@@ -315,10 +318,10 @@ impl Check {
     }
 
     async fn subaccounts(&mut self) -> Found {
-        self.evidence.sum_aside().await?;
+        self.snapshot.fill_temp_tables().await?;
         let mut after = String::new();
         loop {
-            let page = self.evidence.subaccounts(&after).await?;
+            let page = self.snapshot.subaccounts(&after).await?;
             let Some(last) = page.last() else {
                 return Ok(None);
             };
@@ -333,7 +336,7 @@ impl Check {
     async fn holds(&mut self) -> Found {
         let mut after = String::new();
         loop {
-            let page = self.evidence.holds(&after).await?;
+            let page = self.snapshot.holds(&after).await?;
             let Some(last) = page.last() else {
                 return Ok(None);
             };
@@ -367,11 +370,11 @@ impl Pages {
     /// The next operation if it belongs to this block.
     async fn next_of(
         &mut self,
-        evidence: &mut dyn Evidence,
+        snapshot: &mut dyn LedgerSnapshot,
         block: i64,
     ) -> Result<Option<(SealedOperation, Vec<SealedPosting>)>, Error> {
         if self.page.is_empty() && !self.is_last {
-            let page = evidence.operations(self.read_to, self.through).await?;
+            let page = snapshot.operations(self.read_to, self.through).await?;
             match page.last() {
                 Some((last, _)) => {
                     self.read_to = (last.block.unwrap_or(block), last.place.unwrap_or(i64::MAX));

@@ -191,8 +191,8 @@ fn report(load: &Load, instrument: &str, tally: &Tally, is_interrupted: bool) ->
         "profile": load.profile.to_string(),
         "interrupted": is_interrupted,
     });
-    if let (Value::Object(report), Value::Object(figures)) = (&mut report, tally.figures()) {
-        report.extend(figures);
+    if let (Value::Object(report), Value::Object(results)) = (&mut report, tally.to_json()) {
+        report.extend(results);
     }
     report
 }
@@ -215,13 +215,13 @@ fn write(load: &Load, report: &Value, tally: &Tally) -> anyhow::Result<()> {
         }
     }
     if let Some(path) = &load.plot {
-        let lines = times.map(|(name, times)| plot::Line::new(name, times, 1_000.0));
+        let curves = times.map(|(name, times)| plot::Curve::new(name, times, 1_000.0));
         let title = format!(
             "Open loop, {} requests/s for {:.1} s, from due to answer",
             load.rate,
             tally.elapsed.as_secs_f64()
         );
-        put(path, plot::svg(&title, "us", &lines))?;
+        put(path, plot::svg(&title, "us", &curves))?;
     }
     Ok(())
 }

@@ -172,7 +172,7 @@ impl Run {
         };
         let Some((channel, message)) = request else {
             let is_new = self.held.replace(self.next) != Some(self.next);
-            self.tally.held += u64::from(is_new);
+            self.tally.delayed_by_window += u64::from(is_new);
             return Ok(false);
         };
         let Some(client_seq) = send(channel, &message)? else {
@@ -182,7 +182,7 @@ impl Run {
         let due = self.due(self.next);
         self.pending[usize::from(channel)].sent(client_seq, due);
         let delay = now.saturating_duration_since(self.begun + due);
-        self.tally.sent(delay);
+        self.tally.record_sent(delay);
         self.next += 1;
         Ok(true)
     }
@@ -216,12 +216,12 @@ impl Run {
         match &report.message {
             ServerMessage::Accepted(m) => {
                 if let Some(due) = pending.due(m.client_seq) {
-                    self.tally.accepted(since.saturating_sub(due));
+                    self.tally.record_accepted(since.saturating_sub(due));
                 }
             }
             ServerMessage::Rejected(m) => {
                 if pending.answered(m.client_seq).is_some() {
-                    self.tally.refused(m.reason.as_str());
+                    self.tally.record_refused(m.reason.as_str());
                     self.plan.ended(channel, m.client_order_id);
                 } else {
                     // A rejected mass cancel: there is no other request.
@@ -248,7 +248,7 @@ impl Run {
                     self.plan.ended(channel, m.client_order_id);
                 }
                 if let Some(due) = pending.answered(message.answers()) {
-                    self.tally.acknowledged(since.saturating_sub(due));
+                    self.tally.record_durable_answer(since.saturating_sub(due));
                 }
             }
         }

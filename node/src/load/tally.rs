@@ -1,4 +1,5 @@
-//! Results of a load: counts, and latencies from each request's due time.
+//! Results of a load run: counts, and latencies measured from each request's scheduled send time
+//! (no coordinated omission).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-/// Delay after the due time above which a sent request counts as late.
+/// A request sent more than this after its scheduled time is late.
 const LATE: Duration = Duration::from_millis(1);
 /// Printed percentiles.
 const QUANTILES: [(&str, f64); 5] = [
@@ -23,20 +24,21 @@ pub struct Tally {
     pub offered: u64,
     pub sent: u64,
     /// Answered by a numbered message other than a refusal.
-    pub acknowledged: u64,
+    pub durable_answers: u64,
     /// Refused, by reason.
     pub refused: BTreeMap<&'static str, u64>,
     /// Counted on the taker's side.
     pub trades: u64,
-    /// Requests delayed because every session was at its window.
-    pub held: u64,
-    /// Requests sent more than a millisecond after their due time.
+    /// Requests delayed because every session's window was full.
+    pub delayed_by_window: u64,
+    /// Requests sent more than 1 ms after their scheduled time.
     pub late: u64,
     pub late_max: Duration,
-    /// From due time to *accepted*, and to the numbered answer.
+    /// Scheduled time to *accepted*.
     pub accepted: Histogram<u64>,
+    /// Scheduled time to the durable answer.
     pub durable: Histogram<u64>,
-    /// Duration of the offering.
+    /// Duration of the sending phase.
     pub elapsed: Duration,
 }
 
@@ -46,10 +48,10 @@ impl Default for Tally {
         Self {
             offered: 0,
             sent: 0,
-            acknowledged: 0,
+            durable_answers: 0,
             refused: BTreeMap::new(),
             trades: 0,
-            held: 0,
+            delayed_by_window: 0,
             late: 0,
             late_max: Duration::ZERO,
             accepted: times(),
@@ -60,23 +62,23 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts a request sent `delay` after its due time.
-    pub fn sent(&mut self, delay: Duration) {
+    /// Counts a request sent `delay` after its scheduled time.
+    pub fn record_sent(&mut self, delay: Duration) {
         self.sent += 1;
         self.late += u64::from(delay > LATE);
         self.late_max = self.late_max.max(delay);
     }
 
-    pub fn accepted(&mut self, latency: Duration) {
+    pub fn record_accepted(&mut self, latency: Duration) {
         record(&mut self.accepted, latency);
     }
 
-    pub fn acknowledged(&mut self, latency: Duration) {
-        self.acknowledged += 1;
+    pub fn record_durable_answer(&mut self, latency: Duration) {
+        self.durable_answers += 1;
         record(&mut self.durable, latency);
     }
 
-    pub fn refused(&mut self, reason: &'static str) {
+    pub fn record_refused(&mut self, reason: &'static str) {
         *self.refused.entry(reason).or_default() += 1;
     }
 
@@ -89,30 +91,30 @@ impl Tally {
     }
 
     pub fn unanswered(&self) -> u64 {
-        self.sent - self.acknowledged - self.refused_count()
+        self.sent - self.durable_answers - self.refused_count()
     }
 
     /// The results, latencies in microseconds.
-    pub fn figures(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let seconds = self.elapsed.as_secs_f64();
         json!({
             "elapsed_s": (seconds * 1_000.0).round() / 1_000.0,
             "offered": self.offered,
             "sent": self.sent,
             "unsent": self.unsent(),
-            "acknowledged": self.acknowledged,
+            "acknowledged": self.durable_answers,
             "refused": self.refused_count(),
             "refused_by_reason": self.refused,
             "unanswered": self.unanswered(),
             "trades": self.trades,
-            "acknowledged_per_s": (self.acknowledged as f64 / seconds.max(1e-9)).round(),
+            "acknowledged_per_s": (self.durable_answers as f64 / seconds.max(1e-9)).round(),
             "late": {
                 "over_1_ms": self.late,
-                "held_by_window": self.held,
+                "held_by_window": self.delayed_by_window,
                 "max_us": self.late_max.as_micros() as u64,
             },
-            "accepted_us": spread(&self.accepted),
-            "durable_us": spread(&self.durable),
+            "accepted_us": percentiles(&self.accepted),
+            "durable_us": percentiles(&self.durable),
         })
     }
 
@@ -121,9 +123,9 @@ impl Tally {
         let mut notes = Vec::new();
         if self.late > 0 {
             notes.push(format!(
-                "{} of {} requests left more than 1 ms after they were due, their latency counts \
-                 from when they were due; {} found the window full",
-                self.late, self.sent, self.held
+                "{} of {} requests were sent more than 1 ms late; latency is measured from the \
+                 scheduled time; {} requests waited for a full window",
+                self.late, self.sent, self.delayed_by_window
             ));
         }
         if self.unsent() > 0 {
@@ -146,14 +148,14 @@ fn record(times: &mut Histogram<u64>, latency: Duration) {
     times.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
 }
 
-fn spread(times: &Histogram<u64>) -> Value {
+fn percentiles(times: &Histogram<u64>) -> Value {
     let us = |ns: u64| ns as f64 / 1_000.0;
-    let mut figures = json!({ "count": times.len() });
+    let mut result = json!({ "count": times.len() });
     for (name, quantile) in QUANTILES {
-        figures[name] = json!(us(times.value_at_quantile(quantile)));
+        result[name] = json!(us(times.value_at_quantile(quantile)));
     }
-    figures["max"] = json!(us(times.max()));
-    figures
+    result["max"] = json!(us(times.max()));
+    result
 }
 
 /// Due times of a session's unanswered requests, by client sequence.
@@ -170,7 +172,7 @@ impl Pending {
         self.count
     }
 
-    /// Client sequences grow by one.
+    /// `client_seq` must be one above that of the previous call.
     pub fn sent(&mut self, client_seq: u64, due: Duration) {
         if self.due.is_empty() {
             self.first = client_seq;
@@ -222,25 +224,25 @@ mod tests {
     }
 
     #[test]
-    fn figures_add_up_and_missing_answers_are_noted() {
+    fn results_add_up_and_missing_answers_are_noted() {
         let mut tally = Tally {
             offered: 10,
             elapsed: Duration::from_secs(2),
             ..Tally::default()
         };
         for ms in 0..8 {
-            tally.sent(Duration::from_millis(ms));
+            tally.record_sent(Duration::from_millis(ms));
         }
         for ms in 1..=5 {
-            tally.acknowledged(Duration::from_millis(ms));
+            tally.record_durable_answer(Duration::from_millis(ms));
         }
-        tally.refused("THROTTLE");
-        let figures = tally.figures();
-        assert_eq!(figures["unsent"], 2);
-        assert_eq!(figures["unanswered"], 2);
-        assert_eq!(figures["refused_by_reason"]["THROTTLE"], 1);
-        assert_eq!(figures["late"]["over_1_ms"], 6);
-        assert_eq!(figures["durable_us"]["count"], 5);
+        tally.record_refused("THROTTLE");
+        let results = tally.to_json();
+        assert_eq!(results["unsent"], 2);
+        assert_eq!(results["unanswered"], 2);
+        assert_eq!(results["refused_by_reason"]["THROTTLE"], 1);
+        assert_eq!(results["late"]["over_1_ms"], 6);
+        assert_eq!(results["durable_us"]["count"], 5);
         assert_eq!(tally.notes().len(), 3);
         assert!(Tally::default().notes().is_empty());
     }

@@ -131,7 +131,7 @@ async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
         let key = (row.instrument_id, own_name(&row.subaccount_id));
         add(&mut read.balances, key, row.balance)?;
     }
-    for hold in ledger.reserved(&context).await? {
+    for hold in ledger.active_hold_amounts(&context).await? {
         let reserve = subaccount::reserve(&hold.instrument_id);
         if hold.destination == reserve {
             let key = (hold.instrument_id.clone(), own_name(&hold.subaccount_id));

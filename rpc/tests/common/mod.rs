@@ -101,7 +101,7 @@ async fn transfer(
     Query(options): Query<Options>,
 ) -> Result<Json, HttpError> {
     assert!(!options.verbose);
-    assert!(caller.acts_for_anyone());
+    assert!(caller.acts_for_any_user());
     match id.as_str() {
         "hangs" => std::future::pending().await,
         "panics" => panic!("on purpose"),

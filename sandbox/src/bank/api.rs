@@ -15,12 +15,12 @@ use tonic::{Request, Response, Status};
 use types::PaymentStatus;
 
 use super::{
-    desk::{Desk, Fault, Refusal, Transfer},
+    operations::{Bank, Fault, Refusal, Transfer},
     repo,
 };
 
 /// The RPC shell.
-pub struct Api(pub Arc<Desk>);
+pub struct Api(pub Arc<Bank>);
 
 #[tonic::async_trait]
 impl SandboxBankService for Api {

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use types::PaymentStatus;
 
 use super::{
-    desk::{Desk, Fault, Refusal},
+    operations::{Bank, Fault, Refusal},
     repo,
 };
 
@@ -37,14 +37,14 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// HTTP state: the bank and the gateway's public key.
 #[derive(Clone)]
-pub struct Counter {
-    pub desk: Arc<Desk>,
+pub struct HttpState {
+    pub bank: Arc<Bank>,
     pub gateway_key: Arc<[u8]>,
 }
 
 pub async fn serve(
     listener: TcpListener,
-    counter: Counter,
+    state: HttpState,
     limits: rpc::Limits,
     shutdown: CancellationToken,
 ) {
@@ -56,8 +56,8 @@ pub async fn serve(
         .route("/bank/v1/transfers", post(initiate_transfer))
         .route("/bank/v1/transfers/{transfer_id}", get(transfer_status))
         .route("/bank/v1/accounts/{account_number}/balance", get(balance))
-        .layer(from_fn_with_state(counter.clone(), check))
-        .with_state(counter);
+        .layer(from_fn_with_state(state.clone(), check))
+        .with_state(state);
     let app = Router::new()
         .route("/health", get(async || Json(json!({ "status": "ok" }))))
         .merge(contract);
@@ -67,8 +67,8 @@ pub async fn serve(
 }
 
 /// Checks the fault first (an unavailable bank checks nothing), then the signature of the raw body.
-async fn check(State(counter): State<Counter>, request: Request, next: Next) -> Response {
-    match repo::has_fault(counter.desk.db.read(), Fault::Unavailable, "").await {
+async fn check(State(state): State<HttpState>, request: Request, next: Next) -> Response {
+    match repo::has_fault(state.bank.db.read(), Fault::Unavailable, "").await {
         Ok(false) => {}
         Ok(true) => {
             return error(
@@ -89,7 +89,7 @@ async fn check(State(counter): State<Counter>, request: Request, next: Next) -> 
     };
     let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
     let verdict = verify(
-        &counter.gateway_key,
+        &state.gateway_key,
         &parts.headers,
         parts.method.as_str(),
         path,
@@ -124,38 +124,38 @@ fn verify(
     request_signature::verify(gateway_key, signed, method, path, body, now_s)
 }
 
-async fn create_qr(State(counter): State<Counter>, body: Bytes) -> Result<Response, Failed> {
-    answer(counter.desk.create_qr(read(&body)?).await)
+async fn create_qr(State(state): State<HttpState>, body: Bytes) -> Result<Response, Failed> {
+    answer(state.bank.create_qr(read(&body)?).await)
 }
 
-async fn expect_transfer(State(counter): State<Counter>, body: Bytes) -> Result<Response, Failed> {
-    answer(counter.desk.expect_transfer(read(&body)?).await)
+async fn expect_transfer(State(state): State<HttpState>, body: Bytes) -> Result<Response, Failed> {
+    answer(state.bank.expect_transfer(read(&body)?).await)
 }
 
 async fn payment_status(
-    State(counter): State<Counter>,
+    State(state): State<HttpState>,
     Path(payment_id): Path<String>,
 ) -> Result<Response, Failed> {
-    answer(counter.desk.payment_status(&payment_id).await)
+    answer(state.bank.payment_status(&payment_id).await)
 }
 
-async fn sbp_balance(State(counter): State<Counter>) -> Result<Response, Failed> {
-    let account_number = &counter.desk.config.account_number;
-    answer(counter.desk.balance(account_number).await)
+async fn sbp_balance(State(state): State<HttpState>) -> Result<Response, Failed> {
+    let account_number = &state.bank.config.account_number;
+    answer(state.bank.balance(account_number).await)
 }
 
 async fn balance(
-    State(counter): State<Counter>,
+    State(state): State<HttpState>,
     Path(account_number): Path<String>,
 ) -> Result<Response, Failed> {
-    answer(counter.desk.balance(&account_number).await)
+    answer(state.bank.balance(&account_number).await)
 }
 
 async fn initiate_transfer(
-    State(counter): State<Counter>,
+    State(state): State<HttpState>,
     body: Bytes,
 ) -> Result<Response, Failed> {
-    let transfer = counter.desk.take_order(read(&body)?).await?;
+    let transfer = state.bank.take_order(read(&body)?).await?;
     let status = if transfer.status == PaymentStatus::Failed {
         StatusCode::UNPROCESSABLE_ENTITY
     } else {
@@ -165,16 +165,16 @@ async fn initiate_transfer(
 }
 
 async fn transfer_status(
-    State(counter): State<Counter>,
+    State(state): State<HttpState>,
     Path(transfer_id): Path<String>,
 ) -> Result<Response, Failed> {
-    let transfer = counter.desk.transfer(&transfer_id).await?;
+    let transfer = state.bank.transfer(&transfer_id).await?;
     Ok(Json(transfer.report()).into_response())
 }
 
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     serde_json::from_slice(body)
-        .map_err(|error| super::desk::bad("INVALID_REQUEST", error.to_string()))
+        .map_err(|error| super::operations::bad("INVALID_REQUEST", error.to_string()))
 }
 
 fn answer<T: Serialize>(result: Result<T, Refusal>) -> Result<Response, Failed> {

@@ -5,17 +5,17 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `desk` | operations: codes, payments, transfers, clearing |
+//! | `operations` | `Bank`: codes, payments, transfers, clearing |
 //! | `repo` | the store |
 //! | `http` | the bank's contract; verifies the gateway's signatures (R021) |
-//! | `post` | the workers: clearing, and signed webhooks with retries |
-//! | `api` | `SandboxBankService`: payments by the payer, and faults |
+//! | `workers` | clearing, and signed webhooks with retries |
+//! | `api` | `SandboxBankService`: simulates the payer and injects faults |
 
 mod api;
-mod desk;
 mod http;
-mod post;
+mod operations;
 mod repo;
+mod workers;
 
 use futures::{FutureExt, future::BoxFuture};
 use std::{
@@ -98,7 +98,7 @@ const CONNECTIONS: usize = 64;
 
 /// The running bank.
 pub struct BankHandle {
-    desk: Arc<desk::Desk>,
+    bank: Arc<operations::Bank>,
     address: SocketAddr,
     tasks: JoinSet<()>,
 }
@@ -111,10 +111,10 @@ pub fn start(
     config: BankConfig,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
-    // Separate from the platform's limits: full platform ports must not cut payments off from the
-    // bank.
+    // Separate from the platform's limits, so that the payment service reaches the bank while the
+    // platform's ports are full.
     let limits = rpc::Limits {
-        connections: rpc::Connections::of(CONNECTIONS, CONNECTIONS, CONNECTIONS),
+        connections: rpc::ConnectionBudget::with_limits(CONNECTIONS, CONNECTIONS, CONNECTIONS),
         ..rpc::Limits::default()
     };
     start_within(config, limits, shutdown)
@@ -130,41 +130,43 @@ pub fn start_within(
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
     Box::pin(async move {
-        let (gateway_key, secrets) = keys::bank_side(&config.keys_dir)?;
+        let (gateway_key, secrets) = keys::load_bank_keys(&config.keys_dir)?;
         let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
-        let listening = |source| Error::Listen {
+        let listen_error = |source| Error::Listen {
             address: config.listen,
             source,
         };
-        let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
-        let address = listener.local_addr().map_err(listening)?;
-        let postman = post::Postman::new(&config, secrets)?;
-        let desk = Arc::new(desk::Desk::open(config, db).await?);
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .map_err(listen_error)?;
+        let address = listener.local_addr().map_err(listen_error)?;
+        let webhook_sender = workers::WebhookSender::new(&config, secrets)?;
+        let bank = Arc::new(operations::Bank::open(config, db).await?);
 
         let mut tasks = JoinSet::new();
         let span = || tracing::info_span!("worker", service_name = "bank");
-        let counter = http::Counter {
-            desk: desk.clone(),
+        let http_state = http::HttpState {
+            bank: bank.clone(),
             gateway_key: gateway_key.into(),
         };
         tasks.spawn(
-            http::serve(listener, counter, limits, shutdown.clone())
+            http::serve(listener, http_state, limits, shutdown.clone())
                 .instrument(span())
                 .boxed(),
         );
         tasks.spawn(
-            post::run_clearing(desk.clone(), shutdown.clone())
+            workers::run_clearing(bank.clone(), shutdown.clone())
                 .instrument(span())
                 .boxed(),
         );
         tasks.spawn(
-            postman
-                .run(desk.clone(), shutdown)
+            webhook_sender
+                .run(bank.clone(), shutdown)
                 .instrument(span())
                 .boxed(),
         );
         Ok(BankHandle {
-            desk,
+            bank,
             address,
             tasks,
         })
@@ -179,12 +181,12 @@ impl BankHandle {
 
     /// `SandboxBankService`. The bank's own contract is served only on [`BankHandle::address`].
     pub fn service(&self) -> rpc::Service {
-        let server = SandboxBankServiceServer::new(api::Api(self.desk.clone()));
+        let server = SandboxBankServiceServer::new(api::Api(self.bank.clone()));
         rpc::Service {
             name: "sandbox",
             routes: Routes::new(rpc::grpc_server!(server)),
             http: axum::Router::new(),
-            health: self.desk.health.clone(),
+            health: self.bank.health.clone(),
         }
     }
 
@@ -192,7 +194,7 @@ impl BankHandle {
     pub fn stopped(mut self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while self.tasks.join_next().await.is_some() {}
-            self.desk.db.close().await;
+            self.bank.db.close().await;
         })
     }
 }

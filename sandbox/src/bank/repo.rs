@@ -5,7 +5,7 @@ use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 use std::str::FromStr;
 use types::PaymentStatus;
 
-use super::desk::{Code, Fault, Transfer};
+use super::operations::{Code, Fault, Transfer};
 
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/bank": "0001_bank");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc::{Connections, Limits};
+use rpc::{ConnectionBudget, Limits};
 use sandbox::bank::{BankConfig, BankHandle};
 use tempfile::TempDir;
 use testkit::ports::{patient, until, until_closed};
@@ -64,7 +64,7 @@ fn order(body_bytes: usize) -> String {
 #[tokio::test]
 async fn connections_over_the_bound_are_closed_and_open_ones_go_on() {
     let port = Port::within(Limits {
-        connections: Connections::of(2, 2, 2),
+        connections: ConnectionBudget::with_limits(2, 2, 2),
         ..patient()
     })
     .await;

@@ -16,11 +16,11 @@ use crate::engine_ring;
 use crate::in_flight::ReplyTo;
 use crate::port::Reply;
 use crate::record::Record;
-use crate::ring_port::{Opened, Report, RingEnd, Stamp};
+use crate::ring_port::{HotRingPort, Opened, Report, Stamp};
 
 /// Sends the numbered messages of one command to the fronts that have the sessions.
 struct Router<'a> {
-    rings: &'a mut [RingEnd],
+    rings: &'a mut [HotRingPort],
     /// Ring of each session.
     routes: &'a [u16],
     stamp: Stamp,
@@ -35,14 +35,14 @@ impl ReportSink for Router<'_> {
         let port = usize::from(port.copied().unwrap_or(NO_PORT));
         if let Some(ring) = self.rings.get_mut(port) {
             self.has_answered |= report.client_seq != 0;
-            ring.put(|| Report::Numbered(self.stamp, *report));
+            ring.put(|| Report::SessionMessage(self.stamp, *report));
         }
     }
 }
 
 /// Routes a session's messages to the front that has opened it.
 #[cold]
-fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Opened) {
+fn route(rings: &mut [HotRingPort], routes: &mut Vec<u16>, port: usize, opened: Opened) {
     let SessionIx(session) = opened.session;
     let at = session as usize;
     if routes.len() <= at {

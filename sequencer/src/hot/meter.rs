@@ -9,7 +9,7 @@ use types::{Command, RejectReason, TimeInForce, UserIx};
 
 use super::{Hot, Source};
 use crate::core::Core;
-use crate::ring_port::{Ratio, Report, Submission};
+use crate::ring_port::{OrderToTrade, Report, Submission};
 
 const MINUTE_NS: u64 = 60_000_000_000;
 /// Order messages per day that need no trade.
@@ -90,7 +90,7 @@ impl Meters {
         member: UserIx,
         bounds: &OrderBounds,
         order_ns: Option<u64>,
-    ) -> Option<Ratio> {
+    ) -> Option<OrderToTrade> {
         let row = self.row(member)?;
         row.messages += 1;
         if row.messages <= FREE_MESSAGES / 100 * WARNED_PERCENT {
@@ -140,7 +140,7 @@ impl Meters {
 }
 
 impl Meter {
-    fn weigh(&mut self, bounds: &OrderBounds, order_ns: Option<u64>) -> Option<Ratio> {
+    fn weigh(&mut self, bounds: &OrderBounds, order_ns: Option<u64>) -> Option<OrderToTrade> {
         let for_trades = self
             .trades
             .saturating_mul(u64::from(bounds.messages_per_trade));
@@ -157,7 +157,7 @@ impl Meter {
         if !is_near || std::mem::replace(&mut self.is_warned, true) {
             return None;
         }
-        Some(Ratio {
+        Some(OrderToTrade {
             messages: self.messages,
             allowed,
         })
@@ -214,7 +214,7 @@ impl Hot {
     }
 
     #[cold]
-    fn warn(&mut self, source: Source, warning: Ratio) {
+    fn warn(&mut self, source: Source, warning: OrderToTrade) {
         metrics::counter!("trading_order_to_trade_warnings_total").increment(1);
         let Source::Ring { port, at } = source else {
             return;
@@ -294,7 +294,7 @@ mod tests {
         let allowed = FREE_MESSAGES + 100_000;
         let warned = send(&mut meters, allowed);
         let messages = allowed / 100 * WARNED_PERCENT + 1;
-        assert_eq!(warned, [Ratio { messages, allowed }], "once");
+        assert_eq!(warned, [OrderToTrade { messages, allowed }], "once");
         assert_eq!(meters.refuses(MEMBER, true, START_NS), None);
         assert_eq!(send(&mut meters, 1), []);
         let slow = meters.refuses(MEMBER, true, START_NS).expect("too many");

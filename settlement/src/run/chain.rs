@@ -11,11 +11,11 @@ use tokio::task::JoinSet;
 use types::command::Bust;
 use types::{Id128, derived};
 
-use super::retry::{until_done, until_kept};
+use super::retry::{retry_call, retry_store};
 use super::{Halt, Shared, now_ns, now_us, trouble};
 use crate::repo::Stored;
 use crate::request::SOURCE;
-use crate::saga::{Answer, Step};
+use crate::saga::{ATTEMPTS_MAX, Step, StepResult};
 use crate::{failpoint, request};
 
 /// Longest wait of one poll for a batch.
@@ -31,12 +31,12 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     mut posted: UnboundedReceiver<Stored>,
 ) -> Result<(), Halt> {
-    let room = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
-    let mut under_way = JoinSet::new();
+    let permits = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
+    let mut in_flight = JoinSet::new();
     loop {
         let row = tokio::select! {
             row = posted.recv() => row,
-            Some(ended) = under_way.join_next() => {
+            Some(ended) = in_flight.join_next() => {
                 ended.map_err(Halt::Panic)??;
                 continue;
             }
@@ -45,47 +45,51 @@ pub(super) async fn run(
         let Some(row) = row else { break };
         let permit = loop {
             tokio::select! {
-                permit = room.clone().acquire_owned() => break permit.expect("the semaphore is never closed"),
-                Some(ended) = under_way.join_next() => ended.map_err(Halt::Panic)??,
+                permit = permits.clone().acquire_owned() => break permit.expect("the semaphore is never closed"),
+                Some(ended) = in_flight.join_next() => ended.map_err(Halt::Panic)??,
                 () = shared.shutdown.cancelled() => return Err(Halt::Stopped),
             }
         };
-        let mut life = Life::new(shared.clone(), row)?;
+        let mut driver = BatchDriver::new(shared.clone(), row)?;
         // Submitted in order: a later trade may move assets that an earlier one delivers.
-        life.submit_first().await?;
-        under_way.spawn(async move {
-            let ended = life.finish().await;
+        driver.submit_if_posted().await?;
+        in_flight.spawn(async move {
+            let ended = driver.finish().await;
             drop(permit);
             ended
         });
     }
-    while let Some(ended) = under_way.join_next().await {
+    while let Some(ended) = in_flight.join_next().await {
         ended.map_err(Halt::Panic)??;
     }
     Ok(())
 }
 
-/// A batch with the inputs of its steps.
-struct Life {
+/// Drives one posted batch through its remaining saga steps.
+struct BatchDriver {
     shared: Arc<Shared>,
     row: Stored,
-    legs: TradeBatch,
+    trade_batch: TradeBatch,
 }
 
-impl Life {
+impl BatchDriver {
     fn new(shared: Arc<Shared>, row: Stored) -> Result<Self, Halt> {
         match TradeBatch::from_bytes(&row.legs) {
-            Some(legs)
-                if legs.trades.len() == row.trades as usize
-                    && row.busts.len() == legs.trades.len() =>
+            Some(trade_batch)
+                if trade_batch.trades.len() == row.trades as usize
+                    && row.busts.len() == trade_batch.trades.len() =>
             {
-                Ok(Self { shared, row, legs })
+                Ok(Self {
+                    shared,
+                    row,
+                    trade_batch,
+                })
             }
             _ => Err(Halt::Legs(row.batch_id)),
         }
     }
 
-    async fn submit_first(&mut self) -> Result<(), Halt> {
+    async fn submit_if_posted(&mut self) -> Result<(), Halt> {
         if matches!(self.row.saga.next(), Step::Submit { .. }) {
             self.step().await?;
         }
@@ -96,7 +100,7 @@ impl Life {
         while self.row.saga.next() != Step::Done {
             self.step().await?;
         }
-        let bust = self.busts();
+        let bust_commands = self.busts();
         let now_us = now_ns() / 1_000;
         let settled = (0u32..)
             .zip(&self.row.executed_ns)
@@ -108,13 +112,14 @@ impl Life {
         for lag_us in &lags_us {
             metrics::histogram!("settlement_lag_seconds").record(*lag_us as f64 / 1e6);
         }
-        self.shared.tracker.land(self.row.number, lags_us, &bust);
+        let tracker = &self.shared.tracker;
+        tracker.complete(self.row.number, lags_us, &bust_commands);
         Ok(())
     }
 
     /// Executes the next step and stores its result.
     async fn step(&mut self) -> Result<(), Halt> {
-        let answer = match self.row.saga.next() {
+        let result = match self.row.saga.next() {
             Step::Submit { attempt, trades } => self.submit(attempt, &trades).await?,
             Step::Await { attempt } => self.await_final(attempt).await?,
             Step::Finalize { trades, tx_hash } => self.finalize(&trades, &tx_hash).await?,
@@ -122,50 +127,59 @@ impl Life {
             Step::Post | Step::Done => return Ok(()),
         };
         let id = &self.row.batch_id;
-        let misplaced = |error| Halt::Saga(id.clone(), error);
-        self.row.saga.handle_answer(answer).map_err(misplaced)?;
+        let unexpected_result = |error| Halt::Saga(id.clone(), error);
+        self.row
+            .saga
+            .handle_result(result)
+            .map_err(unexpected_result)?;
         let (shared, row) = (&self.shared, &self.row);
-        let bust = self.busts();
-        until_kept(shared, id, || shared.repo.advance(row, &bust, now_us())).await?;
+        let bust_commands = self.busts();
+        let advance = || shared.repo.advance(row, &bust_commands, now_us());
+        retry_store(shared, id, advance).await?;
         Ok(())
     }
 
-    async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<Answer, Halt> {
-        let batch = request::attempt(&self.legs, attempt, trades);
+    async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<StepResult, Halt> {
+        let batch = request::attempt(&self.trade_batch, attempt, trades);
         let context = caused_by(&format!("{SOURCE}:{}", batch.batch_id));
         let cfa = &self.shared.cfa;
         self.call(&batch.batch_id, || cfa.settle_trades(&context, &batch))
             .await?;
         failpoint::reach(failpoint::SUBMITTED);
-        Ok(Answer::Submitted)
+        Ok(StepResult::Submitted)
     }
 
     /// Polls until the chain service reports the outcome of the batch.
-    async fn await_final(&self, attempt: u8) -> Result<Answer, Halt> {
+    async fn await_final(&self, attempt: u8) -> Result<StepResult, Halt> {
         let id = derived::attempt_id(&self.row.batch_id, attempt);
         let context = caused_by(&format!("{SOURCE}:{id}"));
         let cfa = &self.shared.cfa;
         loop {
-            let asked = self.call(&id, || cfa.trade_batch(&context, &id, WAIT_MS));
-            let batch = asked.await?;
+            let poll = self.call(&id, || cfa.trade_batch(&context, &id, WAIT_MS));
+            let batch = poll.await?;
             match batch.status {
                 TradeBatchStatus::Finalized => {
                     let failed = self.indices(&batch.failed);
                     if !failed.is_empty() {
                         tracing::warn!(
                             batch = id,
-                            trades = ?self.trade_ids(&failed),
-                            "the contract skipped trades of the batch"
+                            trades = ?self.trade_id_strings(&failed),
+                            "trades failed on chain: {}",
+                            after_failure(attempt)
                         );
                     }
-                    return Ok(Answer::Included {
+                    return Ok(StepResult::Included {
                         tx_hash: batch.tx_hash,
                         failed,
                     });
                 }
                 TradeBatchStatus::Failed => {
-                    tracing::error!(batch = id, "the chain refused the batch");
-                    return Ok(Answer::Dropped);
+                    tracing::error!(
+                        batch = id,
+                        "chain batch failed, no trade executed: {}",
+                        after_failure(attempt)
+                    );
+                    return Ok(StepResult::Failed);
                 }
                 TradeBatchStatus::Submitted => {}
             }
@@ -175,14 +189,14 @@ impl Life {
         }
     }
 
-    async fn finalize(&self, trades: &[u32], tx_hash: &str) -> Result<Answer, Halt> {
+    async fn finalize(&self, trades: &[u32], tx_hash: &str) -> Result<StepResult, Halt> {
         let operation_ids: Vec<String> = trades
             .iter()
-            .flat_map(|trade| request::operation_ids(&self.legs.trades[*trade as usize]))
+            .flat_map(|trade| request::operation_ids(&self.trade_batch.trades[*trade as usize]))
             .collect();
-        for (part, operation_ids) in operation_ids.chunks(FINALIZE_MAX).enumerate() {
+        for (chunk, operation_ids) in operation_ids.chunks(FINALIZE_MAX).enumerate() {
             let key = format!(
-                "settlement:{}:final:{}:{part}",
+                "settlement:{}:final:{}:{chunk}",
                 self.row.batch_id, self.row.saga.attempt
             );
             let ledger = &self.shared.ledger;
@@ -192,16 +206,16 @@ impl Life {
             .await?;
         }
         failpoint::reach(failpoint::FINALIZED);
-        Ok(Answer::Finalized)
+        Ok(StepResult::Finalized)
     }
 
     /// Busts trades: reverses their operations, once each (T21). Orders are not reinstated.
-    async fn bust(&self, trades: &[u32]) -> Result<Answer, Halt> {
-        for trade in trades {
-            let leg = &self.legs.trades[*trade as usize];
-            let reason = format!("Trade {} failed on chain", leg.trade_id);
-            // Reversed in descending order: fee, sell, buy.
-            for operation_id in request::operation_ids(leg).into_iter().rev() {
+    async fn bust(&self, trades: &[u32]) -> Result<StepResult, Halt> {
+        for index in trades {
+            let trade = &self.trade_batch.trades[*index as usize];
+            let reason = format!("Trade {} failed on chain", trade.trade_id);
+            // Reversed in the opposite order of posting: fee, sell, buy.
+            for operation_id in request::operation_ids(trade).into_iter().rev() {
                 let (ledger, reason) = (&self.shared.ledger, &reason);
                 self.call(&self.row.batch_id, || {
                     reverse(ledger, &operation_id, reason)
@@ -209,15 +223,15 @@ impl Life {
                 .await?;
             }
             tracing::error!(
-                trade_id = %leg.trade_id,
+                trade_id = %trade.trade_id,
                 batch = self.row.batch_id,
-                buyer = %leg.buyer_id,
-                seller = %leg.seller_id,
-                "trade is bust: the chain refused it twice; its operations are reversed"
+                buyer = %trade.buyer_id,
+                seller = %trade.seller_id,
+                "trade is bust: it failed on chain twice; its operations are reversed"
             );
             metrics::counter!("trades_bust_total").increment(1);
         }
-        Ok(Answer::Busted)
+        Ok(StepResult::Busted)
     }
 
     async fn call<T, F: Future<Output = Result<T, CallError>>>(
@@ -225,29 +239,41 @@ impl Life {
         id: &str,
         call: impl FnMut() -> F,
     ) -> Result<T, Halt> {
-        until_done(&self.shared, trouble::CHAIN, id, call).await
+        retry_call(&self.shared, trouble::CHAIN, id, call).await
     }
 
     fn indices(&self, trade_ids: &[Id128]) -> Vec<u32> {
-        let ids = self.legs.trades.iter().map(|leg| leg.trade_id);
+        let ids = self.trade_batch.trades.iter().map(|trade| trade.trade_id);
         let by_id: HashMap<Id128, u32> = ids.zip(0u32..).collect();
         let found = trade_ids.iter().filter_map(|id| by_id.get(id).copied());
         found.collect()
     }
 
-    fn ids(&self, trades: &[u32]) -> Vec<Id128> {
-        let id = |trade: &u32| self.legs.trades[*trade as usize].trade_id;
+    fn trade_ids(&self, trades: &[u32]) -> Vec<Id128> {
+        let id = |trade: &u32| self.trade_batch.trades[*trade as usize].trade_id;
         trades.iter().map(id).collect()
     }
 
     /// The `Bust` commands of the bust trades.
     fn busts(&self) -> Vec<Bust> {
-        let bust = |trade: &u32| self.row.busts[*trade as usize];
-        self.row.saga.bust.iter().map(bust).collect()
+        let command = |trade: &u32| self.row.busts[*trade as usize];
+        self.row.saga.bust.iter().map(command).collect()
     }
 
-    fn trade_ids(&self, trades: &[u32]) -> Vec<String> {
-        self.ids(trades).iter().map(Id128::to_string).collect()
+    fn trade_id_strings(&self, trades: &[u32]) -> Vec<String> {
+        self.trade_ids(trades)
+            .iter()
+            .map(Id128::to_string)
+            .collect()
+    }
+}
+
+/// What happens to trades that failed in this attempt, for logs.
+fn after_failure(attempt: u8) -> &'static str {
+    if attempt < ATTEMPTS_MAX {
+        "retrying in a new batch"
+    } else {
+        "busting the trades"
     }
 }
 
@@ -262,7 +288,7 @@ async fn finalize(
     let context = caused_by(key);
     match ledger.finalize(&context, key, operation_ids, tx_hash).await {
         Ok(()) => return Ok(()),
-        Err(error) if !is_about_status(&error) => return Err(error),
+        Err(error) if !is_status_conflict(&error) => return Err(error),
         Err(_) => {}
     }
     let mut refused = Ok(());
@@ -270,7 +296,7 @@ async fn finalize(
         let single = std::slice::from_ref(operation_id);
         match ledger.finalize(&context, key, single, tx_hash).await {
             Ok(()) => {}
-            Err(error) if is_about_status(&error) => {
+            Err(error) if is_status_conflict(&error) => {
                 let status = ledger.operation_status(&context, operation_id).await?;
                 if status != OperationStatus::Finalized {
                     tracing::error!(
@@ -306,6 +332,6 @@ async fn reverse(ledger: &LedgerClient, operation_id: &str, reason: &str) -> Res
     if is_done { Ok(()) } else { Err(error) }
 }
 
-fn is_about_status(error: &CallError) -> bool {
+fn is_status_conflict(error: &CallError) -> bool {
     error.reason().as_deref() == Some("OPERATION_STATUS")
 }

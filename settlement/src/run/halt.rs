@@ -3,7 +3,7 @@
 use replica::ReplicaError;
 use types::Sequence;
 
-use crate::saga::Misplaced;
+use crate::saga::UnexpectedResult;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Halt {
@@ -12,7 +12,7 @@ pub(super) enum Halt {
     #[error(transparent)]
     Replica(#[from] ReplicaError),
     #[error("batch {0}: {1}")]
-    Saga(String, Misplaced),
+    Saga(String, UnexpectedResult),
     #[error("stored batch {0} is unreadable")]
     Request(String),
     #[error("batch {0}: stored trades are unreadable")]

@@ -18,11 +18,11 @@ use types::command::Bust;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
-use super::retry::{until_done, until_kept};
+use super::retry::{retry_call, retry_store};
 use super::{Halt, Shared, monotonic_ns, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
-use crate::saga::{Answer, Saga, State};
+use crate::saga::{Saga, State, StepResult};
 use crate::{failpoint, request};
 
 /// Interval at which an idle poster checks whether the replica waits for its files.
@@ -253,7 +253,7 @@ impl Poster {
             return Ok(());
         };
         let shared = &self.shared;
-        let rows = until_kept(shared, &first.batch_id, || {
+        let rows = retry_store(shared, &first.batch_id, || {
             let mut rows = rows.clone();
             async move {
                 shared.repo.insert(&mut rows, now_us()).await?;
@@ -293,8 +293,8 @@ impl Poster {
             .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
         let shared = &self.shared;
         let started_ns = monotonic_ns();
-        let replayed = until_done(shared, trouble::LEDGER, &row.batch_id, || {
-            shared.ledger.post(&sealed)
+        let replayed = retry_call(shared, trouble::LEDGER, &row.batch_id, || {
+            shared.ledger.create_sealed_operations(&sealed)
         })
         .await?;
         failpoint::reach(failpoint::POSTED);
@@ -303,10 +303,12 @@ impl Poster {
         if replayed {
             tracing::info!(batch = row.batch_id, "batch was already in the ledger");
         }
-        let misplaced = |error| Halt::Saga(row.batch_id.clone(), error);
-        row.saga.handle_answer(Answer::Posted).map_err(misplaced)?;
+        let unexpected_result = |error| Halt::Saga(row.batch_id.clone(), error);
+        row.saga
+            .handle_result(StepResult::Posted)
+            .map_err(unexpected_result)?;
         row.request = Vec::new();
-        until_kept(shared, &row.batch_id, || {
+        retry_store(shared, &row.batch_id, || {
             shared.repo.advance(&row, &[], now_us())
         })
         .await?;
@@ -332,7 +334,7 @@ impl Poster {
     /// Passes a posted batch to the chain worker. If that worker has ended, this one ends too.
     fn hand_over(&self, row: Stored) -> Result<(), Halt> {
         if row.saga.state == State::Final {
-            self.shared.tracker.land(row.number, [], &[]);
+            self.shared.tracker.complete(row.number, [], &[]);
             return Ok(());
         }
         self.posted.send(row).map_err(|_| Halt::Stopped)

@@ -9,7 +9,7 @@ use types::{HoldIx, HoldPart, Id128, Minor, Sequence, derived};
 use super::check::{Subject, Verdict};
 use super::ledger::{self, Scales};
 use super::poster::{Poster, READING};
-use super::retry::{until_done, until_kept};
+use super::retry::{retry_call, retry_store};
 use super::{Halt, monotonic_ns, now_us, trouble};
 use crate::batch::Settler;
 use crate::copies::Copies;
@@ -27,7 +27,7 @@ impl Poster {
             derived::settlement_source(shared.node),
             derived::carve_source(shared.node),
         );
-        let (position, carve_number) = until_done(&shared, trouble::LEDGER, &source, || {
+        let (position, carve_number) = retry_call(&shared, trouble::LEDGER, &source, || {
             futures::future::try_join(
                 ledger.source_position(&context, &source),
                 ledger.source_position(&context, &carve_source),
@@ -37,7 +37,7 @@ impl Poster {
         let position = Sequence(position);
         let (copies, follower) = self.begin(position).await?;
         let scales = scales(&copies);
-        let holds = until_done(&shared, trouble::LEDGER, &source, || {
+        let holds = retry_call(&shared, trouble::LEDGER, &source, || {
             ledger::holds(ledger, &scales)
         })
         .await?;
@@ -147,7 +147,7 @@ impl Poster {
     ) -> Result<Minor, Halt> {
         let ledger = &self.shared.ledger;
         let id = hold.to_string();
-        let found = until_done(&self.shared, trouble::LEDGER, &id, || async move {
+        let found = retry_call(&self.shared, trouble::LEDGER, &id, || async move {
             if with_children {
                 ledger::total(ledger, hold, scales).await
             } else {
@@ -172,7 +172,7 @@ impl Poster {
     /// Continues the comparison of stored breaks, from earlier runs or just found.
     async fn follow_breaks(&mut self, copies: &Copies) -> Result<(), Halt> {
         let shared = self.shared.clone();
-        let rows = until_kept(&shared, "breaks", || shared.repo.breaks()).await?;
+        let rows = retry_store(&shared, "breaks", || shared.repo.breaks()).await?;
         if rows.is_empty() {
             return self.publish_suspensions().await;
         }
@@ -225,7 +225,7 @@ impl Poster {
             found_at_us: now_us(),
         };
         let shared = self.shared.clone();
-        until_kept(&shared, &row.hold_id, || shared.repo.add_break(&row)).await?;
+        retry_store(&shared, &row.hold_id, || shared.repo.add_break(&row)).await?;
         self.publish_suspensions().await
     }
 
@@ -234,7 +234,7 @@ impl Poster {
         let (shared, hold_id) = (self.shared.clone(), hold.to_string());
         tracing::info!(hold_id, "journal and ledger agree again");
         self.parts.remove(&hold);
-        until_kept(&shared, &hold_id, || {
+        retry_store(&shared, &hold_id, || {
             shared.repo.clear_break(&hold_id, now_us())
         })
         .await?;
@@ -243,7 +243,7 @@ impl Poster {
 
     async fn publish_suspensions(&self) -> Result<(), Halt> {
         let shared = &self.shared;
-        until_kept(shared, "suspensions", || shared.publish_suspensions()).await
+        retry_store(shared, "suspensions", || shared.publish_suspensions()).await
     }
 }
 

@@ -21,7 +21,7 @@ const REFUSALS_MAX: u32 = 5;
 
 /// Repeats a call of another service until it succeeds. Meanwhile `part` of the health is failing
 /// with `id`.
-pub(super) async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
+pub(super) async fn retry_call<T, F: Future<Output = Result<T, CallError>>>(
     shared: &Shared,
     part: &'static str,
     id: &str,
@@ -33,7 +33,7 @@ pub(super) async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
 }
 
 /// Repeats a read or write of settlement's store until it succeeds.
-pub(super) async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
+pub(super) async fn retry_store<T, F: Future<Output = Result<T, StoreError>>>(
     shared: &Shared,
     id: &str,
     write: impl FnMut() -> F,

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Health part: posting to the ledger.
 pub const LEDGER: &str = "settlement-ledger";
-/// Health part: submission to the chain and finality.
+/// Health part: submission to the chain, finality, and the ledger calls after it.
 pub const CHAIN: &str = "settlement-chain";
 /// Health part: following the replica and journalling commands. Also the follower's name.
 pub const JOURNAL: &str = "settlement-journal";

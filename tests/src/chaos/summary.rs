@@ -60,7 +60,7 @@ impl Summary {
             summary.restarts += trader.restarts;
             summary.asked_again += trader.asked_again;
             summary.refusals_lost += trader.refusals_lost;
-            summary.datagrams = summary.datagrams.and(trader.proxy.counts());
+            summary.datagrams += trader.proxy.counts();
             for session in &trader.sessions {
                 summary.messages += session.messages.len();
                 summary.orders += session.orders();
@@ -136,8 +136,8 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "  dropped while silenced {}, dropped for lack of room {}",
-            datagrams.silenced, datagrams.overflowed
+            "  dropped while blocked {}, dropped for lack of room {}",
+            datagrams.blocked, datagrams.overflowed
         )?;
         write!(f, "troubles of the clients: {:?}", self.troubles)
     }

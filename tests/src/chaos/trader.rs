@@ -195,11 +195,11 @@ impl Trader {
     async fn die(&mut self, is_process: bool, away: Duration) {
         let at_ns = now_ns();
         if is_process {
-            self.proxy.cut();
+            self.proxy.block_current_clients();
             self.link = None;
             tokio::time::sleep(away).await;
         } else {
-            self.proxy.silence();
+            self.proxy.blackhole();
             if let Some((connection, _)) = &self.link {
                 connection.cut();
             }

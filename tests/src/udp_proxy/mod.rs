@@ -2,20 +2,22 @@
 //! datagrams, each direction with its own seeded generator.
 //!
 //! Each client address has its own upstream socket, so the server sees one peer per client.
-//! Upstream sockets are not connected: while the server is down, only the datagrams sent meanwhile
-//! are lost. The queues are bounded: [`WAITING_MAX`] datagrams per direction, [`FLOWS_MAX`] client
-//! addresses. The excess is dropped, as a router does.
+//! Upstream sockets are unconnected, so an ICMP error while the server is down does not break the
+//! flow; only datagrams sent in that time are lost. Each direction queues at most [`WAITING_MAX`]
+//! received and as many delayed datagrams; a full queue drops new datagrams. The proxy keeps at
+//! most [`FLOWS_MAX`] client addresses; a new address evicts the oldest one.
 //!
 //! | file | what |
 //! |---|---|
-//! | `lane` | one direction of one client |
+//! | `direction` | one direction of one client |
 
-mod lane;
+mod direction;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,12 +27,13 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use self::lane::Lane;
+use self::direction::Direction;
 use crate::flow::Random;
 
-/// Most datagrams waiting in one direction of one client.
+/// Maximum datagrams received and not yet processed, and maximum delayed datagrams, per client and
+/// direction.
 pub const WAITING_MAX: usize = 1_024;
-/// Most client addresses at once; a new one evicts the oldest.
+/// Maximum client addresses; a new one evicts the oldest.
 pub const FLOWS_MAX: usize = 64;
 const DATAGRAM_MAX: usize = 65_536;
 
@@ -50,7 +53,7 @@ pub struct Faults {
 pub struct Counts {
     pub received: u64,
     /// Forwarded, duplicates included.
-    pub passed: u64,
+    pub forwarded: u64,
     pub dropped: u64,
     pub delayed: u64,
     /// Overtaken by the datagram after it.
@@ -58,36 +61,33 @@ pub struct Counts {
     pub duplicated: u64,
     /// Dropped because the queue was full, or the socket accepted no more.
     pub overflowed: u64,
-    /// Dropped while the proxy was silent or the client cut.
-    pub silenced: u64,
+    /// Dropped while the proxy forwarded nothing or the client address was blocked.
+    pub blocked: u64,
 }
 
-impl Counts {
-    /// Sum of both.
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            received: self.received + other.received,
-            passed: self.passed + other.passed,
-            dropped: self.dropped + other.dropped,
-            delayed: self.delayed + other.delayed,
-            reordered: self.reordered + other.reordered,
-            duplicated: self.duplicated + other.duplicated,
-            overflowed: self.overflowed + other.overflowed,
-            silenced: self.silenced + other.silenced,
-        }
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.received += other.received;
+        self.forwarded += other.forwarded;
+        self.dropped += other.dropped;
+        self.delayed += other.delayed;
+        self.reordered += other.reordered;
+        self.duplicated += other.duplicated;
+        self.overflowed += other.overflowed;
+        self.blocked += other.blocked;
     }
 }
 
 #[derive(Default)]
 struct Counters {
     received: AtomicU64,
-    passed: AtomicU64,
+    forwarded: AtomicU64,
     dropped: AtomicU64,
     delayed: AtomicU64,
     reordered: AtomicU64,
     duplicated: AtomicU64,
     overflowed: AtomicU64,
-    silenced: AtomicU64,
+    blocked: AtomicU64,
 }
 
 fn count(counter: &AtomicU64) {
@@ -100,9 +100,9 @@ struct Shared {
     faults: Faults,
     seed: u64,
     downstream: Arc<UdpSocket>,
-    is_silent: AtomicBool,
-    /// Flows with a lower number are cut.
-    cut_before: AtomicU64,
+    is_blackhole: AtomicBool,
+    /// Flows with a lower number are blocked.
+    blocked_before: AtomicU64,
     counters: Counters,
 }
 
@@ -110,8 +110,7 @@ struct Shared {
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// Number of flows created.
-    flows: Arc<AtomicU64>,
+    flows_created: Arc<AtomicU64>,
     _tasks: JoinSet<()>,
 }
 
@@ -128,17 +127,17 @@ impl Proxy {
             faults,
             seed,
             downstream: Arc::new(downstream),
-            is_silent: AtomicBool::new(false),
-            cut_before: AtomicU64::new(0),
+            is_blackhole: AtomicBool::new(false),
+            blocked_before: AtomicU64::new(0),
             counters: Counters::default(),
         });
-        let flows = Arc::<AtomicU64>::default();
+        let flows_created = Arc::<AtomicU64>::default();
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(shared.clone(), flows.clone()));
+        tasks.spawn(dispatch(shared.clone(), flows_created.clone()));
         Self {
             address,
             shared,
-            flows,
+            flows_created,
             _tasks: tasks,
         }
     }
@@ -149,19 +148,19 @@ impl Proxy {
     }
 
     /// Forwards nothing until [`Proxy::restore`].
-    pub fn silence(&self) {
-        self.shared.is_silent.store(true, Relaxed);
+    pub fn blackhole(&self) {
+        self.shared.is_blackhole.store(true, Relaxed);
     }
 
     pub fn restore(&self) {
-        self.shared.is_silent.store(false, Relaxed);
+        self.shared.is_blackhole.store(false, Relaxed);
     }
 
-    /// Cuts the current client addresses for good; new addresses pass.
-    pub fn cut(&self) {
+    /// Drops all further datagrams of the current client addresses; new addresses are forwarded.
+    pub fn block_current_clients(&self) {
         self.shared
-            .cut_before
-            .store(self.flows.load(Relaxed), Relaxed);
+            .blocked_before
+            .store(self.flows_created.load(Relaxed), Relaxed);
     }
 
     pub fn counts(&self) -> Counts {
@@ -169,20 +168,20 @@ impl Proxy {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         Counts {
             received: of(&counters.received),
-            passed: of(&counters.passed),
+            forwarded: of(&counters.forwarded),
             dropped: of(&counters.dropped),
             delayed: of(&counters.delayed),
             reordered: of(&counters.reordered),
             duplicated: of(&counters.duplicated),
             overflowed: of(&counters.overflowed),
-            silenced: of(&counters.silenced),
+            blocked: of(&counters.blocked),
         }
     }
 }
 
 impl Shared {
-    fn is_cut(&self, flow: u64) -> bool {
-        self.is_silent.load(Relaxed) || flow < self.cut_before.load(Relaxed)
+    fn is_blocked(&self, flow: u64) -> bool {
+        self.is_blackhole.load(Relaxed) || flow < self.blocked_before.load(Relaxed)
     }
 }
 
@@ -193,27 +192,28 @@ struct Flow {
 }
 
 /// Reads datagrams of clients and passes each to the flow of its address.
-async fn accept(shared: Arc<Shared>, begun: Arc<AtomicU64>) {
+async fn dispatch(shared: Arc<Shared>, flows_created: Arc<AtomicU64>) {
     let mut flows: HashMap<SocketAddr, Flow> = HashMap::new();
-    let mut oldest = VecDeque::new();
+    let mut by_age = VecDeque::new();
     let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
-        // An error concerns one datagram.
+        // A receive error (ICMP) is about one earlier datagram: continue.
         let Ok((length, client)) = shared.downstream.recv_from(&mut buffer).await else {
             continue;
         };
         if !flows.contains_key(&client) {
             if flows.len() >= FLOWS_MAX
-                && let Some(first) = oldest.pop_front()
+                && let Some(first) = by_age.pop_front()
             {
                 flows.remove(&first);
             }
-            let Some(flow) = Flow::begin(&shared, begun.fetch_add(1, Relaxed), client).await else {
+            let number = flows_created.fetch_add(1, Relaxed);
+            let Some(flow) = Flow::begin(&shared, number, client).await else {
                 count(&shared.counters.overflowed);
                 continue;
             };
             flows.insert(client, flow);
-            oldest.push_back(client);
+            by_age.push_back(client);
         }
         let datagram = Bytes::copy_from_slice(&buffer[..length]);
         if flows[&client].to_server.try_send(datagram).is_err() {
@@ -226,16 +226,16 @@ impl Flow {
     async fn begin(shared: &Arc<Shared>, number: u64, client: SocketAddr) -> Option<Self> {
         let upstream = Arc::new(UdpSocket::bind("127.0.0.1:0").await.ok()?);
         let mut tasks = JoinSet::new();
-        let mut lane = |socket: Arc<UdpSocket>, to: SocketAddr, direction: u64| {
+        let mut start = |socket: Arc<UdpSocket>, to: SocketAddr, index: u64| {
             let (sender, receiver) = mpsc::channel(WAITING_MAX);
-            let seed = shared.seed ^ (number << 1 | direction).wrapping_mul(0x9E37);
-            let lane = Lane::new(shared.clone(), number, Random::new(seed), socket, to);
-            tasks.spawn(lane.run(receiver));
+            let seed = shared.seed ^ (number << 1 | index).wrapping_mul(0x9E37);
+            let direction = Direction::new(shared.clone(), number, Random::new(seed), socket, to);
+            tasks.spawn(direction.run(receiver));
             sender
         };
-        let to_server = lane(upstream.clone(), shared.server, 0);
-        let to_client = lane(shared.downstream.clone(), client, 1);
-        let counters = shared.clone();
+        let to_server = start(upstream.clone(), shared.server, 0);
+        let to_client = start(shared.downstream.clone(), client, 1);
+        let shared = shared.clone();
         tasks.spawn(async move {
             let mut buffer = vec![0; DATAGRAM_MAX];
             loop {
@@ -246,7 +246,7 @@ impl Flow {
                     .try_send(Bytes::copy_from_slice(&buffer[..length]))
                     .is_err()
                 {
-                    count(&counters.counters.overflowed);
+                    count(&shared.counters.overflowed);
                 }
             }
         });

@@ -86,10 +86,13 @@ async fn without_faults_everything_passes_both_ways_in_order() {
     }
     let expected = Counts {
         received: 171,
-        passed: 171,
+        forwarded: 171,
         ..Counts::default()
     };
-    assert_eq!(bench.until(|counts| counts.passed >= 171).await, expected);
+    assert_eq!(
+        bench.until(|counts| counts.forwarded >= 171).await,
+        expected
+    );
 }
 
 #[tokio::test]
@@ -102,12 +105,12 @@ async fn datagrams_are_dropped_and_duplicated() {
     let bench = Bench::with(faults).await;
     bench.send_all(150).await;
     let counts = bench.until(|counts| {
-        counts.received == 150 && counts.passed + counts.dropped == 150 + counts.duplicated
+        counts.received == 150 && counts.forwarded + counts.dropped == 150 + counts.duplicated
     });
     let counts = counts.await;
     assert!(counts.dropped > 10 && counts.duplicated > 10, "{counts:?}");
-    let passed = usize::try_from(counts.passed).expect("few");
-    let mut received = bench.receive(passed).await;
+    let forwarded = usize::try_from(counts.forwarded).expect("few");
+    let mut received = bench.receive(forwarded).await;
     assert!(received.is_sorted(), "{received:?}");
     received.dedup();
     assert_eq!(received.len() as u64, 150 - counts.dropped);
@@ -139,18 +142,18 @@ async fn datagrams_are_reordered_and_delayed_and_none_is_lost() {
 }
 
 #[tokio::test]
-async fn a_cut_client_stays_cut_and_another_address_passes() {
+async fn a_blocked_client_stays_blocked_and_another_address_passes() {
     let mut bench = Bench::with(Faults::default()).await;
     bench.send(1).await;
     assert_eq!(number(&bench.server).await.0, 1);
-    bench.proxy.cut();
+    bench.proxy.block_current_clients();
     bench.send(2).await;
     bench.client = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
     bench.send(3).await;
     assert_eq!(number(&bench.server).await.0, 3);
-    bench.proxy.silence();
+    bench.proxy.blackhole();
     bench.send(4).await;
-    bench.until(|counts| counts.silenced == 2).await;
+    bench.until(|counts| counts.blocked == 2).await;
     bench.proxy.restore();
     bench.send(5).await;
     assert_eq!(number(&bench.server).await.0, 5);
@@ -167,7 +170,7 @@ async fn a_server_that_returns_on_its_port_is_reached_again() {
         UdpSocket::bind("127.0.0.1:0").await.expect("a port"),
     ));
     bench.send_all(20).await;
-    bench.until(|counts| counts.passed == 21).await;
+    bench.until(|counts| counts.forwarded == 21).await;
     bench.server = UdpSocket::bind(address).await.expect("the port is free");
     bench.send(99).await;
     assert_eq!(number(&bench.server).await.0, 99);

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::{
     Again, Events, Writes,
-    verify::{ASIDE, Reader},
+    verify::{Reader, TEMP_TABLES},
 };
 use crate::{Error, book::Book, fold::Command};
 
@@ -57,10 +57,10 @@ pub async fn open(url: &str) -> Result<(sqlx::PgPool, impl Writes + use<>), Erro
 }
 
 /// Opens a snapshot of the ledger's rows.
-pub async fn evidence(url: &str) -> Result<Reader<sqlx::Postgres>, Error> {
+pub async fn snapshot(url: &str) -> Result<Reader<sqlx::Postgres>, Error> {
     let mut db = PgConnection::connect(url).await?;
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
-    for sql in ASIDE.into_iter().chain([begin]) {
+    for sql in TEMP_TABLES.into_iter().chain([begin]) {
         sqlx::query(sql).execute(&mut db).await?;
     }
     Ok(Reader(db))

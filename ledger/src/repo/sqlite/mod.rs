@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::{
     Again, Events, Fold, Writes,
-    verify::{ASIDE, Reader},
+    verify::{Reader, TEMP_TABLES},
 };
 use crate::{
     Error,
@@ -63,7 +63,7 @@ pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + us
 }
 
 /// Opens a snapshot of the ledger's file in a folder.
-pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
+pub async fn snapshot(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     let path = data_dir.join(FILE);
     if !path.is_file() {
         return Err(Error::NoLedger(data_dir.to_owned()));
@@ -75,7 +75,7 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
         return Err(Error::Older(data_dir.to_owned()));
     }
-    for sql in ASIDE.into_iter().chain(["BEGIN"]) {
+    for sql in TEMP_TABLES.into_iter().chain(["BEGIN"]) {
         sqlx::query(sql).execute(&mut db).await?;
     }
     Ok(Reader(db))

@@ -19,7 +19,7 @@ const HELD_MAX: Duration = Duration::from_millis(20);
 const MILLION: u64 = 1_000_000;
 
 /// One direction of one client.
-pub(super) struct Lane {
+pub(super) struct Direction {
     shared: Arc<Shared>,
     flow: u64,
     random: Random,
@@ -32,8 +32,8 @@ pub(super) struct Lane {
     held: Option<(Instant, Bytes)>,
 }
 
-impl Lane {
-    /// A lane that sends datagrams over `socket` to the address `to`.
+impl Direction {
+    /// Sends datagrams over `socket` to the address `to`.
     pub fn new(
         shared: Arc<Shared>,
         flow: u64,
@@ -133,11 +133,11 @@ impl Lane {
 
     async fn send(&self, datagram: &[u8]) {
         let counters = &self.shared.counters;
-        if self.shared.is_cut(self.flow) {
-            return count(&counters.silenced);
+        if self.shared.is_blocked(self.flow) {
+            return count(&counters.blocked);
         }
         match self.socket.send_to(datagram, self.to).await {
-            Ok(_) => count(&counters.passed),
+            Ok(_) => count(&counters.forwarded),
             Err(_) => count(&counters.overflowed),
         }
     }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     BankConfig,
-    desk::{Desk, Fault, Refusal},
+    operations::{Bank, Fault, Refusal},
     repo::{self, Queued},
 };
 
@@ -21,36 +21,36 @@ const TIMEOUT_MS: u64 = 5_000;
 const SLEEP_MS_MAX: u64 = 500;
 
 /// Clears transfers as they arrive.
-pub async fn run_clearing(desk: Arc<Desk>, shutdown: CancellationToken) {
+pub async fn run_clearing(bank: Arc<Bank>, shutdown: CancellationToken) {
     loop {
         let cleared = tokio::select! {
             () = shutdown.cancelled() => return,
-            cleared = desk.clear_transfers() => cleared,
+            cleared = bank.clear_transfers() => cleared,
         };
-        seen(&desk, &cleared);
+        seen(&bank, &cleared);
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = desk.taken.notified() => {}
+            () = bank.taken.notified() => {}
             () = tokio::time::sleep(Duration::from_millis(SLEEP_MS_MAX)) => {}
         }
     }
 }
 
 /// Sends webhooks.
-pub struct Postman {
+pub struct WebhookSender {
     http: reqwest::Client,
     url: String,
     secret: Secret,
-    pause_first_ms: u64,
-    pause_most_ms: u64,
+    retry_delay_ms: u64,
+    retry_delay_max_ms: u64,
     attempts_max: u32,
 }
 
-impl Postman {
+impl WebhookSender {
     /// The first secret signs.
-    pub fn new(config: &BankConfig, secrets: Vec<Secret>) -> Result<Postman, reqwest::Error> {
+    pub fn new(config: &BankConfig, secrets: Vec<Secret>) -> Result<WebhookSender, reqwest::Error> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        Ok(Postman {
+        Ok(WebhookSender {
             http: reqwest::Client::builder()
                 .timeout(Duration::from_millis(TIMEOUT_MS))
                 .no_proxy()
@@ -60,34 +60,34 @@ impl Postman {
                 .into_iter()
                 .next()
                 .expect("keys contain at least one secret"),
-            pause_first_ms: config.webhook_pause_first_ms,
-            pause_most_ms: config.webhook_pause_most_ms,
+            retry_delay_ms: config.webhook_pause_first_ms,
+            retry_delay_max_ms: config.webhook_pause_most_ms,
             attempts_max: config.webhook_attempts_max,
         })
     }
 
-    pub async fn run(self, desk: Arc<Desk>, shutdown: CancellationToken) {
+    pub async fn run(self, bank: Arc<Bank>, shutdown: CancellationToken) {
         loop {
             let round = tokio::select! {
                 () = shutdown.cancelled() => return,
-                round = self.round(&desk) => round,
+                round = self.round(&bank) => round,
             };
-            seen(&desk, &round);
+            seen(&bank, &round);
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = desk.written.notified() => {}
+                () = bank.written.notified() => {}
                 () = tokio::time::sleep(Duration::from_millis(SLEEP_MS_MAX)) => {}
             }
         }
     }
 
-    async fn round(&self, desk: &Desk) -> Result<(), Refusal> {
-        if repo::has_fault(desk.db.read(), Fault::WebhookLost, "").await? {
+    async fn round(&self, bank: &Bank) -> Result<(), Refusal> {
+        if repo::has_fault(bank.db.read(), Fault::WebhookLost, "").await? {
             return Ok(());
         }
-        let forged = repo::has_fault(desk.db.read(), Fault::WebhookForged, "").await?;
-        let twice = repo::has_fault(desk.db.read(), Fault::WebhookTwice, "").await?;
-        for queued in repo::due_webhooks(desk.db.read(), clock::now_us(), BATCH).await? {
+        let forged = repo::has_fault(bank.db.read(), Fault::WebhookForged, "").await?;
+        let twice = repo::has_fault(bank.db.read(), Fault::WebhookTwice, "").await?;
+        for queued in repo::due_webhooks(bank.db.read(), clock::now_us(), BATCH).await? {
             if twice {
                 self.send(&queued, forged).await;
             }
@@ -99,9 +99,13 @@ impl Postman {
                 _ if attempts >= self.attempts_max => "GIVEN_UP",
                 _ => "QUEUED",
             };
-            let pause_us = doubled_us(self.pause_first_ms, queued.attempts, self.pause_most_ms);
+            let pause_us = doubled_us(
+                self.retry_delay_ms,
+                queued.attempts,
+                self.retry_delay_max_ms,
+            );
             let next_us = clock::now_us() + pause_us;
-            let mut tx = desk.db.write().await?;
+            let mut tx = bank.db.write().await?;
             repo::end_attempt_in_tx(&mut tx, &queued.webhook_id, state, next_us).await?;
             tx.commit().await?;
             if state != "DELIVERED" {
@@ -139,12 +143,12 @@ impl Postman {
     }
 }
 
-fn seen(desk: &Desk, result: &Result<(), Refusal>) {
+fn seen(bank: &Bank, result: &Result<(), Refusal>) {
     match result {
-        Ok(()) => desk.health.set_ok("bank"),
+        Ok(()) => bank.health.set_ok("bank"),
         Err(error) => {
             tracing::error!(%error, "bank worker failed");
-            desk.health.set_failing("bank", "store failed");
+            bank.health.set_failing("bank", "store failed");
         }
     }
 }

@@ -109,7 +109,7 @@ pub fn bad(code: &str, message: impl Into<String>) -> Refusal {
 }
 
 /// The bank's state and operations.
-pub struct Desk {
+pub struct Bank {
     pub config: BankConfig,
     pub db: Sqlite,
     pub health: rpc::Health,
@@ -119,13 +119,13 @@ pub struct Desk {
     pub written: Notify,
 }
 
-impl Desk {
-    pub async fn open(config: BankConfig, db: Sqlite) -> Result<Desk, super::Error> {
+impl Bank {
+    pub async fn open(config: BankConfig, db: Sqlite) -> Result<Bank, super::Error> {
         let balance = Rub::from_kopecks(config.initial_balance_kopecks);
         let mut tx = db.write().await?;
         repo::open_account_in_tx(&mut tx, &config.account_number, balance).await?;
         tx.commit().await?;
-        Ok(Desk {
+        Ok(Bank {
             config,
             db,
             health: rpc::Health::new("sandbox"),
