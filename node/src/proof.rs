@@ -107,7 +107,7 @@ fn text(proof: &Proof) -> String {
     } else {
         "NOT ok"
     };
-    out + &format!("\n{verdict} ({} readings)\n", proof.readings)
+    out + &format!("\n{verdict}, readings: {}\n", proof.readings)
 }
 
 /// Unexplained differences first.

@@ -19,11 +19,11 @@ tool() { # binary, module@version
     tool protoc-gen-go-grpc google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
     tool grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3
 
-    if [ ! -f "$work/venv/.installed" ]; then
+    if ! cmp -s "$here/python/requirements.txt" "$work/venv/installed.txt"; then
         rm -rf "$work/venv"
         python3 -m venv "$work/venv"
         "$work/venv/bin/pip" install --quiet --requirement "$here/python/requirements.txt"
-        touch "$work/venv/.installed"
+        cp "$here/python/requirements.txt" "$work/venv/installed.txt"
     fi
     mkdir -p "$work/ts"
     cp "$here/ts/package.json" "$here/ts/client.ts" "$work/ts/"
