@@ -333,6 +333,22 @@ where
 mod tests {
     // rows: R350
     #[test]
+    fn r350_every_option_has_a_help_text() {
+        fn check(command: &clap::Command, path: &str) {
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{path} --{}", arg.get_id());
+            }
+            for verb in command.get_subcommands() {
+                check(verb, &format!("{path} {}", verb.get_name()));
+            }
+        }
+        let mut command = super::command();
+        command.build();
+        check(&command, "platform");
+    }
+
+    // rows: R350
+    #[test]
     fn r350_every_command_is_well_formed() {
         super::command().debug_assert();
     }
