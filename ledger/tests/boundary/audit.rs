@@ -309,7 +309,7 @@ async fn r215_changed_balances_and_holds_are_named() {
     for (change, differs) in [
         (
             "consumed = consumed - 1, released = released + 1",
-            "consumed, as the postings that name it sum",
+            "consumed (sum of the postings that name the hold)",
         ),
         (
             "amount = amount + 1",
