@@ -37,7 +37,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
+use tonic::{Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_web::GrpcWebLayer;
 use tower::ServiceExt;
@@ -235,10 +235,17 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
     })
 }
 
+/// Refusal of a method that is not served here, in the protocol of the request; for Connect a path
+/// that does not exist.
 fn unknown_method(request: &Request) -> Response {
-    let status = status::unimplemented("Unknown method");
+    let status = Status::unimplemented("Unknown method");
     observe::refused(request.uri().path(), &status);
-    connect::refusal(request.method(), request.headers(), status)
+    let is_grpc = connect::is_grpc(request.headers());
+    let mut response = connect::refusal(request.method(), request.headers(), status);
+    if !is_grpc {
+        *response.status_mut() = StatusCode::NOT_FOUND;
+    }
+    response
 }
 
 /// A method of another port is unknown here, whatever the caller's roles.
