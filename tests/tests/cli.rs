@@ -72,8 +72,8 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
                 let text = help(&[noun, &verb]).await;
                 let about = text.lines().next().unwrap_or_default();
                 assert!(!about.trim().is_empty(), "{noun} {verb} has no description");
-                // `events`, `journal`, `data` and `proto` work on files, not by a call. `ledger` has
-                // aliases of some calls and commands that read its file.
+                // `events`, `journal`, `data` and `proto` work on files, not by a call. `ledger`
+                // has aliases of some calls and commands that read its file.
                 let is_beside = match noun.as_str() {
                     "events" | "journal" | "data" | "proto" => true,
                     "ledger" => BESIDE.contains(&verb.as_str()),
