@@ -51,7 +51,7 @@ impl Linked {
 
     /// Slots of the open orders of a session, or of the user's outside of any; with `slot`, those
     /// after it.
-    pub fn behind(
+    pub fn after(
         &self,
         user: UserIx,
         session: SessionIx,

@@ -42,7 +42,7 @@ impl Wanted {
     }
 
     /// True when a place is past the selection.
-    fn is_behind(&self, place: SweepPlace) -> bool {
+    fn is_past(&self, place: SweepPlace) -> bool {
         place > self.through || place.sequence >= self.before
     }
 }
@@ -223,7 +223,7 @@ impl Admission {
         let is_passed = |slot: &u32| self.sequence_at(*slot) <= through.sequence;
         let passed = self
             .linked
-            .behind(owner, through.session, from)
+            .after(owner, through.session, from)
             .take_while(is_passed);
         let last = passed.last().or(from);
         self.linked.set_cursor(at, last);
@@ -353,13 +353,13 @@ impl Admission {
         'walk: for session in lists.skip_while(|session| *session < wanted.after.session) {
             let is_first = session == wanted.after.session;
             let from = wanted.cursor.filter(|_| is_first);
-            for slot in self.linked.behind(user, session, from) {
+            for slot in self.linked.after(user, session, from) {
                 let order = self.tables.slots[slot as usize].order.as_ref();
                 let order = order.expect("a list has open orders");
                 let sequence = order.sequence;
                 let place = SweepPlace { session, sequence };
                 walk.walked += 1;
-                if wanted.is_behind(place) {
+                if wanted.is_past(place) {
                     break;
                 }
                 if place <= wanted.after {

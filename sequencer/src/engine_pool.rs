@@ -92,9 +92,9 @@ impl EnginePool {
         }
     }
 
-    /// Polls the engine of lane `lane` if it is the hot thread's own; true when it did work.
-    pub fn step(&mut self, lane: usize) -> bool {
-        self.own.get_mut(lane).is_some_and(Engine::step)
+    /// Polls the engine of ring `engine_ring` if it is the hot thread's own; true when it did work.
+    pub fn step(&mut self, engine_ring: usize) -> bool {
+        self.own.get_mut(engine_ring).is_some_and(Engine::step)
     }
 
     /// Polls all of the hot thread's own engines.
@@ -104,10 +104,13 @@ impl EnginePool {
         }
     }
 
-    /// Wakes the thread that polls the engine of lane `lane`.
-    pub fn ring(&self, lane: usize) {
+    /// Wakes the thread that polls the engine of ring `engine_ring`.
+    pub fn ring(&self, engine_ring: usize) {
         if self.threads_max > 0 {
-            self.threads[lane % self.threads_max].shared.parker.unpark();
+            self.threads[engine_ring % self.threads_max]
+                .shared
+                .parker
+                .unpark();
         }
     }
 

@@ -1,6 +1,6 @@
 //! The rings of one engine: commands in, reports out.
 //!
-//! The layout decides which thread polls the engine ([`crate::crew`]); the code is the same.
+//! The layout decides which thread polls the engine ([`crate::engine_pool`]); the code is the same.
 //!
 //! An engine never waits and never refuses: reports that do not fit their ring go to a spill, and
 //! while there is a spill the engine takes no further command. So one taker may meet any number of
@@ -143,7 +143,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (EngineRing, Engine) 
         build_single_producer(capacity, || Report::Nothing, BusySpin).new_event_poller();
     let (reports, reports_poller): Out = (builder.build(), reports_poller);
     let loan = SharedLoan::default();
-    let lane = EngineRing {
+    let engine_ring = EngineRing {
         orders,
         reports: reports_poller,
         loan: loan.clone(),
@@ -165,7 +165,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (EngineRing, Engine) 
             listed: Vec::with_capacity(SPILL_ROOM),
         },
     };
-    (lane, engine)
+    (engine_ring, engine)
 }
 
 impl EngineRing {
@@ -455,10 +455,10 @@ mod tests {
                 levels: 128,
             },
         ));
-        let (mut lane, mut engine) = connect(book, 4);
+        let (mut engine_ring, mut engine) = connect(book, 4);
         for sequence in 1..=4 {
-            assert!(lane.has_room());
-            assert!(lane.push(&Envelope {
+            assert!(engine_ring.has_room());
+            assert!(engine_ring.push(&Envelope {
                 sequence: Sequence(sequence),
                 time_ns: 0,
                 received_ns: 0,
@@ -467,11 +467,11 @@ mod tests {
                 }),
             }));
         }
-        assert!(!lane.has_room());
-        lane.is_given_up = true;
-        assert!(!lane.drain(|_| {}), "the engine has not run");
-        assert!(lane.is_given_up && !lane.has_room());
-        assert!(engine.step() && lane.drain(|_| {}));
-        assert!(!lane.is_given_up && lane.has_room());
+        assert!(!engine_ring.has_room());
+        engine_ring.is_given_up = true;
+        assert!(!engine_ring.drain(|_| {}), "the engine has not run");
+        assert!(engine_ring.is_given_up && !engine_ring.has_room());
+        assert!(engine.step() && engine_ring.drain(|_| {}));
+        assert!(!engine_ring.is_given_up && engine_ring.has_room());
     }
 }

@@ -66,7 +66,7 @@ pub(crate) struct Hot {
     backlog: Arc<Backlog>,
     intake: Intake,
     timers: Timers,
-    lanes: Vec<EngineRing>,
+    engine_rings: Vec<EngineRing>,
     /// Lanes with commands in flight.
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
@@ -79,7 +79,7 @@ pub(crate) struct Hot {
     given_up: Sequence,
     /// The last expiry command: until it completes, the expiry dates of the books are stale.
     expiring: Sequence,
-    crew: EnginePool,
+    engine_pool: EnginePool,
     flights: InFlights,
     /// The last command in flight is not in admission's state yet: it is applied when it completes,
     /// or before admission is asked again.
@@ -120,7 +120,7 @@ impl Hot {
         let orders_max = core.admission().orders_max() as usize;
         let events_max = 2 * orders_max + FEW_EVENTS;
         Self {
-            crew: EnginePool::new(&config),
+            engine_pool: EnginePool::new(&config),
             config,
             core,
             gate,
@@ -128,7 +128,7 @@ impl Hot {
             backlog,
             intake: Intake::default(),
             timers: Timers::default(),
-            lanes: Vec::new(),
+            engine_rings: Vec::new(),
             busy: Vec::new(),
             next_expiry_ns: None,
             renaming: (Sequence::ZERO, UserIx::NONE),
@@ -541,20 +541,24 @@ impl Hot {
     fn has_room(&self, route: Route) -> bool {
         match route {
             Route::Admission => true,
-            Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(EngineRing::has_room),
-            Route::AllInstruments => self.lanes.iter().all(EngineRing::has_room),
-            Route::Listed => self.listed_lanes().all(EngineRing::has_room),
+            Route::Instrument(ix) => self
+                .engine_rings
+                .get(ix.index())
+                .is_none_or(EngineRing::has_room),
+            Route::AllInstruments => self.engine_rings.iter().all(EngineRing::has_room),
+            Route::Listed => self.listed_rings().all(EngineRing::has_room),
         }
     }
 
     /// True while a wait for an engine without room has timed out.
     fn is_given_up(&self, route: Route) -> bool {
-        let is_given_up = |lane: &EngineRing| lane.is_given_up && !lane.has_room();
+        let is_given_up =
+            |engine_ring: &EngineRing| engine_ring.is_given_up && !engine_ring.has_room();
         match route {
             Route::Admission => false,
-            Route::Instrument(ix) => self.lanes.get(ix.index()).is_some_and(is_given_up),
-            Route::AllInstruments => self.lanes.iter().any(is_given_up),
-            Route::Listed => self.listed_lanes().any(is_given_up),
+            Route::Instrument(ix) => self.engine_rings.get(ix.index()).is_some_and(is_given_up),
+            Route::AllInstruments => self.engine_rings.iter().any(is_given_up),
+            Route::Listed => self.listed_rings().any(is_given_up),
         }
     }
 
@@ -571,8 +575,8 @@ impl Hot {
                 found.is_ok()
             }
         };
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
-            lane.is_given_up |= is_named(at) && !lane.has_room();
+        for (at, engine_ring) in self.engine_rings.iter_mut().enumerate() {
+            engine_ring.is_given_up |= is_named(at) && !engine_ring.has_room();
         }
     }
 
@@ -621,8 +625,8 @@ impl Hot {
                 self.send_last(ix.index());
             }
             Route::AllInstruments => {
-                self.start(self.lanes.len(), owed);
-                for at in 0..self.lanes.len() {
+                self.start(self.engine_rings.len(), owed);
+                for at in 0..self.engine_rings.len() {
                     self.send_last(at);
                 }
             }
@@ -643,20 +647,20 @@ impl Hot {
     fn send_last(&mut self, at: usize) {
         // There is room; an engine that has answered but not moved on may still hold the slot.
         self.push_when_free(at, EngineRing::push);
-        self.crew.ring(at);
-        if self.lanes[at].is_first() {
+        self.engine_pool.ring(at);
+        if self.engine_rings[at].is_first() {
             self.busy.push(at);
         }
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {
-        let (lane, engine) = connect(book, self.config.ring_capacity);
-        self.lanes.push(lane);
-        self.crew.add(engine);
+        let (engine_ring, engine) = connect(book, self.config.ring_capacity);
+        self.engine_rings.push(engine_ring);
+        self.engine_pool.add(engine);
     }
 
-    fn check_crew(&self) {
-        assert!(!self.crew.is_broken(), "an engine thread has ended");
+    fn check_engine_pool(&self) {
+        assert!(!self.engine_pool.is_broken(), "an engine thread has ended");
     }
 }
 

@@ -4,12 +4,12 @@
 //!   recovery, replay and the hot thread.
 //! - [`port`], [`ring_port`]: non-blocking submission of requests: from any thread over a queue, or
 //!   over rings for a front that polls.
-//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`:
+//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `in_flight`:
 //!   in-flight commands. `timers`: timers of sessions.
-//! - [`by_hand`]: single-threaded driver that the caller polls.
-//! - `keep`: sink for complete records: the journal, or none. `flat`, `pack`: their encoding.
-//! - `lane`, `crew`: the rings of each engine, and the threads that poll it: the hot thread
-//!   (`fused`), one thread (`shared`) or one each (`pinned`).
+//! - [`inline_node`]: single-threaded driver that the caller polls.
+//! - `sink`: sink for complete records: the journal, or none. `codec`, `varint`: their encoding.
+//! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: the hot
+//!   thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters for metrics.
 //! - [`reader`]: complete records up to the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.

@@ -110,9 +110,9 @@ impl Unsent {
     }
 
     /// The first change after the last one that a session was sent.
-    fn behind(&self, change: u64) -> Option<(u64, LedgerBalance)> {
-        let mut behind = self.by_change.range(change + 1..);
-        behind.next().map(|(change, balance)| (*change, *balance))
+    fn after(&self, change: u64) -> Option<(u64, LedgerBalance)> {
+        let mut later = self.by_change.range(change + 1..);
+        later.next().map(|(change, balance)| (*change, *balance))
     }
 
     /// Start of a new session: it is sent later changes only.
@@ -203,7 +203,7 @@ impl Front {
         let Some(owner) = session.owner else {
             return Turn::UpToDate;
         };
-        let Some((change, balance)) = self.state.sessions.user(user).unsent.behind(through) else {
+        let Some((change, balance)) = self.state.sessions.user(user).unsent.after(through) else {
             return Turn::UpToDate;
         };
         let Some(link) = self.endpoint.link(owner.connection) else {
@@ -260,7 +260,7 @@ mod tests {
         let mut sent = Vec::new();
         let mut turn_of = |unsent: &mut Unsent, has_room: bool| {
             let at = unsent.turns.at % SESSIONS;
-            let next = (at < 2).then(|| unsent.behind(through[at])).flatten();
+            let next = (at < 2).then(|| unsent.after(through[at])).flatten();
             let turn = match next {
                 None => Turn::UpToDate,
                 Some(_) if at == 1 && !has_room => Turn::NoRoom,

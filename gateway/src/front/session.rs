@@ -160,7 +160,7 @@ impl Session {
         };
         Ok(Request::MassCancel(MassCancelRequest {
             scope,
-            // `wire::ALL_INSTRUMENTS` is the index that stands for none.
+            // `wire::ALL_INSTRUMENTS` is the index that means none.
             instrument: InstrumentIx(m.instrument),
             side,
             reason: CancelReason::MassCancel,

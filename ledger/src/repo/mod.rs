@@ -169,7 +169,7 @@ pub trait Group: Send {
 
     /// Loads all rows that these commands can touch, with the applicable limits, and locks them
     /// until the end of the group. Its time is the clock's, or that of the last block if the clock
-    /// is behind it: times of a sub-account's postings never decrease.
+    /// is before it: times of a sub-account's postings never decrease.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
     /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]) and

@@ -68,12 +68,12 @@ impl Hot {
         let mut at = 0;
         while at < self.busy.len() {
             let place = self.busy[at];
-            did_work |= self.crew.step(place);
+            did_work |= self.engine_pool.step(place);
             let (core, flights) = (&mut self.core, &mut self.flights);
             let (walks, clock) = (&mut self.walks, &self.config.clock);
-            let lane = &mut self.lanes[place];
-            let expiry_ns = lane.next_expiry_ns;
-            did_work |= lane.drain(|report| match report {
+            let engine_ring = &mut self.engine_rings[place];
+            let expiry_ns = engine_ring.next_expiry_ns;
+            did_work |= engine_ring.drain(|report| match report {
                 // Applied when its command completes.
                 engine_ring::Report::Event(event) => flights.event(event),
                 engine_ring::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
@@ -88,8 +88,8 @@ impl Hot {
                 }
                 engine_ring::Report::Nothing => {}
             });
-            is_expiry_new |= expiry_ns != lane.next_expiry_ns;
-            if lane.is_idle() {
+            is_expiry_new |= expiry_ns != engine_ring.next_expiry_ns;
+            if engine_ring.is_idle() {
                 self.busy.swap_remove(at);
             } else {
                 at += 1;
@@ -102,7 +102,7 @@ impl Hot {
             did_work = true;
         }
         if !did_work && !self.flights.is_empty() {
-            self.check_crew();
+            self.check_engine_pool();
         }
         did_work
     }

@@ -11,20 +11,20 @@ impl Hot {
         while !self.flights.is_empty() {
             self.pump();
         }
-        for at in 0..self.lanes.len() {
-            while !self.lanes[at].ask_for_book() {
-                self.crew.step_all();
-                self.check_crew();
+        for at in 0..self.engine_rings.len() {
+            while !self.engine_rings[at].ask_for_book() {
+                self.engine_pool.step_all();
+                self.check_engine_pool();
             }
-            self.crew.ring(at);
+            self.engine_pool.ring(at);
         }
-        for at in 0..self.lanes.len() {
+        for at in 0..self.engine_rings.len() {
             let book = loop {
-                if let Some(book) = self.lanes[at].borrow_book() {
+                if let Some(book) = self.engine_rings[at].borrow_book() {
                     break book;
                 }
-                self.crew.step_all();
-                self.check_crew();
+                self.engine_pool.step_all();
+                self.check_engine_pool();
                 std::hint::spin_loop();
             };
             self.core.places()[at] = Some(book);
@@ -34,8 +34,8 @@ impl Hot {
         if catch_unwind(AssertUnwindSafe(|| read(core))).is_err() {
             tracing::error!("an inspection of the books panicked");
         }
-        for (lane, place) in self.lanes.iter_mut().zip(self.core.places()) {
-            lane.return_book(place.take().expect("borrowed above"));
+        for (engine_ring, place) in self.engine_rings.iter_mut().zip(self.core.places()) {
+            engine_ring.return_book(place.take().expect("borrowed above"));
         }
     }
 }

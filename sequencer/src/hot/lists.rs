@@ -41,7 +41,7 @@ impl Hot {
     ///
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
-    /// `BUSY`: too many mass cancels of the user are in progress.
+    /// `BUSY`: too many mass cancels of the user, or of all members, are in progress.
     #[cold]
     pub(super) fn list(
         &mut self,
@@ -129,9 +129,9 @@ impl Hot {
         }
     }
 
-    /// The lanes of the instruments in the list.
-    pub(super) fn listed_lanes(&self) -> impl Iterator<Item = &EngineRing> {
-        Listed::by_instrument(&self.listed).map(|list| &self.lanes[lane_of(list)])
+    /// The engine_rings of the instruments in the list.
+    pub(super) fn listed_rings(&self) -> impl Iterator<Item = &EngineRing> {
+        Listed::by_instrument(&self.listed).map(|list| &self.engine_rings[ring_index_of(list)])
     }
 
     /// As `launch`, for a command that ends a list of orders: each engine also gets its part of it.
@@ -141,15 +141,17 @@ impl Hot {
         let listed = std::mem::take(&mut self.listed);
         self.start(Listed::by_instrument(&listed).count(), owed);
         for list in Listed::by_instrument(&listed) {
-            let at = lane_of(list);
-            self.push_when_free(at, |lane, last| lane.push_sweep(last, list.len()));
-            if self.lanes[at].is_first() {
+            let at = ring_index_of(list);
+            self.push_when_free(at, |engine_ring, last| {
+                engine_ring.push_sweep(last, list.len())
+            });
+            if self.engine_rings[at].is_first() {
                 self.busy.push(at);
             }
             for order in list {
-                self.push_when_free(at, |lane, _| lane.push_listed(*order));
+                self.push_when_free(at, |engine_ring, _| engine_ring.push_listed(*order));
             }
-            self.crew.ring(at);
+            self.engine_pool.ring(at);
         }
         self.listed = listed;
     }
@@ -164,7 +166,7 @@ impl Hot {
     ) {
         loop {
             let last = self.flights.last().expect("the command is in flight");
-            if push(&mut self.lanes[at], last) {
+            if push(&mut self.engine_rings[at], last) {
                 return;
             }
             self.wait_for(at);
@@ -173,9 +175,9 @@ impl Hot {
 
     #[cold]
     fn wait_for(&mut self, at: usize) {
-        self.crew.ring(at);
+        self.engine_pool.ring(at);
         self.pump();
-        self.check_crew();
+        self.check_engine_pool();
     }
 }
 
@@ -212,7 +214,7 @@ fn gather_slice(
     is_last.then(|| sweeping.swap_remove(at).events)
 }
 
-/// The lane of one instrument's part of the list.
-fn lane_of(list: &[Listed]) -> usize {
+/// The engine_ring of one instrument's part of the list.
+fn ring_index_of(list: &[Listed]) -> usize {
     list[0].instrument.index()
 }

@@ -72,7 +72,10 @@ impl Hot {
     }
 
     pub(super) fn find_next_expiry(&mut self) {
-        let expiries = self.lanes.iter().map(|lane| lane.next_expiry_ns);
+        let expiries = self
+            .engine_rings
+            .iter()
+            .map(|engine_ring| engine_ring.next_expiry_ns);
         self.next_expiry_ns = expiries.min().filter(|at_ns| *at_ns != u64::MAX);
     }
 
