@@ -447,10 +447,11 @@ fn the_commands_of_the_readme_work() {
         let platform = platform().await;
         let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
         let readme = std::fs::read_to_string(readme).expect("README.md");
+        let folder = tempfile::tempdir().expect("a folder");
         let (mut curls, mut commands, mut link) = (0, 0, String::new());
         for line in shell_lines(&readme) {
             if line.starts_with("curl ") {
-                let answer = paste(&elsewhere(platform, &line))
+                let answer = paste(&elsewhere(platform, &line), folder.path())
                     .await
                     .unwrap_or_else(|error| panic!("{error}"));
                 assert!(
@@ -461,7 +462,8 @@ fn the_commands_of_the_readme_work() {
             } else if let Some(rest) = line.strip_prefix("platform ") {
                 let binary = tests::process::binary();
                 let command = format!("{} --url {} {rest}", binary.display(), platform.url("all"));
-                let answer = eventually(&command.replace("<that link>", &link)).await;
+                let answer =
+                    eventually(&command.replace("<that link>", &link), folder.path()).await;
                 if let Some(found) = answer
                     .lines()
                     .find_map(|line| line.trim().strip_prefix("qrPayload: "))
@@ -512,10 +514,11 @@ fn elsewhere(platform: &Platform, line: &str) -> String {
         })
 }
 
-/// Runs a line in a shell; returns its output, or the failure.
-async fn paste(line: &str) -> Result<String, String> {
+/// Runs a line in a shell in `folder`; returns its output, or the failure.
+async fn paste(line: &str, folder: &Path) -> Result<String, String> {
     let done = tokio::process::Command::new("sh")
         .args(["-c", line])
+        .current_dir(folder)
         .output()
         .await
         .expect("a shell");
@@ -527,10 +530,10 @@ async fn paste(line: &str) -> Result<String, String> {
 }
 
 /// The same with retries: a person pastes the line later than this test does.
-async fn eventually(line: &str) -> String {
+async fn eventually(line: &str, folder: &Path) -> String {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     loop {
-        match paste(line).await {
+        match paste(line, folder).await {
             Ok(answer) => return answer,
             Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
         }
