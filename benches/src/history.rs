@@ -231,7 +231,8 @@ fn numbers<const N: usize>(values: [i64; N]) -> Vec<Value> {
 fn changing(change: &OrderChange<'_>) -> [Value; 6] {
     let order = change.order;
     [
-        limit(order).map_or(Value::Null, |ticks| Value::Number(ticks.0)),
+        limit(order.terms.order_type, order.price)
+            .map_or(Value::Null, |ticks| Value::Number(ticks.0)),
         Value::Number(order.quantity.0 as i64),
         Value::Number(order.filled.0 as i64),
         Value::Number(order.done.value_minor.0),

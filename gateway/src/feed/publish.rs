@@ -50,7 +50,8 @@ impl<'a> Publisher<'a> {
                     instrument_id: spec.id.to_string(),
                     side: render::side(order.side).into(),
                     r#type: render::order_type(order.terms.order_type).into(),
-                    price: limit(order).map(|ticks| to_decimal(spec.price(ticks))),
+                    price: limit(order.terms.order_type, order.price)
+                        .map(|ticks| to_decimal(spec.price(ticks))),
                     quantity: Some(to_decimal(spec.quantity(order.quantity))),
                     placed_at: Some(at),
                 };

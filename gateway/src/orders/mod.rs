@@ -12,6 +12,7 @@
 //! | `kill` | SetKillSwitch |
 
 mod change;
+mod entered;
 mod kill;
 pub mod members;
 mod place;

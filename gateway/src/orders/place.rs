@@ -14,10 +14,11 @@ use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
     Done, HoldIx, Id128, InstrumentSpec, Minor, PoolKind, RejectReason, Side, Ticks, derived,
-    order_uuid, reserve,
+    reserve,
 };
 
-use super::{Answered, find, shown};
+use super::entered::entered;
+use super::{Answered, find};
 use crate::funding;
 use crate::market::{Asset, Market, SOURCE};
 use crate::projection::rows::OrderRow;
@@ -32,6 +33,8 @@ struct Placing<'a> {
     market: &'a Arc<Market>,
     context: &'a Context,
     spec: InstrumentSpec,
+    /// As the caller sent it, empty for none.
+    client_order_id: &'a str,
     request: NewRequest,
 }
 
@@ -81,6 +84,7 @@ pub async fn place(
         market,
         context,
         spec,
+        client_order_id,
         request,
     };
     let asked = match placing.ask().await? {
@@ -285,9 +289,9 @@ impl Placing<'_> {
         let market = self.market;
         match asked {
             Asked::Entered(record) => {
-                let envelope = &record.command;
-                let id = order_uuid(envelope.time_ns, market.node, envelope.sequence);
-                let row = shown(market, &record, &id.to_string()).await?;
+                market.durable(record.command.sequence).await?;
+                let (spec, user_id) = (&self.spec, &self.context.user_id);
+                let row = entered(market, spec, user_id, self.client_order_id, &record);
                 Ok(Answered::now(row))
             }
             Asked::Repeated(reject) => {

@@ -158,9 +158,9 @@ impl OrderChange<'_> {
 }
 
 /// Limit or protection price, if any.
-pub fn limit(order: &Order) -> Option<Ticks> {
-    match order.terms.order_type {
-        OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,
-        _ => Some(order.price),
+pub fn limit(order_type: OrderType, price: Ticks) -> Option<Ticks> {
+    match order_type {
+        OrderType::Market if price == Ticks::ZERO || price == Ticks::MAX => None,
+        _ => Some(price),
     }
 }

@@ -126,7 +126,8 @@ impl Writer {
         for change in changes {
             let order = change.order;
             let units = self.units(tx, order.instrument)?;
-            let price = limit(order).map(|ticks| units.price(ticks.0)).transpose()?;
+            let price = limit(order.terms.order_type, order.price);
+            let price = price.map(|ticks| units.price(ticks.0)).transpose()?;
             let (quantity, filled) = (
                 units.quantity(order.quantity.0)?,
                 units.quantity(order.filled.0)?,
