@@ -83,7 +83,8 @@ pub struct GatewayConfig {
     /// Sessions may choose a self-trade group of their own, so that a user may trade with itself;
     /// off by default (T43).
     pub stp_groups: bool,
-    /// Failed logins of one address per minute after which the address is refused.
+    /// Failed logins per minute under one session name from one address after which they are
+    /// refused. Ten times as many refuse the address's connections.
     pub failed_logins_max: u32,
 }
 

@@ -41,6 +41,9 @@ impl Role {
     /// Roles that act only for their own user id, which their credential carries.
     pub const OWN: [Role; 3] = [Role::Investor, Role::Trader, Role::Issuer];
 
+    /// Roles that order for their own user id, by call and in trading sessions (R333).
+    pub const TRADING: [Role; 2] = [Role::Investor, Role::Trader];
+
     /// Kebab-case name, as used in tokens and logs.
     pub const fn name(self) -> &'static str {
         match self {

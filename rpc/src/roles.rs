@@ -315,4 +315,19 @@ mod tests {
             assert_eq!(auditor, reads, "{path}");
         }
     }
+    // rows: R333
+    #[test]
+    fn r333_calls_admit_the_traders_that_trading_sessions_admit() {
+        for call in [
+            "PlaceOrder",
+            "CancelOrder",
+            "AmendOrder",
+            "MassCancel",
+            "OpenTradingHold",
+        ] {
+            let allowed = BY_PATH[&format!("/dfa.market.v1.MarketService/{call}")];
+            let own = allowed.intersection(Roles::of(&Role::OWN));
+            assert_eq!(own, Roles::of(&Role::TRADING), "{call}");
+        }
+    }
 }

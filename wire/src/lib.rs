@@ -87,7 +87,7 @@ pub enum DisconnectCode {
     NotReady = 15,
     #[error("the trading hold asked for at login was refused")]
     TradingHold = 16,
-    #[error("too many failed logins from this address")]
+    #[error("too many failed logins under this session name from this address")]
     TooManyLogins = 17,
     #[error("internal error")]
     Internal = 18,

@@ -170,7 +170,7 @@ messages! {
             client_order_id: u64,
             engine_order_id: u64,
         }
-        /// Changes an order, named as in `Cancel`. Less quantity at the same price keeps queue
+        /// Changes an order, named as in `Cancel`. The same price with no more quantity keeps queue
         /// priority.
         0x12 Amend {
             client_order_id: u64,
@@ -385,7 +385,7 @@ messages! {
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// Numbered. One trade, from the side of this order.
+        /// Numbered. One trade, from the side of this order. `aggressor` 1: the incoming order.
         0x93 Fill {
             client_order_id: u64,
             engine_order_id: u64,

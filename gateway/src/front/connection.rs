@@ -4,6 +4,7 @@
 //! or its refused login ends its channel alone. A request that is in flight then is refused
 //! `UNKNOWN_SESSION`, because its sender could not know.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use wire::{
 };
 
 use super::desk::Question;
-use super::session::{At, PARKED_MAX};
+use super::session::{At, PARKED_MAX, Parked};
 use super::state::{IN_FLIGHT_MAX, State};
 use super::{hold, limit, pieces};
 
@@ -190,7 +191,9 @@ impl Driver<Conn> for State {
         let address = from.ip();
         let config = &self.market.config;
         let count = self.addresses.get(&address).copied().unwrap_or(0);
-        if self.failures.is_shut_out(address, config.failed_logins_max)
+        if self
+            .failures
+            .is_shut_out(address, None, config.failed_logins_max)
             || self.stopping.is_some()
             || count >= config.connections_per_address_max
             || self.connections >= config.connections_max as usize
@@ -487,11 +490,11 @@ impl State {
             message,
             ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
         );
-        if is_over_rate && !may_reduce {
+        let session = self.sessions.row(at);
+        if is_over_rate && !may_reduce && client_seq > session.entered {
             self.stats.throttled.increment(1);
             return Ok(Some(RejectReason::Throttle));
         }
-        let session = self.sessions.row(at);
         let request = session.request(client_seq, message);
         let request = request.map_err(|_| DisconnectCode::BadField)?;
         if let Some(parked) = &mut session.parked {
@@ -499,10 +502,20 @@ impl State {
             if parked.len() >= PARKED_MAX {
                 return Ok(Some(RejectReason::Busy));
             }
-            parked.push_back((client_seq, *message));
+            parked.push_back(Parked {
+                client_seq,
+                message: *message,
+                is_over_rate,
+            });
+            session.entered = session.entered.max(client_seq);
             return Ok(None);
         }
-        Ok(self.submit_within_limit(at, request, is_over_rate))
+        let refusal = self.submit_within_limit(at, request, is_over_rate);
+        if refusal.is_none() {
+            let session = self.sessions.row(at);
+            session.entered = session.entered.max(client_seq);
+        }
+        Ok(refusal)
     }
 
     /// Submits a request. An order above the budget goes to identity first, and its session waits.
@@ -512,7 +525,10 @@ impl State {
         request: Request,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
-        if let Request::New(new) = &request {
+        // Past the rate it is a repeat, which needs no check, or is refused.
+        if let Request::New(new) = &request
+            && !is_over_rate
+        {
             let session = self.sessions.row(at);
             let spec = self.specs.get(new.instrument.index());
             let market = &self.market;
@@ -527,7 +543,7 @@ impl State {
                 if self.questions.try_send(question).is_err() {
                     return Some(RejectReason::NotReady);
                 }
-                session.parked = Some(Box::default());
+                session.parked = Some(VecDeque::new());
                 self.limited.insert(at, *new);
                 return None;
             }

@@ -30,10 +30,13 @@ use crate::market::{Market, monotonic_ns};
 const QUESTIONS_MAX: usize = 4_096;
 /// Questions answered concurrently.
 const AT_ONCE: usize = 512;
-/// Window in which failed logins of an address are counted.
+/// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
-/// Addresses whose failures are counted. Above it, expired counts are dropped.
-const ADDRESSES_MAX: usize = 65_536;
+/// An address is locked out after this many times the failures that lock out a session name: other
+/// users at the address can log in meanwhile.
+const NAMES_PER_ADDRESS: u32 = 10;
+/// Counts of failures that are kept. Above it, expired counts are dropped.
+const COUNTED_MAX: usize = 131_072;
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
@@ -157,29 +160,39 @@ impl Orders {
     }
 }
 
-/// Failed authentications by address.
+/// Failed authentications by address, and by address and session name (design 7).
 #[derive(Default)]
-pub struct Failures(Mutex<HashMap<IpAddr, (u32, Instant)>>);
+pub struct Failures(Mutex<HashMap<(IpAddr, Option<String>), (u32, Instant)>>);
 
 impl Failures {
-    /// True when the address has failed too often within [`FAILURES_WINDOW`].
-    pub fn is_shut_out(&self, address: IpAddr, failures_max: u32) -> bool {
+    /// True when logins from the address, under the session name if one is given, have failed too
+    /// often within [`FAILURES_WINDOW`].
+    pub fn is_shut_out(&self, address: IpAddr, name: Option<&str>, failures_max: u32) -> bool {
+        let failures_max = match name {
+            Some(_) => failures_max,
+            None => failures_max.saturating_mul(NAMES_PER_ADDRESS),
+        };
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.get(&address).is_some_and(|(count, since)| {
+        let failed = failures.get(&(address, name.map(str::to_owned)));
+        failed.is_some_and(|(count, since)| {
             *count >= failures_max && since.elapsed() < FAILURES_WINDOW
         })
     }
 
-    pub fn note(&self, address: IpAddr) {
+    pub fn note(&self, address: IpAddr, name: &str) {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if failures.len() >= ADDRESSES_MAX {
+        if failures.len() >= COUNTED_MAX {
             failures.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
         }
-        let entry = failures.entry(address).or_insert((0, Instant::now()));
-        if entry.1.elapsed() >= FAILURES_WINDOW {
-            *entry = (0, Instant::now());
+        for name in [None, Some(name.to_owned())] {
+            let entry = failures
+                .entry((address, name))
+                .or_insert((0, Instant::now()));
+            if entry.1.elapsed() >= FAILURES_WINDOW {
+                *entry = (0, Instant::now());
+            }
+            entry.0 += 1;
         }
-        entry.0 += 1;
     }
 }
 

@@ -39,12 +39,16 @@ pub async fn admit(
 ) -> Result<Admitted, DisconnectCode> {
     let market = &desk.market;
     check_form(market, login)?;
+    let (name, failures_max) = (login.session_name.as_str(), market.config.failed_logins_max);
+    if desk.failures.is_shut_out(address, Some(name), failures_max) {
+        return Err(DisconnectCode::TooManyLogins);
+    }
     let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {
-        desk.failures.note(address);
+        desk.failures.note(address, name);
         DisconnectCode::Credentials
     })?;
     caller
-        .require(&[Role::Trader, Role::Investor])
+        .require(&Role::TRADING)
         .map_err(|_| DisconnectCode::Role)?;
     let user_id = caller.user_id.ok_or(DisconnectCode::Role)?;
     let mut context = Context::new("market");

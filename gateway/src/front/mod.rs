@@ -219,16 +219,20 @@ impl Front {
         if let Some(reason) = refusal {
             self.refuse(now, at, new.client_seq, reason);
         }
-        for (client_seq, message) in waiting.into_iter().flat_map(|waiting| *waiting) {
-            if let Some(parked) = &mut self.state.sessions.row(at).parked {
+        for next in waiting.into_iter().flatten() {
+            let session = self.state.sessions.row(at);
+            if let Some(parked) = &mut session.parked {
                 // Another order is above the budget too.
-                parked.push_back((client_seq, message));
+                parked.push_back(next);
                 continue;
             }
-            let request = self.state.sessions.row(at).request(client_seq, &message);
+            let request = session.request(next.client_seq, &next.message);
             let request = request.expect("its form was checked on arrival");
-            if let Some(reason) = self.state.submit_within_limit(at, request, false) {
-                self.refuse(now, at, client_seq, reason);
+            let refusal = self
+                .state
+                .submit_within_limit(at, request, next.is_over_rate);
+            if let Some(reason) = refusal {
+                self.refuse(now, at, next.client_seq, reason);
             }
         }
     }

@@ -32,8 +32,13 @@ pub struct Owner {
     pub channel: u16,
 }
 
-/// Requests that wait for their session's limit check, in order.
-pub type Parked = VecDeque<(u64, ClientMessage)>;
+/// A request that waits for its session's limit check.
+pub struct Parked {
+    pub client_seq: u64,
+    pub message: ClientMessage,
+    /// It arrived past the rate.
+    pub is_over_rate: bool,
+}
 
 /// Requests per session that may wait for identity; more are `BUSY`.
 pub const PARKED_MAX: usize = 64;
@@ -57,10 +62,13 @@ pub struct Session {
     pub owner: Option<Owner>,
     /// The last request that has been answered.
     pub answered: u64,
+    /// The last request that was passed on. A repeat up to it passes the rate: a `THROTTLE` would
+    /// say that it was not seen.
+    pub entered: u64,
     pub rate: Rate,
     pub budget: Arc<Budget>,
     /// Set while an order above the budget is with identity: later requests wait here.
-    pub parked: Option<Box<Parked>>,
+    pub parked: Option<VecDeque<Parked>>,
     /// A `SetTradingHold` is in progress: one at a time.
     pub is_setting_hold: bool,
     /// A piece of older messages was requested.

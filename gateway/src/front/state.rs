@@ -391,6 +391,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         is_following: false,
         owner: None,
         answered: opened.client_seq,
+        entered: opened.client_seq,
         rate: Rate::default(),
         budget: admitted.budget.clone(),
         parked: None,
