@@ -1,9 +1,10 @@
 //! Deposits: creation of intents and the bank's reports of them (specification 4.2.1 to 4.2.5).
 
+use futures::{StreamExt, TryStreamExt, stream};
 use service_clients::{LimitType, OperationType};
 use uuid::Uuid;
 
-use super::{Fault, Gateway};
+use super::{Fault, Gateway, reconciliation::PEER_CALLS};
 use rail::{
     Rub,
     client::BankError,
@@ -277,16 +278,16 @@ impl Gateway {
     /// Polls pending intents, so that a lost webhook does not look like a difference.
     pub async fn poll_pending(&self) -> Result<(), Fault> {
         let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
-        for (intent, polls) in pending {
+        let polled = stream::iter(pending).map(|(intent, polls)| async move {
             match self.poll_intent(&intent, polls).await {
-                Ok(()) => {}
-                Err(fault) if fault.is_bank_away() => return Err(fault),
-                Err(fault) => {
+                Err(fault) if !fault.is_bank_away() => {
                     tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be polled");
+                    Ok(())
                 }
+                polled => polled,
             }
-        }
-        Ok(())
+        });
+        polled.buffer_unordered(PEER_CALLS).try_collect().await
     }
 }
 
