@@ -8,6 +8,7 @@
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
+//! | `failpoint` | places where tests kill the process |
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
 //!
@@ -17,6 +18,7 @@
 
 mod api;
 pub mod error;
+pub mod failpoint;
 pub mod model;
 mod peers;
 pub mod plan;

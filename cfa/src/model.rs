@@ -408,15 +408,108 @@ mod tests {
         assert_eq!(early, Some("final without its time"));
     }
 
+    /// All moves of an operation (D10).
+    const MOVES: [(Status, &[Status]); 12] = {
+        use Status::{
+            AwaitingPayment, Blocked, ComplianceCheck, Created, Failed, Finalized, KycRequired,
+            OnchainSubmitted, Processing, Refunded, Rejected, Settled,
+        };
+        [
+            (
+                Created,
+                &[
+                    KycRequired,
+                    ComplianceCheck,
+                    AwaitingPayment,
+                    Processing,
+                    Rejected,
+                    Failed,
+                ],
+            ),
+            (KycRequired, &[Processing, Rejected, Failed]),
+            (ComplianceCheck, &[Processing, Rejected, Failed, Blocked]),
+            (AwaitingPayment, &[Processing, Rejected, Failed]),
+            (
+                Processing,
+                &[OnchainSubmitted, Rejected, Failed, Settled, Blocked],
+            ),
+            (OnchainSubmitted, &[Finalized, Rejected, Failed, Blocked]),
+            (Finalized, &[]),
+            (Rejected, &[Refunded]),
+            (Failed, &[Processing]),
+            (Settled, &[Finalized, Rejected, Failed, Blocked]),
+            (
+                Blocked,
+                &[ComplianceCheck, Processing, OnchainSubmitted, Refunded],
+            ),
+            (Refunded, &[]),
+        ]
+    };
+
+    fn in_status(status: Status) -> Operation {
+        let mut operation = Operation::new(Flow::RedeemRub, "u1", "k1", "c1", 1);
+        operation.status = status;
+        operation
+    }
+
     // rows: R320
     #[test]
-    fn r320_no_saga_leaves_a_terminal_state() {
-        for end in [Status::Finalized, Status::Refunded] {
-            assert!(Status::ALL.iter().all(|next| !end.may_become(*next)));
+    fn r320_an_operation_makes_the_moves_of_the_table_and_no_other() {
+        assert_eq!(MOVES.map(|(from, _)| from), *Status::ALL);
+        for (from, allowed) in MOVES {
+            for next in Status::ALL.iter().copied().filter(|next| *next != from) {
+                let mut operation = in_status(from);
+                let moved = std::panic::catch_unwind(move || {
+                    operation.set_status(next, 2);
+                    operation
+                });
+                let (from, to) = (from.as_str(), next.as_str());
+                match moved {
+                    Ok(moved) => {
+                        assert!(allowed.contains(&next), "{from} must not become {to}");
+                        assert_eq!((moved.status, moved.updated_at_us), (next, 2));
+                        let is_final = next == Status::Finalized;
+                        assert_eq!(moved.finalized_at_us.is_some(), is_final, "{to}");
+                    }
+                    Err(_) => assert!(!allowed.contains(&next), "{from} must become {to}"),
+                }
+            }
         }
-        assert!(
-            Status::Blocked.may_become(Status::OnchainSubmitted)
-                && !Status::Finalized.may_become(Status::Blocked)
-        );
+    }
+
+    // rows: R320
+    #[test]
+    fn r320_ends_are_terminal_and_left_only_by_a_refund_or_a_retry() {
+        let ends = [
+            Status::Finalized,
+            Status::Rejected,
+            Status::Failed,
+            Status::Refunded,
+        ];
+        for (from, allowed) in MOVES {
+            assert_eq!(from.is_terminal(), ends.contains(&from), "{from:?}");
+            if from.is_terminal() {
+                assert!(allowed.len() <= 1, "{from:?}");
+            }
+        }
+    }
+
+    // rows: R052
+    #[test]
+    fn r052_ten_thousand_operations_have_different_ids() {
+        const THREADS: usize = 4;
+        const EACH: usize = 2_500;
+        // One time and one key for all: neither makes the ids differ.
+        let issue = || Operation::new(Flow::IssueRub, "u1", "k1", "c1", 1).operation_id;
+        let of_thread = || (0..EACH).map(|_| issue()).collect::<Vec<_>>();
+        let ids: Vec<String> = std::thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| scope.spawn(of_thread));
+            let ids = threads.into_iter();
+            ids.flat_map(|thread| thread.join().expect("joined"))
+                .collect()
+        });
+        assert!(ids.iter().all(|id| uuid::Uuid::parse_str(id).is_ok()));
+        let different: std::collections::HashSet<&String> = ids.iter().collect();
+        assert_eq!(different.len(), THREADS * EACH);
     }
 }

@@ -11,6 +11,7 @@ use chain::{
 };
 use prost::Message;
 use proto::chain::v1 as pb;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -204,6 +205,50 @@ async fn r064_the_nonce_of_a_refused_transaction_is_reused() {
         "the refused one does not block the queue"
     );
     chain.stop().await;
+}
+
+/// A connector with the same key on the same node, but with a store of its own.
+async fn second_connector(folder: &Path, node: &Running) -> (tempfile::TempDir, Running) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.expect("port");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    node.handle.serve_json_rpc(listener);
+    let other = tempfile::tempdir().expect("folder");
+    std::fs::create_dir_all(other.path().join("chain")).expect("folder");
+    let key = "chain/operator.key";
+    std::fs::copy(folder.join(key), other.path().join(key)).expect("key");
+    let second = start(other.path(), Some(url)).await;
+    (other, second)
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_nonce_used_elsewhere_is_replaced_by_the_nodes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let first = start(folder.path(), None).await;
+    let (_other, second) = second_connector(folder.path(), &first).await;
+    let connectors = [first.handle.connector(), second.handle.connector()];
+    let mut nonces = Vec::new();
+    // Each has the wrong nonce after the other's turn.
+    for (turn, uses) in [3, 2, 1, 2].into_iter().enumerate() {
+        for use_ in 0..uses {
+            let connector = &connectors[turn % 2];
+            let key = format!("deploy-{turn}-{use_}");
+            let mut call = Action::DeployRegistry.call();
+            // No two transactions are the same bytes: the node would know the second already.
+            call.gas_limit = call.gas_limit.map(|gas| gas + nonces.len() as u64);
+            let submitted = connector.submit(&key, &call).await.expect("submitted");
+            let receipt = connector.wait_receipt(&submitted.tx_hash, WAIT).await;
+            let receipt = receipt.expect("asked").expect("in a block");
+            assert_eq!(receipt.status, ReceiptStatus::Success);
+            assert_eq!(receipt.contract_address, submitted.contract);
+            nonces.push(submitted.nonce);
+        }
+    }
+    assert_eq!(nonces, (0..8).collect::<Vec<u64>>());
+    second.stop().await;
+    first.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -462,7 +507,8 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
     let mut next_block = 0;
     let mut seen_reverted = false;
     while next_block <= reverted.block_number {
-        let delivery = subscription.next().await.expect("an event");
+        let delivery = tokio::time::timeout(WAIT, subscription.next()).await;
+        let delivery = delivery.expect("the event arrives").expect("an event");
         let event = delivery.record.event;
         match event.type_name.as_str() {
             "dfa.chain.v1.BlockReadEvent" => {
@@ -490,4 +536,143 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
     }
     assert!(seen_reverted);
     chain.stop().await;
+}
+
+/// A chain with a transaction of each result, served on a port.
+struct Served {
+    chain: Running,
+    token: Address,
+    success: Receipt,
+    reverted: Receipt,
+    url: String,
+}
+
+impl Served {
+    async fn start(folder: &Path) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let chain = start(folder, None).await;
+        let connector = chain.handle.connector();
+        let (registry, token) = token(&connector).await;
+        let reverted = run(&connector, "mint", &Self::mint(token)).await;
+        let register = Action::RegisterIdentities {
+            registry,
+            accounts: vec![Address::of_user("alice")],
+        };
+        let success = run(&connector, "register", &register).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("port");
+        let url = format!("http://{}", listener.local_addr().expect("address"));
+        tokio::spawn(rpc::serve(
+            listener,
+            vec![chain.handle.service()],
+            rpc::Authenticator::Sandbox,
+            rpc::metrics_init(),
+            chain.shutdown.clone(),
+        ));
+        Self {
+            chain,
+            token,
+            success,
+            reverted,
+            url,
+        }
+    }
+
+    fn mint(token: Address) -> Action {
+        Action::Mint {
+            token,
+            to: Address::of_user("alice"),
+            units: 5,
+        }
+    }
+
+    /// Status and body of an auditor's request. An anonymous one is refused.
+    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        let request = || {
+            let http = reqwest::Client::new();
+            http.post(format!("{}{path}", self.url)).json(&body)
+        };
+        let anonymous = request().send().await.expect("answered");
+        assert_eq!(anonymous.status(), 401);
+        let answer = request().bearer_auth("sandbox.auditor").send().await;
+        let answer = answer.expect("answered");
+        let status = answer.status().as_u16();
+        (status, answer.json().await.expect("JSON"))
+    }
+}
+
+// rows: R290
+#[tokio::test(flavor = "multi_thread")]
+async fn r290_receipts_are_read_over_http() {
+    const PATH: &str = "/getTransactionReceipt";
+    let folder = tempfile::tempdir().expect("folder");
+    let served = Served::start(folder.path()).await;
+    let operator = served.chain.handle.connector().operator().to_string();
+    for (receipt, text) in [(&served.success, "SUCCESS"), (&served.reverted, "REVERTED")] {
+        let hash = receipt.tx_hash.to_string();
+        let (status, body) = served.post(PATH, json!({ "tx_hash": hash })).await;
+        assert_eq!((status, &body["status"]), (200, &json!(text)));
+        assert_eq!(body["txHash"], hash);
+        assert_eq!(body["blockNumber"], receipt.block_number.to_string());
+        assert_eq!(body["blockHash"], receipt.block_hash.to_string());
+        assert_eq!(body["gasUsed"], receipt.gas_used.to_string());
+        assert_eq!(body["from"], operator);
+    }
+    let unknown = json!({ "tx_hash": format!("0x{}", "ab".repeat(32)) });
+    let (status, body) = served.post(PATH, unknown).await;
+    let text = json!("Receipt not found");
+    assert_eq!((status, &body["message"]), (404, &text));
+    let (status, _) = served.post(PATH, json!({ "tx_hash": "0x12" })).await;
+    assert_eq!(status, 400);
+    served.chain.stop().await;
+}
+
+// rows: R291
+#[tokio::test(flavor = "multi_thread")]
+async fn r291_blocks_are_read_over_http() {
+    const PATH: &str = "/getBlock";
+    let folder = tempfile::tempdir().expect("folder");
+    let served = Served::start(folder.path()).await;
+    let number = served.success.block_number;
+    let connector = served.chain.handle.connector();
+    let block = connector.block(Some(number)).await.expect("asked");
+    let block = block.expect("exists");
+    let (status, body) = served.post(PATH, json!({ "block_number": number })).await;
+    assert_eq!((status, &body["number"]), (200, &json!(number.to_string())));
+    assert_eq!(body["hash"], block.hash.to_string());
+    assert_eq!(body["parentHash"], block.parent_hash.to_string());
+    let hash = served.success.tx_hash.to_string();
+    assert_eq!(body["txHashes"], json!([hash]));
+    let (status, body) = served
+        .post(PATH, json!({ "block_number": 1_000_000 }))
+        .await;
+    let text = json!("Block not found");
+    assert_eq!((status, &body["message"]), (404, &text));
+    served.chain.stop().await;
+}
+
+// rows: R292
+#[tokio::test(flavor = "multi_thread")]
+async fn r292_gas_is_estimated_over_http() {
+    const PATH: &str = "/estimateGas";
+    let folder = tempfile::tempdir().expect("folder");
+    let served = Served::start(folder.path()).await;
+    let connector = served.chain.handle.connector();
+    let token = served.token;
+    let mint = Served::mint(token);
+    let data = mint.call().data;
+    let call = json!({ "to": token.to_string(), "data": format!("0x{}", hex::encode(&data)) });
+    let (status, body) = served.post(PATH, call).await;
+    assert_eq!(status, 200, "{body}");
+    let gas: u64 = body["gas"].as_str().expect("text").parse().expect("gas");
+    let used = run(&connector, "mint-2", &mint).await.gas_used;
+    assert!(gas >= used && gas < 2 * used, "{gas} against {used}");
+    // The token has no function without a name.
+    let bare = json!({ "to": token.to_string(), "data": "0x" });
+    let (status, _) = served.post(PATH, bare).await;
+    assert_eq!(status, 400);
+    let bad = json!({ "to": "0x12", "data": "0x" });
+    let (status, _) = served.post(PATH, bad).await;
+    assert_eq!(status, 400);
+    served.chain.stop().await;
 }

@@ -13,6 +13,7 @@ use types::{Amount, Minor, derived, subaccount};
 use super::{Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE, Rejection,
     Status, SuspendedDeposit,
@@ -354,6 +355,9 @@ impl Service {
         };
         match submitted.await {
             Ok(submitted) => {
+                if operation.flow == Flow::RedeemRub {
+                    failpoint::reach(failpoint::BURN_SUBMITTED);
+                }
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
                 operation.facts.chain = Chain::Sent;
                 operation.set_status(Status::OnchainSubmitted, self.now_us());
@@ -380,7 +384,8 @@ impl Service {
                     operation.facts.chain = Chain::Refused;
                     return self.save(operation).await;
                 }
-                self.save(operation).await?;
+                // Keeps `updated_at`: the sweep pages by it and would read the operation again.
+                self.repo.save_operation(operation).await?;
                 Err(ChainError::Refused(reason).into())
             }
             Err(error) => Err(error),
@@ -404,7 +409,10 @@ impl Service {
             )
             .await;
         operation.facts.payout = match started {
-            Ok(()) => Payout::Started,
+            Ok(()) => {
+                failpoint::reach(failpoint::PAYOUT_STARTED);
+                Payout::Started
+            }
             Err(error @ (Error::Peer(_) | Error::Refused(Refusal::PayoutIdTaken))) => {
                 tracing::error!(operation_id = operation.operation_id, %error, "payout refused");
                 Payout::Failed
@@ -429,6 +437,7 @@ impl Service {
             self.repo.save_operation(operation).await?;
         }
         released?;
+        failpoint::reach(failpoint::PAYOUT_RELEASED);
         operation.facts.payout = Payout::Released;
         self.save(operation).await
     }
@@ -453,6 +462,7 @@ impl Service {
             let (kind, id) = (OperationType::Redemption, &operation.operation_id);
             let ledger = &self.peers.ledger;
             ledger.consume_hold(&context, hold_id, kind, id).await?;
+            failpoint::reach(failpoint::HOLD_CONSUMED);
         } else {
             let tx_hash = operation.tx_hash.as_deref().unwrap_or_default();
             self.peers
@@ -491,10 +501,14 @@ impl Service {
             .await?
             .ok_or(Error::Unavailable("Blockchain"))?;
         match receipt.status {
-            ReceiptStatus::Success => operation.facts.minted_back = true,
+            ReceiptStatus::Success => {
+                failpoint::reach(failpoint::MINTED_BACK);
+                operation.facts.minted_back = true;
+            }
             ReceiptStatus::Reverted => {
                 operation.attempts += 1;
-                self.save(operation).await?;
+                // Keeps `updated_at`, as in `send_chain`.
+                self.repo.save_operation(operation).await?;
                 tracing::error!(operation_id = operation.operation_id,
                     tx_hash = %receipt.tx_hash, severity = "critical", "mint-back reverted, retrying");
                 return Err(Error::Unavailable("Blockchain"));
@@ -513,6 +527,7 @@ impl Service {
             let context = caused_by(&operation.correlation_id);
             let ledger = &self.peers.ledger;
             ledger.release_hold(&context, hold_id, reason).await?;
+            failpoint::reach(failpoint::HOLD_RELEASED);
         } else {
             self.peers
                 .reverse(
@@ -632,6 +647,9 @@ impl Service {
                 };
                 operation.block_number = Some(receipt.block_number);
                 self.save(&mut operation).await?;
+                if operation.flow == Flow::RedeemRub {
+                    failpoint::reach(failpoint::BURN_FINAL);
+                }
             }
             self.drive_held(operation).await?;
         }

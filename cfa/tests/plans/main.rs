@@ -5,6 +5,9 @@
 //! process-wide.
 #![allow(clippy::inconsistent_digit_grouping)]
 
+#[path = "../service/faults.rs"]
+#[allow(dead_code)]
+mod faults;
 #[path = "../service/losing.rs"]
 #[allow(dead_code)]
 mod losing;

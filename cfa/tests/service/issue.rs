@@ -18,7 +18,7 @@ fn request(user_id: &str, amount: &str, payment_id: &str, key: &str) -> pb::Issu
     }
 }
 
-// rows: R019 R023 R024 R038 R040 R047 R048 R049 R050 R051 R053 R054 R058 R059 R060 R063
+// rows: R019 R023 R024 R038 R040 R048 R049 R050 R051 R053 R054 R058 R059 R060 R063
 #[tokio::test(flavor = "multi_thread")]
 async fn r038_deposit_becomes_tokens_and_a_balance() {
     let folder = tempfile::tempdir().expect("folder");
@@ -123,7 +123,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
     world.stop().await;
 }
 
-// rows: R039 R052
+// rows: R039
 #[tokio::test(flavor = "multi_thread")]
 async fn r039_same_key_returns_the_stored_operation() {
     let folder = tempfile::tempdir().expect("folder");
@@ -181,6 +181,29 @@ async fn r039_same_key_returns_the_stored_operation() {
     world.settle(&first).await;
     world.settle(&bob).await;
     assert_eq!(world.supply("CFA-RUB").await, "105.00");
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.key == bob.operation_id && event.short_type() == "CfaIssuedEvent"
+        })
+        .await;
+    let of_first: Vec<_> = seen
+        .iter()
+        .filter(|event| event.key == first.operation_id)
+        .map(|event| event.short_type())
+        .collect();
+    assert_eq!(of_first, ["IssuanceStartedEvent", "CfaIssuedEvent"]);
+    let replayed = world
+        .cfa
+        .replay_chain_transfers(pb::ReplayChainTransfersRequest::default())
+        .await
+        .expect("replayed");
+    let minted: Vec<_> = replayed
+        .into_inner()
+        .transfers
+        .into_iter()
+        .map(|transfer| transfer.quantity)
+        .collect();
+    assert_eq!(minted, [decimal("100.00"), decimal("5.00")]);
     world.stop().await;
 }
 
@@ -190,6 +213,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     let head = world.connector().block_number().await.expect("asked");
+    let mut rejected = Vec::new();
     for (text, reason) in [
         ("KYC level too low", RejectionReasonCode::KycRequired),
         ("Daily limit", RejectionReasonCode::LimitExceeded),
@@ -220,6 +244,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         );
         assert_eq!(operation.onchain_tx_hash, "");
         assert_eq!(world.operation(&operation.operation_id).await, operation);
+        rejected.push(operation.operation_id);
     }
     assert_eq!(
         world.connector().block_number().await.expect("asked"),
@@ -236,9 +261,10 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     assert_eq!(
         (
             record.action.as_str(),
+            record.object_id.as_str(),
             record.context.expect("context").user_id.as_str()
         ),
-        ("issuance.rejected", "alice")
+        ("issuance.rejected", rejected[1].as_str(), "alice")
     );
     // paid but refused: listed for an operator, who retries the issue or refunds (T24)
     let suspended = world

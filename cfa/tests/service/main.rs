@@ -2,13 +2,20 @@
 // `100_00` is a hundred roubles in kopecks.
 #![allow(clippy::inconsistent_digit_grouping)]
 
+mod agreement;
+mod crash;
+mod faults;
 mod issue;
 mod issues;
 mod losing;
+mod metrics;
 mod missed;
+mod node;
+mod record_date;
 mod recovery;
 mod redeem;
 mod roles;
+mod sequences;
 mod strangers;
 mod trades;
 mod world;

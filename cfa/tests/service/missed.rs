@@ -44,6 +44,20 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     again.id = uuid::Uuid::new_v4();
     let events = [lost[0].clone(), again];
     world.log.publish(&events).await.expect("published");
+    // A later event of the same topic: when it is posted, the late one was consumed. Its
+    // transaction is in no block, so nothing else can post it.
+    let marker = pb::CfaIssuedEvent {
+        operation_id: key(),
+        instrument_id: "CFA-RUB".into(),
+        holder_id: "user-b".into(),
+        amount: amount("CFA-RUB", "7.00"),
+        tx_hash: format!("0x{}", "ab".repeat(32)),
+        ..Default::default()
+    };
+    let name = "dfa.cfa.v1.CfaIssuedEvent";
+    let marker = event(events::topics::CFA, &lost[0].key, name, &marker);
+    world.log.publish(&[marker]).await.expect("published");
+    world.balance_becomes("user-b:CFA-RUB", "7.00").await;
     let issue = pb::IssueCfaRubRequest {
         context: context("k-2"),
         user_id: "user-a".into(),

@@ -1,62 +1,18 @@
 //! Recovery after a crash or while a node is unavailable (T13).
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use axum::extract::State;
-use chain::{Action, Address, ChainConfig, ChainDeps, ChainHandle, ReceiptStatus, start_chain};
+use chain::{Action, Address, ReceiptStatus};
 use events::{Event, Log, topics};
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
-use proto::common::v1::{OperationStatus, OperationType};
+use proto::common::v1::{OperationStatus, OperationType, RejectionReasonCode};
 use proto::ledger::v1 as ledger_pb;
-use tokio_util::sync::CancellationToken;
 
+use crate::node::*;
+use crate::trades::wait_batch;
 use crate::world::*;
 
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
-
-/// A chain of its own, reached only over HTTP.
-struct Node {
-    handle: ChainHandle,
-    shutdown: CancellationToken,
-    address: SocketAddr,
-}
-
-impl Node {
-    async fn start(folder: &Path, address: &str) -> Self {
-        let log = Arc::new(
-            events::Embedded::open(folder.join("node-log"))
-                .await
-                .expect("log"),
-        );
-        let shutdown = CancellationToken::new();
-        let config = ChainConfig {
-            data_dir: folder.join("node"),
-            seal_interval_ms: 1,
-            ..ChainConfig::default()
-        };
-        let handle = start_chain(config, ChainDeps { log }, shutdown.clone())
-            .await
-            .expect("node");
-        let listener = tokio::net::TcpListener::bind(address).await.expect("port");
-        let address = listener.local_addr().expect("address");
-        handle.serve_json_rpc(listener);
-        Self {
-            handle,
-            shutdown,
-            address,
-        }
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        self.handle.stopped().await;
-    }
-}
 
 fn deposit(key: &str) -> pb::IssueCfaRubRequest {
     pb::IssueCfaRubRequest {
@@ -74,13 +30,12 @@ async fn r047_operation_stays_in_processing_while_the_node_is_away() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::start(folder.path(), "127.0.0.1:0").await;
     let address = node.address.to_string();
-    std::fs::create_dir_all(folder.path().join("chain")).expect("folder");
-    std::fs::copy(
-        folder.path().join("node/operator.key"),
-        folder.path().join("chain/operator.key"),
-    )
-    .expect("key");
-    let mut world = World::start_on(folder.path(), Some(format!("http://{address}"))).await;
+    Node::share_key(folder.path());
+    let settings = Settings {
+        rpc_url: Some(format!("http://{address}")),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
     node.stop().await;
     let stuck = world
         .cfa
@@ -150,60 +105,60 @@ async fn r064_a_transaction_lost_by_the_node_is_resent() {
     world.stop().await;
 }
 
-/// Proxy between the service and its node: forwards requests, but can refuse transactions, like a
-/// node whose account has no coins.
-#[derive(Clone)]
-struct Gate {
-    node: String,
-    refusing: Arc<AtomicBool>,
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_store_of_another_chain_is_refused_at_start() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "1.00").await;
+    let token = world.instrument("CFA-RUB").await.smart_contract_address;
+    world.stop().await;
+    std::fs::remove_dir_all(folder.path().join("chain")).expect("removed");
+    let refused = World::try_with(folder.path(), Settings::default()).await;
+    let refused = refused.err().expect("its contracts are missing");
+    let text = format!("no CFA-RUB contract at {token}: this store belongs to another chain");
+    assert!(refused.to_string().contains(&text), "{refused}");
 }
 
-async fn pass_on(State(gate): State<Gate>, body: String) -> String {
-    if gate.refusing.load(Ordering::SeqCst) && body.contains("eth_sendRawTransaction") {
-        let asked: serde_json::Value = serde_json::from_str(&body).expect("JSON");
-        let error = serde_json::json!({ "code": -32000, "message": "insufficient funds for gas * price + value" });
-        let answer = serde_json::json!({ "jsonrpc": "2.0", "id": asked["id"], "error": error });
-        return answer.to_string();
-    }
-    let request = reqwest::Client::new()
-        .post(&gate.node)
-        .header("content-type", "application/json")
-        .body(body);
-    let answer = request.send().await.expect("answered");
-    answer.text().await.expect("text")
-}
-
-/// A world whose node can refuse transactions.
-async fn gated_world(folder: &Path) -> (World, Node, Arc<AtomicBool>) {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let node = Node::start(folder, "127.0.0.1:0").await;
-    std::fs::create_dir_all(folder.join("chain")).expect("folder");
-    std::fs::copy(
-        folder.join("node/operator.key"),
-        folder.join("chain/operator.key"),
-    )
-    .expect("key");
-    let refusing = Arc::new(AtomicBool::new(false));
-    let gate = Gate {
-        node: format!("http://{}", node.address),
-        refusing: refusing.clone(),
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("port");
-    let url = format!("http://{}", listener.local_addr().expect("address"));
-    let router = axum::Router::new().fallback(pass_on).with_state(gate);
-    tokio::spawn(async move { axum::serve(listener, router).await.expect("served") });
-    let world = World::start_on(folder, Some(url)).await;
-    (world, node, refusing)
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_units_of_a_missing_contract_are_not_issued() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "1000.00").await;
+    let missing = "UPDATE instrument SET contract_address = ? WHERE instrument_id = 'BOND-1'";
+    let address = format!("0x{}", "11".repeat(20));
+    alter_store_by(folder.path(), missing, &[&address]).await;
+    let request = issue_request("BOND-1", "alice", "1", Some("1000.00"));
+    let sent = world.cfa.issue_investment_cfa(request).await.expect("sent");
+    let sent = sent.into_inner().operation.expect("operation");
+    let ended = world.settle(&sent).await;
+    assert_eq!(
+        (ended.status(), ended.rejection_reason()),
+        (
+            OperationStatus::Rejected,
+            RejectionReasonCode::IntegrationError
+        )
+    );
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 1_000_00);
+    let money = world.balance("alice:CFA-RUB").await;
+    assert_eq!(
+        (money.balance.to_string(), money.available.to_string()),
+        ("1000.00".into(), "1000.00".into())
+    );
+    let units = world.balance("alice:BOND-1").await;
+    assert!(units.balance.is_zero(), "{units:?}");
+    assert_eq!(world.instrument("BOND-1").await.issued, decimal("0"));
+    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world.deposit("alice", "1.00").await;
-    refusing.store(true, Ordering::SeqCst);
+    gate.refuse(NO_COINS);
     let refused = world
         .cfa
         .issue_cfa_rub(deposit("k-1"))
@@ -218,7 +173,7 @@ async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     }
     let refused = world.operation(&refused.operation_id).await;
     assert_eq!(refused.status(), OperationStatus::Rejected);
-    refusing.store(false, Ordering::SeqCst);
+    gate.pass();
     world.double.paid("payment of k-1", "alice", "100.00");
     let request = pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
@@ -247,11 +202,11 @@ async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r094_a_batch_survives_refusals_of_the_node() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "1000.00").await;
     world.issue("BOND-1", "bob", "1").await;
-    refusing.store(true, Ordering::SeqCst);
+    gate.refuse(NO_COINS);
     let request = pb::SettleTradesRequest {
         context: context(&key()),
         batch_id: "n1:1-1".into(),
@@ -277,19 +232,10 @@ async fn r094_a_batch_survives_refusals_of_the_node() {
         world.sweep().await;
     }
     assert!(!world.service.health.failing().is_empty());
-    refusing.store(false, Ordering::SeqCst);
+    gate.pass();
     world.cfa.settle_trades(request).await.expect("submitted");
-    let request = pb::GetTradeBatchRequest {
-        context: None,
-        batch_id: "n1:1-1".into(),
-        wait_ms: 5_000,
-    };
-    let mut batch = pb::TradeBatch::default();
-    while batch.status() != pb::TradeBatchStatus::Finalized {
-        let answer = world.cfa.get_trade_batch(request.clone()).await;
-        batch = answer.expect("found").into_inner().batch.expect("batch");
-        assert_ne!(batch.status(), pb::TradeBatchStatus::Failed);
-    }
+    let batch = wait_batch(&mut world, "n1:1-1").await;
+    assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
     assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
     assert_eq!(world.tokens("BOND-1", "alice").await, 1);
     assert!(world.service.health.failing().is_empty());
@@ -301,7 +247,7 @@ async fn r094_a_batch_survives_refusals_of_the_node() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     world.issue("BOND-1", "alice", "1").await;
     let connector = world.connector();
@@ -325,14 +271,14 @@ async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     world.receipt(&deployed.tx_hash.to_string()).await;
     let token = deployed.contract.expect("contract");
     // The node refuses the issuer's entry in the allow-list: the issue stays a draft.
-    refusing.store(true, Ordering::SeqCst);
+    gate.refuse(NO_COINS);
     let refused = world.register(|request| {
         request.symbol = "BOND-2".into();
         request.issuer_id = "issuer-2".into();
         request.smart_contract_address = token.to_string();
     });
     refused.await.expect_err("the node refuses");
-    refusing.store(false, Ordering::SeqCst);
+    gate.pass();
     assert_eq!(
         world.instrument("BOND-2").await.status(),
         pb::InstrumentStatus::Draft
@@ -386,7 +332,7 @@ async fn redeem_once_final(world: &World) -> Result<pb::IssueRedemption, tonic::
 }
 
 /// A trade posted by the ledger and refused by the node, and the call that sends it again.
-async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTradesRequest {
+async fn open_trade(world: &mut World, gate: &Gate) -> pb::SettleTradesRequest {
     world.deposit("alice", "1000.00").await;
     world.deposit("issuer", "3000.00").await;
     world.issue("BOND-1", "bob", "3").await;
@@ -413,7 +359,7 @@ async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTrade
         ..Default::default()
     };
     world.ledger.create_operation(posted).await.expect("posted");
-    refusing.store(true, Ordering::SeqCst);
+    gate.refuse(NO_COINS);
     let trade = pb::SettleTradesRequest {
         context: context(&key()),
         batch_id: "n1:1-1".into(),
@@ -437,9 +383,9 @@ async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTrade
 #[tokio::test(flavor = "multi_thread")]
 async fn r099_redemption_waits_for_units_in_flight() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
-    let trade = open_trade(&mut world, &refusing).await;
+    let trade = open_trade(&mut world, &gate).await;
     let refused = start_redemption(world.cfa.clone()).await;
     let refused = refused.expect_err("a trade is open");
     assert_eq!(
@@ -493,7 +439,7 @@ async fn r099_redemption_waits_for_units_in_flight() {
         alter_store(folder.path(), statement).await;
     }
     world.turn_back_us(3 * DAY_US);
-    refusing.store(false, Ordering::SeqCst);
+    gate.pass();
     world.cfa.settle_trades(trade).await.expect("submitted");
     let done = redeem_once_final(&world).await.expect("started");
     assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
@@ -532,7 +478,7 @@ async fn trading_stops(mut cfa: CfaRegistryServiceClient<rpc::Channel>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
     let register = world.register(|request| {
         request.matures_at = Some(prost_types::Timestamp {
@@ -541,12 +487,12 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
         });
     });
     register.await.expect("registered");
-    let trade = open_trade(&mut world, &refusing).await;
+    let trade = open_trade(&mut world, &gate).await;
     world.clock.advance_us(DAY_US / 24);
     let mut cfa = world.cfa.clone();
     let settled = async {
         trading_stops(cfa.clone()).await;
-        refusing.store(false, Ordering::SeqCst);
+        gate.pass();
         cfa.settle_trades(trade).await.expect("submitted");
         let request = pb::GetTradeBatchRequest {
             context: None,
@@ -587,12 +533,12 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r100_units_issued_while_trading_stops_are_not_redeemed_without_payment() {
     let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world
         .register(|request| request.decimals = 18)
         .await
         .expect("registered");
-    refusing.store(true, Ordering::SeqCst);
+    gate.refuse(NO_COINS);
     let dust = "0.000000000000000001";
     let request = issue_request("BOND-1", "alice", dust, None);
     let issued = world.cfa.issue_investment_cfa(request).await;
@@ -601,7 +547,7 @@ async fn r100_units_issued_while_trading_stops_are_not_redeemed_without_payment(
     // No holder before trading stops, one after.
     let redeeming = tokio::spawn(start_redemption(world.cfa.clone()));
     trading_stops(world.cfa.clone()).await;
-    refusing.store(false, Ordering::SeqCst);
+    gate.pass();
     world.sweep().await;
     let issued = world.operation(&issued.operation_id).await;
     world.settle(&issued).await;

@@ -1,6 +1,8 @@
 //! Part D of the checklist: redemption of CFA-RUB.
 
 use events::Log;
+use prost::Message;
+use proto::audit::v1 as audit;
 use proto::cfa::v1 as pb;
 use proto::common::v1::{
     KycStatus, OperationStatus, OperationType, PaymentStatus, RejectionReasonCode,
@@ -8,6 +10,7 @@ use proto::common::v1::{
 use proto::ledger::v1 as ledger;
 use proto::payments::v1 as payments;
 
+use crate::node::{NO_COINS, gated_world};
 use crate::world::*;
 
 fn request(amount: &str, payout_id: &str, key: &str) -> pb::RedeemCfaRubRequest {
@@ -19,7 +22,7 @@ fn request(amount: &str, payout_id: &str, key: &str) -> pb::RedeemCfaRubRequest 
     }
 }
 
-async fn hold(world: &mut World, hold_id: &str) -> ledger::Hold {
+pub async fn hold(world: &mut World, hold_id: &str) -> ledger::Hold {
     let request = ledger::GetHoldRequest {
         context: None,
         hold_id: hold_id.into(),
@@ -45,7 +48,7 @@ async fn holds(world: &mut World) -> usize {
         .len()
 }
 
-async fn redeem(world: &mut World, amount: &str, payout_id: &str) -> pb::CfaOperation {
+pub async fn redeem(world: &mut World, amount: &str, payout_id: &str) -> pb::CfaOperation {
     world
         .cfa
         .redeem_cfa_rub(request(amount, payout_id, &key()))
@@ -56,7 +59,10 @@ async fn redeem(world: &mut World, amount: &str, payout_id: &str) -> pb::CfaOper
         .expect("operation")
 }
 
-async fn finalize(world: &mut World, payout_id: &str) -> Result<pb::CfaOperation, tonic::Status> {
+pub async fn finalize(
+    world: &mut World,
+    payout_id: &str,
+) -> Result<pb::CfaOperation, tonic::Status> {
     let request = pb::FinalizeRedemptionRequest {
         context: context(&key()),
         payout_id: payout_id.into(),
@@ -70,7 +76,7 @@ async fn finalize(world: &mut World, payout_id: &str) -> Result<pb::CfaOperation
         .expect("operation"))
 }
 
-// rows: R016 R065 R066 R068 R070 R072 R073 R074 R075 R076 R077 R082 R083 R084 R086 R090
+// rows: R016 R065 R066 R068 R070 R072 R073 R074 R075 R077 R082 R083 R084 R086 R090
 #[tokio::test(flavor = "multi_thread")]
 async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     let folder = tempfile::tempdir().expect("folder");
@@ -155,7 +161,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
         })
         .await;
     let redeemed: pb::CfaRedeemedEvent =
-        prost::Message::decode(seen.last().expect("event").payload.as_slice()).expect("decodes");
+        Message::decode(seen.last().expect("event").payload.as_slice()).expect("decodes");
     assert_eq!(
         (redeemed.operation_id, redeemed.holder_id.as_str()),
         (done.operation_id, "alice")
@@ -493,78 +499,255 @@ async fn r085_payout_confirmed_finalizes_by_event() {
     world.stop().await;
 }
 
-// rows: R089
+fn trail_has(world: &World, call: &str) -> bool {
+    world
+        .double
+        .trail()
+        .iter()
+        .any(|made| made.starts_with(call))
+}
+
+// rows: R076
 #[tokio::test(flavor = "multi_thread")]
-async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
+async fn r076_payout_is_initiated_after_the_burn_is_sent_and_released_after_its_receipt() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
+    let (mut world, node, gate) = gated_world(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    let operation = redeem(&mut world, "40.00", "payout-1").await;
-    let block = |blocked| pb::SetRedemptionBlockRequest {
+    // No burn can be sent: payments is not called, by the request or by a sweep.
+    gate.refuse("node is syncing");
+    let unsent = redeem(&mut world, "40.00", "payout-1").await;
+    for _ in 0..3 {
+        world.sweep().await;
+    }
+    let unsent = world.operation(&unsent.operation_id).await;
+    assert_eq!(
+        (unsent.status(), unsent.onchain_tx_hash.as_str()),
+        (OperationStatus::Processing, "")
+    );
+    assert!(!trail_has(&world, "initiate payout-1"));
+    // The burn is sent and executed, but its receipt is not known yet.
+    gate.hide_blocks();
+    world.sweep().await;
+    let sent = world.operation(&unsent.operation_id).await;
+    assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
+    let hash = sent.onchain_tx_hash.parse().expect("hash");
+    let at_node = node.handle.connector();
+    let burned = at_node.wait_receipt(&hash, WAIT).await.expect("asked");
+    assert_eq!(
+        burned.expect("in a block").status,
+        chain::ReceiptStatus::Success
+    );
+    for _ in 0..3 {
+        world.sweep().await;
+    }
+    assert!(trail_has(&world, "initiate payout-1"));
+    assert!(!trail_has(&world, "release payout-1"));
+    // The receipt arrives.
+    gate.pass();
+    world.settle(&sent).await;
+    assert!(trail_has(&world, "release payout-1"));
+    world.stop().await;
+    node.stop().await;
+}
+
+async fn set_block(
+    world: &World,
+    operation: &pb::CfaOperation,
+    blocked: bool,
+) -> Result<pb::CfaOperation, tonic::Status> {
+    let mut compliance = world.as_caller("sandbox.compliance");
+    let request = pb::SetRedemptionBlockRequest {
         context: context(&key()),
         operation_id: operation.operation_id.clone(),
         blocked,
         reason: "115-FZ".into(),
     };
-    let blocked = world.cfa.set_redemption_block(block(true)).await;
-    // the receipt may arrive before the block: then the money is on its way and cannot be stopped
-    match blocked {
-        Ok(blocked) => {
-            assert_eq!(
-                blocked.into_inner().operation.expect("operation").status(),
-                OperationStatus::Blocked
-            );
-            world.settle(&operation).await;
-            world.sweep().await;
-            assert!(
-                !world
-                    .double
-                    .trail()
-                    .contains(&"release payout-1".to_owned())
-            );
-            assert_eq!(
-                world.balance("alice:CFA-RUB").await.held.to_string(),
-                "40.00",
-                "the money stays frozen"
-            );
-            let cleared = world
-                .cfa
-                .set_redemption_block(block(false))
-                .await
-                .expect("cleared")
-                .into_inner()
-                .operation
-                .expect("operation");
-            assert_eq!(cleared.status(), OperationStatus::OnchainSubmitted);
-        }
-        Err(error) => {
-            assert_eq!(reason(&error), "OPERATION_STATE");
-            world.settle(&operation).await;
-        }
-    }
-    assert!(
-        world
-            .double
-            .trail()
-            .contains(&"release payout-1".to_owned())
+    let answer = compliance.set_redemption_block(request).await?;
+    Ok(answer.into_inner().operation.expect("operation"))
+}
+
+/// What compliance blocked and cleared, in the audit.
+async fn blocks_in_audit(world: &World, operation: &pb::CfaOperation) -> Vec<[String; 4]> {
+    let decoded = |event: &events::Event| {
+        let record = audit::AuditRecordEvent::decode(event.payload.as_slice());
+        let record = record.expect("decodes");
+        (record.object_id == operation.operation_id).then_some([
+            record.action,
+            record.before,
+            record.after,
+            record.reason,
+        ])
+    };
+    let seen = world
+        .events_until(events::topics::AUDIT, |event| {
+            decoded(event).is_some_and(|record| record[0] == "redemption.finalized")
+        })
+        .await;
+    let mut records: Vec<_> = seen.iter().filter_map(decoded).collect();
+    records.pop();
+    records
+}
+
+// rows: R089 R320
+#[tokio::test(flavor = "multi_thread")]
+async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    // The burn's receipt cannot arrive before the block.
+    gate.hide_blocks();
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    assert_eq!(operation.status(), OperationStatus::OnchainSubmitted);
+    let blocked = set_block(&world, &operation, true).await.expect("blocked");
+    assert_eq!(
+        (blocked.status(), blocked.rejection_reason()),
+        (OperationStatus::Blocked, RejectionReasonCode::AmlBlocked)
     );
+    assert_eq!(blocked.rejection_message, "115-FZ");
+    gate.pass();
+    world.settle(&operation).await;
+    world.sweep().await;
+    // Not even the bank's answer moves it.
+    let asked = finalize(&mut world, "payout-1").await.expect("no error");
+    assert_eq!(asked.status(), OperationStatus::Blocked);
+    assert!(trail_has(&world, "initiate payout-1"));
+    assert!(!trail_has(&world, "release payout-1"));
+    let frozen = world.balance("alice:CFA-RUB").await;
+    assert_eq!(
+        (frozen.held.to_string(), frozen.available.to_string()),
+        ("40.00".into(), "60.00".into())
+    );
+    let held = hold(&mut world, &operation.hold_id.clone().expect("hold")).await;
+    assert_eq!(held.status(), ledger::HoldStatus::Active);
+    let cleared = set_block(&world, &operation, false).await.expect("cleared");
+    assert_eq!(
+        (cleared.status(), cleared.rejection_message.as_str()),
+        (OperationStatus::OnchainSubmitted, "")
+    );
+    assert!(trail_has(&world, "release payout-1"));
+    // The money is at the bank.
+    let late = set_block(&world, &operation, true).await;
+    assert_eq!(reason(&late.expect_err("too late")), "OPERATION_STATE");
     world
         .double
         .payout_becomes("payout-1", PaymentStatus::Success);
+    let done = finalize(&mut world, "payout-1").await.expect("finalized");
+    assert_eq!(done.status(), OperationStatus::Finalized);
+    let late = set_block(&world, &operation, true).await;
+    assert_eq!(reason(&late.expect_err("too late")), "OPERATION_STATE");
+    let [sent, held] = ["ONCHAIN_SUBMITTED", "BLOCKED"];
     assert_eq!(
-        finalize(&mut world, "payout-1")
-            .await
-            .expect("finalized")
-            .status(),
-        OperationStatus::Finalized
+        blocks_in_audit(&world, &operation).await,
+        [
+            ["redemption.blocked", sent, held, "115-FZ"],
+            ["redemption.cleared", held, sent, "115-FZ"],
+        ]
     );
-    let late = world
-        .cfa
-        .set_redemption_block(block(true))
-        .await
-        .expect_err("too late");
-    assert_eq!(reason(&late), "OPERATION_STATE");
     world.stop().await;
+    node.stop().await;
+}
+
+// rows: R089 R320
+#[tokio::test(flavor = "multi_thread")]
+async fn r089_a_redemption_blocked_before_its_burn_burns_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    gate.refuse(NO_COINS);
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    assert_eq!(operation.status(), OperationStatus::Processing);
+    let blocked = set_block(&world, &operation, true).await.expect("blocked");
+    assert_eq!(blocked.status(), OperationStatus::Blocked);
+    gate.pass();
+    world.sweep().await;
+    let waiting = world.operation(&operation.operation_id).await;
+    assert_eq!(
+        (waiting.status(), waiting.onchain_tx_hash.as_str()),
+        (OperationStatus::Blocked, "")
+    );
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.held.to_string(),
+        "40.00"
+    );
+    assert!(!trail_has(&world, "initiate payout-1"));
+    let cleared = set_block(&world, &operation, false).await.expect("cleared");
+    assert_eq!(cleared.status(), OperationStatus::OnchainSubmitted);
+    world.settle(&cleared).await;
+    assert_eq!(world.supply("CFA-RUB").await, "60.00");
+    assert!(trail_has(&world, "release payout-1"));
+    // An ended redemption cannot be blocked, whatever its end.
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Failed);
+    finalize(&mut world, "payout-1").await.expect_err("failed");
+    world
+        .double
+        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+    let rejected = redeem(&mut world, "1.00", "payout-2").await;
+    assert_eq!(rejected.status(), OperationStatus::Rejected);
+    let failed = world.operation(&operation.operation_id).await;
+    assert_eq!(failed.status(), OperationStatus::Failed);
+    for ended in [failed, rejected] {
+        let late = set_block(&world, &ended, true).await;
+        assert_eq!(reason(&late.expect_err("too late")), "OPERATION_STATE");
+        assert_eq!(world.operation(&ended.operation_id).await, ended);
+    }
+    world.stop().await;
+    node.stop().await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    let refusals = [
+        ("intrinsic gas too low: gas 1, minimum needed 21000", "p-1"),
+        ("nonce too low: next nonce 99, tx nonce 12", "p-2"),
+        (NO_COINS, "p-3"),
+    ];
+    for (refusal, payout_id) in refusals {
+        gate.refuse(refusal);
+        let stuck = redeem(&mut world, "40.00", payout_id).await;
+        assert_eq!(stuck.status(), OperationStatus::Processing, "{refusal}");
+        // The second and third attempt; three are the limit of this world.
+        world.sweep().await;
+        let tried = world.operation(&stuck.operation_id).await;
+        assert_eq!(tried.status(), OperationStatus::Processing, "{refusal}");
+        world.sweep().await;
+        let failed = world.operation(&stuck.operation_id).await;
+        assert_eq!(
+            (failed.status(), failed.rejection_reason()),
+            (
+                OperationStatus::Failed,
+                RejectionReasonCode::IntegrationError
+            ),
+            "{refusal}"
+        );
+        let freed = hold(&mut world, &stuck.hold_id.expect("hold")).await;
+        assert_eq!(freed.status(), ledger::HoldStatus::Released, "{refusal}");
+        assert!(!trail_has(&world, &format!("initiate {payout_id}")));
+    }
+    // One refusal only: the next attempt succeeds.
+    gate.refuse(NO_COINS);
+    let delayed = redeem(&mut world, "40.00", "p-4").await;
+    gate.pass();
+    world.sweep().await;
+    let sent = world.operation(&delayed.operation_id).await;
+    world.settle(&sent).await;
+    world.double.payout_becomes("p-4", PaymentStatus::Success);
+    let done = finalize(&mut world, "p-4").await.expect("finalized");
+    assert_eq!(done.status(), OperationStatus::Finalized);
+    let balance = world.balance("alice:CFA-RUB").await;
+    assert_eq!(
+        (balance.balance.to_string(), balance.available.to_string()),
+        ("60.00".into(), "60.00".into())
+    );
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 60_00);
+    world.stop().await;
+    node.stop().await;
 }
 
 // rows: R064
@@ -735,14 +918,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     let waiting = world.operation(&operation.operation_id).await;
     assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
     // A stopped or failed payout is not counted.
-    let block = |blocked| pb::SetRedemptionBlockRequest {
-        context: context(&key()),
-        operation_id: operation.operation_id.clone(),
-        blocked,
-        reason: "115-FZ".into(),
-    };
-    let blocked = world.cfa.set_redemption_block(block(true)).await;
-    blocked.expect("blocked");
+    set_block(&world, &operation, true).await.expect("blocked");
     world.sweep().await;
     assert_eq!(
         world.service.health.failing()[part],
@@ -755,7 +931,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     assert_eq!(failed.expect_err("failed").message(), "Payout failed");
     world.sweep().await;
     assert!(!world.service.health.failing().contains_key(part));
-    let cleared = world.cfa.set_redemption_block(block(false)).await;
+    let cleared = set_block(&world, &operation, false).await;
     cleared.expect_err("the release is refused");
     world.sweep().await;
     assert_eq!(

@@ -1,5 +1,8 @@
 //! Transfers and batches of trades (T02, T11, `design.md` 4 and 7).
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use events::Log;
 use prost::Message;
 use proto::cfa::v1 as pb;
@@ -50,7 +53,7 @@ async fn settle(
         .expect("batch"))
 }
 
-async fn wait_batch(world: &mut World, batch_id: &str) -> pb::TradeBatch {
+pub async fn wait_batch(world: &mut World, batch_id: &str) -> pb::TradeBatch {
     for _ in 0..10 {
         let request = pb::GetTradeBatchRequest {
             context: None,
@@ -72,20 +75,55 @@ async fn wait_batch(world: &mut World, batch_id: &str) -> pb::TradeBatch {
     panic!("batch {batch_id} is not final");
 }
 
-async fn trade(world: &mut World, trade_id: &str) -> pb::CfaOperation {
+async fn operations_of(world: &World, trade_id: &str) -> Vec<pb::CfaOperation> {
     let request = pb::ListOperationsRequest {
         external_ref: trade_id.into(),
         ..Default::default()
     };
-    let mut found = world
-        .cfa
-        .list_operations(request)
-        .await
-        .expect("listed")
-        .into_inner()
-        .operations;
+    let mut cfa = world.cfa.clone();
+    let listed = cfa.list_operations(request).await.expect("listed");
+    listed.into_inner().operations
+}
+
+async fn trade(world: &mut World, trade_id: &str) -> pb::CfaOperation {
+    let mut found = operations_of(world, trade_id).await;
     assert_eq!(found.len(), 1, "one operation for {trade_id}");
     found.remove(0)
+}
+
+/// The operation of a trade once its event was consumed.
+async fn entered(world: &World, trade_id: &str) -> pb::CfaOperation {
+    testkit::eventually(async || operations_of(world, trade_id).await.pop()).await
+}
+
+fn executed(trade_id: &str, number: u64) -> events::Event {
+    let trade = market::TradeExecutedEvent {
+        context: context("trade"),
+        trade_id: trade_id.into(),
+        buyer_id: "alice".into(),
+        seller_id: "bob".into(),
+        instrument_id: "BOND-1".into(),
+        quantity: decimal("2"),
+        price: decimal("1000"),
+        fee: None,
+        executed_at: None,
+        trade_number: number,
+    };
+    let name = "dfa.market.v1.TradeExecutedEvent";
+    event(events::topics::MARKET, "BOND-1", name, &trade)
+}
+
+/// TransferCfa of a trade of two units from Bob to Alice.
+fn transfer_of(trade_id: &str) -> pb::TransferCfaRequest {
+    pb::TransferCfaRequest {
+        context: context(trade_id),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "2"),
+        trade_id: trade_id.into(),
+        payment: None,
+    }
 }
 
 /// Alice has money, Bob has bonds.
@@ -240,43 +278,16 @@ async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
 async fn r096_event_and_batch_make_one_transfer() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
-    let executed = |trade_id: &str, number| market::TradeExecutedEvent {
-        context: context("trade"),
-        trade_id: trade_id.into(),
-        buyer_id: "alice".into(),
-        seller_id: "bob".into(),
-        instrument_id: "BOND-1".into(),
-        quantity: decimal("2"),
-        price: decimal("1000"),
-        fee: None,
-        executed_at: None,
-        trade_number: number,
-    };
-    let name = "dfa.market.v1.TradeExecutedEvent";
     // t-1: event first, t-2: batch first
-    let one = event(events::topics::MARKET, "BOND-1", name, &executed("t-1", 1));
+    let one = executed("t-1", 1);
     world
         .log
         .publish(&[one.clone(), one])
         .await
         .expect("published");
-    let mut entered = Vec::new();
-    while entered.is_empty() {
-        tokio::task::yield_now().await;
-        let request = pb::ListOperationsRequest {
-            external_ref: "t-1".into(),
-            ..Default::default()
-        };
-        entered = world
-            .cfa
-            .list_operations(request)
-            .await
-            .expect("listed")
-            .into_inner()
-            .operations;
-    }
+    let first = entered(&world, "t-1").await;
     assert_eq!(
-        (entered[0].status(), entered[0].onchain_tx_hash.as_str()),
+        (first.status(), first.onchain_tx_hash.as_str()),
         (OperationStatus::Created, ""),
         "no chain step before settlement"
     );
@@ -288,28 +299,13 @@ async fn r096_event_and_batch_make_one_transfer() {
         .await
         .expect("submitted");
     wait_batch(&mut world, "n1:1-2").await;
-    let two = event(events::topics::MARKET, "BOND-1", name, &executed("t-2", 2));
-    let three = event(events::topics::MARKET, "BOND-1", name, &executed("t-3", 3));
-    world.log.publish(&[two, three]).await.expect("published");
-    let mut third = Vec::new();
-    while third.is_empty() {
-        tokio::task::yield_now().await;
-        let request = pb::ListOperationsRequest {
-            external_ref: "t-3".into(),
-            ..Default::default()
-        };
-        third = world
-            .cfa
-            .list_operations(request)
-            .await
-            .expect("listed")
-            .into_inner()
-            .operations;
-    }
+    let late = [executed("t-2", 2), executed("t-3", 3)];
+    world.log.publish(&late).await.expect("published");
+    entered(&world, "t-3").await;
     world.sweep().await;
     assert_eq!(
         trade(&mut world, "t-1").await.operation_id,
-        entered[0].operation_id
+        first.operation_id
     );
     for trade_id in ["t-1", "t-2"] {
         assert_eq!(
@@ -322,26 +318,142 @@ async fn r096_event_and_batch_make_one_transfer() {
         OperationStatus::Created
     );
     // TransferCfa with the same trade is the same transfer
-    let request = pb::TransferCfaRequest {
-        context: context("t-1"),
-        instrument_id: "BOND-1".into(),
-        from_user_id: "bob".into(),
-        to_user_id: "alice".into(),
-        amount: amount("BOND-1", "2"),
-        trade_id: "t-1".into(),
-        payment: None,
-    };
     let same = world
         .cfa
-        .transfer_cfa(request)
+        .transfer_cfa(transfer_of("t-1"))
         .await
         .expect("answered")
         .into_inner()
         .operation
         .expect("operation");
-    assert_eq!(same.operation_id, entered[0].operation_id);
+    assert_eq!(same.operation_id, first.operation_id);
     assert_eq!(world.tokens("BOND-1", "alice").await, 4);
     world.stop().await;
+}
+
+/// The ledger's transaction of a trade of two units, as settlement posts it first.
+async fn post(world: &mut World, trade_id: &str) {
+    let posted = ledger::CreateOperationRequest {
+        context: context(trade_id),
+        operation: Some(ledger::Operation {
+            r#type: proto::common::v1::OperationType::TradeBuy.into(),
+            user_id: "alice".into(),
+            idempotency_key: trade_id.into(),
+            external_ref: Some(trade_id.into()),
+            awaits_chain: true,
+            ..Default::default()
+        }),
+        postings: vec![ledger::Posting {
+            debit_subaccount_id: "alice:CFA-RUB".into(),
+            credit_subaccount_id: "system:reserve:CFA-RUB".into(),
+            amount: amount("CFA-RUB", "2000.00"),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    world.ledger.create_operation(posted).await.expect("posted");
+}
+
+// rows: R096
+#[tokio::test(flavor = "multi_thread")]
+async fn r096_event_call_and_batch_at_once_make_one_transfer() {
+    const TRADES: u64 = 12;
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    world.deposit("alice", "20000.00").await;
+    let id = |number: u64| format!("t-{number}");
+    for number in 1..=TRADES {
+        post(&mut world, &id(number)).await;
+    }
+    let together = Arc::new(tokio::sync::Barrier::new(3 * TRADES as usize));
+    let mut paths = tokio::task::JoinSet::new();
+    for number in 1..=TRADES {
+        let (trade_id, turn) = (id(number), together.clone());
+        let log = world.log.clone();
+        paths.spawn(async move {
+            let executed = executed(&trade_id, number);
+            turn.wait().await;
+            // The market's event, redelivered.
+            let twice = [executed.clone(), executed];
+            log.publish(&twice).await.expect("published");
+        });
+        let (trade_id, turn, mut cfa) = (id(number), together.clone(), world.cfa.clone());
+        paths.spawn(async move {
+            turn.wait().await;
+            let called = cfa.transfer_cfa(transfer_of(&trade_id)).await;
+            let operation = called.expect("called").into_inner().operation;
+            assert_eq!(operation.expect("operation").trade_id, trade_id);
+        });
+        let (trade_id, turn, mut cfa) = (id(number), together.clone(), world.cfa.clone());
+        paths.spawn(async move {
+            let request = pb::SettleTradesRequest {
+                context: context(&key()),
+                batch_id: format!("n1:{number}-{number}"),
+                trades: vec![leg(&trade_id, number, "alice", "bob", "2", "2000.00", "0")],
+            };
+            turn.wait().await;
+            cfa.settle_trades(request).await.expect("submitted");
+        });
+    }
+    let ended = tokio::time::timeout(testkit::PATIENCE, paths.join_all()).await;
+    ended.expect("all paths end in time");
+    // A receipt may have arrived before its batch was recorded as submitted: the sweep reads it.
+    world.sweep().await;
+    for number in 1..=TRADES {
+        let batch = wait_batch(&mut world, &format!("n1:{number}-{number}")).await;
+        assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
+    }
+    // The events of all trades were consumed before this one.
+    let last = id(TRADES + 1);
+    let marker = [executed(&last, TRADES + 1)];
+    world.log.publish(&marker).await.expect("published");
+    entered(&world, &last).await;
+    world.sweep().await;
+    for number in 1..=TRADES {
+        let settled = trade(&mut world, &id(number)).await;
+        assert_eq!(settled.status(), OperationStatus::Finalized);
+    }
+    assert_transferred_once(&mut world, TRADES).await;
+    assert_eq!(
+        world.tokens("BOND-1", "alice").await,
+        2 * u128::from(TRADES)
+    );
+    world.stop().await;
+}
+
+/// One transfer on chain and one event for each of the trades `t-1..=t-<trades>`.
+async fn assert_transferred_once(world: &mut World, trades: u64) {
+    // Its event is published after those of the trades.
+    let marker = world.deposit("carol", "1.00").await;
+    let replayed = world
+        .cfa
+        .replay_chain_transfers(pb::ReplayChainTransfersRequest::default())
+        .await
+        .expect("replayed")
+        .into_inner();
+    assert_eq!(replayed.through_block, replayed.last_block, "one page");
+    let to_alice = chain::Address::of_user("alice").to_string();
+    let received = replayed
+        .transfers
+        .iter()
+        .filter(|transfer| transfer.instrument_id == "BOND-1" && transfer.to_address == to_alice);
+    assert_eq!(received.count() as u64, trades);
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.key == marker.operation_id && event.short_type() == "CfaIssuedEvent"
+        })
+        .await;
+    let mut transferred = BTreeMap::<String, u32>::new();
+    for event in seen {
+        if event.short_type() == "CfaTransferredEvent" {
+            let moved = pb::CfaTransferredEvent::decode(event.payload.as_slice());
+            *transferred
+                .entry(moved.expect("decodes").trade_id)
+                .or_default() += 1;
+        }
+    }
+    let once = (1..=trades).map(|number| (format!("t-{number}"), 1));
+    assert_eq!(transferred, once.collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -627,25 +739,7 @@ async fn r096_transfer_of_a_trade_waits_for_settlement() {
         (tonic::Code::NotFound, "Operation not found")
     );
     // the ledger has it: settlement will send it
-    let posted = ledger::CreateOperationRequest {
-        context: context("t-1"),
-        operation: Some(ledger::Operation {
-            r#type: proto::common::v1::OperationType::TradeBuy.into(),
-            user_id: "alice".into(),
-            idempotency_key: "t-1".into(),
-            external_ref: Some("t-1".into()),
-            awaits_chain: true,
-            ..Default::default()
-        }),
-        postings: vec![ledger::Posting {
-            debit_subaccount_id: "alice:CFA-RUB".into(),
-            credit_subaccount_id: "system:reserve:CFA-RUB".into(),
-            amount: amount("CFA-RUB", "2000.00"),
-            ..Default::default()
-        }],
-        ..Default::default()
-    };
-    world.ledger.create_operation(posted).await.expect("posted");
+    post(&mut world, "t-1").await;
     let entered = world
         .cfa
         .transfer_cfa(request("2"))

@@ -18,6 +18,7 @@ use testkit::{Peers, Person};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::faults::Faults;
 use crate::losing::Losing;
 
 pub use testkit::messages::{amount, context, decimal, rubles as roubles};
@@ -36,6 +37,8 @@ pub struct World {
     pub clock: Clock,
     pub slot: rpc::LocalSlot,
     pub service: rpc::Service,
+    /// Faults of the calls that the service makes.
+    pub faults: Faults,
     handle: CfaHandle,
     ledger_handle: ledger::LedgerHandle,
     services: CancellationToken,
@@ -43,14 +46,33 @@ pub struct World {
     ledger_events: events::Subscription,
 }
 
+/// What a test may change at the start of a world.
+#[derive(Default)]
+pub struct Settings {
+    /// A remote node instead of the embedded chain.
+    pub rpc_url: Option<String>,
+    /// Unset: the tests run the sweeps.
+    pub sweep_interval_ms: Option<u64>,
+    /// Peers that outlive the world.
+    pub double: Option<Arc<Peers>>,
+    /// Peers in another process, called instead of the double.
+    pub peers_url: Option<String>,
+}
+
 impl World {
     /// Starts with an embedded chain.
     pub async fn start(folder: &Path) -> Self {
-        Self::start_on(folder, None).await
+        Self::with(folder, Settings::default()).await
     }
 
-    /// Starts with a remote node if `rpc_url` is set.
-    pub async fn start_on(folder: &Path, rpc_url: Option<String>) -> Self {
+    pub async fn with(folder: &Path, settings: Settings) -> Self {
+        let started = Self::try_with(folder, settings).await;
+        started.unwrap_or_else(|error| panic!("cfa: {error}"))
+    }
+
+    /// # Errors
+    /// The service does not start.
+    pub async fn try_with(folder: &Path, settings: Settings) -> Result<Self, cfa::Error> {
         let log = Arc::new(
             events::Embedded::open(folder.join("log"))
                 .await
@@ -62,64 +84,66 @@ impl World {
             data_dir: folder.join("chain"),
             seal_interval_ms: 1,
             poll_interval_ms: 5,
-            rpc_url,
+            rpc_url: settings.rpc_url,
             ..ChainConfig::default()
         };
-        let chain = start_chain(chain_config, ChainDeps { log: log.clone() }, below.clone())
-            .await
-            .expect("chain");
-        let ledger_config = ledger::LedgerConfig {
-            data_dir: folder.join("ledger"),
-            reconcile_after_ms: 50,
-            ..Default::default()
-        };
-        let [ledger_slot, slot] = std::array::from_fn(|_| rpc::LocalSlot::new());
+        let chain = start_chain(chain_config, ChainDeps { log: log.clone() }, below.clone());
+        let chain = chain.await.expect("chain");
+        let [ledger_slot, faulty_slot, slot] = std::array::from_fn(|_| rpc::LocalSlot::new());
         let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
-        let ledger_handle = ledger::start(
-            ledger_config,
-            ledger::LedgerDeps::new(log.clone(), channel(&slot)),
-            services.clone(),
-        )
-        .await
-        .expect("ledger");
-        let double = Arc::new(Peers::default());
+        let ledger_handle =
+            start_ledger(folder, log.clone(), channel(&slot), services.clone()).await;
+        let double = settings.double.unwrap_or_default();
         double.with(|state| {
             state.stranger = Some(Person::default());
             state.ledger = Some(LedgerServiceClient::new(channel(&ledger_slot)));
         });
-        let peers = channel(&testkit::in_memory(double.routes()));
+        let faults = Faults::default();
+        let peers = match settings.peers_url {
+            Some(url) => rpc::Channel::remote(&url, "sandbox.service").expect("address"),
+            None => channel(&testkit::in_memory(faults.before(double.routes()))),
+        };
         let auth = rpc::Authenticator::Sandbox;
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
+        let faulty = faults.before(ledger_handle.service().routes);
+        faulty_slot.fill(rpc::with_auth(faulty, &auth));
         let clock = Clock::manual(1_800_000_000_000_000);
         let losing = Arc::new(Losing::new(log.clone()));
         let deps = CfaDeps {
             log: losing.clone(),
-            ledger: channel(&ledger_slot),
+            ledger: channel(&faulty_slot),
             payments: peers.clone(),
             identity: peers.clone(),
             market: peers,
             chain: chain.connector(),
             clock: clock.clone(),
         };
-        // the tests run the sweeps
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
-            sweep_interval_ms: 3_600_000,
+            sweep_interval_ms: settings.sweep_interval_ms.unwrap_or(3_600_000),
             submit_attempts_max: 3,
             ..CfaConfig::default()
         };
-        let handle = cfa::start(config, deps, services.clone())
-            .await
-            .expect("cfa");
+        let handle = match cfa::start(config, deps, services.clone()).await {
+            Ok(handle) => handle,
+            Err(error) => {
+                services.cancel();
+                ledger_handle.stopped().await;
+                below.cancel();
+                chain.stopped().await;
+                return Err(error);
+            }
+        };
         slot.fill(rpc::with_auth(handle.service().routes, &auth));
         let ledger_events = log
             .subscribe("test-ledger", &[events::topics::LEDGER])
             .await
             .expect("subscription");
-        Self {
+        Ok(Self {
             ledger: LedgerServiceClient::new(channel(&ledger_slot)),
             cfa: CfaRegistryServiceClient::new(channel(&slot)),
             service: handle.service(),
+            faults,
             double,
             log,
             losing,
@@ -131,7 +155,7 @@ impl World {
             services,
             below,
             ledger_events,
-        }
+        })
     }
 
     pub async fn stop(self) {
@@ -145,6 +169,23 @@ impl World {
     /// Stops the sealer: later submissions are in no block.
     pub async fn stop_sealing(&self) {
         self.below.cancel();
+    }
+
+    /// Serves the service on a port; returns its address.
+    pub async fn listen(&self) -> String {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
+        let listener = listener.await.expect("port");
+        let url = format!("http://{}", listener.local_addr().expect("address"));
+        let served = rpc::serve(
+            listener,
+            vec![self.handle.service()],
+            rpc::Authenticator::Sandbox,
+            rpc::metrics_init(),
+            self.services.clone(),
+        );
+        tokio::spawn(served);
+        url
     }
 
     /// A client with another caller's credential.
@@ -378,9 +419,18 @@ impl World {
     }
 
     pub async fn holders(&mut self, instrument_id: &str) -> Vec<(String, String)> {
+        self.holders_at(instrument_id, None).await
+    }
+
+    /// The holders now, or at a time in seconds.
+    pub async fn holders_at(
+        &mut self,
+        instrument_id: &str,
+        as_of_s: Option<i64>,
+    ) -> Vec<(String, String)> {
         let request = pb::ListHoldersRequest {
-            context: None,
             instrument_id: instrument_id.to_owned(),
+            as_of: as_of_s.map(|seconds| prost_types::Timestamp { seconds, nanos: 0 }),
             ..Default::default()
         };
         let holders = self
@@ -421,6 +471,22 @@ impl World {
     }
 }
 
+async fn start_ledger(
+    folder: &Path,
+    log: Arc<events::Embedded>,
+    cfa: rpc::Channel,
+    shutdown: CancellationToken,
+) -> ledger::LedgerHandle {
+    let config = ledger::LedgerConfig {
+        data_dir: folder.join("ledger"),
+        reconcile_after_ms: 50,
+        ..Default::default()
+    };
+    let deps = ledger::LedgerDeps::new(log, cfa);
+    let started = ledger::start(config, deps, shutdown).await;
+    started.expect("ledger")
+}
+
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Balance {
     pub balance: types::Decimal,
@@ -430,13 +496,36 @@ pub struct Balance {
 
 /// Alters the service's store to the state after a crash or a later time.
 pub async fn alter_store(folder: &Path, statement: &'static str) {
+    alter_store_by(folder, statement, &[]).await;
+}
+
+/// Like `alter_store`, with arguments.
+pub async fn alter_store_by(folder: &Path, statement: &'static str, arguments: &[&str]) {
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(folder.join("cfa/cfa.sqlite"));
     let pool = sqlx::SqlitePool::connect_with(options)
         .await
         .expect("store");
-    let done = sqlx::query(statement).execute(&pool).await.expect("done");
+    let query = arguments
+        .iter()
+        .fold(sqlx::query(statement), |query, argument| {
+            query.bind((*argument).to_owned())
+        });
+    let done = query.execute(&pool).await.expect("done");
     assert!(done.rows_affected() > 0);
     pool.close().await;
+}
+
+/// Numbers from a seed (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
+    }
 }
 
 /// A fresh key.

@@ -1,0 +1,13 @@
+//! Places where a test can kill the process: between a step of a CFA-RUB redemption and its record.
+
+pub use service_kit::failpoint::reach;
+
+pub const BURN_SUBMITTED: &str = "cfa.burn_submitted";
+pub const PAYOUT_STARTED: &str = "cfa.payout_started";
+pub const PAYOUT_RELEASED: &str = "cfa.payout_released";
+pub const HOLD_CONSUMED: &str = "cfa.hold_consumed";
+pub const MINTED_BACK: &str = "cfa.minted_back";
+pub const HOLD_RELEASED: &str = "cfa.hold_released";
+
+/// The burn's receipt is recorded, the payout is not released.
+pub const BURN_FINAL: &str = "cfa.burn_final";

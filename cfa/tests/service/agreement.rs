@@ -1,0 +1,213 @@
+//! Redemptions while calls to other services fail at random: chain, ledger and bank agree at the
+//! end of each (R091).
+
+use futures::future::join_all;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{OperationStatus, PaymentStatus};
+use proto::ledger::v1 as ledger;
+use testkit::PATIENCE;
+
+use crate::redeem::{finalize, hold};
+use crate::world::*;
+
+const USERS: usize = 9;
+
+/// How the redemption of a user is to end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Paid,
+    BankRefuses,
+    BurnReverts,
+}
+
+impl End {
+    fn of(user: usize) -> Self {
+        [Self::Paid, Self::BankRefuses, Self::BurnReverts][user % 3]
+    }
+
+    fn status(self) -> OperationStatus {
+        match self {
+            Self::Paid => OperationStatus::Finalized,
+            Self::BankRefuses => OperationStatus::Failed,
+            Self::BurnReverts => OperationStatus::Rejected,
+        }
+    }
+}
+
+fn name(user: usize) -> String {
+    format!("user-{user}")
+}
+
+fn payout(user: usize) -> String {
+    format!("payout-{user}")
+}
+
+/// Moves tokens of a user past the service, so that a burn finds too few, or back.
+async fn past_the_service(world: &mut World, user: usize, is_back: bool) {
+    let token = world.instrument("CFA-RUB").await.smart_contract_address;
+    let token = token.parse().expect("address");
+    let (account, units) = (chain::Address::of_user(&name(user)), 90_00);
+    let action = if is_back {
+        chain::Action::Mint {
+            token,
+            to: account,
+            units,
+        }
+    } else {
+        chain::Action::Burn {
+            token,
+            from: account,
+            units,
+        }
+    };
+    let key = format!("past-{user}-{is_back}");
+    let sent = world.connector().submit(&key, &action.call()).await;
+    let hash = sent.expect("submitted").tx_hash.to_string();
+    let receipt = world.receipt(&hash).await;
+    assert_eq!(receipt.status, chain::ReceiptStatus::Success);
+}
+
+/// Asks with one key until the call is answered.
+async fn redeem(world: &World, user: usize) -> pb::CfaOperation {
+    let mut cfa = world.cfa.clone();
+    let request = pb::RedeemCfaRubRequest {
+        context: context(&format!("key-{user}")),
+        user_id: name(user),
+        amount: roubles("40.00"),
+        payout_id: payout(user),
+    };
+    loop {
+        match cfa.redeem_cfa_rub(request.clone()).await {
+            Ok(answer) => return answer.into_inner().operation.expect("operation"),
+            Err(status) => assert_eq!(status.code(), tonic::Code::Unavailable, "{status}"),
+        }
+    }
+}
+
+fn bank_answers(world: &World) {
+    world.double.with(|outside| {
+        for user in 0..USERS {
+            let answer = match End::of(user) {
+                End::BankRefuses => PaymentStatus::Failed,
+                End::Paid | End::BurnReverts => PaymentStatus::Success,
+            };
+            let payout = outside.payouts.get_mut(&payout(user));
+            if let Some(payout) = payout.filter(|payout| payout.sent) {
+                payout.status = answer.into();
+            }
+        }
+    });
+}
+
+/// Every way to continue a redemption at once, while calls fail.
+async fn push(world: &World) {
+    bank_answers(world);
+    let finalized = (0..USERS).map(|user| {
+        let mut cfa = world.cfa.clone();
+        let request = pb::FinalizeRedemptionRequest {
+            context: context(&key()),
+            payout_id: payout(user),
+        };
+        async move { cfa.finalize_redemption(request).await }
+    });
+    // The results do not matter, only what is left behind.
+    tokio::join!(join_all(finalized), world.sweep());
+}
+
+async fn all_ended(world: &mut World, ids: &[String]) -> Vec<pb::CfaOperation> {
+    loop {
+        bank_answers(world);
+        world.sweep().await;
+        let mut operations = Vec::new();
+        for id in ids {
+            operations.push(world.operation(id).await);
+        }
+        let ends = [
+            OperationStatus::Finalized,
+            OperationStatus::Failed,
+            OperationStatus::Rejected,
+        ];
+        if operations
+            .iter()
+            .all(|operation| ends.contains(&operation.status()))
+        {
+            return operations;
+        }
+    }
+}
+
+async fn in_time<T>(what: &str, act: impl Future<Output = T>) -> T {
+    let ended = tokio::time::timeout(2 * PATIENCE, act).await;
+    ended.unwrap_or_else(|_| panic!("{what}: not in time"))
+}
+
+// rows: R091
+#[tokio::test(flavor = "multi_thread")]
+async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    for user in 0..USERS {
+        world.deposit(&name(user), "100.00").await;
+        if End::of(user) == End::BurnReverts {
+            past_the_service(&mut world, user, false).await;
+        }
+    }
+    world.faults.start(91);
+    let redeemed = join_all((0..USERS).map(|user| redeem(&world, user)));
+    let redeemed = in_time("redemptions", redeemed).await;
+    let ids: Vec<String> = redeemed.into_iter().map(|one| one.operation_id).collect();
+    in_time("the first round", push(&world)).await;
+    in_time("the second round", push(&world)).await;
+    let (calls, answers) = world.faults.lost();
+    assert!(calls > USERS as u32 && answers > USERS as u32);
+    // A restart in the middle; the bank and payments go on.
+    let settings = Settings {
+        double: Some(world.double.clone()),
+        ..Settings::default()
+    };
+    world.stop().await;
+    let mut world = World::with(folder.path(), settings).await;
+    world.faults.start(191);
+    in_time("the round after the restart", push(&world)).await;
+    world.faults.stop();
+    let operations = in_time("the ends", all_ended(&mut world, &ids)).await;
+
+    let mut supply = types::Decimal::ZERO;
+    for (user, operation) in operations.into_iter().enumerate() {
+        let end = End::of(user);
+        assert_eq!(operation.status(), end.status(), "user {user}");
+        let payout = world
+            .double
+            .with(|outside| outside.payouts.get(&payout(user)).cloned());
+        let is_paid =
+            payout.is_some_and(|payout| payout.sent && payout.status() == PaymentStatus::Success);
+        assert_eq!(is_paid, end == End::Paid, "user {user}");
+        if end == End::BurnReverts {
+            past_the_service(&mut world, user, true).await;
+        }
+        let (rest, units) = if is_paid {
+            ("60.00", 60_00)
+        } else {
+            ("100.00", 100_00)
+        };
+        assert_eq!(world.tokens("CFA-RUB", &name(user)).await, units);
+        let balance = world.balance(&format!("{}:CFA-RUB", name(user))).await;
+        let rest: types::Decimal = rest.parse().expect("number");
+        assert_eq!(
+            (balance.balance, balance.available),
+            (rest, rest),
+            "user {user}"
+        );
+        assert!(balance.held.is_zero(), "user {user}");
+        let hold = hold(&mut world, &operation.hold_id.expect("hold")).await;
+        let ended = [ledger::HoldStatus::Consumed, ledger::HoldStatus::Released];
+        assert_eq!(hold.status(), ended[usize::from(!is_paid)], "user {user}");
+        supply = supply.checked_add(rest).expect("sum");
+    }
+    assert_eq!(world.supply("CFA-RUB").await, supply.to_string());
+    // A late repeat changes nothing.
+    let again = finalize(&mut world, &payout(0)).await.expect("finalized");
+    assert_eq!(again.status(), OperationStatus::Finalized);
+    assert_eq!(world.supply("CFA-RUB").await, supply.to_string());
+    world.stop().await;
+}

@@ -1,0 +1,194 @@
+//! The process is killed between a step of a redemption and its record, then restarted: the user
+//! has either the money or the tokens, never both and never neither (R087).
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cfa::failpoint;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{OperationStatus, PaymentStatus};
+use proto::identity::v1::identity_service_server::IdentityServiceServer;
+use proto::ledger::v1 as ledger;
+use proto::market::v1::market_service_server::MarketServiceServer;
+use proto::payments::v1::payments_service_server::PaymentsServiceServer;
+use testkit::{PATIENCE, Peers, Person};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::redeem::{hold, redeem};
+use crate::world::*;
+
+const FOLDER: &str = "CFA_CRASH_FOLDER";
+const PEERS: &str = "CFA_CRASH_PEERS";
+/// Signal of `abort`.
+const SIGABRT: i32 = 6;
+
+/// The process that is killed; does nothing in an ordinary run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_and_is_killed() {
+    let (Ok(folder), Ok(url)) = (std::env::var(FOLDER), std::env::var(PEERS)) else {
+        return;
+    };
+    let settings = Settings {
+        peers_url: Some(url),
+        ..Settings::default()
+    };
+    let mut world = World::with(Path::new(&folder), settings).await;
+    world.deposit("alice", "100.00").await;
+    redeem(&mut world, "40.00", "payout-1").await;
+    let driven = async {
+        loop {
+            world.sweep().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let driven = tokio::time::timeout(PATIENCE, driven);
+    driven.await.expect("killed at the failpoint");
+}
+
+/// Serves the doubles on a port of this process, which is not killed.
+async fn serve(double: &Arc<Peers>, stop: &CancellationToken) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
+    let listener = listener.await.expect("port");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    let identity = IdentityServiceServer::from_arc(double.clone());
+    let payments = PaymentsServiceServer::from_arc(double.clone());
+    let market = MarketServiceServer::from_arc(double.clone());
+    let services = [
+        ("identity", Routes::new(identity)),
+        ("payments", Routes::new(payments)),
+        ("market", Routes::new(market)),
+    ];
+    let services = services.map(|(name, routes)| rpc::Service {
+        name,
+        routes,
+        http: axum::Router::new(),
+        health: rpc::Health::new(name),
+    });
+    let auth = rpc::Authenticator::Sandbox;
+    let metrics = rpc::metrics_init();
+    let services = Vec::from(services);
+    tokio::spawn(rpc::serve(listener, services, auth, metrics, stop.clone()));
+    url
+}
+
+/// Runs a redemption in a process of its own until the failpoint kills it. The bank answers as soon
+/// as it has the payout.
+async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentStatus) {
+    let stop = CancellationToken::new();
+    let url = serve(double, &stop).await;
+    let mut child = tokio::process::Command::new(std::env::current_exe().expect("program"))
+        .args(["crash::child_redeems_and_is_killed", "--exact"])
+        .env(FOLDER, folder)
+        .env(PEERS, url)
+        .env("PLATFORM_CRASH_AT", place)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("started");
+    let ended = async {
+        loop {
+            tokio::select! {
+                status = child.wait() => return status.expect("ended"),
+                () = tokio::time::sleep(Duration::from_millis(5)) => bank_answers(double, answer),
+            }
+        }
+    };
+    let ended = tokio::time::timeout(2 * PATIENCE, ended).await;
+    let status = ended.expect("the process ends in time");
+    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
+    stop.cancel();
+}
+
+/// Payments sends what is released to the bank, which answers.
+fn bank_answers(double: &Peers, answer: PaymentStatus) {
+    double.with(|outside| {
+        for payout in outside.payouts.values_mut().filter(|payout| payout.sent) {
+            payout.status = answer.into();
+        }
+    });
+}
+
+/// The redemption after a restart, once it has ended.
+async fn ended(world: &mut World, double: &Peers, answer: PaymentStatus) -> pb::CfaOperation {
+    let ended = async {
+        loop {
+            bank_answers(double, answer);
+            world.sweep().await;
+            let request = pb::ListOperationsRequest {
+                external_ref: "payout-1".into(),
+                ..Default::default()
+            };
+            let listed = world.cfa.list_operations(request).await.expect("listed");
+            let mut listed = listed.into_inner().operations;
+            assert_eq!(listed.len(), 1);
+            let operation = listed.remove(0);
+            let ends = [OperationStatus::Finalized, OperationStatus::Failed];
+            if ends.contains(&operation.status()) {
+                return operation;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let ended = tokio::time::timeout(PATIENCE, ended).await;
+    ended.expect("the redemption ends")
+}
+
+// rows: R087
+#[tokio::test(flavor = "multi_thread")]
+async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_the_tokens() {
+    use PaymentStatus::{Failed, Success};
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let cases = [
+        (failpoint::BURN_SUBMITTED, Success),
+        (failpoint::PAYOUT_STARTED, Success),
+        (failpoint::BURN_FINAL, Success),
+        (failpoint::PAYOUT_RELEASED, Success),
+        (failpoint::HOLD_CONSUMED, Success),
+        (failpoint::PAYOUT_RELEASED, Failed),
+        (failpoint::MINTED_BACK, Failed),
+        (failpoint::HOLD_RELEASED, Failed),
+    ];
+    for (place, answer) in cases {
+        let folder = tempfile::tempdir().expect("folder");
+        let double = Arc::new(Peers::default());
+        double.with(|outside| outside.stranger = Some(Person::default()));
+        crash(folder.path(), &double, place, answer).await;
+        let settings = Settings {
+            double: Some(double.clone()),
+            ..Settings::default()
+        };
+        let mut world = World::with(folder.path(), settings).await;
+        let operation = ended(&mut world, &double, answer).await;
+        let is_paid = answer == Success;
+        let (status, rest, units, hold_status) = if is_paid {
+            let consumed = ledger::HoldStatus::Consumed;
+            (OperationStatus::Finalized, "60.00", 60_00, consumed)
+        } else {
+            let released = ledger::HoldStatus::Released;
+            (OperationStatus::Failed, "100.00", 100_00, released)
+        };
+        assert_eq!(operation.status(), status, "{place}");
+        let payouts = double.with(|outside| outside.payouts.clone());
+        let payout = &payouts["payout-1"];
+        assert_eq!(payouts.len(), 1, "{place}");
+        assert_eq!((payout.sent, payout.status()), (true, answer), "{place}");
+        assert_eq!(payout.amount, roubles("40.00"), "{place}");
+        assert_eq!(world.tokens("CFA-RUB", "alice").await, units, "{place}");
+        assert_eq!(world.supply("CFA-RUB").await, rest, "{place}");
+        let balance = world.balance("alice:CFA-RUB").await;
+        let rest: types::Decimal = rest.parse().expect("number");
+        assert_eq!(
+            (balance.balance, balance.available),
+            (rest, rest),
+            "{place}"
+        );
+        let held = hold(&mut world, &operation.hold_id.expect("hold")).await;
+        assert_eq!(held.status(), hold_status, "{place}");
+        world.stop().await;
+    }
+}
