@@ -36,16 +36,32 @@ const INHERITED: [&str; 4] = ["service_name", "trace_id", "correlation_id", "use
 /// [`Error::Logging`] if a logger is installed already or the filter is invalid.
 pub fn init(service_name: &str, filter: &str, to: Output) -> Result<(), Error> {
     let filter = std::env::var("PLATFORM_LOG").unwrap_or_else(|_| filter.to_owned());
-    let filter = EnvFilter::try_new(filter).map_err(|error| Error::Logging(error.to_string()))?;
     let write: fn(&[u8]) = match to {
         Output::Stdout => |line| drop(io::stdout().lock().write_all(line)),
         Output::Stderr => |line| drop(io::stderr().lock().write_all(line)),
     };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(JsonLines::new(service_name, write))
+    subscriber(service_name, &filter, write)?
         .try_init()
         .map_err(|error| Error::Logging(error.to_string()))
+}
+
+/// What [`init`] installs, with any sink. `tracing::subscriber::set_default` installs it for one
+/// thread.
+///
+/// # Errors
+/// [`Error::Logging`] if the filter is invalid.
+pub fn subscriber<W>(
+    service_name: &str,
+    filter: &str,
+    write: W,
+) -> Result<impl Subscriber + Send + Sync + use<W>, Error>
+where
+    W: Fn(&[u8]) + Send + Sync + 'static,
+{
+    let filter = EnvFilter::try_new(filter).map_err(|error| Error::Logging(error.to_string()))?;
+    Ok(tracing_subscriber::registry()
+        .with(filter)
+        .with(JsonLines::new(service_name, write)))
 }
 
 /// Destination of the lines.

@@ -26,7 +26,7 @@ use tracing::{Instrument, Span, field::Empty};
 
 use crate::{
     Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX_SERVICE, Role,
-    checked_body::CheckedBody, contract::Contract, guard,
+    checked_body::CheckedBody, contract::Contract, guard, roles,
 };
 
 /// Counter of finished RPCs, labels `method` and `code`.
@@ -71,10 +71,14 @@ pub(crate) fn record_context(context: &Context) {
     });
 }
 
-/// Runs an HTTP read inside a span like that of an RPC.
-pub(crate) async fn observe_http(request: Request, next: Next) -> Response {
+/// Runs an HTTP read of a service inside a span like that of an RPC.
+pub(crate) async fn observe_http(
+    State(service): State<&'static str>,
+    request: Request,
+    next: Next,
+) -> Response {
     let path = request.uri().path().to_owned();
-    let scope = scope_of("http", &path, &request);
+    let scope = scope_of(service, &path, &request);
     let span = scope.span.clone();
     SCOPE.scope(scope, next.run(request)).instrument(span).await
 }
@@ -182,9 +186,12 @@ pub(crate) fn label(path: &str) -> &'static str {
     labels.get(path).copied().unwrap_or("other")
 }
 
-/// `ledger` of `/dfa.ledger.v1.LedgerService/GetHold`.
+/// `ledger` of `/dfa.ledger.v1.LedgerService/GetHold`; `rpc` for any other path.
 fn service_of(path: &str) -> &str {
-    path.split('.').nth(1).unwrap_or("rpc")
+    match roles::is_rpc_path(path) {
+        true => path.split('.').nth(1).unwrap_or("rpc"),
+        false => "rpc",
+    }
 }
 
 /// Parses `grpc-timeout`: at most 8 digits and a unit. Anything else is ignored; the default
@@ -378,5 +385,7 @@ mod tests {
         let known = "/dfa.ledger.v1.LedgerService/GetHold";
         assert_eq!(label(known), known);
         assert_eq!(service_of(known), "ledger");
+        // An id in a path may contain dots.
+        assert_eq!(service_of("/payouts/a.b"), "rpc");
     }
 }

@@ -160,10 +160,12 @@ pub fn serve_within(
             ));
             served.extend(names);
             rpc = rpc.merge(router_of(service.routes));
+            let named = from_fn_with_state(service.name, observe::observe_http);
+            let reads = service.http.layer(named);
             http = if alone {
-                http.merge(service.http)
+                http.merge(reads)
             } else {
-                http.nest(&format!("/{}", service.name), service.http)
+                http.nest(&format!("/{}", service.name), reads)
             };
         }
         rpc = rpc.merge(reflection(&served)?);
@@ -176,8 +178,7 @@ pub fn serve_within(
             .route("/", index(&served))
             .merge(
                 http.layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
-                    .layer(map_response(json::plain_errors))
-                    .layer(from_fn(observe::observe_http)),
+                    .layer(map_response(json::plain_errors)),
             )
             .fallback(move |request: Request| {
                 let protocols = protocols.clone();

@@ -1,6 +1,6 @@
-//! The specification's statements about schemas, checked on the compiled descriptors.
+//! Fields of payment messages and of events, checked on the compiled descriptors.
 
-use prost_reflect::{DescriptorPool, MessageDescriptor};
+use prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor};
 use rpc::contract::Contract;
 
 fn message(name: &str) -> MessageDescriptor {
@@ -27,15 +27,17 @@ fn fields(name: &str) -> Vec<String> {
                 index + 1,
                 "{name} skips a field number"
             );
-            let kind = format!("{:?}", field.kind());
-            let kind = match field.kind() {
-                prost_reflect::Kind::Message(message) => message.name().to_owned(),
-                prost_reflect::Kind::Enum(kind) => kind.name().to_owned(),
-                _ => kind.to_lowercase(),
-            };
-            format!("{}: {kind}", field.name())
+            format!("{}: {}", field.name(), kind(field))
         })
         .collect()
+}
+
+fn kind(field: &FieldDescriptor) -> String {
+    match field.kind() {
+        Kind::Message(message) => message.name().to_owned(),
+        Kind::Enum(kind) => kind.name().to_owned(),
+        scalar => format!("{scalar:?}").to_lowercase(),
+    }
 }
 
 /// Asserts that the message begins with these fields; further ones may follow.
@@ -46,112 +48,71 @@ fn begins(name: &str, wanted: &str) {
     assert_eq!(actual[..wanted.len()], wanted, "{name}");
 }
 
-// rows: R002
-#[test]
-fn r002_every_request_has_the_context_as_field_one() {
-    let mut checked = 0;
-    for service in pool().services() {
-        for method in service.methods() {
-            let first = method.input().get_field(1);
-            let first = first.unwrap_or_else(|| panic!("{} has no field 1", method.full_name()));
-            assert_eq!(first.name(), "context", "{}", method.full_name());
-            assert!(
-                matches!(
-                    first.kind(),
-                    prost_reflect::Kind::Message(m) if m.full_name() == "dfa.common.v1.RequestContext"
-                ),
-                "{}",
-                method.full_name()
-            );
-            checked += 1;
-        }
-    }
-    assert!(checked > 50, "only {checked} methods");
-}
-
-// rows: R003 R004 R005
-#[test]
-fn r003_the_context_has_its_ids_with_their_json_names() {
-    let context = message("dfa.common.v1.RequestContext");
-    let names: Vec<_> = (1..=3)
-        .map(|number| context.get_field(number).unwrap().json_name().to_owned())
-        .collect();
-    assert_eq!(names, ["requestId", "correlationId", "idempotencyKey"]);
-}
-
-// rows: R006
-#[test]
-fn r006_every_event_has_the_context_as_field_one() {
-    let events: Vec<_> = pool()
-        .all_messages()
-        .filter(|message| {
-            message.package_name().starts_with("dfa.") && message.name().ends_with("Event")
-        })
-        .collect();
-    assert!(events.len() > 25, "only {} events", events.len());
-    for event in events {
-        let first = event.get_field(1);
-        assert_eq!(
-            first.as_ref().map(|field| field.name()),
-            Some("context"),
-            "{}",
-            event.full_name()
-        );
-    }
-}
-
-// rows: R007 R008 R009
-#[test]
-fn r007_money_is_a_currency_and_a_decimal_text() {
-    for name in ["dfa.common.v1.Money", "dfa.common.v1.MonetaryAmount"] {
-        assert_eq!(fields(name), ["currency_code: string", "amount: Decimal"]);
-    }
-    assert_eq!(fields("dfa.common.v1.Decimal"), ["value: string"]);
-    assert_eq!(
-        fields("dfa.common.v1.Fee"),
-        ["fee_type: string", "amount: Money"]
-    );
-    let floats: Vec<_> = pool()
-        .all_messages()
-        .filter(|message| message.package_name().starts_with("dfa."))
-        .flat_map(|message| message.fields().collect::<Vec<_>>())
-        .filter(|field| {
-            matches!(
-                field.kind(),
-                prost_reflect::Kind::Double | prost_reflect::Kind::Float
+/// Number, name and type of every field of the platform's only message with this name.
+fn layout(name: &str) -> Vec<(u32, String)> {
+    let pool = pool();
+    let of_name = |message: &MessageDescriptor| {
+        message.full_name().starts_with("dfa.") && message.name() == name
+    };
+    let found: Vec<_> = pool.all_messages().filter(of_name).collect();
+    assert_eq!(found.len(), 1, "layouts of {name}");
+    let fields = found[0].fields();
+    let mut fields: Vec<_> = fields
+        .map(|field| {
+            (
+                field.number(),
+                format!("{}: {}", field.name(), kind(&field)),
             )
         })
-        .map(|field| field.full_name().to_owned())
         .collect();
-    assert!(
-        floats.is_empty(),
-        "binary floats in the contract: {floats:?}"
-    );
+    fields.sort();
+    fields
 }
 
-// rows: R010
+/// The messages that have this field.
+fn with_field(field: &str) -> Vec<String> {
+    let pool = pool();
+    let has = |message: &MessageDescriptor| message.get_field_by_name(field).is_some();
+    let found = pool.all_messages().filter(has);
+    found
+        .map(|message| message.full_name().to_owned())
+        .collect()
+}
+
+// rows: R121 R122
 #[test]
-fn r010_every_list_is_paged() {
-    let mut lists = 0;
-    for service in pool().services() {
-        for method in service
-            .methods()
-            .filter(|method| method.name().starts_with("List"))
-        {
-            assert!(
-                method.input().get_field_by_name("pagination").is_some(),
-                "{}",
-                method.full_name()
-            );
-            assert!(
-                method.output().get_field_by_name("pagination").is_some(),
-                "{}",
-                method.full_name()
-            );
-            lists += 1;
-        }
-    }
-    assert!(lists >= 5);
+fn r122_webhook_and_report_have_one_layout_with_received_at_and_notes() {
+    let owned = |fields: &[(u32, &str)]| -> Vec<(u32, String)> {
+        let fields = fields.iter();
+        fields
+            .map(|(number, field)| (*number, (*field).to_owned()))
+            .collect()
+    };
+    let webhook = owned(&[
+        (1, "payment_id: string"),
+        (2, "status: PaymentStatus"),
+        (3, "amount: Money"),
+        (4, "provider_payload: string"),
+        (5, "received_at: Timestamp"),
+    ]);
+    assert_eq!(layout("PaymentWebhook"), webhook);
+    let mut report = layout("ReconcileReport");
+    // Further fields begin at 10.
+    report.retain(|(number, _)| *number < 10);
+    let wanted = owned(&[
+        (1, "report_id: string"),
+        (2, "business_date: Timestamp"),
+        (3, "bank_balance: Money"),
+        (4, "token_supply: Money"),
+        (5, "balanced: bool"),
+        (6, "notes: string"),
+    ]);
+    assert_eq!(report, wanted);
+    // No other message is a second layout under another name.
+    let package = "dfa.payments.v1";
+    let only = |message: &str| vec![format!("{package}.{message}")];
+    assert_eq!(with_field("provider_payload"), only("PaymentWebhook"));
+    assert_eq!(with_field("token_supply"), only("ReconcileReport"));
 }
 
 // rows: R244
@@ -257,9 +218,10 @@ fn r247_ledger_events_have_their_names_and_fields() {
             "context: RequestContext, user_id: string, address: string, tx_hash: string, at: Timestamp",
         );
     }
-    assert!(
-        pool()
-            .get_message_by_name("dfa.ledger.v1.PostingCreatedEvent")
-            .is_some()
+    begins(
+        "dfa.ledger.v1.PostingCreatedEvent",
+        "context: RequestContext, posting_id: string, operation_id: string, \
+         debit_subaccount_id: string, credit_subaccount_id: string, amount: MonetaryAmount, \
+         created_at: Timestamp",
     );
 }

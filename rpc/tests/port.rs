@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
+use common::exposition::{Family, families};
 use common::{BALANCE, Bank, Port, TOKEN, in_time};
 use http::StatusCode;
 use prost::Message;
@@ -114,7 +117,9 @@ async fn refusals_keep_their_text_reason_and_details_in_every_protocol() {
     let garbage = port
         .post(WRITE, "application/proto", "\u{7}\u{7}\u{7}")
         .await;
-    assert!(garbage.status().is_client_error() || garbage.status().is_server_error());
+    assert_eq!(garbage.status(), StatusCode::BAD_REQUEST);
+    let refusal = garbage.json::<Value>().await.unwrap();
+    assert_eq!(refusal["code"], "invalid_argument");
     assert_eq!(port.bank.payments(), 0);
 }
 
@@ -266,32 +271,85 @@ async fn r261_health_is_ok_or_names_the_failing_part() {
     assert_eq!(port.get("/health").await.status(), StatusCode::OK);
 }
 
-// rows: R262
-#[tokio::test]
-async fn r262_metrics_are_prometheus_text_with_calls_by_method_and_code() {
-    let port = Port::start().await;
-    port.post(READ, "application/json", "{}").await;
-    port.post(WRITE, "application/json", "{}").await;
-    metrics::gauge!("ledger_holds_total").set(3.0);
-    metrics::counter!("deposits_total").increment(1);
+async fn scrape(port: &Port) -> BTreeMap<String, Family> {
     let answer = port.get("/metrics").await;
     assert_eq!(
         answer.headers()["content-type"],
         "text/plain; version=0.0.4; charset=utf-8"
     );
     let text = answer.text().await.unwrap();
-    for line in [
-        format!(r#"rpc_requests_total{{method="{READ}",code="ok"}}"#),
-        format!(r#"rpc_requests_total{{method="{WRITE}",code="invalid_argument"}}"#),
-        format!(r#"rpc_duration_seconds_count{{method="{READ}"}}"#),
-        "ledger_holds_total 3".to_owned(),
-        "deposits_total 1".to_owned(),
-        "# TYPE ledger_holds_total gauge".to_owned(),
+    families(&text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"))
+}
+
+// rows: R262
+#[tokio::test]
+async fn r262_metrics_are_prometheus_text_with_calls_by_method_and_code() {
+    // The recorder is process-wide: no other test calls this method or records the names below.
+    let method = "/dfa.sandbox.v1.SandboxBankService/SetFault";
+    let port = Port::start().await;
+    let before = scrape(&port).await;
+    for _ in 0..3 {
+        let refused = port.post(method, "application/json", "{}").await;
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    metrics::gauge!("r262_level", "side" => "a \"quoted\" \\ one\n").set(3.0);
+    metrics::counter!("r262_events_total").increment(2);
+    let after = scrape(&port).await;
+    let value = |of: &BTreeMap<String, Family>, name: &str, series: &str| {
+        let sample = of.get(name).and_then(|family| family.samples.get(series));
+        sample.copied().unwrap_or(0.0)
+    };
+    let calls = format!(r#"rpc_requests_total{{method="{method}",code="unavailable"}}"#);
+    let durations = format!(r#"rpc_duration_seconds_count{{method="{method}"}}"#);
+    for (name, series) in [
+        ("rpc_requests_total", calls.as_str()),
+        ("rpc_duration_seconds", durations.as_str()),
     ] {
-        assert!(
-            text.lines().any(|have| have.starts_with(&line)),
-            "no {line} in\n{text}"
-        );
+        let grown = value(&after, name, series) - value(&before, name, series);
+        assert_eq!(grown, 3.0, "{series} of {:#?}", after.get(name));
+    }
+    let level = r#"r262_level{side="a \"quoted\" \\ one\n"}"#;
+    assert_eq!(value(&after, "r262_level", level), 3.0);
+    assert_eq!(value(&after, "r262_events_total", "r262_events_total"), 2.0);
+    for (name, kind) in [
+        ("rpc_requests_total", "counter"),
+        ("rpc_duration_seconds", "histogram"),
+        ("r262_level", "gauge"),
+        ("r262_events_total", "counter"),
+    ] {
+        assert_eq!(after[name].kind, kind, "{name}");
+    }
+}
+
+#[test]
+fn the_check_of_the_metrics_refuses_what_promtool_refuses() {
+    const SAMPLE: &str = r#"a{x="1"} 2"#;
+    let good = "# HELP a Text.\n# TYPE a counter\na{x=\"1\"} 2\n\n# TYPE h histogram\n\
+                h_bucket{le=\"1\"} 1\nh_bucket{le=\"+Inf\"} 2\nh_sum 3\nh_count 2\n";
+    assert_eq!(families(good).unwrap()["a"].samples[r#"a{x="1"}"#], 2.0);
+    for (from, to) in [
+        ("h_count 2\n", "h_count 2"),
+        ("# TYPE a counter\n", ""),
+        ("counter", "number"),
+        ("# TYPE h", "# TYPE a counter\n# TYPE h"),
+        (SAMPLE, r#"a{x="1"} -2"#),
+        (SAMPLE, r#"a{x="1"} two"#),
+        (SAMPLE, r#"a{x="1"}"#),
+        (SAMPLE, r#"a{x="1} 2"#),
+        (SAMPLE, r#"a{x="\d"} 2"#),
+        (SAMPLE, r#"a{x="1"y="2"} 2"#),
+        (SAMPLE, r#"a{x="1",x="2"} 2"#),
+        (SAMPLE, r#"a{9x="1"} 2"#),
+        (SAMPLE, r#"a-b{x="1"} 2"#),
+        (SAMPLE, "a{x=\"1\"} 2\na{x=\"1\"} 2"),
+        ("h_sum 3\n", ""),
+        ("h_count 2", "h_count 3"),
+        ("le=\"1\"} 1", "le=\"1\"} 3"),
+        ("le=\"+Inf\"", "le=\"5\""),
+    ] {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good, "{from}");
+        assert!(families(&bad).is_err(), "accepted: {bad}");
     }
 }
 
@@ -420,7 +478,7 @@ async fn reflection_names_the_services_of_the_port() {
 #[tokio::test]
 async fn browsers_may_call_from_any_origin_with_a_token() {
     let port = Port::start().await;
-    let answer = port
+    let asked = port
         .builder("OPTIONS", READ, None)
         .header("origin", "https://console.example")
         .header("access-control-request-method", "POST")
@@ -428,9 +486,8 @@ async fn browsers_may_call_from_any_origin_with_a_token() {
             "access-control-request-headers",
             "authorization,connect-protocol-version,content-type",
         )
-        .send()
-        .await
-        .unwrap();
+        .send();
+    let answer = in_time(asked).await.unwrap();
     assert!(answer.status().is_success());
     assert_eq!(answer.headers()["access-control-allow-origin"], "*");
     let allowed = answer.headers()["access-control-allow-headers"]

@@ -2,6 +2,8 @@
 //! events.
 
 mod deposits;
+mod lines;
+mod logs;
 mod payouts;
 mod reconciliation;
 mod webhooks;

@@ -1,5 +1,6 @@
 //! The bank's webhook: the signature is verified first.
 
+use prost::Message;
 use proto::{
     common::v1 as common,
     payments::v1::{self as wire, HandlePaymentWebhookRequest, PaymentWebhook},
@@ -7,7 +8,7 @@ use proto::{
 };
 use tonic::{Code, Request};
 
-use crate::world::{World, ctx, payment_notice, rub};
+use crate::world::{World, amount_of, ctx, http_client, payment_notice, rub};
 
 const SUCCESS: common::PaymentStatus = common::PaymentStatus::Success;
 
@@ -110,7 +111,7 @@ async fn r115_unknown_payment() {
     world.stop().await;
 }
 
-// rows: R116 R117 R255 R113 R121 R122
+// rows: R116 R117 R255 R113
 #[tokio::test]
 async fn r116_amounts_are_compared_by_value() {
     let world = World::start().await;
@@ -146,6 +147,128 @@ async fn r116_amounts_are_compared_by_value() {
         .into_inner();
     assert_eq!(taken.intent.as_ref().unwrap().status, SUCCESS as i32);
     assert_eq!(world.intent(id).await, taken.intent.unwrap());
+    world.stop().await;
+}
+
+/// The request form of the webhook (D31), declared here and not from the schema.
+#[derive(Clone, PartialEq, Message)]
+struct WebhookForm {
+    #[prost(string, tag = "1")]
+    payment_id: String,
+    #[prost(int32, tag = "2")]
+    status: i32,
+    #[prost(message, optional, tag = "3")]
+    amount: Option<common::Money>,
+    #[prost(string, tag = "4")]
+    provider_payload: String,
+    #[prost(message, optional, tag = "5")]
+    received_at: Option<prost_types::Timestamp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WebhookRequestForm {
+    #[prost(message, optional, tag = "2")]
+    webhook: Option<WebhookForm>,
+}
+
+/// The report of the request form: `notes` is its field 6.
+#[derive(Clone, PartialEq, Message)]
+struct ReportForm {
+    #[prost(string, tag = "1")]
+    report_id: String,
+    #[prost(message, optional, tag = "2")]
+    business_date: Option<prost_types::Timestamp>,
+    #[prost(message, optional, tag = "3")]
+    bank_balance: Option<common::Money>,
+    #[prost(message, optional, tag = "4")]
+    token_supply: Option<common::Money>,
+    #[prost(bool, tag = "5")]
+    balanced: bool,
+    #[prost(string, tag = "6")]
+    notes: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ReportResponseForm {
+    #[prost(message, optional, tag = "1")]
+    report: Option<ReportForm>,
+}
+
+/// Calls a method with these bytes over the port; returns the status and the answer's bytes.
+async fn call_bytes(
+    world: &World,
+    method: &str,
+    headers: &[(&str, String)],
+    request: &impl Message,
+) -> (u16, Vec<u8>) {
+    let url = format!(
+        "{}/dfa.payments.v1.PaymentsService/{method}",
+        world.http_url
+    );
+    let mut call = http_client()
+        .post(url)
+        .bearer_auth("sandbox.treasury")
+        .header("content-type", "application/proto");
+    for (name, value) in headers {
+        call = call.header(*name, value);
+    }
+    let answer = call.body(request.encode_to_vec()).send().await.unwrap();
+    let status = answer.status().as_u16();
+    (status, answer.bytes().await.unwrap().to_vec())
+}
+
+// rows: R121 R122
+#[tokio::test]
+async fn r122_webhook_and_report_travel_in_the_layout_of_the_request_form() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.cfa.set_supply("99.50", 2);
+    let report = world.reconcile().await;
+    let (status, bytes) = call_bytes(&world, "GetLatestReport", &[], &()).await;
+    assert_eq!(status, 200);
+    let form = ReportResponseForm::decode(bytes.as_slice()).unwrap();
+    let form = form.report.unwrap();
+    assert_eq!(form.report_id, report.report_id);
+    assert_eq!(form.business_date, report.business_date);
+    assert!(form.business_date.is_some() && !form.balanced);
+    assert_eq!(amount_of(form.bank_balance.as_ref()), "100.00");
+    assert_eq!(amount_of(form.token_supply.as_ref()), "99.50");
+    assert_eq!(form.notes, "Discrepancy detected");
+
+    let intent = world.qr("10.00").await;
+    let body = payment_notice(&intent.payment_id, "SUCCESS", "10.00");
+    let now_s = service_kit::clock::now_us() / 1_000_000;
+    let headers = [
+        ("webhook-id", "w1".to_owned()),
+        ("webhook-timestamp", now_s.to_string()),
+        ("webhook-signature", world.sign("w1", now_s, &body)),
+    ];
+    let received = async |seconds: i64| {
+        let webhook = WebhookForm {
+            payment_id: intent.payment_id.clone(),
+            status: SUCCESS as i32,
+            amount: rub("10.00"),
+            provider_payload: body.clone(),
+            received_at: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+        };
+        let form = WebhookRequestForm {
+            webhook: Some(webhook),
+        };
+        call_bytes(&world, "HandlePaymentWebhook", &headers, &form).await
+    };
+    // Only if field 5 is received_at does the check of times name it.
+    let (status, refusal) = received(0).await;
+    let refusal = String::from_utf8(refusal).unwrap();
+    assert_eq!(status, 400, "{refusal}");
+    let text = "webhook.received_at: must be a time of the years 2000 to 2100";
+    assert!(refusal.contains(text), "{refusal}");
+    assert_eq!(world.intent(&intent.payment_id).await, intent);
+    let (status, bytes) = received(now_s).await;
+    assert_eq!(status, 200);
+    let taken = wire::HandlePaymentWebhookResponse::decode(bytes.as_slice()).unwrap();
+    let taken = taken.intent.unwrap();
+    assert_eq!(taken.status, SUCCESS as i32);
+    assert_eq!(world.intent(&intent.payment_id).await, taken);
     world.stop().await;
 }
 
@@ -232,7 +355,7 @@ async fn r120_faulty_webhooks_never_deposit_twice_or_falsely() {
         world.intent(&wrong.payment_id).await.status,
         common::PaymentStatus::Pending as i32
     );
-    assert_eq!(crate::world::amount_of(report.suspense.as_ref()), "12.01");
+    assert_eq!(amount_of(report.suspense.as_ref()), "12.01");
     world.set_fault(BankFault::None, "").await;
     world.until_status(&wrong.payment_id, SUCCESS).await;
 

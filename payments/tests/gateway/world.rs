@@ -8,7 +8,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use axum::{Router, body::Body, extract::State, middleware::Next};
@@ -237,12 +236,16 @@ impl World {
     pub async fn stop(mut self) -> Arc<TempDir> {
         self.stop.cancel();
         self.slots.iter().for_each(LocalSlot::clear);
-        self.server.take().unwrap().await.unwrap();
+        let server = self.server.take().unwrap();
         let (payments, identity, bank) = self.handles.take().unwrap();
-        payments.stopped().await;
-        identity.stopped().await;
-        bank.stopped().await;
-        self.log.close().await;
+        in_time("the stop of all services", async {
+            server.await.unwrap();
+            payments.stopped().await;
+            identity.stopped().await;
+            bank.stopped().await;
+            self.log.close().await;
+        })
+        .await;
         self.folder.clone()
     }
 
@@ -483,13 +486,8 @@ impl World {
             .unwrap();
         let mut seen = Vec::new();
         loop {
-            let delivery = tokio::time::timeout(Duration::from_secs(10), subscription.next());
-            let event = delivery
-                .await
-                .expect("the marker arrives")
-                .unwrap()
-                .record
-                .event;
+            let delivery = in_time("the marker's event", subscription.next()).await;
+            let event = delivery.unwrap().record.event;
             if event.key == marker {
                 return seen;
             }
@@ -519,7 +517,7 @@ impl World {
         signature: &str,
         body: &str,
     ) -> (u16, String) {
-        let answer = reqwest::Client::new()
+        let answer = http_client()
             .post(format!("{}/webhook", self.http_url))
             .header("webhook-id", id)
             .header("webhook-timestamp", at_s)
@@ -538,7 +536,7 @@ impl World {
     }
 
     pub async fn get(&self, path: &str) -> (u16, serde_json::Value) {
-        let answer = reqwest::Client::new()
+        let answer = http_client()
             .get(format!("{}{path}", self.http_url))
             .bearer_auth("sandbox.auditor")
             .send()
@@ -553,10 +551,32 @@ impl World {
     }
 }
 
+/// Ends a test that would hang.
+pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(testkit::PATIENCE, work)
+        .await
+        .unwrap_or_else(|_| panic!("not in time: {what}"))
+}
+
+/// A client whose requests end.
+pub fn http_client() -> reqwest::Client {
+    let builder = reqwest::Client::builder().timeout(testkit::PATIENCE);
+    builder.build().unwrap()
+}
+
 pub fn payment_notice(payment_id: &str, status: &str, amount: &str) -> String {
     format!(
         r#"{{"type":"payment","paymentId":"{payment_id}","status":"{status}",
             "amount":{{"value":"{amount}","currency":"RUB"}},"occurredAt":"2026-11-21T00:00:00Z"}}"#
+    )
+}
+
+/// The bank's report of a payout's transfer.
+pub fn transfer_notice(transfer_id: &str, payout_id: &str, status: &str, amount: &str) -> String {
+    format!(
+        r#"{{"type":"transfer","transferId":"{transfer_id}","requestId":"{payout_id}",
+            "status":"{status}","amount":{{"value":"{amount}","currency":"RUB"}},
+            "occurredAt":"2026-11-21T00:00:00Z"}}"#
     )
 }
 

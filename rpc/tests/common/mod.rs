@@ -2,13 +2,14 @@
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
+pub mod exposition;
+
 use std::{
     future::Future,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use axum::{
@@ -17,13 +18,14 @@ use axum::{
 };
 use proto::{
     common::v1::{Decimal, Money, PaymentStatus},
+    ledger::v1::{GetBalanceRequest, ledger_service_client::LedgerServiceClient},
     sandbox::v1::{
         BankTransfer, GetBankBalanceRequest, GetBankBalanceResponse, ListTransfersRequest,
         ListTransfersResponse, PayRequest, PayResponse, SetFaultRequest, SetFaultResponse,
         sandbox_bank_service_server::{SandboxBankService, SandboxBankServiceServer},
     },
 };
-use rpc::{Authenticator, Health, Limits, Service, json::HttpError, json::Json};
+use rpc::{Authenticator, Channel, Health, Limits, Service, json::HttpError, json::Json};
 use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
@@ -31,10 +33,11 @@ use tonic::{Request, Response, Status, service::Routes};
 pub const TOKEN: &str = "sandbox.operator";
 pub const BALANCE: &str = "123456789012345678.000000000000000001";
 
+/// Ends a test that would hang.
 pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
+    tokio::time::timeout(testkit::PATIENCE, future)
         .await
-        .expect("timed out")
+        .expect("in time")
 }
 
 #[derive(Clone)]
@@ -44,6 +47,8 @@ pub struct Bank {
     panicking: Arc<AtomicBool>,
     entered: Arc<Notify>,
     payments: Arc<AtomicUsize>,
+    /// A payment reads a balance there, if set.
+    ledger: Option<Channel>,
 }
 
 impl Default for Bank {
@@ -54,11 +59,19 @@ impl Default for Bank {
             panicking: Arc::default(),
             entered: Arc::default(),
             payments: Arc::default(),
+            ledger: None,
         }
     }
 }
 
 impl Bank {
+    pub fn with_ledger(ledger: Channel) -> Bank {
+        Bank {
+            ledger: Some(ledger),
+            ..Bank::default()
+        }
+    }
+
     /// Reads never answer from now on.
     pub fn hang(&self) {
         self.hanging.store(true, Ordering::SeqCst);
@@ -107,6 +120,7 @@ async fn transfer(
         "panics" => panic!("on purpose"),
         _ => {}
     }
+    tracing::info!(transfer_id = id, "read");
     if id != "t1" {
         return Err(rpc::status::not_found("TRANSFER_NOT_FOUND", "Transfer not found").into());
     }
@@ -127,6 +141,14 @@ impl SandboxBankService for Bank {
         let caller = rpc::caller(&request)?.clone();
         let context = rpc::context::write(request.into_inner().context)?;
         self.payments.fetch_add(1, Ordering::SeqCst);
+        if let Some(ledger) = &self.ledger {
+            let asked = GetBalanceRequest {
+                context: Some(context.child("sandbox", "").to_proto()),
+                ..Default::default()
+            };
+            let mut ledger = LedgerServiceClient::new(ledger.clone());
+            ledger.get_balance(asked).await?;
+        }
         tracing::info!(key = context.idempotency_key, "paid");
         let mut response = Response::new(PayResponse {
             transaction_id: format!("by {}", caller.subject),
@@ -289,6 +311,6 @@ impl Port {
 
     pub async fn stop(self) {
         self.shutdown.cancel();
-        self.served.await.unwrap().unwrap();
+        in_time(self.served).await.unwrap().unwrap();
     }
 }

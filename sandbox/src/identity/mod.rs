@@ -18,6 +18,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use proto::identity::v1::identity_service_server::IdentityServiceServer;
 use serde::{Deserialize, Serialize};
+use service_kit::Clock;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -84,10 +85,23 @@ pub fn start(
     deps: IdentityDeps,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
+    start_with_clock(config, deps, Clock::System, shutdown)
+}
+
+/// Like [`start`], with another clock: limits are per day.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with_clock(
+    config: IdentityConfig,
+    deps: IdentityDeps,
+    clock: Clock,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
     Box::pin(async move {
         let defaults = rules::Defaults::read(&config)?;
         let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
-        let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis);
+        let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis, clock);
         let span = || tracing::info_span!("worker", service_name = "identity");
         let basis = config.trading_limit_basis;
         let mut workers = JoinSet::new();

@@ -3,7 +3,6 @@
 use events::Event;
 use prost::Message;
 use proto::{convert::to_timestamp_us, identity::v1 as pb};
-use service_kit::clock;
 use uuid::Uuid;
 
 const SOURCE: &str = "identity";
@@ -17,9 +16,8 @@ pub enum Kind {
     Unblocked,
 }
 
-/// The event of a change.
-pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> Event {
-    let now_us = clock::now_us();
+/// The event of a change at this time.
+pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str, now_us: i64) -> Event {
     let mut context = rpc::Context::new(SOURCE);
     correlation_id.clone_into(&mut context.correlation_id);
     context.occurred_at_us = now_us;

@@ -24,6 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use uuid::Uuid;
 
+use crate::in_time;
+
 struct World {
     folder: TempDir,
     bank: BankHandle,
@@ -55,7 +57,7 @@ impl World {
     async fn stop(self) -> TempDir {
         self.stop.cancel();
         self.slot.clear();
-        self.bank.stopped().await;
+        in_time("the bank's stop", self.bank.stopped()).await;
         self.folder
     }
 
@@ -291,9 +293,7 @@ async fn r135_one_request_id_is_one_transfer() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), executed)
-        .await
-        .unwrap();
+    in_time("the transfer is executed", executed).await;
     assert_eq!(client.balance().await.unwrap(), rub(6_000));
     assert!(matches!(
         client.transfer_status("none").await,
@@ -361,8 +361,6 @@ async fn money_and_transfers_survive_a_restart() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), executed)
-        .await
-        .unwrap();
+    in_time("the transfer is executed", executed).await;
     world.stop().await;
 }

@@ -9,6 +9,8 @@ use testkit::ports::{patient, until, until_closed};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::in_time;
+
 const SHORT: Duration = Duration::from_millis(200);
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
@@ -44,7 +46,7 @@ impl Port {
 
     async fn stop(self) {
         self.stop.cancel();
-        self.bank.stopped().await;
+        in_time("the bank's stop", self.bank.stopped()).await;
     }
 }
 

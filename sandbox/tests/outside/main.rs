@@ -3,3 +3,10 @@
 mod bank;
 mod bounds;
 mod identity;
+
+/// Ends a test that would hang.
+async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(testkit::PATIENCE, work)
+        .await
+        .unwrap_or_else(|_| panic!("not in time: {what}"))
+}

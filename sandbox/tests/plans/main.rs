@@ -27,6 +27,7 @@ use rail::{
 use rpc::Channel;
 use sandbox::bank::BankConfig;
 use sandbox::identity::{IdentityConfig, IdentityDeps};
+use service_kit::Clock;
 use testkit::plans::{self, Allowed};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -54,7 +55,7 @@ async fn until<F: Future<Output = bool>>(seen: impl Fn() -> F) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let waited = tokio::time::timeout(Duration::from_secs(20), waiting);
+    let waited = tokio::time::timeout(testkit::PATIENCE, waiting);
     waited.await.expect("the expected state arrives in time");
 }
 
@@ -66,7 +67,10 @@ async fn users(folder: &Path) {
         ..IdentityConfig::default()
     };
     let deps = IdentityDeps { log: log.clone() };
-    let handle = sandbox::identity::start(config, deps, stop.clone());
+    // The day of the clock is the day of the event below, also if midnight passes meanwhile.
+    let now_us = service_kit::clock::now_us();
+    let clock = Clock::manual(now_us);
+    let handle = sandbox::identity::start_with_clock(config, deps, clock, stop.clone());
     let handle = handle.await.unwrap();
     let slot = testkit::in_memory(handle.service().routes);
     let client = || IdentityServiceClient::new(Channel::local(&slot, OPERATOR));
@@ -113,7 +117,7 @@ async fn users(folder: &Path) {
         instrument_id: "CFA-RUB".into(),
         holder_id: user_id.clone(),
         amount: Some(to_monetary_amount_minor("CFA-RUB", 777, 2)),
-        issued_at: Some(to_timestamp_us(service_kit::clock::now_us())),
+        issued_at: Some(to_timestamp_us(now_us)),
         ..Default::default()
     };
     let event = events::Event {
@@ -124,7 +128,7 @@ async fn users(folder: &Path) {
         subject: "k".into(),
         source: "test".into(),
         correlation_id: "c".into(),
-        occurred_at_us: service_kit::clock::now_us(),
+        occurred_at_us: now_us,
         payload: issued.encode_to_vec(),
     };
     log.publish(&[event]).await.unwrap();

@@ -10,7 +10,7 @@ use axum::{
     extract::{Path, State},
     routing::get,
 };
-use events::Sqlite;
+use events::{Event, Sqlite};
 use proto::{
     common::v1 as common,
     identity::v1::{self as pb, identity_service_server::IdentityService},
@@ -21,7 +21,7 @@ use rpc::{
     page::{self, Key},
     status::{already_exists, internal, invalid_argument, not_found},
 };
-use service_kit::clock;
+use service_kit::Clock;
 use tonic::{Request, Response, Status};
 use types::{
     BusinessDay, Decimal, LimitType, SYSTEM_USER, UserId,
@@ -48,15 +48,17 @@ struct Inner {
     db: Sqlite,
     defaults: Defaults,
     basis: TradingBasis,
+    clock: Clock,
     health: rpc::Health,
 }
 
 impl Api {
-    pub fn new(db: Sqlite, defaults: Defaults, basis: TradingBasis) -> Api {
+    pub fn new(db: Sqlite, defaults: Defaults, basis: TradingBasis, clock: Clock) -> Api {
         Api(Arc::new(Inner {
             db,
             defaults,
             basis,
+            clock,
             health: rpc::Health::new(SOURCE),
         }))
     }
@@ -103,7 +105,7 @@ impl Api {
     }
 
     async fn used(&self, user_id: &str, limit_type: LimitType) -> Result<Decimal, Status> {
-        let today = BusinessDay::of(clock::now_us());
+        let today = BusinessDay::of(self.0.clock.now_us());
         repo::used(self.0.db.read(), user_id, today, limit_type)
             .await
             .map_err(store)
@@ -121,6 +123,11 @@ impl Api {
         })
     }
 
+    fn event(&self, kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> Event {
+        let now_us = self.0.clock.now_us();
+        event(kind, user_id, reason, correlation_id, now_us)
+    }
+
     /// Changes a user and appends the event in one transaction. Without a change it does nothing.
     async fn change(
         &self,
@@ -136,7 +143,7 @@ impl Api {
         let kind = act(&mut user);
         if user != before {
             repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
-            let event = event(kind, user_id, reason, correlation_id);
+            let event = self.event(kind, user_id, reason, correlation_id);
             events::outbox::append_in_tx(&mut tx, &[event])
                 .await
                 .map_err(log_store)?;
@@ -273,7 +280,7 @@ impl IdentityService for Api {
             full_name_hash: hash_name(&ask.full_name),
             idempotency_key: context.idempotency_key.clone(),
             generated,
-            created_at_us: clock::now_us(),
+            created_at_us: self.0.clock.now_us(),
         };
         let mut tx = self.0.db.write().await.map_err(log_store)?;
         // T12: the key repeats the call only for the same user.
@@ -300,7 +307,7 @@ impl IdentityService for Api {
             ));
         }
         repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
-        let created = event(Kind::Created, &user.user_id, "", &context.correlation_id);
+        let created = self.event(Kind::Created, &user.user_id, "", &context.correlation_id);
         events::outbox::append_in_tx(&mut tx, &[created])
             .await
             .map_err(log_store)?;
@@ -359,7 +366,7 @@ impl IdentityService for Api {
             .await
             .map_err(store)?;
         let reason = format!("{limit_type} limit changed");
-        let updated = event(
+        let updated = self.event(
             Kind::Updated,
             &ask.user_id,
             &reason,
