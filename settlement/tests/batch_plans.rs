@@ -84,7 +84,7 @@ impl Run {
 // rows: R188 R190
 #[test]
 fn r188_every_plan_is_covered_and_conserves_money() {
-    for seed in 0..40 {
+    for seed in testkit::seed::seeds(0..40) {
         let mut market = Market::new(seed);
         for _ in 0..400 {
             market.random();
@@ -144,7 +144,7 @@ fn r189_the_same_records_give_the_same_plans_and_a_repeat_changes_nothing() {
 // rows: R186
 #[test]
 fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
-    for seed in 100..120 {
+    for seed in testkit::seed::seeds(100..120) {
         let mut market = Market::new(seed);
         for _ in 0..300 {
             market.random();

@@ -4,16 +4,14 @@
 mod world;
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use settlement::copies::{Change, Copies, HoldBalance};
 use types::{Event, HoldIx, Sequence};
 use world::journalled::{EVERY, checkpoints, cut};
 use world::services::{Platform, config};
-use world::{Market, Record, node, replayed};
+use world::{CHILD_FOLDER, Market, Record, killed_at, node, replayed};
 
-const FOLDER: &str = "SETTLEMENT_CHECKPOINT_FOLDER";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn market(seed: u64) -> Market {
@@ -50,7 +48,7 @@ fn applied(
 // rows: R189
 #[test]
 fn r189_copies_taken_at_any_record_equal_the_copies_from_the_first() {
-    for seed in 0..4 {
+    for seed in testkit::seed::seeds(0..4) {
         let market = market(seed);
         let records = &market.records;
         let mut first = market.nothing();
@@ -111,7 +109,7 @@ async fn settled(folder: &Path, market: &Market) -> Platform {
 /// The process to kill; does nothing unless a parent test started it.
 #[tokio::test]
 async fn child() {
-    if let Ok(folder) = std::env::var(FOLDER) {
+    if let Ok(folder) = std::env::var(CHILD_FOLDER) {
         settled(Path::new(&folder), &market(12)).await;
     }
 }
@@ -122,15 +120,7 @@ async fn r189_killed_after_a_checkpoint_the_rest_is_settled_once_without_earlier
     let market = market(12);
     for place in ["settlement.posted:12", "settlement.submitted:12"] {
         let folder = tempfile::tempdir().unwrap();
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
-            .env(FOLDER, folder.path())
-            .env("PLATFORM_CRASH_AT", place)
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .status()
-            .unwrap();
-        assert!(!status.success(), "{place} was not reached");
+        killed_at(place, folder.path());
         // Truncate the journal as far as the oldest checkpoint permits.
         let oldest = *checkpoints(folder.path()).first().expect("a checkpoint");
         let removed = cut(folder.path(), oldest);

@@ -4,14 +4,12 @@
 mod world;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use types::Event;
 use world::services::{Platform, config};
-use world::{Market, node};
+use world::{CHILD_FOLDER, Market, killed_at, node};
 
-const FOLDER: &str = "SETTLEMENT_TEST_FOLDER";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn market() -> Market {
@@ -48,7 +46,7 @@ async fn run(folder: &std::path::Path) -> Platform {
 /// The process to kill; does nothing unless a parent test started it.
 #[tokio::test]
 async fn child() {
-    if let Ok(folder) = std::env::var(FOLDER) {
+    if let Ok(folder) = std::env::var(CHILD_FOLDER) {
         run(&PathBuf::from(folder)).await;
     }
 }
@@ -65,15 +63,7 @@ async fn r186_killed_between_any_two_steps_every_trade_is_settled_once() {
     for place in places {
         let folder = tempfile::tempdir().unwrap();
         for time in 1..=2 {
-            let status = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "child", "--nocapture"])
-                .env(FOLDER, folder.path())
-                .env("PLATFORM_CRASH_AT", format!("{place}:{time}"))
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .status()
-                .unwrap();
-            assert!(!status.success(), "{place} was not reached");
+            killed_at(&format!("{place}:{time}"), folder.path());
         }
         let market = market();
         let mut platform = run(folder.path()).await;

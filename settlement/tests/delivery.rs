@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use types::*;
 use world::journalled::Journalled;
 use world::services::context;
-use world::{FUNDED, INSTRUMENTS, Market, USERS, node};
+use world::{FUNDED, INSTRUMENTS, Market, USERS, in_time, node};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const CREDENTIAL: &str = "sandbox.service";
@@ -380,5 +380,5 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
     assert_eq!(named, vec![("", "-0.01"), ("user-0", "-0.01")]);
 
     services.token.cancel();
-    settlement.stopped().await;
+    in_time("settlement's stop", settlement.stopped()).await;
 }

@@ -12,7 +12,7 @@ use types::command::Bust;
 use types::*;
 use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
-use world::{FUNDED, Market, node};
+use world::{FUNDED, Market, in_time, node};
 
 /// Generous for slow machines; no test measures it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -221,7 +221,7 @@ async fn r190_several_trades_consume_one_hold_in_parts() {
 // rows: R186 R188 R189
 #[tokio::test]
 async fn r186_stopped_anywhere_it_resumes_and_settles_every_trade_once() {
-    for seed in 0..3 {
+    for seed in testkit::seed::seeds(0..3) {
         let folder = tempfile::tempdir().unwrap();
         let mut market = Market::new(seed);
         for _ in 0..250 {
@@ -265,6 +265,126 @@ async fn r186_stopped_anywhere_it_resumes_and_settles_every_trade_once() {
         assert!(platform.settlement.breaks().await.unwrap().is_empty());
         platform.stop().await;
     }
+}
+
+/// How far a trade is for a reader: nothing, both legs in the ledger, both legs final.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Seen {
+    Nothing,
+    Posted,
+    Final,
+}
+
+async fn leg(platform: &mut Platform, key: &str) -> Seen {
+    match platform.operation(key).await {
+        None => Seen::Nothing,
+        Some((operation, _)) if operation.status() == OperationStatus::Finalized => Seen::Final,
+        Some(_) => Seen::Posted,
+    }
+}
+
+/// Reads the seller's leg, then the buyer's, then the seller's again. A leg never goes back, so a
+/// reader that finds one ahead of a later reading has seen half of a trade.
+async fn whole(platform: &mut Platform, trade: &str) -> Seen {
+    let sells = format!("{trade}:sell");
+    let sold = leg(platform, &sells).await;
+    let bought = leg(platform, trade).await;
+    let again = leg(platform, &sells).await;
+    assert!(
+        sold <= bought && bought <= again,
+        "half of {trade}: {sold:?} {bought:?} {again:?}"
+    );
+    sold
+}
+
+// rows: R186
+#[tokio::test]
+async fn r186_a_reader_never_sees_half_of_a_trade() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    // Trades wait between ledger and chain until the test lets them go.
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    let mut market = Market::new(7);
+    for _ in 0..150 {
+        market.random();
+    }
+    let (trades, end) = (trades(&market), market.position());
+    assert!(trades.len() > 20, "{}", trades.len());
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let reading = async {
+        while platform.settlement.stats().progress.settled < end {
+            for (_, trade) in &trades {
+                assert!(whole(&mut platform, trade).await < Seen::Final);
+            }
+        }
+    };
+    in_time("the postings", reading).await;
+    for (_, trade) in &trades {
+        assert_eq!(whole(&mut platform, trade).await, Seen::Posted);
+    }
+    assert!(platform.chain.moved().is_empty());
+
+    *platform.chain.away.lock().unwrap() = 0;
+    let reading = async {
+        while platform.settlement.stats().progress.finalized < end {
+            for (_, trade) in &trades {
+                assert!(whole(&mut platform, trade).await > Seen::Nothing);
+            }
+        }
+    };
+    in_time("the end of all trades", reading).await;
+    for (_, trade) in &trades {
+        assert_eq!(whole(&mut platform, trade).await, Seen::Final);
+    }
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// rows: R186
+#[tokio::test]
+async fn r186_before_a_trade_is_final_neither_party_can_use_what_it_receives() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    let market = one_trade();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let posted = platform.settlement.settled(market.position());
+    in_time("the postings", posted).await;
+
+    let money = |minor: i64| Decimal::from_minor(minor, 2).to_string();
+    for is_final in [false, true] {
+        if is_final {
+            *platform.chain.away.lock().unwrap() = 0;
+            drained(&platform, market.position()).await;
+        }
+        // What each gives is gone, what each receives is there, and usable only at the end.
+        let [given, ..] = platform.balance("user-0:CFA-RUB").await;
+        assert_eq!(given, money(FUNDED - 100_100));
+        let [given, ..] = platform.balance("user-1:BOND-0").await;
+        assert_eq!(given, (FUNDED - 10).to_string());
+        let [units, _, unsettled, available] = platform.balance("user-0:BOND-0").await;
+        assert_eq!(units, (FUNDED + 10).to_string());
+        let usable = (unsettled.as_str(), available.as_str());
+        assert_eq!(usable, if is_final { ("0", "10") } else { ("10", "0") });
+        let [received, _, unsettled, available] = platform.balance("user-1:CFA-RUB").await;
+        assert_eq!(received, money(FUNDED + 100_000));
+        let usable = (unsettled.as_str(), available.as_str());
+        let (nothing, price) = ("0.00", "1000.00");
+        assert_eq!(
+            usable,
+            if is_final {
+                (nothing, price)
+            } else {
+                (price, nothing)
+            }
+        );
+        platform.assert_zero_sum().await;
+        let (_, trade) = trades(&market).remove(0);
+        assert_eq!(platform.chain.moved().contains_key(&trade), is_final);
+    }
+    platform.stop().await;
 }
 
 // rows: R189

@@ -8,20 +8,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use admission::{FundRequest, NewRequest, Request};
+use proto::common::v1::OperationType;
 use proto::ledger::v1::HoldStatus;
 use replica::{LiveReplica, Replica};
 use sequencer::{Backlog, Config, Record, SequencerHandle};
 use types::*;
 use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
-use world::{node, spec};
+use world::{in_time, node, spec};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn call(sequencer: &SequencerHandle, request: Request) -> Record {
-    sequencer
-        .port()
-        .call(request)
+    let port = sequencer.port();
+    in_time("an answer of the market", port.call(request))
         .await
         .unwrap_or_else(|refused| panic!("{request:?}: {refused:?}"))
 }
@@ -107,7 +107,8 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     let mut bond = spec(0, "0.01", "1", 0);
     bond.ix = InstrumentIx::NONE;
     let listed = call(&sequencer, Request::SetInstrument(bond)).await;
-    replica.wait(listed.command.sequence).await.unwrap();
+    let applied = replica.wait(listed.command.sequence);
+    in_time("the instrument", applied).await.unwrap();
     for (user, asset) in [(0, AssetIx::MONEY), (1, AssetIx::units(InstrumentIx(0)))] {
         let fund = FundRequest {
             hold_id: Id128::from_u128(0xfeed + u128::from(user)),
@@ -141,6 +142,12 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     assert_eq!((stats.trades_settled, stats.trades_pending), (1, 0));
     assert!(stats.settlement_lag_ms.max > 0);
     assert_eq!(backlog.pending_trades.load(Ordering::Relaxed), 0);
+    let is_trade = |event: &&EventEnvelope| matches!(event.event, Event::Trade(_));
+    let trade = bought.events.iter().find(is_trade).expect("a trade");
+    let trade = trade.trade_uuid(node()).to_string();
+    let (operation, postings) = platform.operation(&trade).await.expect("posted");
+    assert_eq!(operation.r#type(), OperationType::TradeBuy);
+    assert_eq!(postings.len(), 2);
     assert_eq!(platform.balance("user-0:BOND-0").await[3], "4");
 
     // An open order gets its holds even without new commands.

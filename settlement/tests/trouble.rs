@@ -13,7 +13,7 @@ use settlement::Suspension;
 use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
 use world::services::{Platform, config, context, journal_of_busy_engines};
-use world::{Market, node};
+use world::{Market, in_time, node};
 
 /// Generous for slow machines; no test measures it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -287,12 +287,15 @@ async fn a_batch_refused_by_the_chain_service_raises_an_alarm_and_is_retried() {
 
 /// Finalizes or reverses an operation of settlement before settlement does.
 async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
-    let mut found = platform.operation(key).await;
-    while found.is_none() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        found = platform.operation(key).await;
-    }
-    let operation_id = found.unwrap().0.operation_id;
+    let posted = async {
+        loop {
+            if let Some((operation, _)) = platform.operation(key).await {
+                break operation;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let operation_id = in_time("the operation", posted).await.operation_id;
     if reverse {
         let request = wire::ReverseOperationRequest {
             context: context(&format!("reverse {key}")),

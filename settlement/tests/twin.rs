@@ -99,7 +99,7 @@ fn random(rng: &mut SmallRng, key: u128) -> Request {
 // rows: R180 R188
 #[tokio::test]
 async fn r188_the_copies_have_the_money_that_admission_has() {
-    for seed in 0..4 {
+    for seed in testkit::seed::seeds(0..4) {
         let mut rng = SmallRng::seed_from_u64(seed);
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::new(folder.path());

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use journal::{Appender, FileStorage, Journal};
 use replica::{LiveReplica, Replica, ReplicaError};
@@ -77,7 +77,9 @@ impl Journalled {
                 record::append(&mut appender, &record.command, &record.events);
                 appender.flush();
             }
+            let deadline = Instant::now() + testkit::PATIENCE;
             while commit.position() < sequence {
+                assert!(Instant::now() < deadline, "{sequence} is not durable");
                 std::thread::yield_now();
             }
         }

@@ -6,7 +6,9 @@ pub mod journalled;
 pub mod ledger;
 pub mod services;
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use admission::{
     Admission, AdmissionConfig, AmendRequest, CancelRequest, MassCancelRequest, NewRequest,
@@ -46,6 +48,43 @@ pub struct Market {
     pools: u32,
     /// Self-trade prevention mode.
     pub stp: StpMode,
+}
+
+/// Ends a test that would hang.
+pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(testkit::PATIENCE, work)
+        .await
+        .unwrap_or_else(|_| panic!("not in time: {what}"))
+}
+
+/// Variable with the folder of a binary's test `child`.
+pub const CHILD_FOLDER: &str = "SETTLEMENT_TEST_FOLDER";
+
+/// Runs this binary's test `child` on a folder until it is killed at a failpoint.
+pub fn killed_at(place: &str, folder: &Path) {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(CHILD_FOLDER, folder)
+        .env("PLATFORM_CRASH_AT", place)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The child's own limits end first.
+    let deadline = Instant::now() + 3 * testkit::PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{place} was not reached in time");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // A failed test has an exit code, an aborted process has none.
+    assert_eq!(status.code(), None, "{place} was not reached");
 }
 
 pub fn node() -> NodeId {

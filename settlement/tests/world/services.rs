@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use types::{Command, Decimal};
 
 use super::journalled::Journalled;
-use super::{Market, Record};
+use super::{Market, Record, in_time};
 
 /// Commands that settlement asked the journal for.
 pub type Asked = Arc<Mutex<Vec<Command>>>;
@@ -237,7 +237,7 @@ impl Platform {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         };
-        let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await;
+        let waited = tokio::time::timeout(testkit::PATIENCE, waiting).await;
         waited.unwrap_or_else(|_| panic!("not reported: {:?}", self.asked.lock().unwrap()));
     }
 
@@ -362,12 +362,12 @@ impl Platform {
     /// Stops settlement at its current step, and the ledger.
     pub async fn stop(self) {
         self.stop_settlement.cancel();
-        self.settlement.stopped().await;
+        in_time("settlement's stop", self.settlement.stopped()).await;
         drop(self.journal);
         self.ledger_slot.clear();
         drop(self.ledger);
         self.stop_ledger.cancel();
-        self.ledger_handle.stopped().await;
+        in_time("the ledger's stop", self.ledger_handle.stopped()).await;
     }
 }
 
