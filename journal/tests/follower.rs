@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use journal::fault::MemoryStorage;
 use journal::reader::ReadError;
@@ -12,6 +13,9 @@ use journal::{
     Appender, Config, FileStorage, Follower, Frame, FrameKind, Journal, JournalError, Mode,
     Storage, walk,
 };
+
+/// Far longer than anything here takes: reaching it means that something hangs.
+const HANG: Duration = Duration::from_secs(60);
 
 const CONFIG: Config = Config {
     segment_bytes: 64 << 10,
@@ -93,7 +97,9 @@ fn a_follower_during_writes_gets_every_durable_record() {
             scope.spawn(move || {
                 let (mut follower, mut last) = (follower(dir, from), from);
                 // The last batch is known to be durable only when another one follows.
+                let since = Instant::now();
                 while last < LAST {
+                    assert!(since.elapsed() < HANG, "the follower stays at {last}");
                     read(&mut follower, &mut last).expect("no end is damage");
                     assert!(last <= durable.load(Ordering::Acquire).max(from) + 7);
                     std::thread::yield_now();

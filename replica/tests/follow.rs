@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admission::{AmendRequest, CancelRequest, MassCancelRequest, OrderRef, Request};
-use desk::{Desk, HANG, Time, done, open_desk};
+use desk::{Desk, HANG, Time, done, in_time, open_desk};
 use journal::{FileStorage, Journal, Storage};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -252,13 +252,18 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
     let is_named = |name| replica.troubles().borrow().contains_key(name);
     // It keeps its permit while it does not ask for more.
     let mut first = replica.follow_behind("first", from);
-    first.next().await.expect("read");
+    in_time("a permit", first.next()).await.expect("read");
     let mut second = replica.follow_behind("second", from);
-    let waiting = tokio::time::timeout(Duration::from_secs(2), second.next()).await;
-    assert!(
-        waiting.is_err() && is_named("second"),
-        "the second follower gets no permit"
-    );
+    let mut troubles = replica.troubles();
+    let reported = async {
+        tokio::select! {
+            read = second.next() => panic!("the second follower has a permit: {read:?}"),
+            troubles = troubles.wait_for(|all| all.contains_key("second")) => {
+                drop(troubles.expect("runs"));
+            }
+        }
+    };
+    in_time("the second follower waits, and health reports it", reported).await;
     let gating = replica.follow_from("gating", from, |state| state.sequence());
     let begun = tokio::time::timeout(HANG, gating).await.expect("in time");
     assert_eq!(begun.expect("opened").0, from);

@@ -197,6 +197,21 @@ impl Node {
     }
 }
 
+/// Waits until no thread allocates any more for the requests so far.
+fn wait_for_rest() {
+    let since = Instant::now();
+    let mut is_at_rest = false;
+    while !is_at_rest {
+        assert!(
+            since.elapsed() < HANG,
+            "a thread allocates without a request"
+        );
+        let region = Region::new(ALLOCATOR);
+        std::thread::sleep(Duration::from_millis(5));
+        is_at_rest = region.change().allocations == 0;
+    }
+}
+
 /// A test without the harness, whose threads would be counted too.
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -220,9 +235,8 @@ fn main() {
             let mut front = node.port().rings(1_024, Arc::default()).expect("rings");
             let sessions = [0, 1].map(|user| open(&mut front, &desk, user));
             play(&mut front, &desk, sessions, 1..10_000);
-            // The test's own threads are idle: what is counted is the path, with the journal's
-            // writer.
-            std::thread::sleep(Duration::from_millis(20));
+            // What is counted is the path, with the journal's writer.
+            wait_for_rest();
             let region = Region::new(ALLOCATOR);
             let events = play(&mut front, &desk, sessions, 10_000..30_000);
             let change = region.change();

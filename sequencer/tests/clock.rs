@@ -7,7 +7,7 @@ use std::sync::Arc;
 use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, NewRequest, OrderRef, Request,
 };
-use desk::{Desk, HANG, START_NS, Time, config, done, open_desk, start};
+use desk::{Desk, START_NS, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Port, SubmitError};
 use types::{
@@ -37,8 +37,7 @@ async fn until_suspect(port: &Port, expected: bool) {
         let is = |core: &sequencer::Core| core.admission().clock().is_suspect();
         while port.inspect(is).await != Ok(expected) {}
     };
-    let waited = tokio::time::timeout(HANG, waiting).await;
-    waited.expect("the hot thread looks at the clock");
+    in_time("the hot thread looks at the clock", waiting).await;
 }
 
 async fn is_open(port: &Port, handle: Handle) -> bool {
@@ -48,8 +47,7 @@ async fn is_open(port: &Port, handle: Handle) -> bool {
 
 async fn until_gone(port: &Port, handle: Handle) {
     let waiting = async { while is_open(port, handle).await {} };
-    let waited = tokio::time::timeout(HANG, waiting).await;
-    waited.expect("the order ends");
+    in_time("the order ends", waiting).await;
 }
 
 async fn state_hash(port: &Port) -> u64 {

@@ -1,6 +1,8 @@
 //! One code path, three layouts: the same requests produce the same journal and the same state.
 
 mod desk;
+#[path = "../../testkit/src/seed.rs"]
+mod seed;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,7 +116,7 @@ async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
 // rows: R180
 #[tokio::test]
 async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
-    for seed in 0..6 {
+    for seed in seed::seeds(0..6) {
         let (records, hash) = play(Layout::Fused, seed).await;
         let traded = records.iter().map(trades).sum::<usize>();
         assert!(traded > 50, "the flow trades: {traded}");

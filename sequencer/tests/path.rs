@@ -1,5 +1,7 @@
 //! The trading path through its port: orders in, records out, power loss, recovery.
 
+mod desk;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,6 +9,7 @@ use admission::{
     CancelRequest, FundRequest, NewRequest, OrderRef, Reject, RejectDetails, Request,
     SessionRequest,
 };
+use desk::in_time;
 use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Bounds, Config, Port, Record, SequencerHandle, SubmitError};
 use types::{
@@ -44,7 +47,8 @@ fn decimal(text: &str) -> types::Decimal {
 }
 
 async fn done(port: &Port, request: Request) -> Record {
-    port.call(request).await.expect("taken")
+    let called = in_time("an answer", port.call(request)).await;
+    called.expect("taken")
 }
 
 /// Two users with money and units in their trading holds.
@@ -238,7 +242,7 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
     .await;
     let mut reader = handle.reader(placed.command.sequence);
     loop {
-        let record = reader.next().await.expect("record");
+        let record = in_time("a cancel", reader.next()).await.expect("record");
         if let Some(event) = record.events.first()
             && let Event::Cancelled(cancelled) = event.event
         {
@@ -354,15 +358,15 @@ async fn a_full_disk_stops_orders_with_a_clear_answer() {
         .wait(lost.command.sequence)
         .await
         .expect_err("not durable");
-    loop {
-        match desk
-            .port
-            .call(Request::New(order(&desk, 0, Side::Buy, 10_000, 5)))
-            .await
-        {
-            Err(SubmitError::JournalFailed) => break,
-            Ok(_) => {}
-            Err(other) => panic!("{other:?}"),
+    let refused = async {
+        loop {
+            let order = Request::New(order(&desk, 0, Side::Buy, 10_000, 5));
+            match desk.port.call(order).await {
+                Err(SubmitError::JournalFailed) => break,
+                Ok(_) => {}
+                Err(other) => panic!("{other:?}"),
+            }
         }
-    }
+    };
+    in_time("the node refuses what it cannot journal", refused).await;
 }

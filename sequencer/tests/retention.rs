@@ -4,13 +4,15 @@
 
 mod desk;
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use admission::Request;
 use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
     Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Retention,
@@ -70,6 +72,54 @@ fn first(dir: &Path) -> u64 {
     folder.first().expect("readable")
 }
 
+/// Rounds of the retention threads, by follower: each round sets a gauge per follower.
+struct Rounds(Mutex<BTreeMap<String, u64>>);
+
+static ROUNDS: Rounds = Rounds(Mutex::new(BTreeMap::new()));
+
+impl metrics::Recorder for Rounds {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        if key.name() == "journal_needed_behind" {
+            let mut rounds = self.0.lock().expect("no panic");
+            for follower in key.labels() {
+                *rounds.entry(follower.value().to_owned()).or_default() += 1;
+            }
+        }
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Starts truncation for a follower of that name.
+fn keep_log(handle: &mut SequencerHandle, retention: Retention) {
+    // The second test of the process finds it installed.
+    let _ = metrics::set_global_recorder(&ROUNDS);
+    handle.keep_log(retention).expect("a service");
+}
+
+/// Waits until the truncation for a follower has begun and ended a round.
+fn a_round(follower: &str) {
+    let rounds = || {
+        let rounds = ROUNDS.0.lock().expect("no panic");
+        rounds.get(follower).copied().unwrap_or(0)
+    };
+    // A round counts as one, or as two when it removes: the first of four may be of one that had
+    // begun, the last is of the round after.
+    let enough = rounds() + 4;
+    wait_until("rounds of truncation", || rounds() >= enough);
+}
+
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
@@ -106,12 +156,12 @@ async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
     let follower = Durable::new("follower");
-    handle.keep_log(retention(&follower)).expect("a service");
+    keep_log(&mut handle, retention(&follower));
     trade(&handle, &desk, 300).await;
     follower.set(Sequence(u64::MAX));
     // No checkpoint, one, a damaged one besides, one unusable to this process: nothing is removed.
     let nothing_goes = |what: &str| {
-        std::thread::sleep(Duration::from_millis(50));
+        a_round("follower");
         assert_eq!(first(dir), 1, "{what}");
     };
     nothing_goes("no checkpoint");
@@ -136,7 +186,7 @@ async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_
     wait_until("a segment goes", || first(dir) > 200);
     let last = trade(&handle, &desk, 200).await;
     checkpoint(&handle, dir).await;
-    std::thread::sleep(Duration::from_millis(50));
+    a_round("follower");
     assert!(first(dir) <= oldest.get() + 1, "{}", first(dir));
     follower.set(last);
     // As far as whole segments, of sixteen blocks each, are at or before the older of two.
@@ -217,7 +267,7 @@ async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
     }
     let listing = Folder::new(&dir.join("journal")).list().expect("listed");
     let late = |line: &&SegmentLine| line.first.is_some_and(|first| first > 350);
-    let follower = Durable::new("follower");
+    let follower = Durable::new("one that resends");
     follower.set(Sequence(600));
     let mut retention = retention(&follower);
     retention.bytes = listing
@@ -226,9 +276,9 @@ async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
         .filter(late)
         .map(|line| line.bytes)
         .sum();
-    handle.keep_log(retention).expect("a service");
+    keep_log(&mut handle, retention);
     wait_until("a segment goes", || first(dir) > 100);
-    std::thread::sleep(Duration::from_millis(50));
+    a_round("one that resends");
     assert!(first(dir) <= 151, "{}", first(dir));
     handle.stop();
 }

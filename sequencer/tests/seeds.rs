@@ -13,7 +13,7 @@ use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest,
     OrderRef, Request, moscow_day,
 };
-use desk::{Desk, Time, config, done, open_desk, start};
+use desk::{Desk, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, walk};
 use sequencer::record::{decode_command, decode_event};
@@ -243,7 +243,8 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
 async fn confirm_clock(desk: &Desk, time: &Time) {
     time.set_wrong_by(86_400_000_000_000);
     let is_suspect = |core: &sequencer::Core| core.admission().clock().is_suspect();
-    while desk.port.inspect(is_suspect).await != Ok(true) {}
+    let waiting = async { while desk.port.inspect(is_suspect).await != Ok(true) {} };
+    in_time("the hot thread looks at the clock", waiting).await;
     let confirm = Request::ConfirmClock {
         offset_ns: 86_400_000_000_000,
         through_ns: 0,

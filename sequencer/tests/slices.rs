@@ -57,7 +57,9 @@ async fn turned(node: &mut InlineNode, request: Request) -> Result<Record, Submi
 /// A market with two members, `orders` resting orders of the first and one of the second.
 async fn market(node: &mut InlineNode, orders: usize) -> Desk {
     let opening = tokio::spawn(open_desk(node.port(), 2));
+    let since = std::time::Instant::now();
     while !opening.is_finished() {
+        assert!(since.elapsed() < desk::HANG, "the market does not open");
         turn(node).await;
     }
     let desk = opening.await.expect("no panic");

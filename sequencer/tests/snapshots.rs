@@ -10,7 +10,10 @@ use admission::{CancelRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, done, open_desk};
 use journal::{FileStorage, Snapshots};
 use replica::LiveReplica;
-use sequencer::{Backlog, Config, Layout, SequencerHandle, SnapshotConfig, replay};
+use sequencer::{
+    Backlog, CheckpointKeeper, Config, Layout, SequencerHandle, SnapshotConfig, UsableCheckpoints,
+    replay,
+};
 use types::{CancelReason, Handle, Id128, NodeId, Sequence, SessionIx, Side, UserIx};
 
 fn files(dir: &Path, layout: Layout) -> Config {
@@ -263,10 +266,15 @@ async fn a_quiet_node_gets_its_snapshot_by_time() {
     let replica = follow(&handle, service);
     let last = trade(&desk, 5, 40).await;
     let found = wait_for_snapshot(dir.path(), last);
-    // And no further one while nothing happens.
-    std::thread::sleep(Duration::from_millis(400));
-    let folder = dir.path().join("snapshots");
-    assert_eq!(Snapshots::new(&folder).sequences().expect("listed"), found);
+    assert_eq!(found.last(), Some(&last.get()));
+    // And no further one while nothing happens, however much time passes.
+    let always = SnapshotConfig {
+        every: Duration::ZERO,
+        ..every(1_000_000)
+    };
+    let (folder, proven) = (dir.path().join("snapshots"), UsableCheckpoints::default());
+    let mut keeper = CheckpointKeeper::new("reader", &folder, always, last, proven);
+    assert!(!keeper.is_due(last) && keeper.is_due(last.next()));
     // A second replica replaces the first.
     drop(replica);
     let replica = follow(&handle, every(10));

@@ -1,6 +1,5 @@
 //! A member's share of the journal, and the authority to lift a halt.
 
-use client::LoginOptions;
 use prost::Message;
 use proto::cfa::v1::{InstrumentStatus, InstrumentUpdatedEvent};
 use proto::market::v1::{
@@ -10,7 +9,6 @@ use tonic::Code;
 use types::{RejectReason, Side};
 use wire::ServerMessage;
 
-use crate::orders::publish;
 use crate::world::*;
 
 /// Publishes a change of an instrument in the registry.
@@ -29,18 +27,12 @@ async fn registry_tells(world: &World, instrument_id: &str) {
 #[tokio::test]
 async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.gateway.throttle_per_s = 0;
-    settings.gateway.user_throttle_per_s = 0;
+    let mut settings = Settings::unthrottled();
     settings.gateway.journal_mib_per_minute = 1;
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "100000", "0").await;
-    let options = LoginOptions {
-        money_hold_minor: 5_000_000,
-        ..login("ann", "a")
-    };
-    let (ann, mut reports) = world.session(options).await;
+    let (ann, mut reports) = world.session(with_money("ann", "a")).await;
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
     until(&mut reports, |message| {
         matches!(message, ServerMessage::OrderAck(_)).then_some(())
@@ -94,6 +86,15 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
     world.stop().await;
 }
 
+/// Waits until the market has at least `count` instruments.
+async fn listed(world: &World, count: usize) {
+    let what = format!("{count} instruments");
+    until_true(&what, async || {
+        world.status().await.instruments.len() >= count
+    })
+    .await;
+}
+
 /// `design.md` 10: the registry halts a market at once and does not reopen it.
 #[tokio::test]
 async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
@@ -102,9 +103,7 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     world.user("ann", "1000", "0").await;
     world.registry.list(bond("BOND-2"));
     registry_tells(&world, "BOND-2").await;
-    while world.status().await.instruments.len() < 2 {
-        tokio::task::yield_now().await;
-    }
+    listed(&world, 2).await;
     let order = || Order {
         instrument_id: "BOND-2".into(),
         ..buy("ann", "10", "1")
@@ -119,17 +118,16 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     };
     world.registry.list(set(InstrumentStatus::Halted));
     registry_tells(&world, "BOND-2").await;
-    while phase(&world).await != TradingPhase::Halt {
-        tokio::task::yield_now().await;
-    }
+    until_true("the halt", async || {
+        phase(&world).await == TradingPhase::Halt
+    })
+    .await;
     world.registry.list(set(InstrumentStatus::Active));
     registry_tells(&world, "BOND-2").await;
     // Events are handled in order: once BOND-3 is known, the change of BOND-2 has been handled.
     world.registry.list(bond("BOND-3"));
     registry_tells(&world, "BOND-3").await;
-    while world.status().await.instruments.len() < 3 {
-        tokio::task::yield_now().await;
-    }
+    listed(&world, 3).await;
     assert_eq!(phase(&world).await, TradingPhase::Halt);
     let lift = SetTradingPhaseRequest {
         context: context(&unique()),

@@ -1,7 +1,5 @@
 //! Users whose money differs between journal and ledger.
 
-use std::time::Duration;
-
 use admission::Blocks;
 use prost::Message;
 use proto::identity::v1 as identity;
@@ -10,7 +8,6 @@ use proto::market::v1::OrderStatus;
 use types::UserId;
 use types::command::BlockCause::{Difference, Identity};
 
-use crate::orders::publish;
 use crate::world::*;
 
 /// Sets what the ledger has left in a hold.
@@ -26,10 +23,13 @@ async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
     world.ledger.adjust_hold(request).await.unwrap();
 }
 
-/// True once an order has a hold of its own, split off ann's trading hold.
-async fn is_carved(world: &mut World) -> bool {
-    let holds = world.holds("ann", "CFA-RUB").await;
-    holds.iter().any(|hold| hold.parent_hold_id.is_some())
+/// Waits until an order has a hold of its own, split off ann's trading hold.
+async fn until_split(world: &mut World) {
+    until_true("the order's own hold", async || {
+        let holds = world.holds("ann", "CFA-RUB").await;
+        holds.iter().any(|hold| hold.parent_hold_id.is_some())
+    })
+    .await;
 }
 
 /// The causes of a user's block, as the journal has them.
@@ -45,9 +45,8 @@ fn blocks(world: &World, user_id: &str) -> Blocks {
 }
 
 async fn until_blocks(world: &World, user_id: &str, wanted: impl Fn(Blocks) -> bool) {
-    while !wanted(blocks(world, user_id)) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let what = format!("the block of {user_id}");
+    until_true(&what, async || wanted(blocks(world, user_id))).await;
 }
 
 /// Publishes identity's block or unblock of a user, in the order of the calls.
@@ -91,16 +90,12 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     let other = world.place(buy("bob", "9", "10")).await.unwrap();
     // An order that stays open gets its own hold a second later: only then is the adjusted hold
     // stable.
-    while !is_carved(&mut world).await {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_split(&mut world).await;
     adjust(&mut world, &hold.hold_id, "499.8").await;
 
     // A start compares everything. A difference that stays blocks the user and no one else.
     let mut world = world.restart(settings()).await;
-    while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    world.until_ended(&order).await;
     let cancelled = world.order(&order.order_id).await.unwrap();
     assert_eq!(cancelled.cancel_reason, "USER_BLOCKED");
     world.place(buy("ann", "10", "1")).await.unwrap_err();
@@ -111,13 +106,15 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     // After the repair the user continues without any call.
     world.settled().await;
     adjust(&mut world, &hold.hold_id, "600").await;
-    while world.place(buy("ann", "10", "1")).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_true("ann trades again", async || {
+        world.place(buy("ann", "10", "1")).await.is_ok()
+    })
+    .await;
     assert!(world.settlement.breaks().await.unwrap().is_empty());
-    while !world.settlement.suspensions().is_empty() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_true("no user is suspended", async || {
+        world.settlement.suspensions().is_empty()
+    })
+    .await;
     world.stop().await;
 }
 
@@ -130,9 +127,7 @@ async fn a_user_with_two_causes_of_a_block_stays_blocked_until_both_are_gone() {
     let hold = world.open_hold("ann", "CFA-RUB", "600").await;
     world.place(buy("ann", "10", "10")).await.unwrap();
     world.place(buy("bob", "9", "10")).await.unwrap();
-    while !is_carved(&mut world).await {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_split(&mut world).await;
     adjust(&mut world, &hold.hold_id, "499.8").await;
     let world = world.restart(settings()).await;
     until_blocks(&world, "ann", |blocks| blocks.has(Difference)).await;

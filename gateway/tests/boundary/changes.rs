@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use client::LoginOptions;
 use proto::ledger::v1 as books;
 use proto::market::v1::*;
 use tonic::Code;
@@ -36,28 +35,19 @@ async fn r160_an_orders_own_hold_is_created_first_and_released_once() {
     );
 
     // Settlement splits off the order's two holds, which name it.
-    loop {
-        let holds = world.holds("ann", "CFA-RUB").await;
-        let carved: Vec<_> = holds
-            .iter()
-            .filter(|h| h.parent_hold_id.is_some())
-            .collect();
-        if carved.len() == 2 {
-            assert!(
-                carved
-                    .iter()
-                    .all(|hold| hold.reason.contains(&order.order_id))
-            );
-            let mut amounts: Vec<_> = carved
-                .iter()
-                .map(|h| text(&h.amount.as_ref().unwrap().amount))
-                .collect();
-            amounts.sort_unstable();
-            assert_eq!(amounts, ["0.50", "500.00"]);
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
+    let mut own = Vec::new();
+    until_true("the order's two holds", async || {
+        own = world.holds("ann", "CFA-RUB").await;
+        own.retain(|hold| hold.parent_hold_id.is_some());
+        own.len() == 2
+    })
+    .await;
+    let is_named = |hold: &books::Hold| hold.reason.contains(&order.order_id);
+    assert!(own.iter().all(is_named), "{own:?}");
+    let amount = |hold: &books::Hold| text(&hold.amount.as_ref().unwrap().amount).to_owned();
+    let mut amounts: Vec<_> = own.iter().map(amount).collect();
+    amounts.sort_unstable();
+    assert_eq!(amounts, ["0.50", "500.00"]);
 
     let cancelled = world.cancel("ann", &order.order_id).await.unwrap();
     assert_eq!(
@@ -242,8 +232,10 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
         world.book().await.0,
         [("12.00".into(), "40".into()), ("10.00".into(), "5".into())]
     );
-    let held: f64 = world.balance("ann", "CFA-RUB").await.1.parse().unwrap();
-    assert!(held >= 480.48 + 50.05, "{held} must cover both orders");
+    // 480.00 and 50.00, and a thousandth of each for the fee.
+    let both: (String, String, String) = ("1000.00".into(), "530.53".into(), "469.47".into());
+    world.settled().await;
+    assert_eq!(world.balance("ann", "CFA-RUB").await, both);
     // More than the money covers: refused, the order is unchanged.
     let refusal = refused(
         trader
@@ -256,6 +248,8 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
         text(&world.order(&order.order_id).await.unwrap().quantity),
         "40"
     );
+    world.settled().await;
+    assert_eq!(world.balance("ann", "CFA-RUB").await, both);
     let bad = trader
         .amend_order(amend(Some("10.005"), None))
         .await
@@ -329,21 +323,13 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
 }
 
 // The caller disconnects while its orders are being cancelled in slices of 256.
-// rows: R178
 #[tokio::test]
-async fn r178_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_all_of_them() {
+async fn t12_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_all_of_them() {
     const ORDERS: u32 = 3_000;
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.gateway.throttle_per_s = 0;
-    settings.gateway.user_throttle_per_s = 0;
-    let mut world = World::with(folder.path(), settings).await;
+    let mut world = World::with(folder.path(), Settings::unthrottled()).await;
     world.user("ann", "100000", "0").await;
-    let login = LoginOptions {
-        money_hold_minor: 5_000_000,
-        ..login("ann", "a")
-    };
-    let (ann, mut of_ann) = world.session(login).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     let mut answers = Vec::new();
     for round in 0..3 {
         for nth in 1..=ORDERS {

@@ -46,11 +46,7 @@ async fn health_is_well(world: &World) {
 
 /// Answer to an order of a session: accepted, or the reason of the refusal.
 async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<(), RejectReason> {
-    let options = client::LoginOptions {
-        money_hold_minor: 5_000_000,
-        ..login(user_id, name)
-    };
-    let (session, mut reports) = world.session(options).await;
+    let (session, mut reports) = world.session(with_money(user_id, name)).await;
     let order = wire_order(number, Side::Buy, 1_000, 1);
     session.send(0, order).await.unwrap();
     until(&mut reports, |message| match message {

@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use client::LoginOptions;
 use journal::fault::MemoryStorage;
 use rpc::Health;
 use types::Side;
 
 use crate::world::*;
 
-/// Far longer than anything here takes: reaching it means that something hangs.
-const HANG: Duration = Duration::from_secs(60);
-
 async fn until_failing(health: &Health, parts: &[&str]) {
     let mut changes = health.watch();
     let waiting = changes.wait_for(|failing| failing.keys().eq(parts));
-    let waited = tokio::time::timeout(HANG, waiting).await;
-    drop(waited.unwrap_or_else(|_| panic!("not {parts:?}: {:?}", health.failing())));
+    let what = format!("the health read has {parts:?} alone");
+    drop(in_time(&what, waiting).await);
 }
 
 #[tokio::test]
@@ -33,11 +28,7 @@ async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_
     world.user("ann", "100000", "0").await;
     world.user("bob", "0", "1000").await;
     world.open_hold("bob", BOND, "1000").await;
-    let options = LoginOptions {
-        money_hold_minor: 5_000_000,
-        ..login("ann", "a")
-    };
-    let (ann, mut of_ann) = world.session(options).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     let (bob, _of_bob) = world.session(login("bob", "b")).await;
     let market = world.gateway.service().health;
     let settlement = world.settlement.health();
@@ -57,8 +48,7 @@ async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_
         // An acknowledgement and a fill per order.
         for _ in 0..20 {
             last += 1;
-            let report = tokio::time::timeout(HANG, numbered(&mut of_ann)).await;
-            assert_eq!(report.expect("reported").sequence, last);
+            assert_eq!(numbered(&mut of_ann).await.sequence, last);
         }
         until_failing(&market, &[]).await;
         until_failing(&settlement, &[]).await;

@@ -2,21 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use events::topics;
 use sqlx::{Connection, SqliteConnection};
 
 use crate::world::*;
 
-const HANG: Duration = Duration::from_secs(60);
-
 async fn feed_until(world: &World, is_wanted: impl Fn(Option<&String>) -> bool) {
     let health = world.gateway.service().health;
     let mut failing = health.watch();
     let wanted = failing.wait_for(|failing| is_wanted(failing.get("feed")));
-    let waited = tokio::time::timeout(HANG, wanted).await;
-    drop(waited.expect("the health read follows the feed"));
+    drop(in_time("the health read follows the feed", wanted).await);
 }
 
 // rows: R248
@@ -90,8 +86,8 @@ async fn r248_a_stop_does_not_wait_for_a_log_that_takes_nothing() {
     world.user("ann", "0", "10").await;
     let placed = world.place(sell("ann", "100", "1")).await.unwrap();
     feed_until(&world, |reason| reason.is_some()).await;
-    let stopped = tokio::time::timeout(HANG, world.stop()).await;
-    let (path, identity, registry) = stopped.expect("the stop does not wait for the log");
+    let stopped = in_time("a stop that does not wait for the log", world.stop());
+    let (path, identity, registry) = stopped.await;
 
     let world = World::start(&path, Settings::default(), identity, registry).await;
     world.place(sell("ann", "101", "1")).await.unwrap();

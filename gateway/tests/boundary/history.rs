@@ -6,7 +6,7 @@ use sqlx::Connection;
 use tonic::Code;
 use wire::ServerMessage;
 
-use crate::orders::{publish, text};
+use crate::orders::text;
 use crate::world::*;
 
 // rows: R141 R154 R155 R156 R175 R176 R305 R008
@@ -244,6 +244,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
             .unwrap()
             .into_inner();
         seen.extend(answer.orders.into_iter().map(|order| order.order_id));
+        assert!(seen.len() < 9, "the pages have no end");
         let next = answer.pagination.unwrap().next_page_token;
         if next.is_empty() {
             break;
@@ -255,7 +256,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
     world.stop().await;
 }
 
-// rows: R159
+// rows: R159 R338
 #[tokio::test]
 async fn r159_positions_and_instruments_follow_the_registrys_events() {
     use prost::Message;
@@ -318,25 +319,12 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
     )
     .await;
     // Events of one key are handled in order: after the last one all are handled.
-    while world
-        .gateway
-        .position("bob", BOND)
-        .await
-        .unwrap()
-        .to_string()
-        != "3"
-    {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(
-        world
-            .gateway
-            .position("ann", BOND)
-            .await
-            .unwrap()
-            .to_string(),
-        "6"
-    );
+    let position = async |user_id: &str| {
+        let position = world.gateway.position(user_id, BOND).await;
+        position.unwrap().to_string()
+    };
+    until_true("bob's position", async || position("bob").await == "3").await;
+    assert_eq!(position("ann").await, "6");
 
     // A new instrument is traded from its event on; a matured one is not, and its orders end.
     world.registry.list(bond("BOND-2"));
@@ -353,9 +341,10 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         registered.encode_to_vec(),
     )
     .await;
-    while world.status().await.instruments.len() < 2 {
-        tokio::task::yield_now().await;
-    }
+    until_true("the second instrument", async || {
+        world.status().await.instruments.len() == 2
+    })
+    .await;
     let open = world
         .place(Order {
             instrument_id: "BOND-2".into(),
@@ -380,12 +369,11 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         updated.encode_to_vec(),
     )
     .await;
-    while world.order(&open.order_id).await.unwrap().status() != OrderStatus::Cancelled {
-        tokio::task::yield_now().await;
-    }
+    world.until_ended(&open).await;
+    let ended = world.order(&open.order_id).await.unwrap();
     assert_eq!(
-        world.order(&open.order_id).await.unwrap().cancel_reason,
-        "INSTRUMENT_MATURED"
+        (ended.status(), ended.cancel_reason.as_str()),
+        (OrderStatus::Cancelled, "INSTRUMENT_MATURED")
     );
     let late = world
         .place(Order {
@@ -401,9 +389,8 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
     world.stop().await;
 }
 
-// rows: R178
 #[tokio::test]
-async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
+async fn a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.read_wait_ms = 100;
@@ -452,23 +439,17 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
         .await;
     assert_eq!(refused(status.unwrap_err()).2, "HISTORY_BEHIND");
     // Cancels act at once; their answers wait for the history.
-    let open_orders = async |wanted| {
-        while world.status().await.instruments[0].open_orders != wanted {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    };
     let one = world.cancel("ann", &second.order_id);
     let rest = async {
-        open_orders(1).await;
+        open_orders(&world, 1).await;
         mass_cancel(&world).await
     };
     let unlock = async {
-        open_orders(0).await;
+        open_orders(&world, 0).await;
         lock.close().await.unwrap();
     };
     let all = async { tokio::join!(one, rest, unlock) };
-    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), all).await;
-    let (one, rest, ()) = waited.expect("in time");
+    let (one, rest, ()) = in_time("both cancels are answered", all).await;
     assert_eq!((one.unwrap().status(), rest), (OrderStatus::Cancelled, 1));
     let read = world
         .trader("ann")
@@ -480,7 +461,6 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     world.stop().await;
 }
 
-// rows: R178
 #[tokio::test]
 async fn a_store_that_cannot_look_up_answers_stops_no_cancel() {
     let folder = tempfile::tempdir().unwrap();
@@ -500,25 +480,28 @@ async fn a_store_that_cannot_look_up_answers_stops_no_cancel() {
         renamed.await.unwrap();
     };
     rename("answers", "away").await;
-    let open_orders = async |wanted| {
-        while world.status().await.instruments[0].open_orders != wanted {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    };
     let one = world.cancel("ann", &first.order_id);
     let rest = async {
-        open_orders(1).await;
+        open_orders(&world, 1).await;
         mass_cancel(&world).await
     };
     let mend = async {
-        open_orders(0).await;
+        open_orders(&world, 0).await;
         rename("away", "answers").await;
     };
     let all = async { tokio::join!(one, rest, mend) };
-    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), all).await;
-    let (one, rest, ()) = waited.expect("in time");
+    let (one, rest, ()) = in_time("both cancels are answered", all).await;
     assert_eq!((one.unwrap().status(), rest), (OrderStatus::Cancelled, 1));
     world.stop().await;
+}
+
+/// Waits until the book has `wanted` orders.
+async fn open_orders(world: &World, wanted: u64) {
+    let what = format!("{wanted} open orders");
+    until_true(&what, async || {
+        world.status().await.instruments[0].open_orders == wanted
+    })
+    .await;
 }
 
 /// Cancels all of ann's orders. Returns how many.

@@ -7,7 +7,6 @@ use proto::market::v1::*;
 use tonic::Code;
 use types::Sequence;
 
-use crate::orders::publish;
 use crate::world::*;
 
 fn figures(hold: &TradingHold) -> (String, String) {
@@ -39,6 +38,15 @@ async fn close(world: &World, user: &str, hold_id: &str) -> Result<TradingHold, 
     Ok(answer.into_inner().trading_hold.unwrap())
 }
 
+/// Waits until the ledger holds `amount` of ann's money.
+async fn until_held(world: &mut World, amount: &str) {
+    let what = format!("the ledger holds {amount}");
+    until_true(&what, async || {
+        world.balance("ann", "CFA-RUB").await.1 == amount
+    })
+    .await;
+}
+
 // rows: R160
 #[tokio::test]
 async fn t49_money_out_of_a_trading_hold_is_free_only_after_settlement_has_passed() {
@@ -63,9 +71,7 @@ async fn t49_money_out_of_a_trading_hold_is_free_only_after_settlement_has_passe
     let replica = world.replica();
     let taken_at = replica.read(|state| state.hold_of(id).unwrap().taken_at);
     assert!(taken_at > Sequence::ZERO);
-    while world.balance("ann", "CFA-RUB").await.1 != "100.00" {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    until_held(&mut world, "100.00").await;
     let known = replica.settlement();
     assert!(known.posted >= taken_at, "{known:?} before {taken_at}");
     world.settled().await;
@@ -105,17 +111,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
     world.identity.limit_questions();
     let order = world.place(buy("ann", "10", "50")).await.unwrap();
     assert_eq!(order.status(), OrderStatus::Open);
-    let list = ListTradingHoldsRequest {
-        user_id: "ann".into(),
-        ..Default::default()
-    };
-    let listed = world
-        .trader("ann")
-        .list_trading_holds(list.clone())
-        .await
-        .unwrap()
-        .into_inner()
-        .trading_holds;
+    let listed = world.trading_holds("ann").await;
     assert_eq!(
         figures(&listed[0]),
         ("99.50".into(), "500.50".into()),
@@ -167,13 +163,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
     );
     // Everything survives a restart.
     let mut world = world.restart(Settings::default()).await;
-    let listed = world
-        .trader("ann")
-        .list_trading_holds(list)
-        .await
-        .unwrap()
-        .into_inner()
-        .trading_holds;
+    let listed = world.trading_holds("ann").await;
     assert_eq!(figures(&listed[0]), ("100.00".into(), "500.50".into()));
     world.cancel("ann", &order.order_id).await.unwrap();
     let closed = close(&world, "ann", &hold.hold_id).await.unwrap();
@@ -200,14 +190,91 @@ async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
         reason: "by hand".into(),
     };
     world.ledger.release_hold(release).await.unwrap();
-    while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
-        tokio::task::yield_now().await;
-    }
+    world.until_ended(&order).await;
     let cancelled = world.order(&order.order_id).await.unwrap();
     assert_eq!(
         (cancelled.status(), cancelled.cancel_reason.as_str()),
         (OrderStatus::Cancelled, "HOLD_RELEASED")
     );
+    world.stop().await;
+}
+
+/// D28: an order whose hold another service has ended is cancelled. Nothing else is: the market's
+/// own holds end after their orders, and settlement ends holds under its own correlation id.
+// rows: R158 R338
+#[tokio::test]
+async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::with(folder.path(), Settings::unsettled()).await;
+    world.user("ann", "1000", "0").await;
+    let (mut orders, mut holds) = (Vec::new(), Vec::new());
+    for key in ["stays", "expires", "is consumed", "is released"] {
+        let placed = world.place_with("ann", key, buy("ann", "10", "1")).await;
+        orders.push(placed.unwrap().order_id);
+        let reason = format!("Order of request {key}");
+        let mut own = world.holds("ann", "CFA-RUB").await;
+        own.retain(|hold| hold.reason == reason);
+        assert_eq!(own.len(), 1, "{key}");
+        holds.push(own.remove(0).hold_id);
+    }
+    let created = |hold_id: &str| {
+        let event = books::HoldCreatedEvent {
+            hold_id: hold_id.into(),
+            ..Default::default()
+        };
+        ("HoldCreatedEvent", event.encode_to_vec())
+    };
+    let released = |hold_id: &str, reason: &str| {
+        let event = books::HoldReleasedEvent {
+            hold_id: hold_id.into(),
+            reason: reason.into(),
+            ..Default::default()
+        };
+        ("HoldReleasedEvent", event.encode_to_vec())
+    };
+    let consumed = |hold_id: &str| {
+        let event = books::HoldConsumedEvent {
+            hold_id: hold_id.into(),
+            ..Default::default()
+        };
+        ("HoldConsumedEvent", event.encode_to_vec())
+    };
+    // Handled in this order: after the last one all are handled.
+    for (correlation_id, (name, payload)) in [
+        ("c", created(&holds[0])),
+        ("settlement:1", released(&holds[0], "by hand")),
+        ("settlement:1", consumed(&holds[0])),
+        ("c", released(&unique(), "by hand")),
+        ("c", consumed("no uuid")),
+        ("c", released(&holds[1], "Expired")),
+        ("c", consumed(&holds[2])),
+        ("c", released(&holds[3], "by hand")),
+    ] {
+        let name = format!("dfa.ledger.v1.{name}");
+        let event = events::Event {
+            correlation_id: correlation_id.into(),
+            ..event(events::topics::LEDGER, "ann", &name, payload)
+        };
+        world.log.publish(&[event]).await.unwrap();
+    }
+    let mut ended = Vec::new();
+    until_true("the last order is cancelled", async || {
+        ended.clear();
+        for order_id in &orders {
+            let order = world.order(order_id).await.unwrap();
+            ended.push((order.status(), order.cancel_reason));
+        }
+        ended[3].0 == OrderStatus::Cancelled
+    })
+    .await;
+    let cancelled = |reason: &str| (OrderStatus::Cancelled, reason.to_owned());
+    let expected = [
+        (OrderStatus::Open, String::new()),
+        cancelled("HOLD_EXPIRED"),
+        cancelled("HOLD_RELEASED"),
+        cancelled("HOLD_RELEASED"),
+    ];
+    assert_eq!(ended, expected);
     world.stop().await;
 }
 
@@ -235,9 +302,7 @@ async fn t48_a_blocked_user_loses_its_orders_and_its_holds_are_closed() {
         blocked.encode_to_vec(),
     )
     .await;
-    while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
-        tokio::task::yield_now().await;
-    }
+    world.until_ended(&order).await;
     assert_eq!(
         world.order(&order.order_id).await.unwrap().cancel_reason,
         "USER_BLOCKED"
@@ -247,9 +312,7 @@ async fn t48_a_blocked_user_loses_its_orders_and_its_holds_are_closed() {
         (refusal.1.as_str(), refusal.2.as_str()),
         ("User is blocked", "USER_BLOCKED")
     );
-    while world.balance("ann", "CFA-RUB").await.1 != "0.00" {
-        tokio::task::yield_now().await;
-    }
+    until_held(&mut world, "0.00").await;
     world.stop().await;
 }
 
@@ -304,17 +367,7 @@ async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     };
     assert_eq!(status(&of_order), books::HoldStatus::Released);
     assert_eq!(status(&trading), books::HoldStatus::Active);
-    let list = ListTradingHoldsRequest {
-        user_id: "ann".into(),
-        ..Default::default()
-    };
-    let listed = world
-        .trader("ann")
-        .list_trading_holds(list.clone())
-        .await
-        .unwrap()
-        .into_inner()
-        .trading_holds;
+    let listed = world.trading_holds("ann").await;
     assert_eq!(
         (listed.len(), listed[0].hold_id.as_str()),
         (1, trading.as_str())
@@ -338,13 +391,7 @@ async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     };
     world.ledger.create_operations(grow).await.unwrap();
     world.gateway.sweep().await.unwrap();
-    let listed = world
-        .trader("ann")
-        .list_trading_holds(list)
-        .await
-        .unwrap()
-        .into_inner()
-        .trading_holds;
+    let listed = world.trading_holds("ann").await;
     assert_eq!(figures(&listed[0]).0, "350.00");
     world.stop().await;
 }
@@ -421,10 +468,12 @@ async fn t49_an_abandoned_trading_hold_is_closed_unless_its_user_is_back() {
         _ => None,
     })
     .await;
-    while world.balance("ann", "CFA-RUB").await.1 != "0.00" {
+    until_true("the sweeper closes ann's hold", async || {
         world.gateway.sweep().await.unwrap();
         world.settled().await;
-    }
+        world.balance("ann", "CFA-RUB").await.1 == "0.00"
+    })
+    .await;
     assert_eq!(world.balance("bob", "CFA-RUB").await.1, "600.00");
     world.stop().await;
 }
@@ -451,9 +500,10 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
     )
     .await;
     // Bound, blocked, cancelled.
-    while world.status().await.commit_sequence < before + 2 {
-        tokio::task::yield_now().await;
-    }
+    until_true("the block is journalled", async || {
+        world.status().await.commit_sequence >= before + 2
+    })
+    .await;
     let (ann, mut reports) = world.session(login("ann", "a")).await;
     ann.send(0, wire_order(1, types::Side::Buy, 1_000, 1))
         .await

@@ -13,6 +13,7 @@ mod clock;
 mod crash;
 mod descriptors;
 mod doubles;
+mod entered;
 mod feed;
 mod history;
 mod holds;

@@ -87,8 +87,7 @@ async fn r343_a_session_gets_every_change_of_a_trading_hold_and_again_after_a_re
     assert_eq!(same, funded);
 
     // While the client is disconnected.
-    ann.cut();
-    assert!(of_ann.recv().await.unwrap().is_err());
+    cut(&ann, &mut of_ann).await;
     adjust(&world, "ann", &hold.hold_id, "50").await;
     let infos = ann.resume().await.unwrap();
     assert_eq!(infos[0].1.next_sequence, 3);
@@ -104,7 +103,7 @@ async fn r343_a_session_gets_every_change_of_a_trading_hold_and_again_after_a_re
     ann.send(0, set).await.unwrap();
     let (mut is_told, mut is_answered) = (false, false);
     while !(is_told && is_answered) {
-        let report = of_ann.recv().await.unwrap().unwrap();
+        let report = next_report(&mut of_ann).await;
         if report.sequence != 0 {
             check(report, 4, 6_000, FundingCause::Fund);
             is_told = true;
@@ -201,12 +200,6 @@ async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
     assert_eq!(changed(&first.message).map(|told| told.asset), Some(1));
 
     // The same numbers and bytes from the journal.
-    let last = until(&mut of_ann, |_| None::<u64>);
-    assert!(
-        tokio::time::timeout(std::time::Duration::from_millis(300), last)
-            .await
-            .is_err()
-    );
     let last = ann.last_sequence(0);
     let (again, mut reports) = world.session(login("ann", "a")).await;
     let live = read_to(&mut reports, last).await;
@@ -218,12 +211,7 @@ async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
 }
 
 async fn adjust_units(world: &World, user: &str, undrawn: &str) {
-    let request = ListTradingHoldsRequest {
-        user_id: user.into(),
-        ..Default::default()
-    };
-    let listed = world.trader(user).list_trading_holds(request).await;
-    let hold = listed.unwrap().into_inner().trading_holds.remove(0);
+    let hold = world.trading_holds(user).await.remove(0);
     adjust(world, user, &hold.hold_id, undrawn).await;
 }
 
@@ -253,7 +241,7 @@ async fn r343_sessions_get_the_ledger_balances_of_their_own_user_only_unnumbered
     for reports in [&mut of_ann, &mut of_same] {
         let mut last = std::collections::BTreeMap::from([(0, 0), (1, 0)]);
         while last != [(0, 102_000), (1, 3)].into() {
-            let report = reports.recv().await.unwrap().unwrap();
+            let report = next_report(reports).await;
             let Some((asset, minor)) = balance(&report.message) else {
                 continue;
             };

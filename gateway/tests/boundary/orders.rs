@@ -326,35 +326,14 @@ async fn publish_user_updated(world: &World, user_id: &str) {
         payload.encode_to_vec(),
     )
     .await;
-    // The profile is evicted once identity is asked again.
-    loop {
+    let asked = format!("profile {user_id}");
+    until_true("identity is asked for the evicted profile", async || {
         world.identity.with(|state| state.trail.clear());
         let _ = world.place(buy(user_id, "99999", "1")).await;
-        if world
-            .identity
-            .trail()
-            .contains(&format!("profile {user_id}"))
-        {
-            world.identity.limit_questions();
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
-pub async fn publish(world: &World, topic: &str, key: &str, type_name: &str, payload: Vec<u8>) {
-    let event = events::Event {
-        id: uuid::Uuid::now_v7(),
-        topic: topic.into(),
-        key: key.into(),
-        type_name: type_name.into(),
-        subject: key.into(),
-        source: "test".into(),
-        correlation_id: "c".into(),
-        occurred_at_us: 1,
-        payload,
-    };
-    world.log.publish(&[event]).await.unwrap();
+        world.identity.trail().contains(&asked)
+    })
+    .await;
+    world.identity.limit_questions();
 }
 
 // rows: R344

@@ -26,9 +26,7 @@ async fn a_session_gets_the_numbered_reports_of_what_was_accepted_before_its_end
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "100000", "0").await;
-    let mut options = login("ann", "a");
-    options.money_hold_minor = 5_000_000;
-    let (connection, mut reports) = world.session(options).await;
+    let (connection, mut reports) = world.session(with_money("ann", "a")).await;
     for id in 1..=40 {
         let order = wire_order(id, Side::Buy, 1_000, 1);
         connection.send(0, order).await.unwrap();
@@ -46,6 +44,7 @@ async fn a_session_gets_the_numbered_reports_of_what_was_accepted_before_its_end
             }
         }
     };
-    tokio::join!(stopping, reading);
+    let both = async { tokio::join!(stopping, reading) };
+    in_time("the shutdown, and the end of the reports", both).await;
     assert_eq!(acknowledged, accepted);
 }

@@ -1,15 +1,14 @@
 //! The spinning client against the front: the rules of the async client, with another driver.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use client::spinning::Connection;
 use client::{Error, LoginOptions, Report, Trust};
+use testkit::PATIENCE;
 use types::Side;
 use wire::{DisconnectCode, ServerMessage};
 
 use crate::world::*;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until `pick` returns a value for a report.
 fn until<T>(connection: &mut Connection, pick: impl Fn(&Report) -> Option<T>) -> T {
@@ -38,11 +37,7 @@ fn order(id: u64, side: Side, lots: u64) -> wire::ClientMessage {
 /// Two members on one connection, which is lost while an order is in flight.
 fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
     let mut connection = Connection::connect(address, trust).unwrap();
-    let money = LoginOptions {
-        money_hold_minor: 5_000_000,
-        ..login("ann", "a")
-    };
-    connection.login(0, money).unwrap();
+    connection.login(0, with_money("ann", "a")).unwrap();
     connection.login(1, login("bob", "b")).unwrap();
     let known: Vec<_> = connection.instruments().collect();
     assert_eq!(known[0].id.as_str(), BOND);

@@ -21,7 +21,7 @@ use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotCo
 use service_kit::Clock;
 use service_kit::clock::Disciplined;
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
-use testkit::{Peers, Registry};
+use testkit::{PATIENCE, Peers, Registry};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{NodeId, Sequence, Side};
@@ -88,6 +88,14 @@ impl Settings {
             settle_wait_ms: 600_000,
             ..Self::default()
         }
+    }
+
+    /// No member reaches its message rate.
+    pub fn unthrottled() -> Self {
+        let mut settings = Self::default();
+        settings.gateway.throttle_per_s = 0;
+        settings.gateway.user_throttle_per_s = 0;
+        settings
     }
 }
 
@@ -373,7 +381,7 @@ impl World {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(60), drained).await;
+        let waited = tokio::time::timeout(PATIENCE, drained).await;
         waited.unwrap_or_else(|_| {
             let failing = self.settlement.health().failing();
             panic!("not settled: {:?}, {failing:?}", self.settlement.stats())
@@ -400,6 +408,16 @@ impl World {
             .unwrap()
             .into_inner()
             .holds
+    }
+
+    /// The trading holds of a user.
+    pub async fn trading_holds(&self, user_id: &str) -> Vec<TradingHold> {
+        let request = ListTradingHoldsRequest {
+            user_id: user_id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.trader(user_id).list_trading_holds(request).await;
+        answer.unwrap().into_inner().trading_holds
     }
 
     /// Opens a trading hold.
@@ -455,6 +473,15 @@ impl World {
         Ok(answer.into_inner().order.unwrap())
     }
 
+    /// Waits until an order is not open any more.
+    pub async fn until_ended(&self, order: &Order) {
+        until_true("the end of the order", async || {
+            let order = self.order(&order.order_id).await.unwrap();
+            order.status() != OrderStatus::Open
+        })
+        .await;
+    }
+
     pub async fn book(&self) -> (Vec<(String, String)>, Vec<(String, String)>) {
         let request = GetOrderBookRequest {
             context: None,
@@ -486,7 +513,8 @@ impl World {
     /// Connects a session on channel 0.
     pub async fn session(&self, options: LoginOptions) -> (Connection, Reports) {
         let (connection, reports) = self.connect().await;
-        connection.login(0, options).await.unwrap();
+        let logged_in = in_time("the login is answered", connection.login(0, options));
+        logged_in.await.unwrap();
         (connection, reports)
     }
 
@@ -507,12 +535,49 @@ impl World {
         let mut subscription = self.log.subscribe(&unique(), &[topic]).await.unwrap();
         let mut found = Vec::new();
         while found.len() < count {
-            let delivery = subscription.next().await.unwrap();
+            let what = format!("event {} of {count} on {topic}", found.len() + 1);
+            let delivery = in_time(&what, subscription.next()).await.unwrap();
             if wanted(&delivery.record.event) {
                 found.push(delivery.record.event);
             }
         }
         found
+    }
+}
+
+/// Waits for `what`, longer than any machine needs.
+pub async fn in_time<T>(what: &str, waiting: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(PATIENCE, waiting).await;
+    waited.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Asks until the answer is yes.
+pub async fn until_true(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    in_time(what, asking).await;
+}
+
+/// Publishes an event as another service does.
+pub async fn publish(world: &World, topic: &str, key: &str, type_name: &str, payload: Vec<u8>) {
+    let event = event(topic, key, type_name, payload);
+    world.log.publish(&[event]).await.unwrap();
+}
+
+pub fn event(topic: &str, key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
+    events::Event {
+        id: uuid::Uuid::now_v7(),
+        topic: topic.into(),
+        key: key.into(),
+        type_name: type_name.into(),
+        subject: key.into(),
+        source: "test".into(),
+        correlation_id: "c".into(),
+        occurred_at_us: 1,
+        payload,
     }
 }
 
@@ -568,24 +633,51 @@ pub fn login(user_id: &str, name: &str) -> LoginOptions {
     LoginOptions::new(&format!("sandbox.trader.{user_id}"), name)
 }
 
+/// A login that opens a money hold of 50,000 roubles.
+pub fn with_money(user_id: &str, name: &str) -> LoginOptions {
+    LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login(user_id, name)
+    }
+}
+
+/// Drops the connection, and waits until its reports end.
+pub async fn cut(connection: &Connection, reports: &mut Reports) {
+    connection.cut();
+    let ended = async { while reports.recv().await.expect("the loss is reported").is_ok() {} };
+    in_time("the loss of the connection", ended).await;
+}
+
+pub async fn next_report(reports: &mut Reports) -> Report {
+    let report = in_time("a report", reports.recv()).await;
+    report
+        .expect("there are sessions")
+        .expect("the connection is open")
+}
+
 /// The next numbered report.
 pub async fn numbered(reports: &mut Reports) -> Report {
-    loop {
-        let report = reports.recv().await.unwrap().unwrap();
-        if report.sequence != 0 {
-            return report;
+    let reading = async {
+        loop {
+            let report = next_report(reports).await;
+            if report.sequence != 0 {
+                return report;
+            }
         }
-    }
+    };
+    in_time("a numbered report", reading).await
 }
 
 /// Reads until `pick` returns a value for a message.
 pub async fn until<T>(reports: &mut Reports, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
-    loop {
-        let report = reports.recv().await.unwrap().unwrap();
-        if let Some(found) = pick(&report.message) {
-            return found;
+    let reading = async {
+        loop {
+            if let Some(found) = pick(&next_report(reports).await.message) {
+                return found;
+            }
         }
-    }
+    };
+    in_time("the wanted report", reading).await
 }
 
 /// Code, text and reason of a refusal.

@@ -89,22 +89,20 @@ async fn issue(world: &World) {
         }),
         ..Default::default()
     };
-    let event = events::Event {
-        id: uuid::Uuid::now_v7(),
-        topic: events::topics::CFA.into(),
-        key: "k".into(),
-        type_name: "dfa.cfa.v1.CfaIssuedEvent".into(),
-        subject: "k".into(),
-        source: "cfa".into(),
-        correlation_id: "c".into(),
-        occurred_at_us: 1,
-        payload: issued.encode_to_vec(),
-    };
-    world.log.publish(&[event]).await.unwrap();
-    let position = async || world.gateway.position("ann", BOND).await.unwrap();
-    while position().await.to_string() != "10" {
-        tokio::task::yield_now().await;
-    }
+    let name = "dfa.cfa.v1.CfaIssuedEvent";
+    publish(
+        world,
+        events::topics::CFA,
+        "k",
+        name,
+        issued.encode_to_vec(),
+    )
+    .await;
+    until_true("the position is kept", async || {
+        let position = world.gateway.position("ann", BOND).await.unwrap();
+        position.to_string() == "10"
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -103,10 +103,15 @@ pub struct Desk {
     pub instruments: Vec<InstrumentIx>,
 }
 
+/// Waits for `what`, at most [`HANG`].
+pub async fn in_time<T>(what: &str, waiting: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(HANG, waiting).await;
+    waited.unwrap_or_else(|_| panic!("not within {HANG:?}: {what}"))
+}
+
 pub async fn done(port: &Port, request: Request) -> Record {
-    tokio::time::timeout(HANG, port.call(request))
+    in_time("an answer", port.call(request))
         .await
-        .expect("answered")
         .expect("taken")
 }
 
