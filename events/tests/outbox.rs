@@ -4,9 +4,7 @@
 mod common;
 
 use std::{
-    io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -17,6 +15,7 @@ use async_trait::async_trait;
 use common::{
     event, in_time,
     outbox::{End, Service, TABLES, published},
+    victim::Victim,
 };
 use events::{
     Delivery, Direct, Embedded, Error, Log, OutboxRow, Packed, Position, Record, Sqlite,
@@ -209,7 +208,7 @@ async fn the_order_is_the_commit_order() {
         })
         .collect();
     for writer in writers {
-        writer.await.unwrap();
+        in_time("a writer", writer).await.unwrap();
     }
     let order: Vec<i64> = sqlx::query_scalar("SELECT number FROM changes ORDER BY rowid")
         .fetch_all(db.read())
@@ -553,25 +552,16 @@ fn change_group(tx: &events::DirectTx) -> usize {
 fn kill_again_and_again(child: &str, folder: &Path) -> usize {
     let mut committed = 0;
     for after in [1, 2, 3, 5, 8, 13] {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", child, "--nocapture"])
-            .env(CHILD_FOLDER, folder)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = Victim::spawn(child, [(CHILD_FOLDER, folder)]);
         let target = committed + after;
-        for line in BufReader::new(child.stdout.take().unwrap())
-            .lines()
-            .map_while(Result::ok)
-        {
+        while let Some(line) = child.next_line() {
             if let Some((_, number)) = line.split_once("committed ") {
                 committed = committed.max(number.parse::<usize>().unwrap() + 1);
             }
             if committed >= target {
-                child.kill().unwrap();
+                child.kill();
             }
         }
-        child.wait().unwrap();
         assert!(committed >= target);
     }
     committed

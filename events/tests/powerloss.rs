@@ -6,6 +6,12 @@
 //! states: everything synced, and any subset of the rest, torn at sectors. SQLite must recover a
 //! valid log from each. `POWERLOSS_SEEDS` sets the number of states.
 
+#[path = "../../testkit/src/seed.rs"]
+mod seed;
+#[path = "common/victim.rs"]
+#[allow(dead_code, reason = "this test does not kill its child")]
+mod victim;
+
 use std::{
     collections::BTreeMap,
     io::Read,
@@ -15,6 +21,7 @@ use std::{
 
 use events::{Embedded, Event, Log};
 use uuid::Uuid;
+use victim::Victim;
 
 /// Folder for the child process; without it the child test does nothing.
 const CHILD_FOLDER: &str = "EVENTS_POWERLOSS_FOLDER";
@@ -124,15 +131,17 @@ fn record() -> Vec<Record> {
     let files = folder.path().join("files");
     std::fs::create_dir(&files).unwrap();
     let kept = folder.path().join("record");
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_publishes_and_records_acknowledgements"])
-        .env(CHILD_FOLDER, &files)
-        .env("DISK_FOLDER", &files)
-        .env("DISK_RECORD", &kept)
-        .env("LD_PRELOAD", &library)
-        .output()
-        .unwrap();
-    assert!(!child.status.success(), "the child ends as by a power loss");
+    let name = "child_publishes_and_records_acknowledgements";
+    let mut child = Victim::spawn(
+        name,
+        [
+            (CHILD_FOLDER, &files),
+            ("DISK_FOLDER", &files),
+            ("DISK_RECORD", &kept),
+            ("LD_PRELOAD", &library),
+        ],
+    );
+    assert!(!child.end().success(), "the child ends as by a power loss");
     let records = read_records(&files, &std::fs::read(kept).unwrap());
     let acks = records.iter().filter(|record| record.file == ACKS).count();
     assert_eq!(acks, PUBLISHED, "every publication was acknowledged");
@@ -268,7 +277,7 @@ async fn acknowledged_events_survive_a_power_loss() {
             .any(|record| record.file == "log.db" && matches!(record.step, Step::Write { .. })),
         "the file itself was written, not its log alone"
     );
-    for seed in 0..seeds {
+    for seed in seed::seeds(0..seeds) {
         let wrong = wrong(&records, seed, true).await;
         assert_eq!(wrong, None);
     }

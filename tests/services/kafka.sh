@@ -1,47 +1,86 @@
 #!/bin/bash
-# A Kafka broker on the loopback for the full tests: one node in KRaft mode, state under
-# target/services/kafka.
+# A Kafka broker on the loopback for the full tests: one node in KRaft mode.
 #
 #   tests/services/kafka.sh start    downloads the jars once, starts, waits, prints the address;
-#                                    does nothing if it already runs
+#                                    prints the address if it already runs
 #   tests/services/kafka.sh stop     stops it; keeps the state
-#   tests/services/kafka.sh clean    stops it and removes the state
+#   tests/services/kafka.sh kill     kills it with SIGKILL; keeps the state
+#   tests/services/kafka.sh clean    kills it and removes the state
 #
-# Needs Java 17 and Maven. Uses KAFKA_PORT (default 9092) and the next port.
+# Needs Java 17, Maven, and flock and setsid of util-linux. The state is in SERVICE_HOME (default
+# target/services/kafka). Uses KAFKA_PORT and the next port, and fails if another program has one of
+# them. Without KAFKA_PORT it uses the first free pair from 9092 on, or from a number that follows from
+# SERVICE_HOME. It never uses a broker that it did not start.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-home=$(cd "$here/../.." && pwd)/target/services/kafka
-port=${KAFKA_PORT:-9092}
-controller=$((port + 1))
-address="127.0.0.1:$port"
+services=$(cd "$here/../.." && pwd)/target/services
+jars=$services/kafka/jars
+home=${SERVICE_HOME:-$services/kafka}
+# Minutes that the download may take, and half seconds that a start or a stop may take.
+download_max=10
+tries_max=120
 
+fail() {
+    echo "kafka.sh: $*" >&2
+    exit 1
+}
+
+need() {
+    command -v "$1" >/dev/null || fail "the program $1 is missing: install Debian's package $2"
+}
+
+# True for a process that this script started. A process id alone proves nothing: the system may
+# have given it to another program.
 running() {
-    [ -f "$home/pid" ] && kill -0 "$(cat "$home/pid")" 2>/dev/null
+    [ -f "$home/pid" ] || return 1
+    pid=$(cat "$home/pid")
+    [ -r "/proc/$pid/cmdline" ] && tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF "$home/server.properties"
+}
+
+taken() {
+    (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null
+}
+
+choose_ports() {
+    if [ -n "${KAFKA_PORT:-}" ]; then
+        port=$KAFKA_PORT
+        for one in "$port" $((port + 1)); do
+            ! taken "$one" || fail "another program listens on port $one: stop it or set KAFKA_PORT"
+        done
+        return
+    fi
+    port=9092
+    # A test's own broker: away from others, which could take its port while it is stopped.
+    [ -z "${SERVICE_HOME:-}" ] || port=$((9200 + 2 * ($(printf %s "$home" | cksum | cut -d' ' -f1) % 400)))
+    # The port of the last start, so that a client finds the broker again.
+    [ ! -f "$home/port" ] || port=$(cat "$home/port")
+    last=$((port + 200))
+    while taken "$port" || taken $((port + 1)); do
+        port=$((port + 2))
+        [ "$port" -lt "$last" ] || fail "no free pair of ports below $last"
+    done
 }
 
 java_class() {
     class=$1
     shift
-    java -cp "$home/jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn "$class" "$@"
+    java -cp "$jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn "$class" "$@"
 }
 
-answers() {
-    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || nc -z 127.0.0.1 "$port" 2>/dev/null
+download() {
+    # The jars belong to a version of the list.
+    ! cmp -s "$here/kafka-pom.xml" "$jars/.list" || return 0
+    need mvn maven
+    rm -rf "$jars"
+    timeout "${download_max}m" mvn --quiet --batch-mode --file "$here/kafka-pom.xml" \
+        org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+        -DoutputDirectory="$jars" -DincludeScope=runtime >&2 || fail "Maven did not download the jars"
+    cp "$here/kafka-pom.xml" "$jars/.list"
 }
 
-start() {
-    if running; then
-        echo "$address"
-        return
-    fi
-    mkdir -p "$home"
-    if [ ! -f "$home/jars/.complete" ]; then
-        mvn --quiet --batch-mode --file "$here/kafka-pom.xml" \
-            org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
-            -DoutputDirectory="$home/jars" -DincludeScope=runtime >&2
-        touch "$home/jars/.complete"
-    fi
+configure() {
+    controller=$((port + 1))
     cat >"$home/server.properties" <<PROPERTIES
 process.roles=broker,controller
 node.id=1
@@ -65,47 +104,79 @@ PROPERTIES
     if [ ! -f "$home/data/meta.properties" ]; then
         java_class kafka.tools.StorageTool format \
             --cluster-id "$(java_class kafka.tools.StorageTool random-uuid)" \
-            --config "$home/server.properties" >"$home/format.log" 2>&1
+            --config "$home/server.properties" >"$home/format.log" 2>&1 ||
+            { tail -20 "$home/format.log" >&2; fail "cannot format the storage"; }
     fi
-    # In its own session, so that a caller's Ctrl-C does not stop it.
-    setsid java -cp "$home/jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn \
-        kafka.Kafka "$home/server.properties" >"$home/server.log" 2>&1 </dev/null &
-    echo $! >"$home/pid"
-    tries=0
-    until answers; do
-        tries=$((tries + 1))
-        if [ $tries -gt 120 ] || ! running; then
-            echo "Kafka did not start:" >&2
-            tail -20 "$home/server.log" >&2
-            exit 1
-        fi
-        sleep 0.5
-    done
-    echo "$address"
 }
 
-stop() {
-    running || return 0
-    pid=$(cat "$home/pid")
-    kill "$pid"
+start() {
+    need java openjdk-17-jre-headless
+    need setsid util-linux
+    need flock util-linux
+    version=$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1)
+    [ "${version:-0}" -ge 17 ] || fail "java is version ${version:-unknown}, Kafka needs 17"
+    mkdir -p "$home" "$services"
+    # One start at a time: the download and the choice of ports. The broker does not inherit it.
+    exec 9>"$services/kafka.lock"
+    flock -w 900 9 || fail "another start holds $services/kafka.lock"
+    if running; then
+        echo "127.0.0.1:$(cat "$home/port")"
+        return
+    fi
+    download
+    choose_ports
+    echo "$port" >"$home/port"
+    configure
+    # In its own session, so that a caller's Ctrl-C does not stop it.
+    setsid java -cp "$jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn \
+        -Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info \
+        kafka.Kafka "$home/server.properties" >"$home/server.log" 2>&1 </dev/null 9>&- &
+    echo $! >"$home/pid"
     tries=0
-    while kill -0 "$pid" 2>/dev/null; do
+    # Its own word: an open port could be that of another broker.
+    until grep -q 'Kafka Server started' "$home/server.log"; do
+        sleep 0.5
         tries=$((tries + 1))
-        [ $tries -le 60 ] || kill -9 "$pid"
+        if [ $tries -gt $tries_max ] || ! running; then
+            tail -20 "$home/server.log" >&2
+            fail "the broker did not start"
+        fi
+    done
+    echo "127.0.0.1:$port"
+}
+
+# Sends a signal and waits for the end.
+end_by() {
+    running || return 0
+    kill "-$1" "$pid"
+    tries=0
+    while running; do
+        tries=$((tries + 1))
+        [ $tries -le $tries_max ] || fail "process $pid does not end"
+        # A stop that takes half of the time ends by force.
+        [ $tries -ne $((tries_max / 2)) ] || kill -KILL "$pid"
         sleep 0.5
     done
     rm -f "$home/pid"
+    # The system closes the sockets of a killed process a moment later.
+    port=$(cat "$home/port")
+    tries=0
+    while { taken "$port" || taken $((port + 1)); } && [ $tries -lt $tries_max ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
 }
 
 case "${1:-}" in
 start) start ;;
-stop) stop ;;
+stop) end_by TERM ;;
+kill) end_by KILL ;;
 clean)
-    stop
-    rm -rf "$home/data"
+    end_by KILL
+    rm -rf "$home/data" "$home/port"
     ;;
 *)
-    echo "usage: $0 start|stop|clean" >&2
+    echo "usage: $0 start|stop|kill|clean" >&2
     exit 2
     ;;
 esac

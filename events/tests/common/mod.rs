@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test target uses its part")]
 
 pub mod outbox;
+pub mod victim;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -128,7 +129,7 @@ async fn a_waiting_subscriber_is_woken_by_a_publisher(fixture: &dyn Fixture) {
         .publish(&[event(&second, "k", 2)])
         .await
         .unwrap();
-    let topics: BTreeSet<_> = waiting
+    let topics: BTreeSet<_> = in_time("both records", waiting)
         .await
         .unwrap()
         .into_iter()
@@ -269,7 +270,7 @@ async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fi
     assert_eq!(shown.unwrap(), (part, None));
     stop(consumer).await;
     end.cancel();
-    report.await.unwrap();
+    in_time("the report ends", report).await.unwrap();
 }
 
 /// A handler may return its store's error as is or wrapped in its own.

@@ -43,6 +43,9 @@ pub trait Service: Queue {
         end: End,
     ) -> Vec<bool>;
     async fn numbers(&self, table: &str) -> Vec<usize>;
+    /// Waits until the relay may publish `count` committed changes. On PostgreSQL transactions of
+    /// other tests hold them back, one by one.
+    async fn due(&self, _count: usize) {}
 }
 
 pub async fn all<S: Service>(mut fresh: impl AsyncFnMut() -> S) {
@@ -93,7 +96,7 @@ async fn the_relay_is_woken_by_commits_and_loses_none(db: impl Service) {
         })
         .collect();
     for writer in writers {
-        writer.await.unwrap();
+        in_time("a writer", writer).await.unwrap();
     }
     let seen = published(&log, 100).await;
     // The events of one sequential writer keep their order.
@@ -163,7 +166,7 @@ impl Log for Faulty {
 
 /// As [`Relay::step`] with something to move. On PostgreSQL it may take a moment: a dead relay
 /// keeps its lock until the server detects the closed connection, and commits wait for older
-/// transactions, also of other tests.
+/// transactions, also of other tests, so that a step may move only some of several changes.
 async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
     let moved = async {
         loop {
@@ -187,6 +190,8 @@ async fn a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_chan
     for number in 0..3 {
         db.change(number, End::Commit).await;
     }
+    // Each step below moves all three.
+    db.due(3).await;
     assert!(step(&db, &log).await.is_err());
     assert!(step(&db, &log).await.is_err());
     assert_eq!(outbox::backlog(&db).await.unwrap(), 3);

@@ -1,10 +1,12 @@
 //! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run: first
 //! `tests/services/kafka.sh start` and `tests/services/postgres.sh start`, then
-//! `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<printed URL> cargo test -p events --test full`.
+//! `KAFKA_BROKERS=<printed address> POSTGRES_URL=<printed URL> cargo test -p events --test full`.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod postgres;
+#[path = "../../../tests/services/server.rs"]
+mod server;
 
 use std::{collections::HashMap, sync::Arc};
 

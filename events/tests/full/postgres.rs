@@ -110,6 +110,21 @@ impl Service for Postgres {
             .map(|number| number as usize)
             .collect()
     }
+
+    async fn due(&self, count: usize) {
+        let sql = "SELECT COUNT(*) FROM outbox \
+                   WHERE transaction_id < pg_snapshot_xmin(pg_current_snapshot())";
+        common::in_time("no older transaction is open", async {
+            loop {
+                let due = sqlx::query_scalar::<_, i64>(sql).fetch_one(self.read());
+                if due.await.unwrap() == count as i64 {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
 }
 
 // rows: R248
@@ -246,7 +261,7 @@ async fn r248_two_relays_and_overlapping_writers_publish_each_event_once() {
         }
     }
     for writer in writers {
-        writer.await.unwrap();
+        common::in_time("a writer", writer).await.unwrap();
     }
     let db = Postgres::open(&url, &migrator()).await.unwrap();
     common::in_time("the outbox empties", async {

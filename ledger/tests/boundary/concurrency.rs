@@ -2,6 +2,7 @@
 
 use proto::common::v1::OperationType;
 use tokio::task::JoinSet;
+use tonic::Code;
 
 use crate::harness::*;
 
@@ -25,7 +26,10 @@ async fn r237_a_thousand_parallel_holds_on_money_for_ten() {
     while let Some(answer) = tasks.join_next().await {
         match answer.unwrap() {
             Ok(_) => held += 1,
-            Err(status) => assert_eq!(status.message(), "Insufficient balance"),
+            Err(status) => {
+                assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+                assert_eq!(status.message(), "Insufficient balance");
+            }
         }
     }
     assert_eq!(held, 10);
@@ -75,8 +79,13 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
     }
     let mut done = [0; 3];
     while let Some(answer) = tasks.join_next().await {
-        if let Ok(kind) = answer.unwrap() {
-            done[kind] += 1;
+        match answer.unwrap() {
+            Ok(kind) => done[kind] += 1,
+            Err(status) => {
+                assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+                let texts = ["Insufficient balance", "Hold is not active"];
+                assert!(texts.contains(&status.message()), "{status}");
+            }
         }
     }
     // Twenty partial consumptions returned that part of the hold to available, so it could be spent
@@ -114,7 +123,7 @@ async fn r237_writes_of_another_connection_are_seen_by_the_next_group() {
     assert_eq!(frozen, 1);
     refused(
         pay("while frozen").await,
-        tonic::Code::FailedPrecondition,
+        Code::FailedPrecondition,
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );

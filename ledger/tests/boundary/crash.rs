@@ -1,26 +1,26 @@
-//! `kill -9` during writes: acknowledged operations exist once, others can be retried, and each
-//! event is emitted once.
+//! `kill -9` of a ledger during writes: acknowledged operations exist once, others can be retried,
+//! and each event is emitted once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Command, Stdio},
+    path::PathBuf,
     sync::Arc,
 };
 
 use events::{Embedded, Log, topics};
-use ledger::{LedgerConfig, LedgerDeps, LedgerHandle};
+use ledger::{LedgerConfig, LedgerDeps, LedgerHandle, StoreUrl};
 use proto::{
     common::v1::OperationType,
     ledger::v1::{ledger_service_client::LedgerServiceClient, *},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::*;
+use crate::{harness::*, rows::Database, victim::Victim};
 
 /// Passes the folder to the child; without it the child test does nothing.
 const CHILD_FOLDER: &str = "LEDGER_TEST_CHILD_FOLDER";
+/// URL of the child's rows; empty: SQLite.
+const CHILD_URL: &str = "LEDGER_TEST_CHILD_URL";
 /// Distinguishes this run's keys from those of earlier runs.
 const CHILD_RUN: &str = "LEDGER_TEST_CHILD_RUN";
 /// Concurrent clients; each pays the next one.
@@ -41,12 +41,12 @@ struct Running {
 }
 
 impl Running {
-    async fn start(folder: &Path) -> Self {
-        let log = Embedded::open(folder.join("log")).await.unwrap();
+    async fn start(store: &Store) -> Self {
+        let log = Embedded::open(store.folder.join("log")).await.unwrap();
         let unknown = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
         let deps = LedgerDeps::new(Arc::new(log.clone()), unknown);
         let shutdown = CancellationToken::new();
-        let handle = ledger::start(config(folder), deps, shutdown.clone());
+        let handle = ledger::start(store.config(), deps, shutdown.clone());
         let handle = handle.await.unwrap();
         let slot = testkit::in_memory(handle.service().routes);
         Running {
@@ -69,10 +69,19 @@ impl Running {
     }
 }
 
-fn config(folder: &Path) -> LedgerConfig {
-    LedgerConfig {
-        data_dir: folder.to_owned(),
-        ..LedgerConfig::default()
+/// Where a ledger keeps its log and its rows.
+struct Store {
+    folder: PathBuf,
+    url: String,
+}
+
+impl Store {
+    fn config(&self) -> LedgerConfig {
+        LedgerConfig {
+            data_dir: self.folder.clone(),
+            url: StoreUrl::new(self.url.clone()),
+            ..LedgerConfig::default()
+        }
     }
 }
 
@@ -104,7 +113,11 @@ async fn child_pays_until_killed() {
         return;
     };
     let run = std::env::var(CHILD_RUN).unwrap();
-    let ledger = Running::start(Path::new(&folder)).await;
+    let store = Store {
+        folder: PathBuf::from(folder),
+        url: std::env::var(CHILD_URL).unwrap(),
+    };
+    let ledger = Running::start(&store).await;
     for client in 0..CLIENTS {
         let legs: [Leg; 1] = [("system:reserve:CFA-RUB", &sub_account(client), "1000", RUB)];
         let (user, key) = (format!("u{client}"), format!("fund-{client}"));
@@ -137,28 +150,27 @@ struct Told {
 }
 
 /// Runs the child until `after` more calls are acknowledged, and kills it.
-fn run_and_kill(folder: &Path, run: usize, after: usize, told: &mut Told) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "crash::child_pays_until_killed", "--nocapture"])
-        .env(CHILD_FOLDER, folder)
-        .env(CHILD_RUN, run.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+fn run_and_kill(store: &Store, run: usize, after: usize, told: &mut Told) {
+    let name = "crash::child_pays_until_killed";
+    let folder = store.folder.to_str().expect("text");
+    let env = [
+        (CHILD_FOLDER, folder),
+        (CHILD_URL, &store.url),
+        (CHILD_RUN, &run.to_string()),
+    ];
+    let mut child = Victim::spawn(name, env);
     let target = told.paid.len() + after;
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     // Lines printed before the kill count, even if they are read after it.
-    for line in lines.map_while(Result::ok) {
+    while let Some(line) = child.next_line() {
         if let Some(key) = line.strip_prefix("asked ") {
             told.asked.insert(key.to_owned());
         } else if let Some(key) = line.strip_prefix("paid ") {
             told.paid.insert(key.to_owned());
         }
         if told.paid.len() >= target {
-            child.kill().unwrap();
+            child.kill();
         }
     }
-    child.wait().unwrap();
     assert!(told.paid.len() >= target, "run {run} ended by itself");
 }
 
@@ -183,13 +195,37 @@ async fn told_events(log: &Embedded) -> BTreeMap<String, usize> {
 #[tokio::test]
 async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
     let folder = tempfile::tempdir().unwrap();
+    let database = Database::fresh().await;
+    let store = Store {
+        folder: folder.path().to_owned(),
+        url: database.url.clone(),
+    };
     let mut told = Told::default();
     for (run, after) in KILLED_AFTER.into_iter().enumerate() {
-        run_and_kill(folder.path(), run, after, &mut told);
+        run_and_kill(&store, run, after, &mut told);
     }
-    let found = ledger::verify(&config(folder.path())).await.unwrap();
+    let found = ledger::verify(&store.config()).await.unwrap();
     assert_eq!(found.fault, None, "after the last kill");
-    let ledger = Running::start(folder.path()).await;
+    let ledger = Running::start(&store).await;
+    let operations = retry(&ledger, &told).await;
+    assert_balances(&ledger, &told).await;
+    let log = ledger.log.clone();
+    let made = eventually(|| async {
+        let made = told_events(&log).await;
+        (made.len() >= operations.len() + CLIENTS).then_some(made)
+    })
+    .await;
+    assert_eq!(made.len(), operations.len() + CLIENTS);
+    assert!(made.values().all(|times| *times == 1), "{made:?}");
+    assert!(operations.iter().all(|id| made.contains_key(id)));
+    drop(log);
+    ledger.stop().await;
+    let found = ledger::verify(&store.config()).await.unwrap();
+    assert_eq!(found.fault, None);
+}
+
+/// Sends every requested call again; returns the ids of the operations, each made once.
+async fn retry(ledger: &Running, told: &Told) -> BTreeSet<String> {
     let mut operations = BTreeSet::new();
     for key in &told.asked {
         let mut client = ledger.client();
@@ -205,7 +241,11 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
     }
     let asked = told.asked.iter().map(|key| together(client_of(key)));
     assert_eq!(operations.len(), asked.sum::<usize>());
-    // Payments and receipts per client, by the requested calls.
+    operations
+}
+
+/// Payments and receipts per client, by the requested calls.
+async fn assert_balances(ledger: &Running, told: &Told) {
     let mut minor = [100_000_i64; CLIENTS];
     for client in told.asked.iter().map(|key| client_of(key)) {
         minor[client] -= together(client) as i64;
@@ -221,17 +261,4 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
         let expected = format!("{}.{:02}", minor / 100, minor % 100);
         assert_eq!(balance, expected, "of client {client}");
     }
-    let log = ledger.log.clone();
-    let made = eventually(|| async {
-        let made = told_events(&log).await;
-        (made.len() >= operations.len() + CLIENTS).then_some(made)
-    })
-    .await;
-    assert_eq!(made.len(), operations.len() + CLIENTS);
-    assert!(made.values().all(|times| *times == 1), "{made:?}");
-    assert!(operations.iter().all(|id| made.contains_key(id)));
-    drop(log);
-    ledger.stop().await;
-    let found = ledger::verify(&config(folder.path())).await.unwrap();
-    assert_eq!(found.fault, None);
 }

@@ -165,6 +165,82 @@ async fn r335_payloads_of_postings_and_status_changes_are_complete() {
     assert_eq!(reversal.postings[0].debit_subaccount_id, "u1:CFA-RUB");
 }
 
+/// `name: type` of a message's fields in the order of their numbers, which have no gap.
+fn fields(name: &str) -> String {
+    let contract = rpc::contract::Contract::platform();
+    let message = contract.pool().get_message_by_name(name).expect(name);
+    let mut fields: Vec<_> = message.fields().collect();
+    fields.sort_by_key(|field| field.number());
+    let fields = fields.iter().zip(1..).map(|(field, number)| {
+        assert_eq!(field.number(), number, "{name}.{}", field.name());
+        let kind = field.kind();
+        let kind = match (kind.as_message(), kind.as_enum()) {
+            (Some(message), _) => message.name().to_owned(),
+            (_, Some(values)) => values.name().to_owned(),
+            _ => format!("{kind:?}").to_lowercase(),
+        };
+        let many = if field.is_list() { "repeated " } else { "" };
+        format!("{}: {many}{kind}", field.name())
+    });
+    fields.collect::<Vec<_>>().join(", ")
+}
+
+/// Every payload that the specification names without its fields, whole, of every service.
+// rows: R335
+#[test]
+fn r335_payloads_that_the_text_leaves_open_have_their_fields() {
+    let user = "context: RequestContext, user_id: string, reason: string, at: Timestamp";
+    let registration = "context: RequestContext, user_id: string, address: string, \
+        tx_hash: string, at: Timestamp";
+    let issuance = "context: RequestContext, operation_id: string, user_id: string, \
+        amount: MonetaryAmount, tx_hash: string, reason: string, at: Timestamp";
+    let payloads = [
+        (
+            "ledger.v1.OperationStatusChangedEvent",
+            "context: RequestContext, operation_id: string, old_status: OperationStatus, \
+             new_status: OperationStatus, reason: string, changed_at: Timestamp",
+        ),
+        (
+            "ledger.v1.PostingCreatedEvent",
+            "context: RequestContext, posting_id: string, operation_id: string, \
+             debit_subaccount_id: string, credit_subaccount_id: string, amount: MonetaryAmount, \
+             created_at: Timestamp",
+        ),
+        (
+            "ledger.v1.UserOnchainRegistrationRequestedEvent",
+            registration,
+        ),
+        (
+            "ledger.v1.UserOnchainRegistrationConfirmedEvent",
+            registration,
+        ),
+        ("identity.v1.UserCreatedEvent", user),
+        ("identity.v1.UserUpdatedEvent", user),
+        ("identity.v1.UserBlockedEvent", user),
+        ("identity.v1.UserUnblockedEvent", user),
+        (
+            "chain.v1.TransactionReceiptReadyEvent",
+            "context: RequestContext, tx_hash: string, block_number: uint64, \
+             status: ReceiptStatus, gas_used: uint64, at: Timestamp",
+        ),
+        (
+            "chain.v1.BlockReadEvent",
+            "context: RequestContext, number: uint64, hash: string, parent_hash: string, \
+             tx_hashes: repeated string, at: Timestamp",
+        ),
+        ("cfa.v1.IssuanceStartedEvent", issuance),
+        ("cfa.v1.IssuanceFailedEvent", issuance),
+        (
+            "payments.v1.PaymentIntentCreatedEvent",
+            "context: RequestContext, payment_id: string, user_id: string, amount: Money, \
+             method: PaymentMethod, at: Timestamp",
+        ),
+    ];
+    for (name, expected) in payloads {
+        assert_eq!(fields(&format!("dfa.{name}")), expected, "{name}");
+    }
+}
+
 // rows: R231
 #[tokio::test]
 async fn r231_old_and_new_balances_form_a_gapless_chain() {

@@ -6,7 +6,7 @@ use events::{Event, Log, Subscription, topics};
 use ledger::{Clock, LedgerConfig, LedgerDeps, LedgerHandle, StoreUrl};
 use prost::Message;
 use proto::{
-    common::v1::{Decimal, MonetaryAmount, OperationType},
+    common::v1::{Decimal, MonetaryAmount, OperationType, PaginationRequest},
     ledger::v1::{ledger_service_client::LedgerServiceClient, *},
 };
 use tempfile::TempDir;
@@ -69,10 +69,7 @@ impl World {
     /// The ledger of a folder, on SQLite.
     #[allow(dead_code, reason = "the full tests have their rows elsewhere")]
     pub async fn at(folder: TempDir) -> Self {
-        let database = Database {
-            url: String::new(),
-            schema: String::new(),
-        };
+        let database = Database::sqlite();
         let log = open_log(&folder).await;
         let clock = Clock::manual(START_US);
         Self::open(Arc::new(database), None, Arc::new(folder), log, clock).await
@@ -165,7 +162,11 @@ impl World {
     }
 
     pub fn as_caller(&self, credential: &str) -> Client {
-        LedgerServiceClient::new(rpc::Channel::local(&self.slot, credential))
+        LedgerServiceClient::new(self.channel(credential))
+    }
+
+    pub fn channel(&self, credential: &str) -> rpc::Channel {
+        rpc::Channel::local(&self.slot, credential)
     }
 
     /// The ledger's events from the beginning.
@@ -298,6 +299,29 @@ impl World {
             .into_inner()
     }
 
+    /// All sub-accounts of an instrument, from all pages.
+    async fn sub_accounts(&self, instrument: &str) -> Vec<SubAccount> {
+        let mut all = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let request = ListSubAccountsRequest {
+                instrument_id: instrument.to_owned(),
+                pagination: Some(PaginationRequest {
+                    page_size: 1_000,
+                    page_token,
+                }),
+                ..Default::default()
+            };
+            let answer = self.client.clone().list_sub_accounts(request).await;
+            let answer = answer.unwrap().into_inner();
+            all.extend(answer.subaccounts);
+            page_token = answer.pagination.unwrap_or_default().next_page_token;
+            if page_token.is_empty() {
+                return all;
+            }
+        }
+    }
+
     /// Every instrument sums to zero, and held money equals the remainder of active holds.
     pub async fn assert_books_balance(&self) {
         let lines = self
@@ -314,22 +338,7 @@ impl World {
             assert!(number(line.total).is_zero(), "{}", line.instrument_id);
             assert_eq!(number(line.circulating), number(line.holders));
             let mut held = types::Decimal::ZERO;
-            let request = ListSubAccountsRequest {
-                instrument_id: line.instrument_id.clone(),
-                pagination: Some(proto::common::v1::PaginationRequest {
-                    page_size: 1000,
-                    ..Default::default()
-                }),
-                ..Default::default()
-            };
-            let answer = self
-                .client
-                .clone()
-                .list_sub_accounts(request)
-                .await
-                .unwrap()
-                .into_inner();
-            for row in answer.subaccounts {
+            for row in self.sub_accounts(&line.instrument_id).await {
                 held = held.checked_add(number(row.held)).unwrap();
             }
             assert_eq!(held, number(line.active_holds), "{}", line.instrument_id);

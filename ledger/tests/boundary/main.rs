@@ -1,11 +1,12 @@
 //! The ledger at its boundary: a real store in a temporary folder, the real log, the real access
 //! layer; every call through the client of the contract. One test binary, since linking costs more
-//! than running. `tests/full` runs the same tests on PostgreSQL, except `crash` and `remembered`,
-//! which test the SQLite writer.
+//! than running. `tests/full` runs the same tests on PostgreSQL, except `remembered`, which tests
+//! the row cache of the SQLite writer.
 
 mod audit;
 mod away;
 mod batches;
+mod client;
 mod clock;
 mod concurrency;
 mod consumed;
@@ -23,6 +24,8 @@ mod requests;
 mod rows;
 mod statement;
 mod twin;
+#[path = "../../../events/tests/common/victim.rs"]
+mod victim;
 
 /// URL of the PostgreSQL server; `None`: SQLite.
 fn server() -> Option<String> {

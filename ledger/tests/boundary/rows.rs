@@ -10,28 +10,43 @@ pub struct Database {
     pub url: String,
     /// Also the application name of the ledger's connections.
     pub schema: String,
+    /// URL of the server; empty: SQLite.
+    pub server: String,
 }
 
 impl Database {
     /// SQLite, or a fresh schema on the PostgreSQL server that the test binary names.
     pub async fn fresh() -> Self {
-        let Some(server) = crate::server() else {
-            return Database {
-                url: String::new(),
-                schema: String::new(),
-            };
-        };
+        match crate::server() {
+            Some(server) => Self::on(server).await,
+            None => Self::sqlite(),
+        }
+    }
+
+    pub fn sqlite() -> Self {
+        Database {
+            url: String::new(),
+            schema: String::new(),
+            server: String::new(),
+        }
+    }
+
+    /// A fresh schema on this server.
+    pub async fn on(server: String) -> Self {
         let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
         execute(&server, &format!("CREATE SCHEMA {schema}")).await;
         let url = format!("{server}?options[search_path]={schema}&application_name={schema}");
-        Database { url, schema }
+        Database {
+            url,
+            schema,
+            server,
+        }
     }
 
     /// Terminates sessions of this database that match `condition`; returns how many.
     #[allow(dead_code, reason = "SQLite has no sessions")]
     pub async fn terminate(&self, condition: &str) -> i64 {
-        let server = crate::server().expect("a server");
-        let mut connection = PgConnection::connect(&server).await.unwrap();
+        let mut connection = PgConnection::connect(&self.server).await.unwrap();
         let sql = format!(
             "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}' \
              AND {condition}",
@@ -54,7 +69,7 @@ impl Drop for Database {
         if self.url.is_empty() {
             return;
         }
-        let (server, schema) = (crate::server().expect("a server"), self.schema.clone());
+        let (server, schema) = (self.server.clone(), self.schema.clone());
         // A test ends inside its runtime, which cannot wait for another one on its own thread.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread();

@@ -1,6 +1,6 @@
-//! The boundary tests on a real PostgreSQL and a real Kafka broker, and tests of several ledgers on
-//! one server. Not part of the quick run: `tests/services/postgres.sh start` and
-//! `tests/services/kafka.sh start` first, then
+//! The boundary tests on a real PostgreSQL and a real Kafka broker, tests of several ledgers on one
+//! server, and of servers that are stopped and killed. Not part of the quick run:
+//! `tests/services/postgres.sh start` and `tests/services/kafka.sh start` first, then
 //! `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints> cargo test -p ledger --test full`.
 
 #[path = "../boundary/audit.rs"]
@@ -9,10 +9,16 @@ mod audit;
 mod away;
 #[path = "../boundary/batches.rs"]
 mod batches;
+#[path = "../boundary/client.rs"]
+mod client;
+#[path = "../boundary/clock.rs"]
+mod clock;
 #[path = "../boundary/concurrency.rs"]
 mod concurrency;
 #[path = "../boundary/consumed.rs"]
 mod consumed;
+#[path = "../boundary/crash.rs"]
+mod crash;
 #[path = "../boundary/emitted.rs"]
 mod emitted;
 #[path = "../boundary/harness.rs"]
@@ -40,11 +46,16 @@ mod requests;
 #[path = "../boundary/rows.rs"]
 mod rows;
 mod scans;
+#[path = "../../../tests/services/server.rs"]
+mod server;
 mod several;
 #[path = "../boundary/statement.rs"]
 mod statement;
+mod stopped;
 #[path = "../boundary/twin.rs"]
 mod twin;
+#[path = "../../../events/tests/common/victim.rs"]
+mod victim;
 
 /// The Kafka brokers to use.
 fn brokers() -> String {

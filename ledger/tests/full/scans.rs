@@ -3,8 +3,6 @@
 //! Every growing table is filled, then a ledger runs its workload beside those rows. The server
 //! reports the plan of each statement that it ran, including those inside functions.
 
-use std::time::Duration;
-
 use ledger::{LedgerConfig, LedgerDeps, StoreUrl};
 use sqlx::PgPool;
 use testkit::plans::{Allowed, postgres};
@@ -122,8 +120,7 @@ async fn no_statement_reads_a_whole_table() {
     };
     let fill = sqlx::raw_sql(include_str!("fill.sql"));
     fill.execute(&rows).await.unwrap();
-    // Statements planned before the commit of the fill have ended by then.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until_replanned(&rows, &world).await;
     postgres::forget();
 
     life::live(&world).await;
@@ -134,6 +131,20 @@ async fn no_statement_reads_a_whole_table() {
     verdict.assert_no_scans(&ALLOWED);
     verdict.assert_explained(EXPLAINED);
     rows.close().await;
+}
+
+/// Waits until every statement that the ledger planned before now has ended.
+async fn until_replanned(rows: &PgPool, world: &World) {
+    let now = sqlx::query_scalar("SELECT clock_timestamp()::text");
+    let now: String = now.fetch_one(rows).await.unwrap();
+    eventually(async || {
+        let sql = "SELECT COUNT(*) FROM pg_stat_activity WHERE application_name = $1 \
+                   AND state <> 'idle' AND query_start <= $2::timestamptz";
+        let left = sqlx::query_scalar::<_, i64>(sql);
+        let left = left.bind(&world.database.schema).bind(&now);
+        (left.fetch_one(rows).await.unwrap() == 0).then_some(())
+    })
+    .await;
 }
 
 /// The start of a ledger, and its timer tasks, which the ledger of the test runs on request.

@@ -2,7 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -104,14 +108,13 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     tally
 }
 
-/// Runs the writers on both ledgers and sums their results.
-async fn crowd(worlds: [&World; 2], writers: u64, steps: usize) -> Tally {
+/// Runs a writer per seed on both ledgers and adds their results.
+async fn crowd(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut Tally) {
     let mut tasks = JoinSet::new();
-    for seed in 0..writers {
+    for seed in seeds {
         let client = worlds[(seed % 2) as usize].client.clone();
         tasks.spawn(writer(client, seed, steps));
     }
-    let mut all = Tally::default();
     while let Some(tally) = tasks.join_next().await {
         let tally = tally.unwrap();
         all.operations += tally.operations;
@@ -119,7 +122,6 @@ async fn crowd(worlds: [&World; 2], writers: u64, steps: usize) -> Tally {
         all.consumed += tally.consumed;
         all.refused += tally.refused;
     }
-    all
 }
 
 async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
@@ -181,7 +183,8 @@ async fn r237_fifty_writers_on_ten_hot_sub_accounts_through_two_ledgers() {
     let mut watch = world.watch().await;
     let second = world.beside().await;
     fund_hot(&world).await;
-    let all = crowd([&world, &second], 50, 20).await;
+    let mut all = Tally::default();
+    crowd([&world, &second], 0..50, 20, &mut all).await;
     assert!(
         all.operations > 100 && all.holds > 50,
         "the writers made too few operations or holds"
@@ -253,42 +256,60 @@ async fn r237_one_key_through_two_ledgers_acts_once() {
     world.assert_books_balance().await;
 }
 
+/// Sessions that are killed in one test, and the crowds that may follow each other until then.
+const KILLED_MIN: i64 = 11;
+const CROWDS_MAX: u64 = 50;
+
+/// Kills sessions of the ledgers until `stop`; counts them.
+async fn sabotage(world: &World, killed: &AtomicI64, stop: &tokio_util::sync::CancellationToken) {
+    let rows = world.rows().await;
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut seen = Vec::new();
+    while !stop.is_cancelled() {
+        tokio::time::sleep(Duration::from_millis(rng.random_range(3..40))).await;
+        // Gives a busy machine time to write something between two attacks.
+        let sql = "SELECT COUNT(*)::text FROM audit_blocks";
+        let blocks = rows.texts(sql).await;
+        if std::mem::replace(&mut seen, blocks.clone()) == blocks && rng.random_bool(0.9) {
+            continue;
+        }
+        // Mostly sessions in a transaction, at times all sessions.
+        let condition = match rng.random_range(0..4) {
+            0 => "true",
+            1 => "query = 'COMMIT'",
+            _ => "xact_start IS NOT NULL",
+        };
+        let count = world.database.terminate(condition).await;
+        killed.fetch_add(count, Ordering::SeqCst);
+    }
+    rows.close().await;
+}
+
 // rows: R214 R237 R248
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r214_connections_killed_while_writers_write_lose_nothing() {
-    let world = World::new().await;
+    let world = Arc::new(World::new().await);
     let mut watch = world.watch().await;
     let second = world.beside().await;
     fund_hot(&world).await;
-    let database = Arc::clone(&world.database);
+    let killed = Arc::new(AtomicI64::new(0));
     let stop = tokio_util::sync::CancellationToken::new();
-    let stopped = stop.clone();
-    let rows = world.rows().await;
-    let saboteur = tokio::spawn(async move {
-        let mut rng = StdRng::seed_from_u64(7);
-        let (mut killed, mut seen) = (0, Vec::new());
-        while !stopped.is_cancelled() {
-            tokio::time::sleep(Duration::from_millis(rng.random_range(3..40))).await;
-            // Gives a busy machine time to write something between two attacks.
-            let sql = "SELECT COUNT(*)::text FROM audit_blocks";
-            let blocks = rows.texts(sql).await;
-            if std::mem::replace(&mut seen, blocks.clone()) == blocks && rng.random_bool(0.9) {
-                continue;
-            }
-            // Mostly sessions in a transaction, at times all sessions.
-            let condition = match rng.random_range(0..4) {
-                0 => "true",
-                1 => "query = 'COMMIT'",
-                _ => "xact_start IS NOT NULL",
-            };
-            killed += database.terminate(condition).await;
-        }
-        killed
+    let saboteur = tokio::spawn({
+        let (world, killed, stop) = (world.clone(), killed.clone(), stop.clone());
+        async move { sabotage(&world, &killed, &stop).await }
     });
-    let all = crowd([&world, &second], 20, 20).await;
+    // A quick crowd ends before many attacks: another one follows.
+    let mut all = Tally::default();
+    for round in 0.. {
+        let killed = killed.load(Ordering::SeqCst);
+        if round > 0 && killed >= KILLED_MIN {
+            break;
+        }
+        assert!(round < CROWDS_MAX, "only {killed} sessions were killed");
+        crowd([&world, &second], round * 20..round * 20 + 20, 20, &mut all).await;
+    }
     stop.cancel();
-    let killed = saboteur.await.unwrap();
-    assert!(killed > 10, "too few sessions were killed: {killed}");
+    saboteur.await.unwrap();
     assert_nothing_lost_or_twice(&world, &all).await;
     // The relay may publish a batch again whose deletion was killed: the log deduplicates by event
     // id.
