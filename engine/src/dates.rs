@@ -152,7 +152,6 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig {
             cases: 128,
-            rng_seed: proptest::test_runner::RngSeed::Fixed(1),
             failure_persistence: None,
             ..ProptestConfig::default()
         })]

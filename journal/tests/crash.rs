@@ -2,6 +2,9 @@
 //!
 //! Also over every truncation of the tail.
 
+#[path = "../../testkit/src/seed.rs"]
+mod seed;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -103,7 +106,7 @@ fn run(seed: u64, sync_is_lost: bool) -> bool {
 
 #[test]
 fn a_power_loss_loses_nothing_that_was_reported_durable() {
-    for seed in 0..500 {
+    for seed in seed::seeds(0..500) {
         assert!(run(seed, false), "seed {seed}");
     }
 }
@@ -111,7 +114,7 @@ fn a_power_loss_loses_nothing_that_was_reported_durable() {
 #[test]
 fn the_same_power_losses_without_the_sync_are_detected() {
     assert!(
-        (0..500).any(|seed| !run(seed, true)),
+        seed::seeds(0..500).any(|seed| !run(seed, true)),
         "a disk that does not sync must be detected"
     );
 }

@@ -5,6 +5,10 @@
 //! reorders unsynced data. `POWERLOSS_SEEDS` sets the number of seeds; `cargo xtask powerloss` runs
 //! all.
 
+#[path = "../../testkit/src/seed.rs"]
+mod seed;
+
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -129,28 +133,30 @@ fn run(seed: u64, sync_is_lost: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn seeds() -> u64 {
-    std::env::var("POWERLOSS_SEEDS").map_or(500, |seeds| {
+fn seeds() -> Range<u64> {
+    let count = std::env::var("POWERLOSS_SEEDS").map_or(500, |seeds| {
         seeds.parse().expect("POWERLOSS_SEEDS is a number")
-    })
+    });
+    seed::seeds(0..count)
 }
 
 // rows: R174
 #[test]
 fn r174_no_power_loss_loses_a_record_reported_durable() {
     let seeds = seeds();
-    for seed in 0..seeds {
+    for seed in seeds.clone() {
         if let Err(loss) = run(seed, false) {
             panic!("seed {seed}: {loss}");
         }
     }
-    println!("{seeds} seeds, nothing lost");
+    println!("seeds {seeds:?}, nothing lost");
 }
 
 #[test]
 fn without_the_sync_the_same_seeds_lose_reported_records() {
     let seeds = seeds();
-    let losses = (0..seeds).filter(|seed| run(*seed, true).is_err()).count() as u64;
-    println!("{losses} of {seeds} seeds lose records when a sync does nothing");
-    assert!(losses * 4 > seeds, "only {losses} of {seeds}");
+    let count = seeds.end - seeds.start;
+    let losses = seeds.filter(|seed| run(*seed, true).is_err()).count() as u64;
+    println!("{losses} of {count} seeds lose records when a sync does nothing");
+    assert!(losses * 4 > count, "only {losses} of {count}");
 }

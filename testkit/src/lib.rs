@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `messages` | short constructors of contexts and amounts |
 //! | `doubles` | doubles of services, and in-memory serving |
+//! | `seed` | seeds of tests, fixed or given |
 //! | `ports` | limits that no test reaches, and raw sockets |
 //! | `wait` | waiting for a condition |
 //! | `clock` | a machine with clocks that the test controls |
@@ -14,6 +15,7 @@ mod doubles;
 pub mod messages;
 pub mod plans;
 pub mod ports;
+pub mod seed;
 mod wait;
 
 pub use clock::Machine;

@@ -90,6 +90,12 @@ impl Refusal {
         refusal
     }
 
+    /// A fault of the platform itself (INTERNAL, UNKNOWN, DATA_LOSS, UNIMPLEMENTED). A later call
+    /// may succeed after UNAVAILABLE and DEADLINE_EXCEEDED, which the contract says to repeat.
+    pub fn is_fault(&self) -> bool {
+        self.http >= 500 && !matches!(self.http, 503 | 504)
+    }
+
     /// Asserts HTTP status, code, exact text and reason (D23).
     ///
     /// # Panics
@@ -218,10 +224,11 @@ impl Platform {
         }
     }
 
-    /// Repeats a read until `done` accepts the answer. Refusals count as not done.
+    /// Repeats a read until `done` accepts the answer. A refusal counts as not done.
     ///
     /// # Panics
-    /// After a minute; the message contains what was waited for and the last answer.
+    /// After a minute; the message contains what was waited for and the last answer. At once if
+    /// the platform reports a fault of its own.
     pub async fn until(
         &self,
         what: &str,
@@ -234,7 +241,14 @@ impl Platform {
             let last = match self.call(AUDITOR, name, request.clone()).await {
                 Ok(answer) if done(&answer) => return answer,
                 Ok(answer) => answer.to_string(),
-                Err(refusal) => format!("{refusal:?}"),
+                Err(refusal) => {
+                    assert!(
+                        !refusal.is_fault(),
+                        "a fault of the platform while waiting for {what}: {name} {request} \
+                         returned {refusal:?}"
+                    );
+                    format!("{refusal:?}")
+                }
             };
             assert!(
                 Instant::now() < deadline,
@@ -292,6 +306,32 @@ impl Platform {
         let body = serde_json::from_str(&body).unwrap_or(Value::String(body));
         (status, body)
     }
+
+    /// Sum of a metric's samples that have these labels; zero without a sample.
+    ///
+    /// # Panics
+    /// If the metrics cannot be read.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let (status, text) = self.get("all", "/metrics", "").await;
+        assert_eq!(status, 200, "{text}");
+        sum_of(text.as_str().expect("text"), name, labels)
+    }
+}
+
+/// Sum of the samples of a metric with these labels.
+fn sum_of(metrics: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let labels: Vec<String> = labels
+        .iter()
+        .map(|(label, value)| format!("{label}=\"{value}\""))
+        .collect();
+    let samples = metrics.lines().filter_map(|line| {
+        let (sample, value) = line.rsplit_once(' ')?;
+        let rest = sample.strip_prefix(name)?;
+        let is_own = rest.is_empty() || rest.starts_with('{');
+        let has_all = labels.iter().all(|label| rest.contains(label.as_str()));
+        (is_own && has_all).then(|| value.parse::<f64>().expect("a number"))
+    });
+    samples.sum()
 }
 
 /// A text field of an answer.
@@ -319,5 +359,31 @@ pub fn number(value: &Value) -> Decimal {
             .parse()
             .unwrap_or_else(|_| panic!("not a number: {text}")),
         other => panic!("not a number: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_a_fault_unless_a_repeat_may_help() {
+        let is_fault = |http| Refusal::read(http, json!({})).is_fault();
+        assert!([500, 501, 502].into_iter().all(is_fault));
+        assert!(
+            ![0, 400, 403, 404, 409, 429, 503, 504]
+                .into_iter()
+                .any(is_fault)
+        );
+    }
+
+    #[test]
+    fn samples_of_one_metric_are_added() {
+        let metrics = "# TYPE calls counter\ncalls{code=\"ok\",method=\"/a\"} 2\n\
+            calls{code=\"internal\",method=\"/a\"} 3\ncalls_more 7\nplain 4\n";
+        assert!((sum_of(metrics, "calls", &[("method", "/a")]) - 5.0).abs() < f64::EPSILON);
+        assert!((sum_of(metrics, "calls", &[("code", "ok")]) - 2.0).abs() < f64::EPSILON);
+        assert!((sum_of(metrics, "plain", &[]) - 4.0).abs() < f64::EPSILON);
+        assert!(sum_of(metrics, "none", &[]).abs() < f64::EPSILON);
     }
 }

@@ -341,6 +341,39 @@ impl Platform {
         std::fs::read_to_string(self.folder.join("platform.log")).unwrap_or_default()
     }
 
+    /// Lines of the log as objects, without a last line that is being written.
+    ///
+    /// # Panics
+    /// If a line is not JSON.
+    pub fn log_lines(&self) -> Vec<Value> {
+        let log = self.log();
+        let complete = log.rfind('\n').map_or("", |end| &log[..end]);
+        let lines = complete.lines().map(|line| {
+            serde_json::from_str(line)
+                .unwrap_or_else(|error| panic!("not JSON in the log ({error}): {line}"))
+        });
+        lines.collect()
+    }
+
+    /// Waits until the log has what `done` looks for; returns its lines.
+    ///
+    /// # Panics
+    /// After a minute, or if a line is not JSON.
+    pub async fn until_logged(&self, what: &str, done: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let lines = self.log_lines();
+            if done(&lines) {
+                return lines;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "timed out: the log has no {what}"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     fn log_tail(&self) -> String {
         tail(&self.log())
     }

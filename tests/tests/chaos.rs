@@ -20,7 +20,7 @@ fn given(name: &str) -> Option<u64> {
 // rows: R343 R345
 #[test]
 fn r343_every_client_has_the_journals_messages_whatever_dies_and_whatever_the_network_does() {
-    let seed = given("CHAOS_SEED").unwrap_or(20_261_124);
+    let seed = given("CHAOS_SEED").unwrap_or_else(|| tests::seed::seed(20_261_124));
     println!("CHAOS_SEED={seed}");
     let kills = given("CHAOS_KILLS").map_or(5, |kills| usize::try_from(kills).expect("few"));
     let mut plan = Plan::new(seed, kills);

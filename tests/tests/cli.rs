@@ -1,10 +1,11 @@
 //! The command line: help on every level, a command for every call, JSON on request, exit codes.
 
 use serde_json::{Value, json};
-use tests::call::text;
+use tests::call::{SERVICE, text};
 use tests::process::{Platform, run as command};
 use tests::shared::{platform, run};
 use tests::wire::{methods, pool};
+use tests::world::{User, amount};
 
 /// Names under `Commands:` of a help text.
 fn subcommands(help: &str) -> Vec<String> {
@@ -279,47 +280,74 @@ fn r350_config_prints_what_is_in_force() {
     });
 }
 
+/// History: the demonstration (deposits, an issue against payment, trades, a redemption, a payout
+/// that the bank refuses, maturity), a transfer, many settled trades of a replay.
 // rows: R217
 #[test]
-fn r217_rebuild_agrees_with_a_sound_ledger_and_names_a_balance_that_was_changed() {
+fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed() {
     run(async {
         let mut platform = Platform::start().await;
-        let user = platform.rich("100").await;
-        let rebuild = ["--json", "ledger", "rebuild"];
-        let agreed = platform.cli(&rebuild).await.success().json();
-        assert_eq!(agreed["ok"], json!(true), "{agreed}");
-        assert_eq!(agreed["differences"], json!([]));
-        assert!(agreed["transfers"].as_u64() >= Some(1), "{agreed}");
-        assert!(agreed["subaccounts"].as_u64() >= Some(2), "{agreed}");
-        let text = platform.cli(&rebuild[1..]).await.success().stdout;
-        assert!(text.contains("no difference"), "{text}");
+        let demo = platform.cli(&["--json", "demo"]).await.success().json();
+        let flow = ["replay", "--json", "--synthetic", "7", "--rows", "1000"];
+        let replay = platform.cli(&flow).await.success().json();
+        let count = |answer: &Value, name: &str| answer[name].as_u64().expect("a number");
+        let trades = count(&demo, "trades_settled") + count(&replay, "trades_settled");
+        assert!(trades > 20, "{demo}\n{replay}");
+        let (user, other) = (platform.rich("100").await, platform.trader().await);
+        let bond = platform.bond().await;
+        platform.issue(&bond, &user, "5").await;
+        let transfer = json!({ "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id,
+            "amount": amount(&bond, "2") });
+        platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
+        platform.balance_is(&other.units(&bond), "2").await;
 
-        // Simulates tampering: a direct write to the file credits the user with a rouble.
-        platform.stop().await;
-        let file = platform.data_dir().join("ledger").join("ledger.sqlite");
-        let rows = rusqlite::Connection::open(file).expect("the ledger's file");
-        let sql = "UPDATE sub_accounts SET balance = balance + 100 WHERE subaccount_id = ?1";
-        assert_eq!(rows.execute(sql, [user.cash()]), Ok(1));
-        drop(rows);
-        platform.restart().await;
-        let differs = platform.cli(&rebuild).await;
-        assert_eq!(differs.status.code(), Some(1), "{differs:?}");
-        let text = "the ledger differs from what the chain's log gives";
-        assert!(differs.stderr.contains(text), "{differs:?}");
-        let found = differs.json();
-        assert_eq!(found["ok"], json!(false));
-        let differences = found["differences"].as_array().expect("a list");
-        assert_eq!(differences.len(), 1, "{found}");
-        assert_eq!(differences[0]["subaccountId"], json!(user.cash()));
-        let figure = |name: &str| {
-            let text = differences[0][name].as_str().expect("a figure");
-            text.parse::<types::Decimal>()
-                .expect("a number")
-                .to_minor(2)
-        };
-        assert_eq!(
-            ["chain", "ledger", "difference"].map(figure),
-            [Ok(10_000), Ok(10_100), Ok(-100)]
-        );
+        let agreed = rebuilds(&platform).await;
+        // Each trade moves units; the demonstration moves tokens at least a dozen times besides.
+        assert!(count(&agreed, "transfers") > trades + 12, "{agreed}");
+        // Money and units of three users of the demonstration, and of this test's.
+        assert!(count(&agreed, "subaccounts") >= 10, "{agreed}");
+        tampered(&mut platform, &user).await;
     });
+}
+
+/// Asserts that a rebuild finds no difference; returns its report.
+async fn rebuilds(platform: &Platform) -> Value {
+    let rebuild = ["--json", "ledger", "rebuild"];
+    let agreed = platform.cli(&rebuild).await.success().json();
+    assert_eq!(agreed["ok"], json!(true), "{agreed}");
+    assert_eq!(agreed["differences"], json!([]), "{agreed}");
+    let text = platform.cli(&rebuild[1..]).await.success().stdout;
+    assert!(text.contains("no difference"), "{text}");
+    agreed
+}
+
+/// A direct write to the ledger's file credits the user with a rouble: a rebuild names exactly
+/// that.
+async fn tampered(platform: &mut Platform, user: &User) {
+    platform.stop().await;
+    let file = platform.data_dir().join("ledger").join("ledger.sqlite");
+    let rows = rusqlite::Connection::open(file).expect("the ledger's file");
+    let sql = "UPDATE sub_accounts SET balance = balance + 100 WHERE subaccount_id = ?1";
+    assert_eq!(rows.execute(sql, [user.cash()]), Ok(1));
+    drop(rows);
+    platform.restart().await;
+    let differs = platform.cli(&["--json", "ledger", "rebuild"]).await;
+    assert_eq!(differs.status.code(), Some(1), "{differs:?}");
+    let text = "the ledger differs from what the chain's log gives";
+    assert!(differs.stderr.contains(text), "{differs:?}");
+    let found = differs.json();
+    assert_eq!(found["ok"], json!(false));
+    let differences = found["differences"].as_array().expect("a list");
+    assert_eq!(differences.len(), 1, "{found}");
+    assert_eq!(differences[0]["subaccountId"], json!(user.cash()));
+    let figure = |name: &str| {
+        let text = differences[0][name].as_str().expect("a figure");
+        text.parse::<types::Decimal>()
+            .expect("a number")
+            .to_minor(2)
+    };
+    assert_eq!(
+        ["chain", "ledger", "difference"].map(figure),
+        [Ok(10_000), Ok(10_100), Ok(-100)]
+    );
 }

@@ -17,12 +17,7 @@ const KILLS: usize = 3;
 
 /// Seed of the flow and its kills; `TESTS_SEED` overrides it.
 fn seed() -> u64 {
-    let given = std::env::var("TESTS_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let seed = given.unwrap_or(20_260_101);
-    println!("TESTS_SEED={seed}");
-    seed
+    tests::seed::seed(20_260_101)
 }
 
 /// Two buyers with money, two sellers with units, all of it in trading holds; even indexes buy.

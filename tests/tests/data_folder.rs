@@ -282,7 +282,7 @@ fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
 #[test]
 fn a_first_start_that_was_killed_anywhere_is_repeated() {
     run(async {
-        let mut random = Random::new(20_260_112);
+        let mut random = Random::new(tests::seed::seed(20_260_112));
         let moments: Vec<Duration> = (0..KILLS)
             .map(|_| Duration::from_micros(random.below(1_200_000)))
             .collect();

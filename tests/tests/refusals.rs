@@ -741,7 +741,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
     run(async {
         let stage = stage().await;
         let server = stage.platform.address("trading");
-        let mut noise = tests::flow::Random::new(1);
+        let mut noise = tests::flow::Random::new(tests::seed::seed(1));
         let mut bytes = |length: usize| {
             (0..length)
                 .map(|_| noise.next().to_le_bytes()[0])

@@ -25,10 +25,7 @@ pub fn run() -> anyhow::Result<()> {
         "platform",
     ];
     shell::run(&root, "cargo", &build)?;
-    let built = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(target) => root.join(target),
-        None => root.join("target"),
-    };
+    let built = shell::target(&root);
     let name = format!(
         "platform-{}-{}-{}",
         env!("CARGO_PKG_VERSION"),

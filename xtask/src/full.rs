@@ -3,18 +3,53 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use crate::attacks::{self, Attacks};
 use crate::shell;
 
+/// Programs that the parts run, with Debian's packages. The script of PostgreSQL installs it.
+const PROGRAMS: [(&str, &str); 12] = [
+    ("go", "golang-go"),
+    ("node", "nodejs"),
+    ("npm", "npm"),
+    ("python3", "python3-venv"),
+    ("java", "openjdk-17-jre-headless"),
+    ("mvn", "maven"),
+    ("mount", "mount"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("flock", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("setsid", "util-linux"),
+    ("timeout", "coreutils"),
+];
+
 /// Runs everything. The first failure aborts the suite; the services are stopped in any case.
 pub fn run() -> anyhow::Result<()> {
+    programs()?;
     conformance()?;
     clients()?;
     disk_full()?;
     load_attacks()?;
     with_services()
+}
+
+/// Names every missing program at once, before anything runs.
+fn programs() -> anyhow::Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there =
+        |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    let missing: Vec<String> = (PROGRAMS.iter())
+        .filter(|(program, _)| !is_there(program))
+        .map(|(program, package)| format!("{program} (Debian: {package})"))
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "the full suite needs programs that are not in PATH: {}",
+            missing.join(", ")
+        );
+    }
+    Ok(())
 }
 
 /// Official Connect conformance suite against the protocol layer, all three protocols.
@@ -70,7 +105,8 @@ fn load_attacks() -> anyhow::Result<()> {
     attacks::run_with(&shell::root(), &["--workspace"], &short)
 }
 
-/// Full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.
+/// Full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL,
+/// the platform on both. Tests that stop or kill a service start their own.
 fn with_services() -> anyhow::Result<()> {
     println!("full tests on a real Kafka broker and a real PostgreSQL");
     let root = shell::root();
@@ -82,7 +118,8 @@ fn with_services() -> anyhow::Result<()> {
         shell::run_with(
             &root,
             "cargo",
-            &["test", "--workspace", "--test", "full"],
+            // The test `binary` of `node` builds the platform binary.
+            &["test", "--workspace", "--test", "binary", "--test", "full"],
             &[("KAFKA_BROKERS", &brokers), ("POSTGRES_URL", &url)],
         )
     })();

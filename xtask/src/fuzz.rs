@@ -68,7 +68,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     );
     let host = host(root)?;
     // A separate folder: its flags differ from those of every other build.
-    let target = target_folder(root).join("fuzz");
+    let target = shell::target(root).join("fuzz");
     // With `--target`, RUSTFLAGS apply to the targets alone, not to build scripts and macros.
     let args = [
         "build",
@@ -88,10 +88,6 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     Ok(target.join(host).join("release/fuzz"))
 }
 
-fn target_folder(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
-}
-
 /// Host triple of the compiler.
 fn host(root: &Path) -> anyhow::Result<String> {
     let version = shell::output(root, "rustc", &["--version", "--verbose"])?;
@@ -102,7 +98,7 @@ fn host(root: &Path) -> anyhow::Result<String> {
 /// Runs one target on its corpus, which is kept for the next run.
 fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<()> {
     let folder = |kind: &str| -> anyhow::Result<String> {
-        let folder = target_folder(root).join("fuzz").join(kind).join(name);
+        let folder = shell::target(root).join("fuzz").join(kind).join(name);
         std::fs::create_dir_all(&folder)?;
         Ok(folder.to_string_lossy().into_owned())
     };

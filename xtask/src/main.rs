@@ -3,6 +3,7 @@
 mod attacks;
 mod chaos;
 mod contracts;
+mod demo;
 mod deny;
 mod dist;
 mod files;
@@ -13,6 +14,7 @@ mod miri;
 mod powerloss;
 mod proto;
 mod rows;
+mod seeds;
 mod shell;
 mod syscalls;
 mod tidy;
@@ -49,6 +51,9 @@ enum Chore {
         #[arg(long)]
         advisories: bool,
     },
+    /// The release build as the README starts it, the demonstration, and the tests of both on that
+    /// binary.
+    Demo,
     /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and
     /// `tar`.
     Dist,
@@ -93,6 +98,15 @@ enum Chore {
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
+    /// The seeded tests with fresh seeds, each printed before its run.
+    Seeds {
+        /// No further seed starts after this time in minutes.
+        #[arg(long, default_value_t = 30)]
+        minutes: u64,
+        /// Repeat this seed instead.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Kills server and clients on a bad network: every client's messages must match the journal.
     Chaos {
         /// Seed of the kills, the requests and the network; default: the current time.
@@ -127,7 +141,8 @@ enum Chore {
         #[arg(long)]
         shrink: bool,
     },
-    /// Rows of the specification's checklist with and without a test that names them.
+    /// Rows of the specification's checklist with and without a test that names them, and those
+    /// whose only test names many.
     Rows {
         /// Print JSON.
         #[arg(long)]
@@ -163,6 +178,7 @@ fn main() -> anyhow::Result<()> {
         } => chaos::run(seed, kills, minutes),
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
+        Chore::Demo => demo::run(),
         Chore::Dist => dist::run(),
         Chore::Full => full::run(),
         Chore::Fuzz { seconds, target } => fuzz::run(seconds, &target),
@@ -172,6 +188,7 @@ fn main() -> anyhow::Result<()> {
             drainer_core,
         } => harness::run(&source, matcher_core, drainer_core),
         Chore::Miri => miri::run(),
+        Chore::Seeds { minutes, seed } => seeds::run(minutes, seed),
         Chore::Powerloss { seeds } => powerloss::run(seeds),
         Chore::Syscalls { commands } => syscalls::run(commands),
         Chore::Tidy { shrink } => tidy::run(shrink),

@@ -11,8 +11,14 @@ use crate::{files, shell};
 /// The checklist has the rows R001 to R350.
 const ROW_LAST: u32 = 350;
 
+/// A test that names more rows may not assert each of them.
+const ROWS_PER_TEST: usize = 10;
+
 /// A test and the rows that it names.
 type Named = (String, BTreeSet<u32>);
+
+/// By row: the tests that name it, with their outcomes.
+type Rows = BTreeMap<u32, BTreeMap<String, Option<Outcome>>>;
 
 /// What the recorded test runs say about a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +50,7 @@ pub fn run(json: bool, require: &[String], results: Option<&Path>) -> anyhow::Re
         )?)),
         None => None,
     };
-    let mut rows: BTreeMap<u32, BTreeMap<String, Option<Outcome>>> = BTreeMap::new();
+    let mut rows = Rows::new();
     for path in files::below(&root, &["rs"])? {
         for (test, named) in tests_of(&std::fs::read_to_string(root.join(&path))?) {
             let outcome = outcomes
@@ -73,6 +79,7 @@ pub fn run(json: bool, require: &[String], results: Option<&Path>) -> anyhow::Re
             "rows": named,
             "passed": tested.iter().map(|row| name(*row)).collect::<Vec<_>>(),
             "missing": missing.iter().map(|row| name(*row)).collect::<Vec<_>>(),
+            "crowded": crowded(&rows).into_keys().map(name).collect::<Vec<_>>(),
         });
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -101,12 +108,20 @@ fn is_passed(tests: &BTreeMap<String, Option<Outcome>>) -> bool {
     !is_recorded || has(Outcome::Passed) && !has(Outcome::Failed)
 }
 
-fn print_rows(
-    rows: &BTreeMap<u32, BTreeMap<String, Option<Outcome>>>,
-    tested: &[u32],
-    missing: &[u32],
-    is_recorded: bool,
-) {
+/// Rows with one test, which names more than [`ROWS_PER_TEST`] rows.
+fn crowded(rows: &Rows) -> BTreeMap<u32, &str> {
+    let mut named: BTreeMap<&str, usize> = BTreeMap::new();
+    for test in rows.values().flat_map(BTreeMap::keys) {
+        *named.entry(test).or_default() += 1;
+    }
+    rows.iter()
+        .filter(|(_, tests)| tests.len() == 1)
+        .filter_map(|(row, tests)| Some((*row, tests.keys().next()?.as_str())))
+        .filter(|(_, test)| named[test] > ROWS_PER_TEST)
+        .collect()
+}
+
+fn print_rows(rows: &Rows, tested: &[u32], missing: &[u32], is_recorded: bool) {
     for (row, tests) in rows {
         for (test, outcome) in tests {
             let outcome = outcome.map_or("", Outcome::text);
@@ -126,6 +141,16 @@ fn print_rows(
     let missing: Vec<String> = missing.iter().map(|row| name(*row)).collect();
     for chunk in missing.chunks(16) {
         println!("  {}", chunk.join(" "));
+    }
+    let crowded = crowded(rows);
+    if !crowded.is_empty() {
+        println!(
+            "\n{} rows whose only test names more than {ROWS_PER_TEST} rows:",
+            crowded.len()
+        );
+        for (row, test) in crowded {
+            println!("  {}  {test}", name(row));
+        }
     }
 }
 
@@ -250,6 +275,23 @@ mod tests {
         };
         assert!(row(&["r001_one"]) && row(&["r001_one", "r004_skipped"]));
         assert!(!row(&["r001_one", "r002_two"]) && !row(&["r004_skipped"]));
+    }
+
+    #[test]
+    fn a_row_is_crowded_if_its_only_test_names_more_than_ten_rows() {
+        let test = |name: &str| (name.to_owned(), None);
+        let mut rows: Rows = (1..=11)
+            .map(|row| (row, BTreeMap::from([test("file.rs:many")])))
+            .collect();
+        rows.get_mut(&2)
+            .expect("a row")
+            .extend([test("file.rs:own")]);
+        rows.insert(12, BTreeMap::from([test("file.rs:other")]));
+        let found: Vec<u32> = crowded(&rows).into_keys().collect();
+        assert_eq!(found, [&[1][..], &[3, 4, 5, 6, 7, 8, 9, 10, 11]].concat());
+        // Ten rows are not too many.
+        rows.remove(&11);
+        assert!(crowded(&rows).is_empty());
     }
 
     #[test]

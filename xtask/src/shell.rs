@@ -14,6 +14,14 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
+/// Cargo's folder of build output.
+pub fn target(root: &Path) -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(target) => root.join(target),
+        None => root.join("target"),
+    }
+}
+
 /// Runs `program` in `dir`; an exit code other than 0 is an error that names the command.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])

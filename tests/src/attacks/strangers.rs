@@ -27,7 +27,7 @@ pub struct Datagrams {
 impl Datagrams {
     /// Random bytes of random length.
     pub fn garbage(target: &Target) -> Self {
-        let mut random = Random::new(20_261_125);
+        let mut random = Random::new(crate::seed::seed(20_261_125));
         let datagram = |_| {
             let length = 1 + random.below(1_200);
             (0..length).map(|_| random.below(256) as u8).collect()

@@ -1,8 +1,11 @@
 //! Context of every call: ids, keys, and the events that a call causes.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
 use proto::common::v1::RequestContext;
 use serde_json::{Value, json};
+use tests::Platform;
 use tests::call::{OPERATOR, TREASURY, context_with_key, text};
 use tests::log::Events;
 use tests::shared::{platform, run};
@@ -68,17 +71,42 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
         );
         events.close().await;
 
-        let lines: Vec<Value> = platform
-            .log()
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect();
-        let named = lines
-            .iter()
-            .filter(|line| line.to_string().contains(&correlation))
-            .count();
-        assert!(named > 0, "no line of the log contains the correlation id");
+        // A deposit reaches cfa as an event, a redemption reaches the ledger as a call.
+        logged(platform, &correlation, &["payments", "identity", "cfa"]).await;
+        let correlation = format!("correlation-{}", uuid::Uuid::now_v7());
+        let mut context = context_with_key("k-2");
+        context["correlationId"] = json!(correlation);
+        let redeem = json!({ "context": context, "userId": user.id, "amount": rub("5.00"),
+            "payoutId": uuid::Uuid::now_v7().to_string() });
+        platform.ok(&user.token(), "cfa.RedeemCfaRub", redeem).await;
+        let services = ["cfa", "identity", "ledger", "payments"];
+        logged(platform, &correlation, &services).await;
     });
+}
+
+/// Waits until each of these services has logged a line with the correlation id.
+async fn logged(platform: &Platform, correlation: &str, services: &[&str]) {
+    let missing = |lines: &[Value]| -> Vec<String> {
+        let own = lines
+            .iter()
+            .filter(|line| line["correlation_id"] == json!(correlation));
+        let own: BTreeSet<String> = own.map(service_of).collect();
+        let services = services.iter().map(|service| (*service).to_owned());
+        services.filter(|service| !own.contains(service)).collect()
+    };
+    let what = format!("lines of {services:?} with the correlation id {correlation}");
+    platform
+        .until_logged(&what, |lines| missing(lines).is_empty())
+        .await;
+}
+
+/// Service of a log line: a worker's line may have only the crate in its target.
+fn service_of(line: &Value) -> String {
+    let target = line["target"].as_str().unwrap_or_default();
+    match line["service_name"].as_str().unwrap_or_default() {
+        "platform" => target.split("::").next().unwrap_or_default().to_owned(),
+        service => service.to_owned(),
+    }
 }
 
 #[test]

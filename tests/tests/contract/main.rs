@@ -3,9 +3,11 @@
 
 mod context;
 mod emitters;
+mod followed;
 mod outside;
 mod pages;
 mod protocols;
+mod registry;
 mod rules;
 mod schema;
 mod values;

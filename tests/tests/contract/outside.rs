@@ -206,29 +206,30 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
         platform.stop().await;
 
         // Without a receiver the alert goes to the log, and the address was never stored.
-        let lines = platform.log().lines().count();
         platform.restart().await;
         let count = received.lock().expect("a lock").len();
-        platform
+        let report = platform
             .ok(
                 TREASURY,
                 "payments.Reconcile",
                 json!({ "businessDate": "2026-01-01T00:00:00Z" }),
             )
             .await;
-        let deadline = std::time::Instant::now() + tests::process::PATIENCE;
-        while !platform
-            .log()
-            .lines()
-            .skip(lines)
-            .any(|line| line.contains("Discrepancy") || line.contains("CRITICAL"))
-        {
-            assert!(std::time::Instant::now() < deadline, "no alert in the log");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        let id = text(&report, "/report/reportId");
+        let is_alert = |line: &Value| {
+            line["report_id"] == json!(id)
+                && line["level"] == json!("ERROR")
+                && line["service_name"] == json!("payments")
+                && line["severity"] == json!("critical")
+        };
+        platform
+            .until_logged("critical line of the report", |lines| {
+                lines.iter().any(is_alert)
+            })
+            .await;
+        platform.stop().await;
         assert_eq!(received.lock().expect("a lock").len(), count);
         assert!(!platform.log().contains(&hook), "the address is a secret");
-        platform.stop().await;
     });
 }
 

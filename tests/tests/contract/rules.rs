@@ -208,47 +208,88 @@ fn rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
     );
 }
 
+/// On a platform of its own: it counts the calls.
 #[test]
 fn r019_issue_redemption_transfer_and_placement_ask_identity_before_the_chain() {
     run(async {
-        let platform = platform().await;
-        let (user, other, bond) = (
-            platform.rich("500.00").await,
-            platform.trader().await,
-            platform.bond().await,
-        );
+        let platform = Platform::start().await;
+        let user = platform.rich("500.00").await;
+        let (other, bond) = (platform.trader().await, platform.bond().await);
         platform.issue(&bond, &user, "5").await;
-        for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
-            platform.refuse_limit(&user, limit, "not today").await;
+        let before = asked(&platform).await;
+        platform.issue(&bond, &user, "1").await;
+        assert_asked(&platform, before, "an accepted placement").await;
+        for (reason, message) in [
+            ("LIMIT_EXCEEDED", "not today"),
+            ("KYC_REQUIRED", "KYC level too low"),
+        ] {
+            for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
+                platform.refuse_limit(&user, limit, message).await;
+            }
+            every_is_rejected(&platform, &user, &other, &bond, (reason, message)).await;
         }
-        let every = async |reason: &str, message: &str| {
-            rejected(
-                &issue_rub(platform, &user, "10.00").await,
-                "ISSUANCE",
-                reason,
-                message,
-            );
-            let redemption = redeem(platform, &user, "10.00").await.expect("a result");
-            rejected(&redemption, "REDEMPTION", reason, message);
-            let transfer = json!({
-                "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id, "amount": amount(&bond, "1"),
-            });
-            let transfer = platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
-            rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
-            let placement = json!({
-                "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
-                "amount": amount(&bond, "1"),
-            });
-            let placement = platform
-                .ok(OPERATOR, "cfa.IssueInvestmentCfa", placement)
-                .await;
-            rejected(&placement["operation"], "ISSUANCE", reason, message);
-        };
-        every("LIMIT_EXCEEDED", "not today").await;
-        every("LIMIT_EXCEEDED", "not today").await;
         platform.balance_is(&user.cash(), "500.00").await;
-        platform.balance_is(&user.units(&bond), "5").await;
+        platform.balance_is(&user.units(&bond), "6").await;
     });
+}
+
+/// Issue, redemption, transfer and placement are each rejected, after both questions to identity.
+async fn every_is_rejected(
+    platform: &Platform,
+    user: &User,
+    other: &User,
+    bond: &str,
+    (reason, message): (&str, &str),
+) {
+    let before = asked(platform).await;
+    let issue = issue_rub(platform, user, "10.00").await;
+    rejected(&issue, "ISSUANCE", reason, message);
+    let before = assert_asked(platform, before, "an issue").await;
+
+    let redemption = redeem(platform, user, "10.00").await.expect("a result");
+    rejected(&redemption, "REDEMPTION", reason, message);
+    let before = assert_asked(platform, before, "a redemption").await;
+
+    let transfer = json!({
+        "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id,
+        "amount": amount(bond, "1"),
+    });
+    let transfer = platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
+    rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
+    let before = assert_asked(platform, before, "a transfer").await;
+
+    let placement = json!({
+        "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
+        "amount": amount(bond, "1"),
+    });
+    let placement = platform
+        .ok(OPERATOR, "cfa.IssueInvestmentCfa", placement)
+        .await;
+    rejected(&placement["operation"], "ISSUANCE", reason, message);
+    assert_asked(platform, before, "a placement").await;
+}
+
+/// Answered reads of a profile, and checks of a limit.
+async fn asked(platform: &Platform) -> [f64; 2] {
+    let mut counts = [0.0; 2];
+    for (count, method) in counts.iter_mut().zip(["GetUserProfile", "CheckLimits"]) {
+        let method = format!("/dfa.identity.v1.IdentityService/{method}");
+        let labels = [("method", method.as_str()), ("code", "ok")];
+        *count = platform.metric("rpc_requests_total", &labels).await;
+    }
+    counts
+}
+
+/// Asserts that the last operation asked for a profile (KYC) and for one check of a limit.
+async fn assert_asked(platform: &Platform, before: [f64; 2], what: &str) -> [f64; 2] {
+    let now = asked(platform).await;
+    assert!(now[0] > before[0], "{what} read no profile");
+    let checks = now[1] - before[1];
+    assert!(
+        (checks - 1.0).abs() < f64::EPSILON,
+        "{what} made {checks} checks of a limit"
+    );
+    now
 }
 
 // rows: R014 R110

@@ -1,9 +1,10 @@
 //! Amounts: decimal text, exact, one unit per rouble.
 
 use serde_json::{Value, json};
+use tests::Platform;
 use tests::call::{AUDITOR, OPERATOR, number, text};
 use tests::shared::{platform, run};
-use tests::world::amount;
+use tests::world::{User, amount};
 
 // rows: R007 R311
 #[test]
@@ -68,7 +69,7 @@ fn r024_a_rouble_paid_is_a_unit_on_chain_and_in_the_ledger() {
     });
 }
 
-pub async fn rpc(platform: &tests::Platform, method: &str, params: Value) -> Value {
+pub async fn rpc(platform: &Platform, method: &str, params: Value) -> Value {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let answer = tests::process::client()
         .post(platform.url("chain_rpc"))
@@ -84,50 +85,44 @@ pub async fn rpc(platform: &tests::Platform, method: &str, params: Value) -> Val
 }
 
 #[test]
-fn r009_the_smallest_fraction_and_a_price_of_many_digits_come_back_as_they_went_in() {
+fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
     run(async {
         let platform = platform().await;
         let holder = platform.trader().await;
         let smallest = "0.000000000000000001";
         let largest = "123456789012345678901234567890";
-        let fine = platform
-            .instrument(json!({ "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": smallest } }))
-            .await;
+        // A lot of the last digit and a tick that makes a lot worth whole kopecks.
+        let tick = "10000000000000000";
+        let fine = json!({
+            "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": smallest },
+            "lotSize": { "value": smallest }, "tickSize": { "value": tick },
+            "priceBandLow": { "value": tick },
+            "priceBandHigh": { "value": format!("{tick}00000000000") },
+        });
+        let fine = platform.instrument(fine).await;
         let large = platform
             .instrument(json!({ "nominal": { "value": largest } }))
             .await;
         for (instrument, nominal) in [(&fine, smallest), (&large, largest)] {
-            let answer = platform
-                .ok(
-                    AUDITOR,
-                    "cfa.GetInstrument",
-                    json!({ "instrumentId": instrument }),
-                )
-                .await;
+            let request = json!({ "instrumentId": instrument });
+            let answer = platform.ok(AUDITOR, "cfa.GetInstrument", request).await;
             assert_eq!(answer["instrument"]["nominal"]["value"], json!(nominal));
         }
         platform.issue(&fine, &holder, smallest).await;
-        let answer = platform
-            .ok(
-                AUDITOR,
-                "ledger.GetBalance",
-                json!({ "subaccountId": holder.units(&fine) }),
-            )
-            .await;
+        let request = json!({ "subaccountId": holder.units(&fine) });
+        let answer = platform.ok(AUDITOR, "ledger.GetBalance", request).await;
         assert_eq!(answer["balance"]["value"], json!(smallest), "{answer}");
-        let holders = platform
-            .all(
-                AUDITOR,
-                "cfa.ListHolders",
-                "holders",
-                json!({ "instrumentId": fine }),
-            )
-            .await;
+        let request = json!({ "instrumentId": fine });
+        let holders = platform.all(AUDITOR, "cfa.ListHolders", "holders", request);
+        let holders = holders.await;
         assert_eq!(
             holders[0]["balance"]["value"],
             json!(smallest),
             "{holders:?}"
         );
+        // 27 digits; with more the value of the smallest order is above the limit.
+        let price = "987654321120000000000000000";
+        is_ordered_as(platform, &holder, &fine, price, smallest).await;
 
         // One more digit is refused, not rounded.
         let finer = json!({
@@ -143,6 +138,20 @@ fn r009_the_smallest_fraction_and_a_price_of_many_digits_come_back_as_they_went_
             "{refusal:?}"
         );
     });
+}
+
+/// An offer has its exact price and quantity in the order and in the book.
+async fn is_ordered_as(platform: &Platform, user: &User, of: &str, price: &str, quantity: &str) {
+    let placed = platform.place(user, of, "SELL", price, quantity).await;
+    let request = json!({ "orderId": text(&placed, "/orderId") });
+    let order = platform.ok(AUDITOR, "market.GetOrder", request).await;
+    let request = json!({ "instrumentId": of });
+    let book = platform.ok(AUDITOR, "market.GetOrderBook", request).await;
+    let exact = [price, quantity].map(|figure| number(&json!(figure)));
+    for side in [&order["order"], &book["snapshot"]["asks"][0]] {
+        let shown = ["price", "quantity"].map(|name| number(&side[name]));
+        assert_eq!(shown, exact, "{side}");
+    }
 }
 
 // rows: R008 R011

@@ -1,0 +1,162 @@
+//! The whole platform over a real Kafka broker, its ledger on a real PostgreSQL. Not part of the
+//! quick run: `cargo xtask full` runs it. It starts its own servers, since it kills them.
+
+#[path = "../services/server.rs"]
+mod server;
+
+use std::collections::{BTreeSet, HashMap};
+
+use events::{Kafka, Log, topics};
+use serde_json::json;
+use tests::call::{AUDITOR, number, text};
+use tests::process::{PATIENCE, Platform};
+use tests::shared::run;
+use tests::world::{User, rub};
+use types::Decimal;
+
+use crate::server::Server;
+
+/// Events of one life of an asset, with the topic and the service that publishes each.
+const TOLD: [(&str, &str, &[&str]); 6] = [
+    (
+        topics::CFA,
+        "cfa",
+        &[
+            "InstrumentRegisteredEvent",
+            "CfaIssuedEvent",
+            "CfaTransferredEvent",
+            "CfaRedeemedEvent",
+        ],
+    ),
+    (
+        topics::PAYMENTS,
+        "payments",
+        &[
+            "PaymentIntentCreatedEvent",
+            "FiatDepositedEvent",
+            "PayoutConfirmedEvent",
+        ],
+    ),
+    (
+        topics::MARKET,
+        "market",
+        &[
+            "OrderPlacedEvent",
+            "TradeExecutedEvent",
+            "OrderCancelledEvent",
+        ],
+    ),
+    (
+        topics::LEDGER,
+        "ledger",
+        &[
+            "OperationCreatedEvent",
+            "BalanceUpdatedEvent",
+            "HoldCreatedEvent",
+        ],
+    ),
+    (topics::IDENTITY, "identity", &["UserCreatedEvent"]),
+    (topics::CHAIN, "chain", &["TransactionReceiptReadyEvent"]),
+];
+
+/// The seller sells a unit to the buyer.
+async fn trade(platform: &Platform, seller: &User, buyer: &User, bond: &str) {
+    platform.place(seller, bond, "SELL", "10.00", "1").await;
+    platform.place(buyer, bond, "BUY", "10.00", "1").await;
+}
+
+/// Reads the topics until every event of [`TOLD`] was seen.
+async fn read_topics(brokers: &str) {
+    let kafka = Kafka::connect(brokers, &HashMap::new()).expect("a client");
+    let group = format!("tests-{}", uuid::Uuid::now_v7());
+    let all = kafka.subscribe(&group, &topics::ALL).await;
+    let mut all = all.expect("a subscription");
+    let mut missing: BTreeSet<(&str, &str, &str)> = BTreeSet::new();
+    for (topic, source, names) in TOLD {
+        missing.extend(names.iter().map(|name| (topic, source, *name)));
+    }
+    while !missing.is_empty() {
+        let next = tokio::time::timeout(PATIENCE, all.next()).await;
+        let next = next.unwrap_or_else(|_| panic!("timed out: no {missing:?} on the broker"));
+        let event = next.expect("a record").record.event;
+        let (name, source) = (event.short_type(), event.source.as_str());
+        missing.retain(|told| *told != (event.topic.as_str(), source, name));
+    }
+}
+
+/// Redeems roubles, then looks up the payout, the supply and the balance.
+async fn redeem(platform: &Platform, user: &User, rubles: &str) {
+    let supply = async || {
+        let request = json!({ "instrumentId": "CFA-RUB" });
+        let supply = platform.ok(AUDITOR, "cfa.GetSupply", request).await;
+        number(&supply["totalSupply"])
+    };
+    let (before, balance) = (supply().await, platform.balance(&user.cash()).await);
+    let payout = uuid::Uuid::now_v7().to_string();
+    let request = json!({ "userId": user.id, "payoutId": payout, "amount": rub(rubles) });
+    let token = user.token();
+    let redeemed = platform.ok(&token, "cfa.RedeemCfaRub", request).await;
+    let operation = text(&redeemed, "/operation/operationId");
+    platform.cfa_operation_is(&operation, "FINALIZED").await;
+    let request = json!({ "payoutId": payout });
+    let what = format!("payout {payout} to be paid");
+    let found = platform
+        .until(&what, "payments.GetPayout", request, |found| {
+            found["payout"]["status"] == json!("PAYMENT_STATUS_SUCCESS")
+        })
+        .await;
+    let paid = &found["payout"];
+    assert_eq!(paid["userId"], json!(user.id));
+    assert_eq!(paid["amount"], rub(rubles));
+    let minus = |from: Decimal| {
+        from.checked_sub(number(&json!(rubles)))
+            .expect("a difference")
+    };
+    assert_eq!(supply().await, minus(before));
+    assert_eq!(platform.balance(&user.cash()).await, minus(balance));
+}
+
+// rows: R213 R331 R238 R239 R240 R241 R242 R243
+#[test]
+fn r238_every_service_works_over_its_topic_and_a_ledger_on_postgresql_through_kills() {
+    run(async {
+        let (broker, database) = (Server::kafka(), Server::postgres());
+        let env = [
+            ("PLATFORM_EVENTS__KAFKA_BROKERS", broker.address.as_str()),
+            ("PLATFORM_LEDGER__URL", database.address.as_str()),
+        ];
+        let mut platform = Platform::start_with(&env).await;
+        let (buyer, seller) = (platform.rich("1000.00").await, platform.trader().await);
+        let bond = platform.bond().await;
+        platform.issue(&bond, &seller, "3").await;
+        trade(&platform, &seller, &buyer, &bond).await;
+        platform.settled(&bond, 1).await;
+
+        // Platform, broker and database server are killed together.
+        trade(&platform, &seller, &buyer, &bond).await;
+        platform.kill().await;
+        broker.kill();
+        database.kill();
+        broker.start_again();
+        database.start_again();
+        platform.restart_with(&env).await;
+        platform.settled(&bond, 2).await;
+
+        // Without a broker calls are answered; what follows by events waits for it.
+        broker.stop();
+        trade(&platform, &seller, &buyer, &bond).await;
+        let order = platform.place(&buyer, &bond, "BUY", "9.00", "1").await;
+        broker.start_again();
+        platform.settled(&bond, 3).await;
+        let bought = platform.balance(&buyer.units(&bond)).await;
+        assert_eq!(bought, Decimal::from(3));
+
+        let cancel = json!({ "orderId": text(&order, "/orderId") });
+        platform
+            .ok(&buyer.token(), "market.CancelOrder", cancel)
+            .await;
+        redeem(&platform, &buyer, "100.00").await;
+        read_topics(&broker.address).await;
+        platform.proof().await;
+    });
+}
