@@ -11,12 +11,12 @@ use types::{
 
 use crate::client_ids::ClientIds;
 use crate::counts::OpenCounts;
-use crate::default_pools::DefaultPools;
+use crate::default_holds::DefaultHolds;
 use crate::linked::Linked;
 use crate::request::{OrderRef, Reject, Request};
 use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
-use crate::state::{AdmissionImage, OpenOrder, Seen};
+use crate::state::{AdmissionImage, KeyedCall, OpenOrder};
 
 /// How long an idempotency key is remembered here, by journalled time; afterwards history has it.
 pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
@@ -53,7 +53,7 @@ pub struct Admission {
     pub(crate) sessions: BTreeMap<Id128, SessionIx>,
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
-    pub(crate) default_pools: DefaultPools,
+    pub(crate) default_holds: DefaultHolds,
     /// Owner of each explicit self-trade group: the first user to name it; after a restart, as far
     /// as sessions and open orders show.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
@@ -65,7 +65,7 @@ pub struct Admission {
     /// Row of the bounds of each member group.
     pub(crate) groups_at: BTreeMap<MemberGroup, u32>,
     pub(crate) busts: BTreeSet<Id128>,
-    pub(crate) keys: BTreeMap<Id128, Seen>,
+    pub(crate) keys: BTreeMap<Id128, KeyedCall>,
     /// Keys by age.
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
     // Caches: read by checks, not part of the state.
@@ -87,7 +87,7 @@ impl Admission {
             instruments: BTreeMap::new(),
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
-            default_pools: DefaultPools::default(),
+            default_holds: DefaultHolds::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             linked: Linked::new(config.orders_max),

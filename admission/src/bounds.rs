@@ -47,13 +47,13 @@ impl Admission {
     pub(crate) fn check_size(&self, user: &User, lots: Lots, value: Minor) -> Result<(), Reject> {
         let bounds = self.bounds(user);
         if lots > bounds.lots_per_order {
-            let known = RejectDetails::Most(bounds.lots_per_order.0);
-            return Err(Reject::with(RejectReason::OrderSizeLimit, known));
+            let details = RejectDetails::Max(bounds.lots_per_order.0);
+            return Err(Reject::with(RejectReason::OrderSizeLimit, details));
         }
         if value > bounds.value_per_order {
             let most = u64::try_from(bounds.value_per_order.0).unwrap_or(0);
-            let known = RejectDetails::Most(most);
-            return Err(Reject::with(RejectReason::OrderValueLimit, known));
+            let details = RejectDetails::Max(most);
+            return Err(Reject::with(RejectReason::OrderValueLimit, details));
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ fn already_or(is_so: bool, command: Command) -> Result<Command, Reject> {
     match is_so {
         true => Err(Reject::with(
             RejectReason::DuplicateRequest,
-            RejectDetails::Nothing,
+            RejectDetails::None,
         )),
         false => Ok(command),
     }

@@ -1,22 +1,22 @@
-//! The machine's clock, as journalled: suspect or not, and which times were confirmed.
+//! Journalled state of the machine's clock: whether it is suspect, and the confirmed time.
 //!
-//! See `design.md` 8. The clock itself belongs to the hot thread.
+//! See `design.md` 8. The hot thread reads the clock itself.
 
 use types::command::{ConfirmClock, SuspectClock};
 use types::{Command, Id128, RejectReason, StateHash};
 
 use crate::admission::Admission;
-use crate::control::already;
+use crate::control::duplicate_request;
 use crate::request::{Reject, RejectDetails, Request};
 use crate::state::table_row;
 
 table_row! {
-    /// The machine's clock, as journalled.
+    /// Journalled state of the machine's clock.
     #[derive(Default)]
     pub struct ClockState {
-        /// Nanoseconds by which it was ahead when it became suspect; 0 = it is not.
+        /// Nanoseconds by which it was ahead when it became suspect; 0 = not suspect.
         pub offset_ns: i64,
-        /// Times up to here were confirmed, even where the clock is before them.
+        /// Times up to this one are confirmed, also when the clock reads less.
         pub confirmed_ns: u64,
     }
 }
@@ -53,14 +53,14 @@ impl Admission {
                 through_ns,
                 key_hash,
             } => self.admit_confirm_clock(offset_ns, through_ns, key_hash, now_ns),
-            _ => unreachable!("no request of the clock"),
+            _ => unreachable!("not a clock request"),
         }
     }
 
-    /// A suspect clock is journalled once, with its offset at that time.
+    /// Journals a suspect clock once, with its offset at that time.
     fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
         match self.tables.clock.is_suspect() == (offset_ns != 0) {
-            true => Err(already(RejectDetails::Nothing)),
+            true => Err(duplicate_request(RejectDetails::None)),
             false => Ok(Command::SuspectClock(SuspectClock { offset_ns })),
         }
     }
@@ -75,7 +75,7 @@ impl Admission {
         now_ns: u64,
     ) -> Result<Command, Reject> {
         if !self.tables.clock.is_suspect() {
-            return Err(already(RejectDetails::Nothing));
+            return Err(duplicate_request(RejectDetails::None));
         }
         if offset_ns == 0 {
             return Err(RejectReason::Malformed.into());

@@ -2,11 +2,11 @@
 
 use types::command::{
     BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
-    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, SweepPlace,
+    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, SweepPosition,
     TradeParty, UnblockUser,
 };
 use types::{
-    HoldIx, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, PoolKind, RejectReason, Sequence,
+    HoldIx, HoldKind, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, RejectReason, Sequence,
     SessionIx, StpGroup, UserId, UserIx,
 };
 
@@ -95,7 +95,7 @@ impl Admission {
 
     fn admit_user(&self, id: &UserId) -> Result<Command, Reject> {
         match self.users.get(id) {
-            Some(user) => Err(already(RejectDetails::User(*user))),
+            Some(user) => Err(duplicate_request(RejectDetails::User(*user))),
             None => Ok(Command::BindUser(BindUser {
                 user: UserIx(self.tables.users.len() as u32),
                 id: *id,
@@ -104,8 +104,8 @@ impl Admission {
     }
 
     fn admit_close_hold(&self, close: CloseHold) -> Result<Command, Reject> {
-        let pool = self.fundable(close.hold, close.funding_seq)?;
-        if pool.open_orders > 0 {
+        let balance = self.fundable(close.hold, close.funding_seq)?;
+        if balance.open_orders > 0 {
             let details = RejectDetails::Hold(close.hold);
             return Err(Reject::with(RejectReason::HoldInUse, details));
         }
@@ -137,17 +137,17 @@ impl Admission {
     }
 
     fn admit_defund(&self, c: Defund) -> Result<Command, Reject> {
-        let pool = self.fundable(c.hold, c.funding_seq)?;
+        let balance = self.fundable(c.hold, c.funding_seq)?;
         if c.amount_minor.0 <= 0 {
             return Err(RejectReason::Malformed.into());
         }
-        if c.amount_minor > pool.free {
-            let known = RejectDetails::Balance {
-                free: pool.free,
+        if c.amount_minor > balance.undrawn {
+            let details = RejectDetails::Balance {
+                undrawn: balance.undrawn,
                 main: c.amount_minor,
                 fee: Minor::ZERO,
             };
-            return Err(Reject::with(RejectReason::HoldInUse, known));
+            return Err(Reject::with(RejectReason::HoldInUse, details));
         }
         Ok(Command::Defund(c))
     }
@@ -163,13 +163,13 @@ impl Admission {
         }
         // Engaging it again would end nothing: no order has entered since.
         if self.kill_switch(user) == is_engaged {
-            return Err(already(RejectDetails::User(user)));
+            return Err(duplicate_request(RejectDetails::User(user)));
         }
         Ok(Command::SetKillSwitch(SetKillSwitch {
             user,
             is_engaged,
             key_hash,
-            through: SweepPlace::END,
+            through: SweepPosition::END,
         }))
     }
 
@@ -183,7 +183,7 @@ impl Admission {
                 spec.ix = *ix;
                 spec.phase = known.phase;
                 if spec == *known {
-                    return Err(already(RejectDetails::Instrument(*ix)));
+                    return Err(duplicate_request(RejectDetails::Instrument(*ix)));
                 }
                 if !spec.same_steps(known) || spec.decimals != known.decimals {
                     return Err(Reject::with(
@@ -202,7 +202,7 @@ impl Admission {
             .spec(c.instrument)
             .ok_or(RejectReason::UnknownInstrument)?;
         if spec.phase == c.phase && !c.cancel_orders {
-            return Err(already(RejectDetails::Instrument(c.instrument)));
+            return Err(duplicate_request(RejectDetails::Instrument(c.instrument)));
         }
         match spec.phase {
             Phase::Matured => Err(RejectReason::InstrumentMatured.into()),
@@ -264,8 +264,8 @@ impl Admission {
     fn admit_fund(&self, r: &FundRequest) -> Result<Command, Reject> {
         let hold = match self.holds.get(&r.hold_id) {
             Some(hold) => {
-                let pool = self.fundable(*hold, r.funding_seq)?;
-                if pool.user != r.user || pool.asset != r.asset || pool.kind != r.kind {
+                let balance = self.fundable(*hold, r.funding_seq)?;
+                if balance.user != r.user || balance.asset != r.asset || balance.kind != r.kind {
                     return Err(Reject::with(
                         RejectReason::UnknownHold,
                         RejectDetails::Hold(*hold),
@@ -282,8 +282,8 @@ impl Admission {
                 {
                     return Err(RejectReason::UnknownInstrument.into());
                 }
-                let default = self.default_pools.get(r.user, r.asset);
-                if r.kind == PoolKind::Trading
+                let default = self.default_holds.get(r.user, r.asset);
+                if r.kind == HoldKind::Trading
                     && let Some(open) = default
                 {
                     // One trading hold per (user, sub-account, node): T49.
@@ -292,15 +292,15 @@ impl Admission {
                         RejectDetails::Hold(open),
                     ));
                 }
-                HoldIx(self.tables.pools.len() as u32)
+                HoldIx(self.tables.holds.len() as u32)
             }
         };
         if r.amount_minor.0 <= 0 || r.hold_id.is_none() || r.funding_seq == 0 {
             return Err(RejectReason::Malformed.into());
         }
         let held = self
-            .pool(hold)
-            .map_or(Minor::ZERO, |pool| pool.free + pool.reserved);
+            .hold(hold)
+            .map_or(Minor::ZERO, |balance| balance.undrawn + balance.reserved);
         if held.checked_add(r.amount_minor).is_none() {
             return Err(RejectReason::AmountOverflow.into());
         }
@@ -326,7 +326,7 @@ impl Admission {
         match (row.blocks.has(cause), is_blocked) {
             (false, true) => Ok(Command::BlockUser(BlockUser { user, cause })),
             (true, false) => Ok(Command::UnblockUser(UnblockUser { user, cause })),
-            _ => Err(already(RejectDetails::User(user))),
+            _ => Err(duplicate_request(RejectDetails::User(user))),
         }
     }
 
@@ -345,7 +345,7 @@ impl Admission {
             && finalized <= known.finalized
             && trades_final <= known.trades_final
         {
-            return Err(already(RejectDetails::Nothing));
+            return Err(duplicate_request(RejectDetails::None));
         }
         Ok(Command::Settled(Settled {
             posted: posted.max(known.posted),
@@ -357,7 +357,7 @@ impl Admission {
     /// A trade is bust once, and its sessions exist.
     fn admit_bust(&self, bust: &Bust) -> Result<Command, Reject> {
         if self.is_bust(bust.trade) {
-            return Err(already(RejectDetails::Nothing));
+            return Err(duplicate_request(RejectDetails::None));
         }
         let is_known =
             |party: &TradeParty| party.session.is_none() || self.session(party.session).is_some();
@@ -367,20 +367,20 @@ impl Admission {
         Ok(Command::Bust(*bust))
     }
 
-    /// An open pool that has not seen this funding number yet.
+    /// An open hold that has not seen this funding number yet.
     fn fundable(&self, hold: HoldIx, funding_seq: u64) -> Result<&HoldBalance, Reject> {
-        let pool = self.pool(hold).ok_or(RejectReason::UnknownHold)?;
-        if funding_seq <= pool.funding_seq {
-            return Err(already(RejectDetails::Hold(hold)));
+        let balance = self.hold(hold).ok_or(RejectReason::UnknownHold)?;
+        if funding_seq <= balance.funding_seq {
+            return Err(duplicate_request(RejectDetails::Hold(hold)));
         }
-        if pool.closed {
+        if balance.closed {
             return Err(RejectReason::UnknownHold.into());
         }
-        Ok(pool)
+        Ok(balance)
     }
 }
 
 /// Refuses a request that has no effect.
-pub(crate) fn already(known: RejectDetails) -> Reject {
-    Reject::with(RejectReason::DuplicateRequest, known)
+pub(crate) fn duplicate_request(details: RejectDetails) -> Reject {
+    Reject::with(RejectReason::DuplicateRequest, details)
 }

@@ -5,14 +5,14 @@
 
 use types::command::{
     Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
-    OpenSession, Settled, SweepPlace,
+    OpenSession, Settled, SweepPosition,
 };
-use types::{CancelReason, Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
+use types::{CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx};
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::orders::worst;
 use crate::state::{
-    Blocks, HoldBalance, Instrument, OpenOrder, Seen, Session, Slot, Unsettled, User,
+    Blocks, HoldBalance, Instrument, KeyedCall, OpenOrder, Session, Slot, Unsettled, User,
 };
 
 impl Admission {
@@ -54,12 +54,13 @@ impl Admission {
             Command::Bust(c) => {
                 assert!(self.busts.insert(c.trade), "a trade is bust once");
                 self.tables.busts.push(c.trade);
-                self.tables.settlement.note_own(envelope.sequence);
+                let settlement = &mut self.tables.settlement;
+                settlement.record_settlement_command(envelope.sequence);
             }
             Command::SetKillSwitch(c) => {
                 match self.tables.users.get_mut(c.user.index()) {
-                    _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
-                    Some(user) => user.is_killed = c.is_engaged,
+                    _ if c.user.is_none() => self.tables.is_kill_switch_on = c.is_engaged,
+                    Some(user) => user.is_kill_switch_on = c.is_engaged,
                     None => panic!("a user is bound before commands name it"),
                 }
                 self.note_sweep(&envelope.command, envelope.sequence);
@@ -102,7 +103,7 @@ impl Admission {
         self.tables.users.push(User {
             id: c.id,
             blocks: Blocks::default(),
-            is_killed: false,
+            is_kill_switch_on: false,
             budget_day: 0,
             budget_minor: Minor::ZERO,
             open_orders: 0,
@@ -127,7 +128,7 @@ impl Admission {
         known.posted = c.posted;
         known.finalized = c.finalized;
         known.trades_final = c.trades_final;
-        known.note_own(sequence);
+        known.record_settlement_command(sequence);
     }
 
     fn set_instrument(&mut self, spec: &types::InstrumentSpec) {
@@ -199,55 +200,55 @@ impl Admission {
     }
 
     fn fund(&mut self, c: &Fund) {
-        if c.hold.index() == self.tables.pools.len() {
-            self.tables.pools.push(HoldBalance {
+        if c.hold.index() == self.tables.holds.len() {
+            self.tables.holds.push(HoldBalance {
                 hold_id: c.hold_id,
                 kind: c.kind,
                 user: c.user,
                 asset: c.asset,
-                free: Minor::ZERO,
+                undrawn: Minor::ZERO,
                 reserved: Minor::ZERO,
                 open_orders: 0,
                 funding_seq: 0,
                 closed: false,
             });
             self.holds.insert(c.hold_id, c.hold);
-            if c.kind == PoolKind::Trading {
-                let before = self.default_pools.insert(c.user, c.asset, c.hold);
+            if c.kind == HoldKind::Trading {
+                let before = self.default_holds.insert(c.user, c.asset, c.hold);
                 assert!(
                     before.is_none(),
                     "one trading hold per sub-account and node"
                 );
             }
         }
-        let pool = &mut self.tables.pools[c.hold.index()];
-        assert_eq!(pool.hold_id, c.hold_id, "a pool keeps its ledger hold");
-        if c.funding_seq > pool.funding_seq {
-            pool.funding_seq = c.funding_seq;
-            pool.free += c.amount_minor;
+        let balance = &mut self.tables.holds[c.hold.index()];
+        assert_eq!(balance.hold_id, c.hold_id, "a hold keeps its ledger hold");
+        if c.funding_seq > balance.funding_seq {
+            balance.funding_seq = c.funding_seq;
+            balance.undrawn += c.amount_minor;
         }
     }
 
     fn defund(&mut self, c: &Defund) {
-        let pool = &mut self.tables.pools[c.hold.index()];
-        if c.funding_seq > pool.funding_seq {
-            pool.funding_seq = c.funding_seq;
-            take_free(pool, c.amount_minor);
+        let balance = &mut self.tables.holds[c.hold.index()];
+        if c.funding_seq > balance.funding_seq {
+            balance.funding_seq = c.funding_seq;
+            draw_undrawn(balance, c.amount_minor);
         }
     }
 
     fn close_hold(&mut self, c: &CloseHold) {
-        let pool = &mut self.tables.pools[c.hold.index()];
-        if c.funding_seq <= pool.funding_seq {
+        let balance = &mut self.tables.holds[c.hold.index()];
+        if c.funding_seq <= balance.funding_seq {
             return;
         }
-        assert_eq!(pool.open_orders, 0, "a pool with open orders stays");
-        assert!(pool.reserved.is_zero());
-        pool.funding_seq = c.funding_seq;
-        pool.free = Minor::ZERO;
-        pool.closed = true;
-        if pool.kind == PoolKind::Trading {
-            self.default_pools.remove(pool.user, pool.asset);
+        assert_eq!(balance.open_orders, 0, "a hold with open orders stays");
+        assert!(balance.reserved.is_zero());
+        balance.funding_seq = c.funding_seq;
+        balance.undrawn = Minor::ZERO;
+        balance.closed = true;
+        if balance.kind == HoldKind::Trading {
+            self.default_holds.remove(balance.user, balance.asset);
         }
     }
 
@@ -275,7 +276,7 @@ impl Admission {
             user: c.user,
             session: c.session,
             stp_group: c.stp_group,
-            pool: c.pool,
+            hold: c.hold,
             fee_rate: c.fee_rate,
             side: c.side,
             is_market: c.order_type == types::OrderType::Market,
@@ -283,16 +284,16 @@ impl Admission {
             price: c.price,
             open: c.quantity,
             quantity: c.quantity,
-            done: types::Done::default(),
+            fill_totals: types::FillTotals::default(),
             reserved: c.draw,
             amends_pending: 0,
             price_worst: c.price,
             quantity_worst: c.quantity,
         });
-        let pool = &mut self.tables.pools[c.pool.index()];
-        take_free(pool, c.draw.total());
-        pool.reserved += c.draw.total();
-        pool.open_orders += 1;
+        let balance = &mut self.tables.holds[c.hold.index()];
+        draw_undrawn(balance, c.draw.total());
+        balance.reserved += c.draw.total();
+        balance.open_orders += 1;
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.tables.users[c.user.index()].open_orders += 1;
         self.linked.insert(c.user, c.session, c.handle.slot);
@@ -322,9 +323,9 @@ impl Admission {
         order.amends_pending += 1;
         order.reserved.main += c.draw.main;
         order.reserved.fee += c.draw.fee;
-        let pool = &mut self.tables.pools[order.pool.index()];
-        take_free(pool, c.draw.total());
-        pool.reserved += c.draw.total();
+        let balance = &mut self.tables.holds[order.hold.index()];
+        draw_undrawn(balance, c.draw.total());
+        balance.reserved += c.draw.total();
     }
 
     fn spend_budget(&mut self, user: types::UserIx, amount: Minor) {
@@ -354,7 +355,7 @@ impl Admission {
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),
-            Command::CancelSlice(c) if c.through == SweepPlace::END => {
+            Command::CancelSlice(c) if c.through == SweepPosition::END => {
                 // The answer to the call counts all slices.
                 if let Some(seen) = self.keys.get_mut(&key) {
                     seen.sequence = envelope.sequence;
@@ -364,7 +365,7 @@ impl Admission {
             // A refusal has no effect: a retry is checked again.
             _ => return,
         };
-        let seen = Seen {
+        let seen = KeyedCall {
             request,
             sequence: envelope.sequence,
             time_ns: envelope.time_ns,
@@ -373,7 +374,7 @@ impl Admission {
         self.insert_key(key, seen);
     }
 
-    pub(crate) fn insert_key(&mut self, key: Id128, seen: Seen) {
+    pub(crate) fn insert_key(&mut self, key: Id128, seen: KeyedCall) {
         self.keys.insert(key, seen);
         self.key_queue.push_back((seen.time_ns, key));
     }
@@ -388,20 +389,20 @@ impl Admission {
         }
     }
 
-    pub(crate) fn pool_mut(&mut self, pool: HoldIx) -> &mut HoldBalance {
-        &mut self.tables.pools[pool.index()]
+    pub(crate) fn hold_mut(&mut self, hold: HoldIx) -> &mut HoldBalance {
+        &mut self.tables.holds[hold.index()]
     }
 }
 
 /// Takes undrawn money; admission has checked that there is enough.
-fn take_free(pool: &mut HoldBalance, amount: Minor) {
+fn draw_undrawn(balance: &mut HoldBalance, amount: Minor) {
     assert!(
-        !pool.closed || amount.is_zero(),
-        "a closed pool has no money to take"
+        !balance.closed || amount.is_zero(),
+        "a closed hold has no money to take"
     );
-    pool.free -= amount;
+    balance.undrawn -= amount;
     assert!(
-        !pool.free.is_negative(),
-        "a pool's free money covers a draw"
+        !balance.undrawn.is_negative(),
+        "a hold's undrawn money covers a draw"
     );
 }

@@ -1,4 +1,4 @@
-//! How a book's events change the state: money spent, money returned to the pool, slots freed.
+//! How a book's events change the state: money spent, money returned to the hold, slots freed.
 //!
 //! A return is always before - after - spent, with `after` from `reserve` and the open quantity in
 //! the event (`design.md` 3). While amends of the order are in flight nothing is returned: the
@@ -20,7 +20,7 @@ pub struct Effect {
     pub order: OpenOrder,
     /// Paid out of its reserve by this trade: main and fee.
     pub spent: Reserve,
-    /// Returned to the pool, part by part; negative when the event needed more (an amend up that
+    /// Returned to the hold, part by part; negative when the event needed more (an amend up that
     /// was applied late).
     pub returned: Reserve,
     /// The order has ended and its slot is free.
@@ -41,12 +41,12 @@ impl Effects {
 }
 
 /// Observer of an event's effect on an order; of a trade, the maker comes first.
-trait Hear {
-    fn hear(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool);
+trait OrderObserver {
+    fn on_order(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool);
 }
 
-impl Hear for Effects {
-    fn hear(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool) {
+impl OrderObserver for Effects {
+    fn on_order(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool) {
         let place = if self.order.is_none() {
             &mut self.order
         } else {
@@ -62,9 +62,9 @@ impl Hear for Effects {
 }
 
 /// Only what reports need.
-impl Hear for Touched {
+impl OrderObserver for Touched {
     #[inline(always)]
-    fn hear(&mut self, order: &OpenOrder, spent: Reserve, _: Reserve, _: bool) {
+    fn on_order(&mut self, order: &OpenOrder, spent: Reserve, _: Reserve, _: bool) {
         let brief = Some(Brief::of(order, spent));
         match self.order {
             None => self.order = brief,
@@ -110,7 +110,7 @@ impl Admission {
     }
 
     #[inline]
-    fn fold(&mut self, envelope: &EventEnvelope, cause: &Cause, heard: &mut impl Hear) {
+    fn fold(&mut self, envelope: &EventEnvelope, cause: &Cause, observer: &mut impl OrderObserver) {
         assert!(
             envelope.sequence <= self.tables.sequence,
             "events follow their command"
@@ -124,9 +124,9 @@ impl Admission {
         instrument.event_number = envelope.number;
         let terms = instrument.spec.terms;
         match &envelope.event {
-            Event::Trade(e) => self.trade(&terms, e, heard),
-            Event::Rejected(e) => self.close(e.handle, Reserve::ZERO, heard),
-            Event::Cancelled(e) => self.close(e.handle, Reserve::ZERO, heard),
+            Event::Trade(e) => self.trade(&terms, e, observer),
+            Event::Rejected(e) => self.close(e.handle, Reserve::ZERO, observer),
+            Event::Cancelled(e) => self.close(e.handle, Reserve::ZERO, observer),
             Event::Reduced(e) => {
                 let order = self.order_mut(e.handle);
                 order.open = e.open;
@@ -134,7 +134,7 @@ impl Admission {
                 if order.amends_pending == 0 {
                     order.quantity_worst = order.quantity;
                 }
-                self.settle(e.handle, &terms, Reserve::ZERO, heard);
+                self.settle(e.handle, &terms, Reserve::ZERO, observer);
             }
             Event::Amended(e) => {
                 let order = self.order_mut(e.handle);
@@ -144,12 +144,12 @@ impl Admission {
                 if cause.new_client_order_id != 0 {
                     self.rename(e.handle, cause.new_client_order_id);
                 }
-                self.amend_done(e.handle, &terms, heard);
+                self.amend_done(e.handle, &terms, observer);
             }
             // The order may have ended before its amend arrived: everything has been returned
             // already.
             Event::AmendRejected(e) if self.order(e.handle).is_none() => {}
-            Event::AmendRejected(e) => self.amend_done(e.handle, &terms, heard),
+            Event::AmendRejected(e) => self.amend_done(e.handle, &terms, observer),
             // A book may halt by itself (F08). A phase set by a command comes back unchanged.
             Event::PhaseChanged(e) => {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];
@@ -159,9 +159,9 @@ impl Admission {
         }
     }
 
-    fn trade(&mut self, terms: &Terms, e: &Trade, heard: &mut impl Hear) {
-        let maker = self.fill(terms, e.maker, e.price, e.quantity, e.maker_open, heard);
-        let taker = self.fill(terms, e.taker, e.price, e.quantity, e.taker_open, heard);
+    fn trade(&mut self, terms: &Terms, e: &Trade, observer: &mut impl OrderObserver) {
+        let maker = self.fill(terms, e.maker, e.price, e.quantity, e.maker_open, observer);
+        let taker = self.fill(terms, e.taker, e.price, e.quantity, e.taker_open, observer);
         assert_ne!(maker, taker, "a trade has two sides");
     }
 
@@ -173,17 +173,19 @@ impl Admission {
         price: Ticks,
         quantity: Lots,
         open_after: Lots,
-        heard: &mut impl Hear,
+        observer: &mut impl OrderObserver,
     ) -> Side {
         let order = self.order_mut(handle);
         let value = terms
             .value(price, quantity)
             .expect("a trade's value is below what was reserved for it");
-        let done = order.done.after_trade(order.side, value, order.fee_rate);
+        let fill_totals = order
+            .fill_totals
+            .after_trade(order.side, value, order.fee_rate);
         let spent = match order.side {
             Side::Buy => Reserve {
                 main: value,
-                fee: done.fee_minor - order.done.fee_minor,
+                fee: fill_totals.fee_minor - order.fill_totals.fee_minor,
             },
             Side::Sell => Reserve {
                 main: terms
@@ -197,13 +199,13 @@ impl Admission {
             open_after,
             "the event carries the open quantity after it"
         );
-        order.done = done;
+        order.fill_totals = fill_totals;
         order.open = open_after;
         let side = order.side;
         if open_after.is_zero() {
-            self.close(handle, spent, heard);
+            self.close(handle, spent, observer);
         } else {
-            self.settle(handle, terms, spent, heard);
+            self.settle(handle, terms, spent, observer);
         }
         side
     }
@@ -224,7 +226,7 @@ impl Admission {
     }
 
     /// An amend was executed or refused.
-    fn amend_done(&mut self, handle: Handle, terms: &Terms, heard: &mut impl Hear) {
+    fn amend_done(&mut self, handle: Handle, terms: &Terms, observer: &mut impl OrderObserver) {
         let order = self.order_mut(handle);
         order.amends_pending = order
             .amends_pending
@@ -234,11 +236,17 @@ impl Admission {
             order.price_worst = order.price;
             order.quantity_worst = order.quantity;
         }
-        self.settle(handle, terms, Reserve::ZERO, heard);
+        self.settle(handle, terms, Reserve::ZERO, observer);
     }
 
-    /// Sets the reserve of an order that stays open and returns the rest to its pool.
-    fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve, heard: &mut impl Hear) {
+    /// Sets the reserve of an order that stays open and returns the rest to its hold.
+    fn settle(
+        &mut self,
+        handle: Handle,
+        terms: &Terms,
+        spent: Reserve,
+        observer: &mut impl OrderObserver,
+    ) {
         let order = self.order_mut(handle);
         let before = order.reserved;
         let formula = reserve(
@@ -246,7 +254,7 @@ impl Admission {
             order.side,
             order.price,
             order.open,
-            order.done,
+            order.fill_totals,
             order.fee_rate,
         )
         .expect("admission computed a reserve at least as large");
@@ -262,13 +270,13 @@ impl Admission {
         };
         let returned = less(before, after, spent);
         order.reserved = after;
-        heard.hear(order, spent, returned, false);
-        let pool = order.pool;
-        move_money(self.pool_mut(pool), spent, returned);
+        observer.on_order(order, spent, returned, false);
+        let hold = order.hold;
+        move_money(self.hold_mut(hold), spent, returned);
     }
 
     /// Ends an order: returns all that it still reserves and frees its slot.
-    fn close(&mut self, handle: Handle, spent: Reserve, heard: &mut impl Hear) {
+    fn close(&mut self, handle: Handle, spent: Reserve, observer: &mut impl OrderObserver) {
         let order = self.order_mut(handle);
         let returned = less(order.reserved, Reserve::ZERO, spent);
         order.reserved = Reserve::ZERO;
@@ -277,14 +285,14 @@ impl Admission {
             !returned.main.is_negative() && !returned.fee.is_negative(),
             "an order never spends more than it reserved"
         );
-        heard.hear(order, spent, returned, true);
-        let (pool, instrument) = (order.pool, order.instrument);
+        observer.on_order(order, spent, returned, true);
+        let (hold, instrument) = (order.hold, order.instrument);
         let (user, client_order_id) = (order.user, order.client_order_id);
         let session = order.session;
         self.tables.slots[handle.slot as usize].order = None;
-        let pool = self.pool_mut(pool);
-        move_money(pool, spent, returned);
-        pool.open_orders -= 1;
+        let balance = self.hold_mut(hold);
+        move_money(balance, spent, returned);
+        balance.open_orders -= 1;
         self.tables.instruments[instrument.index()].open_orders -= 1;
         self.tables.users[user.index()].open_orders -= 1;
         self.linked.remove(user, session, handle.slot);
@@ -311,12 +319,12 @@ impl Admission {
 }
 
 #[inline]
-fn move_money(pool: &mut HoldBalance, spent: Reserve, returned: Reserve) {
-    pool.reserved -= spent.total() + returned.total();
-    pool.free += returned.total();
+fn move_money(balance: &mut HoldBalance, spent: Reserve, returned: Reserve) {
+    balance.reserved -= spent.total() + returned.total();
+    balance.undrawn += returned.total();
     assert!(
-        !pool.free.is_negative() && !pool.reserved.is_negative(),
-        "a pool's money covers what leaves it"
+        !balance.undrawn.is_negative() && !balance.reserved.is_negative(),
+        "a hold's money covers what leaves it"
     );
 }
 

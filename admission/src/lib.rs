@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `request` | requests and refusals |
 //! | `admission` | `Admission`: state, indexes, caches |
-//! | `state` | tables folded from the journal: orders, pools, sessions, users |
+//! | `state` | tables folded from the journal: orders, holds, sessions, users |
 //! | `orders` | checks of client requests: new, cancel, amend, mass cancel |
 //! | `control` | checks of all other requests: binding, funding, phases, blocks |
 //! | `clock` | whether the machine's clock is suspect, as journalled |
@@ -18,7 +18,7 @@
 //! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots` | free slots of the order table |
 //! | `client_ids` | open orders by client order id |
-//! | `default_pools` | trading holds by user |
+//! | `default_holds` | trading holds by user |
 //! | `counts` | open orders per user and instrument |
 //! | `session_set` | sessions with trades that are not final |
 //! | `linked` | the open orders of each user and session |
@@ -27,7 +27,7 @@
 //!
 //! The *book's* checks (phase, band, post-only: D13) are not made here: an order that fails them
 //! exists, as REJECTED.
-//! Money invariant, per pool: `free + sum of reserves of open orders = what the ledger holds for
+//! Money invariant, per hold: `undrawn + sum of reserves of open orders = what the ledger holds for
 //! it` (`design.md` 4).
 #![no_std]
 
@@ -39,7 +39,7 @@ mod client_ids;
 mod clock;
 mod control;
 mod counts;
-mod default_pools;
+mod default_holds;
 mod fold_command;
 mod fold_event;
 mod linked;
@@ -61,8 +61,8 @@ pub use request::{
     OrderRef, Reject, RejectDetails, Request, SessionRequest,
 };
 pub use state::{
-    AdmissionImage, Blocks, BoundsRow, HoldBalance, Instrument, OpenOrder, Seen, Session,
+    AdmissionImage, Blocks, BoundsRow, HoldBalance, Instrument, KeyedCall, OpenOrder, Session,
     Settlement, Unsettled, User,
 };
 pub use sweeps::SliceBound;
-pub use view::PoolTotals;
+pub use view::HoldTotals;

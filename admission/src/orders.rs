@@ -3,11 +3,12 @@
 //! Read-only. Steps of 4.3 that other parts check are not here.
 
 use types::command::{
-    Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New, SweepPlace,
+    Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New,
+    SweepPosition,
 };
 use types::{
-    AssetIx, Command, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType,
-    PoolKind, RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
+    AssetIx, Command, FillTotals, Handle, HoldIx, HoldKind, Id128, InstrumentSpec, Lots, Minor,
+    OrderType, RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
 };
 
 use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
@@ -52,7 +53,7 @@ impl Admission {
                 r.side,
                 price,
                 r.quantity,
-                Done::default(),
+                FillTotals::default(),
                 spec.fee_rate,
             )
             .map_err(|_| RejectReason::AmountOverflow)?;
@@ -70,8 +71,8 @@ impl Admission {
             Side::Buy => AssetIx::MONEY,
             Side::Sell => AssetIx::units(r.instrument),
         };
-        let pool = self.choose_pool(r, asset)?;
-        check_free(self.pool_row(pool), draw)?;
+        let hold = self.choose_hold(r, asset)?;
+        check_undrawn(self.hold_row(hold), draw)?;
         let slot = self.slots.peek().ok_or(RejectReason::TooManyOrders)?;
         let generation = self
             .tables
@@ -85,7 +86,7 @@ impl Admission {
             user: r.user,
             session: r.session,
             stp_group: r.stp_group.unwrap_or_else(|| self.group(r)),
-            pool,
+            hold,
             fee_rate: spec.fee_rate,
             side: r.side,
             order_type: r.order_type,
@@ -112,19 +113,19 @@ impl Admission {
         if user.blocks.any() {
             return Err(RejectReason::UserBlocked.into());
         }
-        if user.is_killed || self.tables.is_killed {
+        if user.is_kill_switch_on || self.tables.is_kill_switch_on {
             return Err(RejectReason::KillSwitch.into());
         }
         let (open_orders, bounds) = (user.open_orders, self.bounds(user));
         if open_orders >= bounds.per_user {
-            let known = RejectDetails::Bound(bounds.per_user);
-            return Err(Reject::with(RejectReason::UserOrderLimit, known));
+            let details = RejectDetails::MaxCount(bounds.per_user);
+            return Err(Reject::with(RejectReason::UserOrderLimit, details));
         }
         if bounds.per_instrument < u32::MAX
             && self.counts.get(r.user, r.instrument) >= bounds.per_instrument
         {
-            let known = RejectDetails::Bound(bounds.per_instrument);
-            return Err(Reject::with(RejectReason::InstrumentOrderLimit, known));
+            let details = RejectDetails::MaxCount(bounds.per_instrument);
+            return Err(Reject::with(RejectReason::InstrumentOrderLimit, details));
         }
         if open_orders >= FEW_ORDERS && self.slots.is_scarce() {
             return Err(RejectReason::TooManyOrders.into());
@@ -166,29 +167,29 @@ impl Admission {
         )
     }
 
-    fn choose_pool(&self, r: &NewRequest, asset: AssetIx) -> Result<HoldIx, Reject> {
-        let pool = match r.pool {
-            Some(pool) => pool,
+    fn choose_hold(&self, r: &NewRequest, asset: AssetIx) -> Result<HoldIx, Reject> {
+        let hold = match r.hold {
+            Some(hold) => hold,
             None => self
-                .default_pools
+                .default_holds
                 .get(r.user, asset)
                 .ok_or(RejectReason::NoTradingHold)?,
         };
-        let row = self.pool(pool).ok_or(RejectReason::UnknownHold)?;
+        let row = self.hold(hold).ok_or(RejectReason::UnknownHold)?;
         if row.closed || row.asset != asset {
             return Err(RejectReason::UnknownHold.into());
         }
         if row.user != r.user {
             return Err(RejectReason::NotOwner.into());
         }
-        if row.kind == PoolKind::Order && row.open_orders > 0 {
+        if row.kind == HoldKind::Order && row.open_orders > 0 {
             // A single-order hold backs one order.
             return Err(Reject::with(
                 RejectReason::HoldInUse,
-                RejectDetails::Hold(pool),
+                RejectDetails::Hold(hold),
             ));
         }
-        Ok(pool)
+        Ok(hold)
     }
 
     pub(crate) fn admit_cancel(
@@ -268,7 +269,7 @@ impl Admission {
             order.side,
             price,
             open,
-            order.done,
+            order.fill_totals,
             order.fee_rate,
         )
         .map_err(|_| RejectReason::AmountOverflow)?;
@@ -285,7 +286,7 @@ impl Admission {
         let growth = value(price, quantity)? - value(order.price_worst, order.quantity_worst)?;
         let budget_minor =
             self.check_budget(order.user, growth.or_zero(), r.limit_checked, now_ns)?;
-        check_free(self.pool_row(order.pool), draw)?;
+        check_undrawn(self.hold_row(order.hold), draw)?;
         *place = Command::Amend(Amend {
             handle: order.handle,
             instrument: order.instrument,
@@ -309,8 +310,8 @@ impl Admission {
         if id != 0
             && let Some(open) = self.client_order(user, id)
         {
-            let known = RejectDetails::Order(open);
-            return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
+            let details = RejectDetails::Order(open);
+            return Err(Reject::with(RejectReason::DuplicateClientOrderId, details));
         }
         Ok(())
     }
@@ -346,7 +347,7 @@ impl Admission {
             session: r.session,
             client_seq: seq(r.session, r.client_seq),
             key_hash: r.key_hash,
-            through: SweepPlace::END,
+            through: SweepPosition::END,
             remaining: 0,
         })
     }
@@ -360,8 +361,8 @@ impl Admission {
         }
         self.check_session(r.session, r.user, r.client_seq)?;
         if r.timeout_s > CANCEL_ALL_AFTER_MAX_S {
-            let known = RejectDetails::Bound(CANCEL_ALL_AFTER_MAX_S);
-            return Err(Reject::with(RejectReason::Malformed, known));
+            let details = RejectDetails::MaxCount(CANCEL_ALL_AFTER_MAX_S);
+            return Err(Reject::with(RejectReason::Malformed, details));
         }
         Ok(Command::CancelAllAfter(CancelAllAfter {
             user: r.user,
@@ -410,8 +411,8 @@ impl Admission {
             return Err(RejectReason::NotOwner.into());
         }
         if client_seq <= row.client_seq {
-            let known = RejectDetails::ClientSeq(row.client_seq);
-            return Err(Reject::with(RejectReason::AlreadySeen, known));
+            let details = RejectDetails::ClientSeq(row.client_seq);
+            return Err(Reject::with(RejectReason::AlreadySeen, details));
         }
         Ok(())
     }
@@ -422,8 +423,8 @@ impl Admission {
         }
         match self.keys.get(&key) {
             Some(seen) if now_ns < seen.time_ns + KEY_LIFETIME_NS => {
-                let known = RejectDetails::Request(*seen);
-                Err(Reject::with(RejectReason::DuplicateRequest, known))
+                let details = RejectDetails::Request(*seen);
+                Err(Reject::with(RejectReason::DuplicateRequest, details))
             }
             _ => Ok(()),
         }
@@ -448,14 +449,14 @@ impl Admission {
             Minor::ZERO
         };
         if needed > left {
-            let known = RejectDetails::Budget { left, needed };
-            return Err(Reject::with(RejectReason::LimitExceeded, known));
+            let details = RejectDetails::Budget { left, needed };
+            return Err(Reject::with(RejectReason::LimitExceeded, details));
         }
         Ok(needed)
     }
 
-    fn pool_row(&self, pool: HoldIx) -> &HoldBalance {
-        self.pool(pool).expect("pool was found before")
+    fn hold_row(&self, hold: HoldIx) -> &HoldBalance {
+        self.hold(hold).expect("hold was found before")
     }
 }
 
@@ -499,20 +500,20 @@ fn check_amend_form(r: &AmendRequest, order: &OpenOrder) -> Result<(), Reject> {
     }
 }
 
-fn check_free(pool: &HoldBalance, draw: Reserve) -> Result<(), Reject> {
+fn check_undrawn(balance: &HoldBalance, draw: Reserve) -> Result<(), Reject> {
     let enough = draw
         .main
         .checked_add(draw.fee)
-        .is_some_and(|total| total <= pool.free);
+        .is_some_and(|total| total <= balance.undrawn);
     if enough {
         return Ok(());
     }
-    let known = RejectDetails::Balance {
-        free: pool.free,
+    let details = RejectDetails::Balance {
+        undrawn: balance.undrawn,
         main: draw.main,
         fee: draw.fee,
     };
-    Err(Reject::with(RejectReason::InsufficientBalance, known))
+    Err(Reject::with(RejectReason::InsufficientBalance, details))
 }
 
 /// Highest price and largest total that the order may reach with one more amend in flight.

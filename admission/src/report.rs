@@ -17,8 +17,8 @@
 use types::command::{Bust, Cause, FundingCause, RequestKind, Settled};
 use types::event::{Event, Trade};
 use types::{
-    AssetIx, CancelReason, Command, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots,
-    Minor, PoolKind, RejectReason, Reserve, Sequence, SessionIx, Side, Ticks,
+    AssetIx, CancelReason, Command, EventEnvelope, Handle, HoldIx, HoldKind, Id128, InstrumentIx,
+    Lots, Minor, RejectReason, Reserve, Sequence, SessionIx, Side, Ticks,
 };
 
 use crate::admission::Admission;
@@ -244,16 +244,16 @@ impl Admission {
     /// Reports to every session of the user of a trading hold. A single-order hold is the
     /// platform's own.
     fn report_hold(&mut self, hold: HoldIx, cause: FundingCause, to: &mut impl ReportSink) {
-        let pool = &self.tables.pools[hold.index()];
-        if pool.kind != PoolKind::Trading {
+        let balance = &self.tables.holds[hold.index()];
+        if balance.kind != HoldKind::Trading {
             return;
         }
-        let user = pool.user;
+        let user = balance.user;
         let body = ReportBody::HoldChanged {
-            asset: pool.asset,
-            hold_id: pool.hold_id,
-            undrawn: pool.free,
-            drawn: pool.reserved,
+            asset: balance.asset,
+            hold_id: balance.hold_id,
+            undrawn: balance.undrawn,
+            drawn: balance.reserved,
             cause,
         };
         let mut at = 0;
@@ -274,11 +274,11 @@ impl Admission {
         let mut from = 0;
         while let Some(session) = self.awaiting.next(from) {
             let unsettled = &mut self.tables.sessions[session.index()].unsettled;
-            let is_passed = unsettled.pass(c.posted, c.finalized);
+            let is_covered = unsettled.advance_to(c.posted, c.finalized);
             if !unsettled.any() {
                 self.awaiting.remove(session);
             }
-            if is_passed {
+            if is_covered {
                 self.tell(Subject::session(session), InstrumentIx::NONE, 0, body, to);
             }
             from = session.index() + 1;

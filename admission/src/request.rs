@@ -6,8 +6,8 @@ use types::command::{
     BlockCause, Bust, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
 };
 use types::{
-    AssetIx, CancelReason, Command, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots,
-    Minor, OrderType, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode,
+    AssetIx, CancelReason, Command, Handle, HoldIx, HoldKind, Id128, InstrumentIx, InstrumentSpec,
+    Lots, Minor, OrderType, Phase, RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode,
     Ticks, TimeInForce, UserId, UserIx,
 };
 
@@ -43,7 +43,7 @@ pub struct NewRequest {
     pub price: Option<Ticks>,
     pub quantity: Lots,
     /// None: the user's trading hold for the asset.
-    pub pool: Option<HoldIx>,
+    pub hold: Option<HoldIx>,
     /// Identity was asked for this order: the budget is neither checked nor used.
     pub limit_checked: bool,
     /// Hash of (call, user, idempotency key); `NONE` without a key.
@@ -74,7 +74,7 @@ impl NewRequest {
             expire_at_ns: 0,
             price: Some(price),
             quantity,
-            pool: None,
+            hold: None,
             limit_checked: false,
             key_hash: Id128::NONE,
         }
@@ -159,12 +159,12 @@ pub struct SessionRequest {
     pub cancel_on_disconnect: bool,
 }
 
-/// Add blocked money to a pool.
+/// Add blocked money to a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FundRequest {
-    /// The ledger hold. A new id creates a new pool.
+    /// The ledger hold. A new id creates a new hold.
     pub hold_id: Id128,
-    pub kind: PoolKind,
+    pub kind: HoldKind,
     pub user: UserIx,
     pub asset: AssetIx,
     pub amount_minor: Minor,
@@ -349,29 +349,29 @@ impl Request {
 /// Details of a refusal: what a request without effect found, or the figures of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectDetails {
-    Nothing,
+    None,
     /// The user is bound under this index.
     User(UserIx),
     /// The instrument is known under this index.
     Instrument(InstrumentIx),
-    /// The pool of that ledger hold (or the trading hold that exists already).
+    /// The hold of that ledger id (or the trading hold that exists already).
     Hold(HoldIx),
     /// The session's last client sequence: the request was seen.
     ClientSeq(u64),
     /// The call with this key was answered, by this command.
-    Request(crate::Seen),
+    Request(crate::KeyedCall),
     /// The open order that has the client order id.
     Order(Handle),
-    /// What the pool has undrawn and what was needed, in minor units of its asset.
+    /// What the hold has undrawn and what was needed, in minor units of its asset.
     Balance {
-        free: Minor,
+        undrawn: Minor,
         main: Minor,
         fee: Minor,
     },
     /// Maximum count.
-    Bound(u32),
+    MaxCount(u32),
     /// Maximum of one order, in lots or minor units; of a rate or quota, microseconds to wait.
-    Most(u64),
+    Max(u64),
     /// What is left of the day's budget (zero if none is known), and what was needed.
     Budget {
         left: Minor,
@@ -383,28 +383,28 @@ pub enum RejectDetails {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reject {
     pub reason: RejectReason,
-    pub known: RejectDetails,
+    pub details: RejectDetails,
 }
 
 impl Reject {
     pub(crate) const fn new(reason: RejectReason) -> Self {
         Self {
             reason,
-            known: RejectDetails::Nothing,
+            details: RejectDetails::None,
         }
     }
 
-    pub(crate) const fn with(reason: RejectReason, known: RejectDetails) -> Self {
-        Self { reason, known }
+    pub(crate) const fn with(reason: RejectReason, details: RejectDetails) -> Self {
+        Self { reason, details }
     }
 
-    /// Limit value of the reason, 0 for none: a count of orders, what the pool or the budget still
+    /// Limit value of the reason, 0 for none: a count of orders, what the hold or the budget still
     /// has, in minor units, or microseconds to wait.
     pub fn limit(&self) -> u64 {
-        match self.known {
-            RejectDetails::Bound(bound) => u64::from(bound),
-            RejectDetails::Most(most) => most,
-            RejectDetails::Balance { free: left, .. } | RejectDetails::Budget { left, .. } => {
+        match self.details {
+            RejectDetails::MaxCount(count) => u64::from(count),
+            RejectDetails::Max(max) => max,
+            RejectDetails::Balance { undrawn: left, .. } | RejectDetails::Budget { left, .. } => {
                 u64::try_from(left.0).unwrap_or(0)
             }
             _ => 0,

@@ -1,15 +1,15 @@
-//! State that admission folds from the journal: plain tables, addressed by dense indices.
-//!
-//! A snapshot stores all of it.
+//! State that admission folds from the journal: plain tables with dense indices. A snapshot stores
+//! all of it.
 
 use alloc::vec::Vec;
 
 use types::command::{
-    BlockCause, BoundsOf, MassScope, MemberGroup, OrderBounds, RequestKind, SweepPlace,
+    BlockCause, BoundsOf, MassScope, MemberGroup, OrderBounds, RequestKind, SweepPosition,
 };
 use types::{
-    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec,
-    Lots, Minor, PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
+    AssetIx, CancelReason, FeeRate, FillTotals, Handle, HoldIx, HoldKind, Id128, InstrumentIx,
+    InstrumentSpec, Lots, Minor, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId,
+    UserIx,
 };
 
 macro_rules! table_row {
@@ -60,10 +60,10 @@ impl Blocks {
 table_row! {
     pub struct User {
         pub id: UserId,
-        /// Why new orders are refused, if they are.
+        /// Active block causes; any of them rejects new orders.
         pub blocks: Blocks,
         /// The user's kill switch is engaged (F11).
-        pub is_killed: bool,
+        pub is_kill_switch_on: bool,
         /// Moscow day of the budget, 0 = never set.
         pub budget_day: u32,
         /// Remaining budget of that day.
@@ -72,13 +72,13 @@ table_row! {
         /// Sessions ever opened.
         pub sessions: u32,
         pub group: MemberGroup,
-        /// One more than the row of the user's own bounds, 0 for none.
+        /// Row of the user's own bounds plus one, 0 = none.
         pub(crate) own_bounds: u32,
     }
 }
 
 table_row! {
-    /// Bounds of a member group or a user; `None` after they were removed.
+    /// Bounds of a member group or a user; `None` once removed.
     pub struct BoundsRow {
         pub of: BoundsOf,
         pub bounds: Option<OrderBounds>,
@@ -94,37 +94,37 @@ table_row! {
         pub open: bool,
         /// Last client sequence seen.
         pub client_seq: u64,
-        /// The command that last opened it: requests of an earlier login are refused.
+        /// Sequence of the command that last opened it. Requests of an earlier login are rejected.
         pub epoch: Sequence,
         /// Number of its last message.
         pub last_number: u64,
         pub open_orders: u32,
-        /// When its orders end unless it renews the timer, in journalled nanoseconds; 0 = never.
+        /// Journal time at which the dead man's switch cancels its orders, in nanoseconds; 0 = off.
         pub cancel_all_at_ns: u64,
-        /// Its trades that settlement has not passed yet.
+        /// Its trades that no settlement message covers yet.
         pub(crate) unsettled: Unsettled,
     }
 }
 
 table_row! {
-    /// Trades of a session that no settlement message has covered, by the sequences of their
-    /// commands. Exact at both ends; in between there may be some.
+    /// Range of command sequences that contains every trade of a session that no settlement message
+    /// covers yet. Both ends are exact.
     #[derive(Default)]
     pub struct Unsettled {
-        /// No earlier trade lacks a *posted* message; zero = none lacks one.
-        first_unposted: Sequence,
-        /// No earlier trade lacks a *final* message; zero = none lacks one.
-        first_unfinal: Sequence,
+        /// First trade without a *posted* message; zero = none.
+        first_not_posted: Sequence,
+        /// First trade without a *final* message; zero = none.
+        first_not_final: Sequence,
         /// The last trade.
         last: Sequence,
     }
 }
 
 impl Unsettled {
-    /// Commutative: events of several instruments interleave.
+    /// Adds a trade. Commutative, since events of several instruments interleave.
     #[inline]
     pub(crate) fn note_trade(&mut self, sequence: Sequence) {
-        for first in [&mut self.first_unposted, &mut self.first_unfinal] {
+        for first in [&mut self.first_not_posted, &mut self.first_not_final] {
             if *first == Sequence::ZERO || sequence < *first {
                 *first = sequence;
             }
@@ -132,43 +132,43 @@ impl Unsettled {
         self.last = self.last.max(sequence);
     }
 
-    /// Settlement has reached these positions. True when one of them passes a trade for the first
-    /// time.
-    pub(crate) fn pass(&mut self, posted: Sequence, finalized: Sequence) -> bool {
+    /// Moves the range past these settlement positions. True when one of them passes a trade for
+    /// the first time.
+    pub(crate) fn advance_to(&mut self, posted: Sequence, finalized: Sequence) -> bool {
         let last = self.last;
-        let is_posted = pass(&mut self.first_unposted, last, posted);
-        pass(&mut self.first_unfinal, last, finalized) | is_posted
+        let is_posted = advance_first(&mut self.first_not_posted, last, posted);
+        advance_first(&mut self.first_not_final, last, finalized) | is_posted
     }
 
     /// True while a trade is not final.
     pub(crate) fn any(&self) -> bool {
-        self.first_unfinal != Sequence::ZERO
+        self.first_not_final != Sequence::ZERO
     }
 
-    pub(crate) fn words(&self) -> [u64; 3] {
-        [self.first_unposted.0, self.first_unfinal.0, self.last.0]
+    pub(crate) fn hash_words(&self) -> [u64; 3] {
+        [self.first_not_posted.0, self.first_not_final.0, self.last.0]
     }
 }
 
-fn pass(first: &mut Sequence, last: Sequence, position: Sequence) -> bool {
-    let is_passed = *first != Sequence::ZERO && *first <= position;
-    if is_passed {
+fn advance_first(first: &mut Sequence, last: Sequence, position: Sequence) -> bool {
+    let is_covered = *first != Sequence::ZERO && *first <= position;
+    if is_covered {
         *first = match last > position {
             true => position.next(),
             false => Sequence::ZERO,
         };
     }
-    is_passed
+    is_covered
 }
 
 table_row! {
-    /// Money of a ledger hold: undrawn in `free`, the rest in the reserves of its open orders.
+    /// Money of a ledger hold: `undrawn`, and the rest in the reserves of its open orders.
     pub struct HoldBalance {
         pub hold_id: Id128,
-        pub kind: PoolKind,
+        pub kind: HoldKind,
         pub user: UserIx,
         pub asset: AssetIx,
-        pub free: Minor,
+        pub undrawn: Minor,
         /// Sum of the reserves of its open orders.
         pub reserved: Minor,
         pub open_orders: u32,
@@ -182,14 +182,14 @@ table_row! {
     /// An order between its command and its closing event.
     pub struct OpenOrder {
         pub handle: Handle,
-        /// Its command and the command's time: the public order id derives from both.
+        /// Sequence and time of its command: the public order id derives from both.
         pub sequence: Sequence,
         pub time_ns: u64,
         pub instrument: InstrumentIx,
         pub user: UserIx,
         pub session: SessionIx,
         pub stp_group: StpGroup,
-        pub pool: HoldIx,
+        pub hold: HoldIx,
         pub fee_rate: FeeRate,
         pub side: Side,
         /// A market order never rests and cannot be amended.
@@ -199,11 +199,11 @@ table_row! {
         pub open: Lots,
         /// Total quantity, including the filled part.
         pub quantity: Lots,
-        pub done: Done,
-        /// Its part of the pool.
+        pub fill_totals: FillTotals,
+        /// Reserved part of the trading hold.
         pub reserved: Reserve,
-        /// Amends in flight to the book. While there are any, `reserved` covers the worst of their
-        /// outcomes.
+        /// Amends in flight to the book. Until they are answered, `reserved` covers the worst
+        /// outcome.
         pub amends_pending: u32,
         pub price_worst: Ticks,
         pub quantity_worst: Lots,
@@ -219,7 +219,7 @@ impl OpenOrder {
 
 table_row! {
     /// A journalled call with an idempotency key.
-    pub struct Seen {
+    pub struct KeyedCall {
         pub request: RequestKind,
         pub sequence: Sequence,
         pub time_ns: u64,
@@ -241,22 +241,22 @@ table_row! {
     /// Settlement's positions, as journalled. `finalized <= posted <= sequence`.
     #[derive(Default)]
     pub struct Settlement {
-        /// The ledger has every posting of the records up to here.
+        /// The ledger contains every posting of the records up to this one.
         pub posted: Sequence,
-        /// Every trade of the records up to here is final or bust.
+        /// Every trade of the records up to this one is final or bust.
         pub finalized: Sequence,
-        /// Trades that are final, bust ones included.
+        /// Number of trades that are final or bust.
         pub trades_final: u64,
-        /// The last run of settlement's own records, which need no settlement.
+        /// Last contiguous run of settlement's own records, which need no settlement.
         pub(crate) own_first: Sequence,
         pub(crate) own_last: Sequence,
     }
 }
 
 impl Settlement {
-    /// Notes a record of settlement's own. It moves no money, so a position that reaches the run of
-    /// such records also covers this one: at rest, `posted` is the last record.
-    pub(crate) fn note_own(&mut self, sequence: Sequence) {
+    /// Records a command of settlement's own progress. It moves no money, so a position that
+    /// reaches the run of such commands also covers this one: at rest, `posted` is the last record.
+    pub(crate) fn record_settlement_command(&mut self, sequence: Sequence) {
         if self.own_last.next() != sequence {
             self.own_first = sequence;
         }
@@ -272,8 +272,8 @@ impl Settlement {
 table_row! {
     /// A mass cancel or a kill switch that continues in slices.
     pub struct Sweep {
-        /// Its first command: later orders stay.
-        pub of: Sequence,
+        /// Sequence of its first command; orders entered later are not cancelled.
+        pub first_command: Sequence,
         pub scope: MassScope,
         pub instrument: InstrumentIx,
         pub side: Option<Side>,
@@ -282,8 +282,8 @@ table_row! {
         pub user: UserIx,
         pub session: SessionIx,
         pub key_hash: Id128,
-        /// Place that the slices have reached; [`SweepPlace::END`] = the last one is in flight.
-        pub after: SweepPlace,
+        /// Position of the slices; [`SweepPosition::END`] = the last one is in flight.
+        pub position: SweepPosition,
         /// Orders ended so far.
         pub count: u32,
     }
@@ -308,23 +308,23 @@ pub struct AdmissionImage {
     pub sequence: Sequence,
     pub time_ns: u64,
     /// The kill switch of all users is engaged (F11).
-    pub is_killed: bool,
+    pub is_kill_switch_on: bool,
     pub settlement: Settlement,
     pub clock: crate::clock::ClockState,
     /// Bounds of users without bounds of their own or of a group.
     pub order_bounds: OrderBounds,
     /// In the order of first setting.
     pub bounds: Vec<BoundsRow>,
-    /// Bust trades, in journal order: 16 bytes each for the life of the journal. Each one takes
-    /// two refusals of the same trade by the chain.
+    /// Bust trades in journal order, kept for the life of the journal at 16 bytes each. A trade is
+    /// bust after the chain has refused it twice.
     pub busts: Vec<Id128>,
     pub instruments: Vec<Instrument>,
     pub users: Vec<User>,
     pub sessions: Vec<Session>,
-    pub pools: Vec<HoldBalance>,
+    pub holds: Vec<HoldBalance>,
     pub slots: Vec<Slot>,
     /// In the order of their first commands.
     pub sweeps: Vec<Sweep>,
     /// Keys of the last 24 hours, in journal order.
-    pub keys: Vec<(Id128, Seen)>,
+    pub keys: Vec<(Id128, KeyedCall)>,
 }

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::slice;
 
-use types::command::{CancelSlice, Listed, MassScope, SweepPlace};
+use types::command::{CancelSlice, Listed, MassScope, SweepPosition};
 use types::{CancelReason, Command, InstrumentIx, RejectReason, Sequence, SessionIx, Side, UserIx};
 
 use crate::admission::Admission;
@@ -16,21 +16,21 @@ use crate::request::Reject;
 use crate::state::{OpenOrder, Sweep};
 
 /// Selects the orders that a command ends.
-struct Wanted {
+struct SweepFilter {
     scope: MassScope,
     /// Owner of the orders of a group.
     user: UserIx,
     instrument: InstrumentIx,
     side: Option<Side>,
-    after: SweepPlace,
-    through: SweepPlace,
+    after: SweepPosition,
+    through: SweepPosition,
     /// Only orders of earlier commands.
     before: Sequence,
     /// Slot of the last order up to `after` in the list of its session; `None`: start at the first.
     cursor: Option<u32>,
 }
 
-impl Wanted {
+impl SweepFilter {
     fn takes(&self, order: &OpenOrder) -> bool {
         let is_of_group = match self.scope {
             MassScope::Group(group) => order.stp_group == group,
@@ -41,9 +41,9 @@ impl Wanted {
             && self.side.is_none_or(|side| order.side == side)
     }
 
-    /// True when a place is past the selection.
-    fn is_past(&self, place: SweepPlace) -> bool {
-        place > self.through || place.sequence >= self.before
+    /// True when a position is past the selection.
+    fn is_past(&self, position: SweepPosition) -> bool {
+        position > self.through || position.sequence >= self.before
     }
 }
 
@@ -65,15 +65,15 @@ impl SliceBound {
 
 impl Sweep {
     /// False while its last slice is in flight.
-    fn goes_on(&self) -> bool {
-        self.after != SweepPlace::END
+    fn has_more_slices(&self) -> bool {
+        self.position != SweepPosition::END
     }
 }
 
-/// Result of a walk over orders.
-struct Walk {
-    through: SweepPlace,
-    walked: u64,
+/// Result of the scan for a slice.
+struct SliceScan {
+    through: SweepPosition,
+    inspected: u64,
 }
 
 impl Admission {
@@ -81,8 +81,8 @@ impl Admission {
     /// slot; none for other commands. Some may have ended already, with their events in flight.
     pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {
         listed.clear();
-        if let Some(wanted) = self.wanted(command) {
-            self.walk(&wanted, SliceBound::NONE, listed);
+        if let Some(filter) = self.filter(command) {
+            self.scan_slice(&filter, SliceBound::NONE, listed);
         }
     }
 
@@ -90,35 +90,41 @@ impl Admission {
     /// orders of a slice. Returns the number of orders inspected in vain.
     pub fn slice(&self, command: &mut Command, bound: SliceBound, listed: &mut Vec<Listed>) -> u64 {
         listed.clear();
-        let Some(wanted) = self.wanted(command) else {
+        let Some(filter) = self.filter(command) else {
             return 0;
         };
-        let Walk { through, walked } = self.walk(&wanted, bound, listed);
+        let SliceScan { through, inspected } = self.scan_slice(&filter, bound, listed);
         match command {
             Command::MassCancel(c) => {
                 c.through = through;
                 c.remaining = match through {
-                    SweepPlace::END => 0,
-                    _ => self.open_orders(&wanted) - listed.len() as u32,
+                    SweepPosition::END => 0,
+                    _ => self.open_orders(&filter) - listed.len() as u32,
                 };
             }
             Command::SetKillSwitch(c) => c.through = through,
             Command::CancelSlice(c) => c.through = through,
             _ => {}
         }
-        walked - listed.len() as u64
+        inspected - listed.len() as u64
     }
 
     /// The command whose next slice is due, and the owner of its orders. Members take turns: `last`
     /// had the previous slice. The platform's own commands precede those of the owner.
     #[inline]
     pub fn next_sweep(&self, last: UserIx) -> Option<(UserIx, Sequence)> {
-        let going_on = self.tables.sweeps.iter().filter(|row| row.goes_on());
-        let turns = going_on.map(|row| {
+        let unfinished = self
+            .tables
+            .sweeps
+            .iter()
+            .filter(|row| row.has_more_slices());
+        let turns = unfinished.map(|row| {
             let owner = self.owner_of(row.scope, row.user);
-            (owner <= last, owner, !row.user.is_none(), row.of)
+            (owner <= last, owner, !row.user.is_none(), row.first_command)
         });
-        turns.min().map(|(_, owner, _, of)| (owner, of))
+        turns
+            .min()
+            .map(|(_, owner, _, first_command)| (owner, first_command))
     }
 
     /// Mass cancels of the user that continue in slices.
@@ -132,24 +138,29 @@ impl Admission {
     }
 
     /// True until the last slice of a command has ended its orders.
-    pub fn is_sweeping(&self, of: Sequence) -> bool {
-        self.sweep_at(of).is_some()
+    pub fn is_sweeping(&self, first_command: Sequence) -> bool {
+        self.sweep_at(first_command).is_some()
     }
 
     /// Index of a sweep; rows are in the order of their commands.
-    fn sweep_at(&self, of: Sequence) -> Option<usize> {
-        let found = self.tables.sweeps.binary_search_by_key(&of, |row| row.of);
+    fn sweep_at(&self, first_command: Sequence) -> Option<usize> {
+        let found = self
+            .tables
+            .sweeps
+            .binary_search_by_key(&first_command, |row| row.first_command);
         found.ok()
     }
 
     /// The next slice of a command, not shortened yet.
-    pub(crate) fn admit_slice(&self, of: Sequence) -> Result<Command, Reject> {
-        let at = self.sweep_at(of).ok_or(RejectReason::DuplicateRequest)?;
+    pub(crate) fn admit_slice(&self, first_command: Sequence) -> Result<Command, Reject> {
+        let at = self
+            .sweep_at(first_command)
+            .ok_or(RejectReason::DuplicateRequest)?;
         let row = &self.tables.sweeps[at];
         Ok(Command::CancelSlice(CancelSlice {
-            of,
-            after: row.after,
-            through: SweepPlace::END,
+            of: first_command,
+            after: row.position,
+            through: SweepPosition::END,
             reason: row.reason,
             user: row.user,
             key_hash: row.key_hash,
@@ -158,14 +169,14 @@ impl Admission {
 
     /// Records a command that continues in slices, or one of its slices.
     pub(crate) fn note_sweep(&mut self, command: &Command, sequence: Sequence) {
-        let Some(through) = command.goes_on_behind() else {
+        let Some(through) = command.next_slice_after() else {
             if let Command::CancelSlice(c) = command {
-                self.advance(c, SweepPlace::END);
+                self.advance(c, SweepPosition::END);
             }
             return;
         };
         let row = |scope, user, key_hash, reason| Sweep {
-            of: sequence,
+            first_command: sequence,
             scope,
             instrument: InstrumentIx::NONE,
             side: None,
@@ -173,7 +184,7 @@ impl Admission {
             user,
             session: SessionIx::NONE,
             key_hash,
-            after: SweepPlace::START,
+            position: SweepPosition::START,
             count: 0,
         };
         let row = match command {
@@ -195,23 +206,23 @@ impl Admission {
         self.move_sweep(self.tables.sweeps.len() - 1, through);
     }
 
-    fn advance(&mut self, slice: &CancelSlice, through: SweepPlace) {
+    fn advance(&mut self, slice: &CancelSlice, through: SweepPosition) {
         let at = self
             .sweep_at(slice.of)
             .expect("a slice continues a command");
         assert_eq!(
-            self.tables.sweeps[at].after, slice.after,
+            self.tables.sweeps[at].position, slice.after,
             "slices come without gap"
         );
         self.move_sweep(at, through);
     }
 
-    /// Moves a sweep to a place, and its cursor to the last order up to there, so that the next
+    /// Moves a sweep to a position, and its cursor to the last order up to there, so that the next
     /// slice does not inspect again orders that the filter left.
-    fn move_sweep(&mut self, at: usize, through: SweepPlace) {
+    fn move_sweep(&mut self, at: usize, through: SweepPosition) {
         let row = &mut self.tables.sweeps[at];
-        let after = core::mem::replace(&mut row.after, through);
-        if through == SweepPlace::END {
+        let after = core::mem::replace(&mut row.position, through);
+        if through == SweepPosition::END {
             return;
         }
         let (scope, user) = (row.scope, row.user);
@@ -233,7 +244,8 @@ impl Admission {
     pub(crate) fn restore_cursors(&mut self) {
         for at in 0..self.tables.sweeps.len() {
             self.linked.add_cursor(self.tables.sweeps[at].user);
-            let after = core::mem::replace(&mut self.tables.sweeps[at].after, SweepPlace::START);
+            let after =
+                core::mem::replace(&mut self.tables.sweeps[at].position, SweepPosition::START);
             self.move_sweep(at, after);
         }
     }
@@ -261,16 +273,16 @@ impl Admission {
         count: u32,
         to: &mut impl ReportSink,
     ) {
-        let of = match command {
+        let first_command = match command {
             Command::CancelSlice(c) => c.of,
             _ => sequence,
         };
-        let Some(at) = self.sweep_at(of) else {
+        let Some(at) = self.sweep_at(first_command) else {
             return;
         };
         let row = &mut self.tables.sweeps[at];
         row.count += count;
-        let is_last = command.goes_on_behind().is_none();
+        let is_last = command.next_slice_after().is_none();
         if !is_last {
             return;
         }
@@ -283,39 +295,42 @@ impl Admission {
         self.tell(Subject::session(row.session), row.instrument, 0, body, to);
     }
 
-    fn wanted(&self, command: &Command) -> Option<Wanted> {
-        let all = |scope, user| Wanted {
+    fn filter(&self, command: &Command) -> Option<SweepFilter> {
+        let all = |scope, user| SweepFilter {
             scope,
             user,
             instrument: InstrumentIx::NONE,
             side: None,
-            after: SweepPlace::START,
-            through: SweepPlace::END,
+            after: SweepPosition::START,
+            through: SweepPosition::END,
             before: Sequence(u64::MAX),
             cursor: None,
         };
         match command {
-            Command::MassCancel(c) if c.scope != MassScope::All => Some(Wanted {
+            Command::MassCancel(c) if c.scope != MassScope::All => Some(SweepFilter {
                 instrument: c.instrument,
                 side: c.side,
                 through: c.through,
                 ..all(c.scope, c.user)
             }),
-            Command::SetKillSwitch(c) if c.is_engaged && !c.user.is_none() => Some(Wanted {
+            Command::SetKillSwitch(c) if c.is_engaged && !c.user.is_none() => Some(SweepFilter {
                 through: c.through,
                 ..all(MassScope::User(c.user), c.user)
             }),
             Command::CancelSlice(c) => {
                 let at = self.sweep_at(c.of).expect("a slice continues a command");
                 let row = &self.tables.sweeps[at];
-                assert_eq!(row.after, c.after, "a slice is listed before it is applied");
-                Some(Wanted {
+                assert_eq!(
+                    row.position, c.after,
+                    "a slice is listed before it is applied"
+                );
+                Some(SweepFilter {
                     cursor: self.linked.cursor(at),
                     instrument: row.instrument,
                     side: row.side,
                     after: c.after,
                     through: c.through,
-                    before: row.of,
+                    before: row.first_command,
                     ..all(row.scope, row.user)
                 })
             }
@@ -323,58 +338,63 @@ impl Admission {
         }
     }
 
-    fn open_orders(&self, wanted: &Wanted) -> u32 {
-        match wanted.scope {
+    fn open_orders(&self, filter: &SweepFilter) -> u32 {
+        match filter.scope {
             MassScope::Session(session) => self.session(session).map_or(0, |row| row.open_orders),
             MassScope::User(user) => self.user(user).map_or(0, |row| row.open_orders),
-            _ => self.user(wanted.user).map_or(0, |row| row.open_orders),
+            _ => self.user(filter.user).map_or(0, |row| row.open_orders),
         }
     }
 
     /// Lists the selected orders of a slice, oldest first in each session.
-    fn walk(&self, wanted: &Wanted, bound: SliceBound, listed: &mut Vec<Listed>) -> Walk {
-        let mut walk = Walk {
-            through: SweepPlace::END,
-            walked: 0,
+    fn scan_slice(
+        &self,
+        filter: &SweepFilter,
+        bound: SliceBound,
+        listed: &mut Vec<Listed>,
+    ) -> SliceScan {
+        let mut scan = SliceScan {
+            through: SweepPosition::END,
+            inspected: 0,
         };
         // Without an open order no session is visited.
-        if self.open_orders(wanted) == 0 {
-            return walk;
+        if self.open_orders(filter) == 0 {
+            return scan;
         }
-        let owner = self.owner_of(wanted.scope, wanted.user);
-        let (user, sessions) = match &wanted.scope {
-            MassScope::All => return walk,
+        let owner = self.owner_of(filter.scope, filter.user);
+        let (user, sessions) = match &filter.scope {
+            MassScope::All => return scan,
             MassScope::Session(session) => (UserIx::NONE, slice::from_ref(session)),
             MassScope::User(_) | MassScope::Group(_) => (owner, self.linked.sessions_of(owner)),
         };
         let lists = sessions.iter().copied();
         let lists = lists.chain((!user.is_none()).then_some(SessionIx::NONE));
-        let mut last = wanted.after;
-        'walk: for session in lists.skip_while(|session| *session < wanted.after.session) {
-            let is_first = session == wanted.after.session;
-            let from = wanted.cursor.filter(|_| is_first);
+        let mut last = filter.after;
+        'scan: for session in lists.skip_while(|session| *session < filter.after.session) {
+            let is_first = session == filter.after.session;
+            let from = filter.cursor.filter(|_| is_first);
             for slot in self.linked.after(user, session, from) {
                 let order = self.tables.slots[slot as usize].order.as_ref();
                 let order = order.expect("a list has open orders");
                 let sequence = order.sequence;
-                let place = SweepPlace { session, sequence };
-                walk.walked += 1;
-                if wanted.is_past(place) {
+                let position = SweepPosition { session, sequence };
+                scan.inspected += 1;
+                if filter.is_past(position) {
                     break;
                 }
-                if place <= wanted.after {
+                if position <= filter.after {
                     continue;
                 }
-                let is_taken = wanted.takes(order);
-                if walk.walked > bound.inspected || is_taken && listed.len() == bound.orders {
-                    walk.through = last;
-                    break 'walk;
+                let is_taken = filter.takes(order);
+                if scan.inspected > bound.inspected || is_taken && listed.len() == bound.orders {
+                    scan.through = last;
+                    break 'scan;
                 }
                 if !is_taken {
-                    last = place;
+                    last = position;
                     continue;
                 }
-                last = place;
+                last = position;
                 listed.push(Listed {
                     instrument: order.instrument,
                     handle: order.handle,
@@ -382,6 +402,6 @@ impl Admission {
             }
         }
         listed.sort_unstable();
-        walk
+        scan
     }
 }

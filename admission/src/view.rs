@@ -1,33 +1,32 @@
-//! Read access to admission: lookups, totals per pool, snapshot, state hash, invariants.
+//! Read access to admission: lookups, totals per hold, snapshot, state hash, invariants.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
 use types::{
-    AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind, Reserve,
+    AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, Reserve,
     Sequence, SessionIx, StateHash, UserId, UserIx,
 };
 
 use crate::admission::{Admission, AdmissionConfig};
 use crate::state::{
-    AdmissionImage, HoldBalance, OpenOrder, Seen, Session, Settlement, Sweep, User,
+    AdmissionImage, HoldBalance, KeyedCall, OpenOrder, Session, Settlement, Sweep, User,
 };
 
-/// Money of a pool, which `design.md` 4 compares with the ledger.
+/// Money of a hold, which `design.md` 4 compares with the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolTotals {
-    /// Undrawn.
-    pub free: Minor,
+pub struct HoldTotals {
+    pub undrawn: Minor,
     /// Sum of the reserves of its open orders, main and fee apart.
     pub reserved: Reserve,
     pub orders: u32,
 }
 
-impl PoolTotals {
+impl HoldTotals {
     /// What the ledger must still hold: what remains of the trading hold and of its children.
     pub fn held(&self) -> Minor {
-        self.free + self.reserved.total()
+        self.undrawn + self.reserved.total()
     }
 }
 
@@ -82,16 +81,16 @@ impl Admission {
     /// True while the kill switch of this user is engaged; of all users for `NONE` (F11).
     pub fn kill_switch(&self, user: UserIx) -> bool {
         if user.is_none() {
-            return self.tables.is_killed;
+            return self.tables.is_kill_switch_on;
         }
         let row = self.tables.users.get(user.index());
-        row.is_some_and(|row| row.is_killed)
+        row.is_some_and(|row| row.is_kill_switch_on)
     }
 
     /// Users whose own kill switch is engaged.
     pub fn killed_users(&self) -> impl Iterator<Item = UserId> {
         let rows = self.tables.users.iter();
-        rows.filter(|row| row.is_killed).map(|row| row.id)
+        rows.filter(|row| row.is_kill_switch_on).map(|row| row.id)
     }
 
     /// Settlement's positions, as journalled.
@@ -131,8 +130,8 @@ impl Admission {
             .map(|(at, row)| (SessionIx(at as u32), row))
     }
 
-    pub fn pool(&self, hold: HoldIx) -> Option<&HoldBalance> {
-        self.tables.pools.get(hold.index())
+    pub fn hold(&self, hold: HoldIx) -> Option<&HoldBalance> {
+        self.tables.holds.get(hold.index())
     }
 
     pub fn hold_ix(&self, hold_id: Id128) -> Option<HoldIx> {
@@ -140,26 +139,26 @@ impl Admission {
     }
 
     /// The open trading hold of a user for an asset.
-    pub fn default_pool(&self, user: UserIx, asset: AssetIx) -> Option<HoldIx> {
-        self.default_pools.get(user, asset)
+    pub fn default_hold(&self, user: UserIx, asset: AssetIx) -> Option<HoldIx> {
+        self.default_holds.get(user, asset)
     }
 
     /// The open trading holds of a user.
-    pub fn trading_pools(&self, user: UserIx) -> impl Iterator<Item = HoldIx> {
-        self.default_pools.of(user)
+    pub fn trading_holds(&self, user: UserIx) -> impl Iterator<Item = HoldIx> {
+        self.default_holds.of(user)
     }
 
-    /// Every pool, closed ones included, by index.
-    pub fn pools(&self) -> impl Iterator<Item = (HoldIx, &HoldBalance)> {
+    /// Every hold, closed ones included, by index.
+    pub fn holds(&self) -> impl Iterator<Item = (HoldIx, &HoldBalance)> {
         self.tables
-            .pools
+            .holds
             .iter()
             .enumerate()
             .map(|(at, row)| (HoldIx(at as u32), row))
     }
 
     /// The answer to a call's key, as long as it is remembered here.
-    pub fn seen(&self, key: Id128) -> Option<Seen> {
+    pub fn keyed_call(&self, key: Id128) -> Option<KeyedCall> {
         self.keys.get(&key).copied()
     }
 
@@ -178,31 +177,33 @@ impl Admission {
         Some(order.expect("an id belongs to an open order").handle)
     }
 
-    /// Money of a pool, added up in a walk over all orders.
-    pub fn pool_totals(&self, hold: HoldIx) -> PoolTotals {
-        let mut totals = PoolTotals {
-            free: self.pool(hold).map_or(Minor::ZERO, |pool| pool.free),
-            ..PoolTotals::default()
+    /// Money of a hold, added up in a walk over all orders.
+    pub fn hold_totals(&self, hold: HoldIx) -> HoldTotals {
+        let mut totals = HoldTotals {
+            undrawn: self
+                .hold(hold)
+                .map_or(Minor::ZERO, |balance| balance.undrawn),
+            ..HoldTotals::default()
         };
-        for order in self.orders().filter(|order| order.pool == hold) {
+        for order in self.orders().filter(|order| order.hold == hold) {
             totals.add(order);
         }
         totals
     }
 
-    /// Money of every pool, by index, in one walk.
-    pub fn all_pool_totals(&self) -> Vec<PoolTotals> {
-        let mut totals: Vec<PoolTotals> = self
+    /// Money of every hold, by index, in one walk.
+    pub fn all_hold_totals(&self) -> Vec<HoldTotals> {
+        let mut totals: Vec<HoldTotals> = self
             .tables
-            .pools
+            .holds
             .iter()
-            .map(|pool| PoolTotals {
-                free: pool.free,
-                ..PoolTotals::default()
+            .map(|balance| HoldTotals {
+                undrawn: balance.undrawn,
+                ..HoldTotals::default()
             })
             .collect();
         for order in self.orders() {
-            totals[order.pool.index()].add(order);
+            totals[order.hold.index()].add(order);
         }
         totals
     }
@@ -220,16 +221,16 @@ impl Admission {
 
     /// The state of an image. Panics on an invalid image (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
-        // Checked first: the index of pools allocates a row for each user up to the highest one.
-        let has_user = |pool: &HoldBalance| pool.user.index() < image.users.len();
-        assert!(image.pools.iter().all(has_user), "a pool belongs to a user");
+        // Checked first: the index of holds allocates a row for each user up to the highest one.
+        let has_user = |balance: &HoldBalance| balance.user.index() < image.users.len();
+        assert!(image.holds.iter().all(has_user), "a hold belongs to a user");
         let mut room = Self::new(config);
         let mut slots = core::mem::take(&mut room.tables.slots);
         slots.extend_from_slice(&image.slots);
         room.tables = AdmissionImage {
             sequence: image.sequence,
             time_ns: image.time_ns,
-            is_killed: image.is_killed,
+            is_kill_switch_on: image.is_kill_switch_on,
             settlement: image.settlement,
             clock: image.clock,
             order_bounds: image.order_bounds,
@@ -238,7 +239,7 @@ impl Admission {
             instruments: image.instruments.clone(),
             users: image.users.clone(),
             sessions: image.sessions.clone(),
-            pools: image.pools.clone(),
+            holds: image.holds.clone(),
             slots,
             sweeps: image.sweeps.clone(),
             keys: Vec::new(),
@@ -267,11 +268,11 @@ impl Admission {
                 room.awaiting.insert(SessionIx(at as u32));
             }
         }
-        for (at, row) in image.pools.iter().enumerate() {
+        for (at, row) in image.holds.iter().enumerate() {
             let hold = HoldIx(at as u32);
             room.holds.insert(row.hold_id, hold);
-            if row.kind == PoolKind::Trading && !row.closed {
-                room.default_pools.insert(row.user, row.asset, hold);
+            if row.kind == HoldKind::Trading && !row.closed {
+                room.default_holds.insert(row.user, row.asset, hold);
             }
         }
         room.restore_orders(image);
@@ -313,7 +314,7 @@ impl Admission {
         hash.words(&[
             tables.sequence.0,
             tables.time_ns,
-            u64::from(tables.is_killed),
+            u64::from(tables.is_kill_switch_on),
         ]);
         self.hash_bounds(&mut hash);
         tables.clock.hash(&mut hash);
@@ -333,7 +334,7 @@ impl Admission {
             hash.bytes(row.id.as_str().as_bytes());
             hash.words(&[
                 u64::from(row.blocks.bits()),
-                u64::from(row.is_killed),
+                u64::from(row.is_kill_switch_on),
                 u64::from(row.budget_day),
                 row.budget_minor.0 as u64,
                 u64::from(row.group.0) << 32 | u64::from(row.own_bounds),
@@ -351,15 +352,15 @@ impl Admission {
                 row.last_number,
                 row.cancel_all_at_ns,
             ]);
-            hash.words(&row.unsettled.words());
+            hash.words(&row.unsettled.hash_words());
         }
-        for row in &tables.pools {
+        for row in &tables.holds {
             let (high, low) = row.hold_id.halves();
             hash.words(&[
                 high,
                 low,
                 u64::from(row.user.0) << 32 | u64::from(row.asset.get()),
-                row.free.0 as u64,
+                row.undrawn.0 as u64,
                 row.reserved.0 as u64,
                 row.funding_seq,
                 u64::from(row.open_orders) << 1 | u64::from(row.closed),
@@ -396,7 +397,7 @@ impl Admission {
         assert_eq!(left, 0, "a list has all of its owner's orders");
     }
 
-    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts
+    /// Panics when an invariant is broken: a hold's money equals the sum of its orders, counts
     /// agree, slots are free or taken as the table shows, client order ids point at open orders,
     /// and an order without amends in flight reserves no more than the formula requires.
     pub fn check_invariants(&self) {
@@ -421,7 +422,7 @@ impl Admission {
                 let found = self.client_order(order.user, order.client_order_id);
                 assert_eq!(found, Some(order.handle));
             }
-            let row = &self.tables.pools[order.pool.index()];
+            let row = &self.tables.holds[order.hold.index()];
             assert!(row.user == order.user && !row.closed);
             if order.amends_pending == 0 && !order.reserved.total().is_zero() {
                 let terms = self.tables.instruments[order.instrument.index()].spec.terms;
@@ -430,7 +431,7 @@ impl Admission {
                     order.side,
                     order.price,
                     order.open,
-                    order.done,
+                    order.fill_totals,
                     order.fee_rate,
                 );
                 assert_eq!(Ok(order.reserved), formula, "reserve follows the formula");
@@ -458,19 +459,19 @@ impl Admission {
             let slots = self.linked.of_session(session);
             self.check_list(slots, found, |order| order.session == session);
         }
-        for (row, totals) in self.tables.pools.iter().zip(self.all_pool_totals()) {
-            assert!(!row.free.is_negative());
+        for (row, totals) in self.tables.holds.iter().zip(self.all_hold_totals()) {
+            assert!(!row.undrawn.is_negative());
             assert_eq!(
                 row.reserved,
                 totals.reserved.total(),
-                "pool equals its orders"
+                "hold equals its orders"
             );
             assert_eq!(row.open_orders, totals.orders);
         }
     }
 }
 
-impl PoolTotals {
+impl HoldTotals {
     fn add(&mut self, order: &OpenOrder) {
         self.reserved.main += order.reserved.main;
         self.reserved.fee += order.reserved.fee;
@@ -482,9 +483,9 @@ impl PoolTotals {
 fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
     for row in rows {
         hash.words(&[
-            row.of.0,
-            u64::from(row.after.session.0) << 32 | u64::from(row.count),
-            row.after.sequence.0,
+            row.first_command.0,
+            u64::from(row.position.session.0) << 32 | u64::from(row.count),
+            row.position.sequence.0,
         ]);
     }
 }
@@ -509,14 +510,14 @@ fn hash_order(hash: &mut StateHash, order: &OpenOrder) {
     hash.words(&[
         order.sequence.0,
         u64::from(order.instrument.0) << 32 | u64::from(order.user.0),
-        u64::from(order.session.0) << 32 | u64::from(order.pool.0),
+        u64::from(order.session.0) << 32 | u64::from(order.hold.0),
         u64::from(order.stp_group.0) << 32 | u64::from(order.fee_rate.0),
         order.client_order_id,
         order.price.0 as u64,
         order.open.0,
         order.quantity.0,
-        order.done.value_minor.0 as u64,
-        order.done.fee_minor.0 as u64,
+        order.fill_totals.value_minor.0 as u64,
+        order.fill_totals.fee_minor.0 as u64,
         order.reserved.main.0 as u64,
         order.reserved.fee.0 as u64,
         u64::from(order.amends_pending) << 1 | u64::from(order.side.code()),

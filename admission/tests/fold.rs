@@ -27,7 +27,7 @@ impl Random {
 const INSTRUMENTS: u32 = 3;
 const USERS: u32 = 5;
 
-/// Money into and out of each pool, counted independently of admission.
+/// Money into and out of each hold, counted independently of admission.
 #[derive(Clone, Default)]
 struct Ledger {
     held: Vec<i64>,
@@ -42,8 +42,8 @@ impl Ledger {
     }
 
     fn compare(&self, room: &Admission) {
-        for (at, totals) in room.all_pool_totals().iter().enumerate() {
-            assert_eq!(totals.held().0, self.held[at], "pool {at}");
+        for (at, totals) in room.all_hold_totals().iter().enumerate() {
+            assert_eq!(totals.held().0, self.held[at], "hold {at}");
         }
     }
 }
@@ -114,7 +114,7 @@ impl Run {
     /// Takes what trades have spent from the independent count.
     fn settle(&mut self) {
         for effect in std::mem::take(&mut self.market.effects) {
-            self.ledger.add(effect.order.pool, -effect.spent.total().0);
+            self.ledger.add(effect.order.hold, -effect.spent.total().0);
             self.closed += u64::from(effect.closed);
             self.trades += u64::from(effect.spent != Reserve::ZERO);
         }
@@ -176,15 +176,15 @@ fn request(random: &mut Random, market: &Market) -> Request {
             } else {
                 asset
             };
-            let hold = market.room.default_pool(UserIx(user), asset).unwrap();
-            let pool = market.room.pool(hold).unwrap();
+            let hold = market.room.default_hold(UserIx(user), asset).unwrap();
+            let balance = market.room.hold(hold).unwrap();
             let amount_minor = Minor(1 + random.below(20_000) as i64);
-            let funding_seq = pool.funding_seq + 1;
+            let funding_seq = balance.funding_seq + 1;
             if random.chance(60) {
                 Request::Fund(FundRequest {
-                    hold_id: pool.hold_id,
-                    kind: pool.kind,
-                    user: pool.user,
+                    hold_id: balance.hold_id,
+                    kind: balance.kind,
+                    user: balance.user,
                     asset,
                     amount_minor,
                     funding_seq,
@@ -370,8 +370,8 @@ fn free_and_reserves_are_conserved_and_every_slot_is_freed_once() {
         run.ledger.compare(&run.market.room);
         assert_eq!(run.opened, run.closed, "each order closed once");
         assert_eq!(run.market.room.orders().count(), 0);
-        for (_, pool) in run.market.room.pools() {
-            assert_eq!(pool.reserved, Minor::ZERO);
+        for (_, balance) in run.market.room.holds() {
+            assert_eq!(balance.reserved, Minor::ZERO);
         }
     }
 }

@@ -78,7 +78,7 @@ fn orders_are_bounded_in_lots_and_value() {
 }
 
 #[test]
-fn a_users_own_bounds_come_before_those_of_the_group_and_those_before_the_nodes() {
+fn user_bounds_override_group_bounds_override_node_bounds() {
     let mut market = Market::small();
     let most = |market: &Market| {
         let user = market.room.user(ALICE).unwrap();
@@ -221,7 +221,7 @@ fn rename(order: OrderRef, price: Option<i64>, new_client_order_id: u64) -> Requ
 
 // D37.
 #[test]
-fn an_amend_gives_its_order_another_client_order_id_unless_the_book_refuses_it() {
+fn amend_replaces_client_order_id_unless_rejected() {
     let mut market = Market::small();
     let own = |id: u64| NewRequest {
         client_order_id: id,

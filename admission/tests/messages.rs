@@ -20,22 +20,22 @@ fn brief(reports: &[Report]) -> Vec<(u32, u64, ReportBody)> {
 }
 
 fn trading_hold(market: &Market, user: u32, asset: AssetIx) -> (HoldIx, HoldBalance) {
-    let hold = market.room.default_pool(UserIx(user), asset);
+    let hold = market.room.default_hold(UserIx(user), asset);
     let hold = hold.expect("it is open");
-    (hold, *market.room.pool(hold).expect("it is there"))
+    (hold, *market.room.hold(hold).expect("it is there"))
 }
 
-fn fund(pool: &HoldBalance, kind: PoolKind, amount: i64) -> Request {
+fn fund(balance: &HoldBalance, kind: HoldKind, amount: i64) -> Request {
     Request::Fund(FundRequest {
         hold_id: match kind {
-            PoolKind::Trading => pool.hold_id,
-            PoolKind::Order => Id128::from_u128(77_777),
+            HoldKind::Trading => balance.hold_id,
+            HoldKind::Order => Id128::from_u128(77_777),
         },
         kind,
-        user: pool.user,
-        asset: pool.asset,
+        user: balance.user,
+        asset: balance.asset,
         amount_minor: Minor(amount),
-        funding_seq: pool.funding_seq + 1,
+        funding_seq: balance.funding_seq + 1,
         key_hash: Id128::NONE,
     })
 }
@@ -73,17 +73,17 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     // 100.00 roubles and 0.10 of fee are drawn.
     let bid = order(first, 1, limit(ALICE, Side::Buy, 10_000, 1));
     assert_eq!(market.say(bid).len(), 1);
-    let (hold, pool) = trading_hold(&market, ALICE, AssetIx::MONEY);
+    let (hold, balance) = trading_hold(&market, ALICE, AssetIx::MONEY);
     let told = |undrawn, cause| ReportBody::HoldChanged {
         asset: AssetIx::MONEY,
-        hold_id: pool.hold_id,
+        hold_id: balance.hold_id,
         undrawn: Minor(undrawn),
         drawn: Minor(10_010),
         cause,
     };
-    let free = pool.free.0;
-    let reports = market.say(fund(&pool, PoolKind::Trading, 5_000));
-    let body = told(free + 5_000, FundingCause::Fund);
+    let undrawn = balance.undrawn.0;
+    let reports = market.say(fund(&balance, HoldKind::Trading, 5_000));
+    let body = told(undrawn + 5_000, FundingCause::Fund);
     // The closed session as well: it gets the message when it resumes.
     assert_eq!(
         brief(&reports),
@@ -93,22 +93,22 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     let reports = market.say(Request::Defund {
         hold,
         amount_minor: Minor(7_000),
-        funding_seq: pool.funding_seq + 2,
+        funding_seq: balance.funding_seq + 2,
         key_hash: Id128::NONE,
     });
-    let body = told(free - 2_000, FundingCause::Defund);
+    let body = told(undrawn - 2_000, FundingCause::Defund);
     assert_eq!(brief(&reports), [(first.0, 3, body), (second.0, 2, body)]);
     // A single-order hold is the platform's own.
-    assert_eq!(market.say(fund(&pool, PoolKind::Order, 5_000)), []);
-    let (units, pool) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
+    assert_eq!(market.say(fund(&balance, HoldKind::Order, 5_000)), []);
+    let (units, balance) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
     let reports = market.say(Request::CloseHold {
         hold: units,
-        funding_seq: pool.funding_seq + 1,
+        funding_seq: balance.funding_seq + 1,
         key_hash: Id128::NONE,
     });
     let body = ReportBody::HoldChanged {
-        asset: pool.asset,
-        hold_id: pool.hold_id,
+        asset: balance.asset,
+        hold_id: balance.hold_id,
         undrawn: Minor::ZERO,
         drawn: Minor::ZERO,
         cause: FundingCause::Close,
@@ -179,7 +179,7 @@ fn a_session_gets_a_message_when_settlement_passes_its_trade() {
 }
 
 #[test]
-fn while_trades_are_not_final_a_settled_costs_at_most_a_message_per_session_that_has_them() {
+fn settlement_sends_one_message_per_session_with_open_trades() {
     let (mut market, [maker, taker, _], trades) = traded(20);
     let from = trades[0].0;
     let mut counts = [0; 3];

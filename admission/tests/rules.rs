@@ -26,7 +26,7 @@ fn r151_buy_draws_total_and_fee_reserve_rounded_up() {
     market.place(limit(ALICE, Side::Buy, 10_001, 7));
     let totals = market.money(ALICE);
     assert_eq!(totals.reserved, minor(70_007, 71));
-    assert_eq!(totals.free, Minor(1_000_000 - 70_007 - 71));
+    assert_eq!(totals.undrawn, Minor(1_000_000 - 70_007 - 71));
     assert_eq!(totals.held(), Minor(1_000_000));
 }
 
@@ -38,12 +38,12 @@ fn r152_sell_draws_units_and_a_short_sell_is_refused() {
     assert_eq!(market.units(ALICE).reserved, minor(60_000, 0));
     let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 401)));
     assert_eq!(reject.reason, RejectReason::InsufficientBalance);
-    let known = RejectDetails::Balance {
-        free: Minor(40_000),
+    let details = RejectDetails::Balance {
+        undrawn: Minor(40_000),
         main: Minor(40_100),
         fee: Minor::ZERO,
     };
-    assert_eq!(reject.known, known);
+    assert_eq!(reject.details, details);
     market.place(limit(ALICE, Side::Sell, 10_000, 400));
 }
 
@@ -53,12 +53,12 @@ fn t05_the_fee_reserve_must_be_covered_too() {
     // 100 * 100.00 is all of the money: nothing is left for the fee.
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 100)));
     assert_eq!(reject.reason, RejectReason::InsufficientBalance);
-    let known = RejectDetails::Balance {
-        free: Minor(1_000_000),
+    let details = RejectDetails::Balance {
+        undrawn: Minor(1_000_000),
         main: Minor(1_000_000),
         fee: Minor(1_000),
     };
-    assert_eq!(reject.known, known);
+    assert_eq!(reject.details, details);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn t20_price_improvement_goes_back_to_the_trading_hold() {
     assert_eq!(market.room.order(order).unwrap().open, Lots(10));
     assert_eq!(totals.reserved, minor(105_000, 105));
     assert_eq!(
-        totals.free,
+        totals.undrawn,
         Minor(1_000_000 - 100_000 - 100 - 105_000 - 105)
     );
     let trade: Vec<_> = market
@@ -92,7 +92,7 @@ fn r160_cancel_returns_everything_once_and_r161_again_is_refused() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
-    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+    assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000));
     assert_eq!(market.money(ALICE).orders, 0);
     let again = market.refuse(cancel(ALICE, OrderRef::Handle(order)));
     assert_eq!(again.reason, RejectReason::OrderNotOpen);
@@ -130,7 +130,7 @@ fn a_refusal_of_the_book_returns_the_draw() {
         })
         .unwrap();
     market.place(limit(ALICE, Side::Buy, 10_000, 10));
-    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+    assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000));
     let closed = market.effects.last().unwrap();
     assert!(closed.closed);
     assert_eq!(closed.returned, minor(100_000, 100));
@@ -189,7 +189,7 @@ fn r173_t19_market_order_gets_a_protection_price() {
     };
     assert_eq!(ask(&market, dear).0, Ticks(120_000));
     market.place(market_order(ALICE, Side::Buy, 4));
-    assert_eq!(market.money(ALICE).free, Minor(1_000_000 - 40_000 - 40));
+    assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000 - 40_000 - 40));
     let gtc = NewRequest {
         time_in_force: TimeInForce::Gtc,
         ..own
@@ -251,7 +251,7 @@ fn amends_in_flight_cover_the_worst_of_their_outcomes() {
     market.ask(cancel(ALICE, OrderRef::Handle(order))).unwrap();
     market.ask(amend(ALICE, order, Some(9_500), None)).unwrap();
     market.drain();
-    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+    assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000));
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn d37_client_order_ids_are_unique_among_open_orders() {
     let order = market.place(named(ALICE, 5));
     let reject = market.refuse(Request::New(named(ALICE, 5)));
     assert_eq!(reject.reason, RejectReason::DuplicateClientOrderId);
-    assert_eq!(reject.known, RejectDetails::Order(order));
+    assert_eq!(reject.details, RejectDetails::Order(order));
     market.place(named(BOB, 5));
     market.go(cancel(ALICE, OrderRef::Client(5))).unwrap();
     assert!(market.room.order(order).is_none());
@@ -289,7 +289,7 @@ fn a_resend_has_no_effect() {
     for seq in [1, 3] {
         let reject = market.refuse(order(seq));
         assert_eq!(reject.reason, RejectReason::AlreadySeen);
-        assert_eq!(reject.known, RejectDetails::ClientSeq(3));
+        assert_eq!(reject.details, RejectDetails::ClientSeq(3));
         assert_eq!(market.room.refusal(&order(seq), &reject), None);
     }
     market.go(order(4)).unwrap();
@@ -358,7 +358,7 @@ fn an_idempotency_key_answers_for_a_day() {
     let sequence = market.room.sequence();
     let reject = market.refuse(Request::New(keyed));
     assert_eq!(reject.reason, RejectReason::DuplicateRequest);
-    let RejectDetails::Request(seen) = reject.known else {
+    let RejectDetails::Request(seen) = reject.details else {
         panic!("{reject:?}");
     };
     assert_eq!((seen.sequence, seen.handle), (sequence, order));
@@ -378,11 +378,11 @@ fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
     market.place(limit(ALICE, Side::Buy, 10_000, 2));
     let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::LimitExceeded);
-    let known = RejectDetails::Budget {
+    let details = RejectDetails::Budget {
         left: Minor(5_000),
         needed: Minor(10_000),
     };
-    assert_eq!(reject.known, known);
+    assert_eq!(reject.details, details);
     // Identity was asked for this one.
     market.place(NewRequest {
         limit_checked: true,
@@ -595,14 +595,17 @@ fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
     };
     let first = [(); 3].map(|()| market.place(order))[0];
     let reject = market.refuse(Request::New(order));
-    let expected = (RejectReason::InstrumentOrderLimit, RejectDetails::Bound(3));
-    assert_eq!((reject.reason, reject.known), expected);
+    let expected = (
+        RejectReason::InstrumentOrderLimit,
+        RejectDetails::MaxCount(3),
+    );
+    assert_eq!((reject.reason, reject.details), expected);
     for _ in 0..2 {
         market.place(on_other);
     }
     let reject = market.refuse(Request::New(on_other));
-    let expected = (RejectReason::UserOrderLimit, RejectDetails::Bound(5));
-    assert_eq!((reject.reason, reject.known), expected);
+    let expected = (RejectReason::UserOrderLimit, RejectDetails::MaxCount(5));
+    assert_eq!((reject.reason, reject.details), expected);
     // Other users are not affected, and after a cancel the user may order again.
     market.place(limit(BOB, Side::Buy, 1, 1));
     market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
@@ -616,10 +619,10 @@ fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
 
 // A damaged image panics before it allocates a row for each of 2^32 users.
 #[test]
-#[should_panic(expected = "a pool belongs to a user")]
-fn an_image_with_a_pool_of_an_unknown_user_is_refused() {
+#[should_panic(expected = "a hold belongs to a user")]
+fn an_image_with_a_hold_of_an_unknown_user_is_refused() {
     let mut image = Market::small().room.image();
-    image.pools[0].user = UserIx(u32::MAX - 1);
+    image.holds[0].user = UserIx(u32::MAX - 1);
     let _ = Admission::restore(&image, AdmissionConfig::default());
 }
 
@@ -659,15 +662,15 @@ fn the_order_table_is_bounded() {
 #[test]
 fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     let mut market = Market::small();
-    let pool = market
+    let hold = market
         .room
-        .default_pool(UserIx(ALICE), AssetIx::MONEY)
+        .default_hold(UserIx(ALICE), AssetIx::MONEY)
         .unwrap();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 50));
     let fund = |seq| {
         Request::Fund(FundRequest {
             hold_id: Id128::from_u128(1_000),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user: UserIx(ALICE),
             asset: AssetIx::MONEY,
             amount_minor: Minor(500),
@@ -677,13 +680,13 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     };
     let reject = market.refuse(fund(1));
     assert_eq!(
-        (reject.reason, reject.known),
-        (RejectReason::DuplicateRequest, RejectDetails::Hold(pool))
+        (reject.reason, reject.details),
+        (RejectReason::DuplicateRequest, RejectDetails::Hold(hold))
     );
     market.go(fund(2)).unwrap();
     assert_eq!(market.money(ALICE).held(), Minor(1_000_500));
     let defund = |amount, funding_seq| Request::Defund {
-        hold: pool,
+        hold,
         amount_minor: Minor(amount),
         funding_seq,
         key_hash: Id128::NONE,
@@ -691,9 +694,9 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     let reject = market.refuse(defund(500_001, 3));
     assert_eq!(reject.reason, RejectReason::HoldInUse);
     market.go(defund(500_000, 3)).unwrap();
-    assert_eq!(market.money(ALICE).free, Minor::ZERO);
+    assert_eq!(market.money(ALICE).undrawn, Minor::ZERO);
     let close = |funding_seq| Request::CloseHold {
-        hold: pool,
+        hold,
         funding_seq,
         key_hash: Id128::NONE,
     };
@@ -707,7 +710,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     let second = |id| {
         Request::Fund(FundRequest {
             hold_id: Id128::from_u128(id),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user: UserIx(ALICE),
             asset: AssetIx::MONEY,
             amount_minor: Minor(500),
@@ -724,7 +727,7 @@ fn a_hold_of_size_one_backs_one_order() {
     let mut market = Market::small();
     let request = FundRequest {
         hold_id: Id128::from_u128(9_999),
-        kind: PoolKind::Order,
+        kind: HoldKind::Order,
         user: UserIx(ALICE),
         asset: AssetIx::MONEY,
         amount_minor: Minor(10_010),
@@ -732,9 +735,9 @@ fn a_hold_of_size_one_backs_one_order() {
         key_hash: Id128::NONE,
     };
     market.go(Request::Fund(request)).unwrap();
-    let pool = market.room.hold_ix(Id128::from_u128(9_999));
+    let hold = market.room.hold_ix(Id128::from_u128(9_999));
     let on_it = |user| NewRequest {
-        pool,
+        hold,
         ..limit(user, Side::Buy, 5_000, 1)
     };
     let reject = market.refuse(Request::New(on_it(BOB)));
@@ -743,7 +746,7 @@ fn a_hold_of_size_one_backs_one_order() {
     let reject = market.refuse(Request::New(on_it(ALICE)));
     assert_eq!(reject.reason, RejectReason::HoldInUse);
     let sell = NewRequest {
-        pool,
+        hold,
         ..limit(ALICE, Side::Sell, 10_000, 1)
     };
     assert_eq!(
@@ -839,7 +842,7 @@ fn bad_numbers_and_combinations_are_refused() {
         ),
         (
             NewRequest {
-                pool: Some(HoldIx(99)),
+                hold: Some(HoldIx(99)),
                 ..base
             },
             RejectReason::UnknownHold,
@@ -892,7 +895,7 @@ fn mass_cancel_is_for_ones_own_orders_unless_the_platform_asks() {
         (0, 3)
     );
     market.go(ask(UserIx::NONE.0, MassScope::All)).unwrap();
-    assert_eq!(market.money(BOB).free, Minor(1_000_000));
+    assert_eq!(market.money(BOB).undrawn, Minor(1_000_000));
 }
 
 #[test]
@@ -900,7 +903,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     let mut market = Market::small();
     let bob = UserId::new("bob").unwrap();
     let reject = market.refuse(Request::BindUser(bob));
-    assert_eq!(reject.known, RejectDetails::User(UserIx(BOB)));
+    assert_eq!(reject.details, RejectDetails::User(UserIx(BOB)));
     market
         .go(Request::SetPhase {
             instrument: InstrumentIx(0),
@@ -912,7 +915,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
         .unwrap();
     let same = spec("BOND-1", 100_000);
     let reject = market.refuse(Request::SetInstrument(same));
-    assert_eq!(reject.known, RejectDetails::Instrument(InstrumentIx(0)));
+    assert_eq!(reject.details, RejectDetails::Instrument(InstrumentIx(0)));
     market
         .go(Request::SetInstrument(spec("BOND-1", 50_000)))
         .unwrap();
@@ -1008,7 +1011,7 @@ fn a_key_answers_for_phases_and_holds_too() {
     let mut market = Market::small();
     let hold = market
         .room
-        .default_pool(UserIx(ALICE), AssetIx::MONEY)
+        .default_hold(UserIx(ALICE), AssetIx::MONEY)
         .unwrap();
     let phase = |phase, key| Request::SetPhase {
         instrument: InstrumentIx(0),
@@ -1030,7 +1033,7 @@ fn a_key_answers_for_phases_and_holds_too() {
         let reject = market.refuse(repeat);
         assert_eq!(reject.reason, RejectReason::DuplicateRequest);
         assert!(
-            matches!(reject.known, RejectDetails::Request(_)),
+            matches!(reject.details, RejectDetails::Request(_)),
             "{reject:?}"
         );
     }
@@ -1082,7 +1085,7 @@ fn state(market: &Market, order: Handle) -> (OrderStatus, u64, i64) {
         (true, _) if events.any(is_rejected) => OrderStatus::Rejected,
         (true, _) => OrderStatus::Cancelled,
     };
-    (status, filled.0, effect.order.done.value_minor.0)
+    (status, filled.0, effect.order.fill_totals.value_minor.0)
 }
 
 // rows: R324
@@ -1282,7 +1285,7 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
 
 // rows: R324
 #[test]
-fn r324_d14_every_cancel_reason_is_reached_told_once_and_returns_the_money() {
+fn r324_d14_every_cancel_reason_is_reported_once_and_refunds() {
     for reason in CancelReason::ALL.iter().copied() {
         let mut market = Market::small();
         let order = end_for(&mut market, reason);
@@ -1299,7 +1302,7 @@ fn r324_d14_every_cancel_reason_is_reached_told_once_and_returns_the_money() {
             .collect();
         assert_eq!(told, [(reason, Lots(1))]);
         assert_eq!(state(&market, order), (OrderStatus::Cancelled, 0, 0));
-        assert_eq!(market.money(ALICE).free, Minor(1_000_000), "{reason}");
+        assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000), "{reason}");
         assert_eq!(market.money(ALICE).reserved, Reserve::ZERO);
     }
 }
@@ -1348,7 +1351,7 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
         key_hash: Id128::NONE,
     };
     let again = market.refuse(phase(Phase::Halt));
-    assert_eq!(again.known, RejectDetails::Instrument(ix));
+    assert_eq!(again.details, RejectDetails::Instrument(ix));
     market.go(phase(Phase::Open)).unwrap();
     let order = market.place(limit(ALICE, Side::Buy, 10_500, 1));
     assert_eq!(state(&market, order), (OrderStatus::Filled, 1, 10_200));

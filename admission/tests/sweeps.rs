@@ -49,7 +49,7 @@ fn place(market: &mut Market, user: UserIx, side: Side) -> Handle {
 
 // `design.md` 7: a mass cancel costs the orders it cancels.
 #[test]
-fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leaves() {
+fn r345_mass_cancel_slices_inspect_each_kept_order_once() {
     const PAIRS: usize = 1_000;
     let mut market = Market::with_two_users(4_096);
     let mut buys = Vec::new();
@@ -103,7 +103,7 @@ fn r345_the_slices_of_a_mass_cancel_look_once_at_each_order_that_its_filter_leav
 }
 
 #[test]
-fn r345_the_sweeps_of_members_take_turns_and_later_ones_of_a_member_wait() {
+fn r345_sweeps_alternate_between_members() {
     let mut market = Market::with_two_users(4_096);
     for user in [ALICE, BOB] {
         for _ in 0..100 {

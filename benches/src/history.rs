@@ -12,8 +12,8 @@ use replica::Batch;
 use rusqlite::{Connection, Statement};
 use sequencer::{Core, Record};
 use types::{
-    AssetIx, CancelReason, Command, Envelope, Handle, Id128, InstrumentIx, Lots, Minor, OrderType,
-    PoolKind, Sequence, SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx, derived,
+    AssetIx, CancelReason, Command, Envelope, Handle, HoldKind, Id128, InstrumentIx, Lots, Minor,
+    OrderType, Sequence, SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx, derived,
 };
 
 use crate::xflow::{self, Flow, Kind, Op};
@@ -64,7 +64,7 @@ impl Source {
                     hold_id: Id128::from_u128(
                         1 + 2 * account as u128 + u128::from(asset.is_money()),
                     ),
-                    kind: PoolKind::Trading,
+                    kind: HoldKind::Trading,
                     user: bind.user,
                     asset,
                     amount_minor: Minor(1_000_000_000_000_000),
@@ -176,7 +176,7 @@ impl Iterator for Source {
 }
 
 /// Rows of one transaction, in the order of the statements' values.
-pub struct BareRows {
+pub struct BaselineRows {
     inserts: Vec<Vec<Value>>,
     updates: Vec<Vec<Value>>,
     trades: Vec<Vec<Value>>,
@@ -190,7 +190,7 @@ enum Value {
     Null,
 }
 
-impl BareRows {
+impl BaselineRows {
     /// Computed before the clock runs. Users and instruments have the numbers that the history
     /// assigns if all appear in journal order.
     pub fn of(batches: &[Batch]) -> Self {
@@ -235,7 +235,7 @@ fn changing(change: &OrderChange<'_>) -> [Value; 6] {
             .map_or(Value::Null, |ticks| Value::Number(ticks.0)),
         Value::Number(order.quantity.0 as i64),
         Value::Number(order.filled.0 as i64),
-        Value::Number(order.done.value_minor.0),
+        Value::Number(order.fill_totals.value_minor.0),
         Value::Number(i64::from(change.status().code())),
         Value::Text(change.reason),
     ]
@@ -271,13 +271,13 @@ fn updated(change: &OrderChange<'_>) -> Vec<Value> {
     values
 }
 
-/// The floor: the history's own statements on a file with the same schema and connection settings,
+/// Baseline: the history's own statements on a file with the same schema and connection settings,
 /// each prepared once, one transaction per batch.
-pub struct Bare {
+pub struct Baseline {
     db: Connection,
 }
 
-impl Bare {
+impl Baseline {
     /// `path`: an empty history.
     ///
     /// # Errors
@@ -295,7 +295,7 @@ impl Bare {
     ///
     /// # Errors
     /// Errors of SQLite.
-    pub fn write(&mut self, transactions: &[BareRows]) -> rusqlite::Result<Duration> {
+    pub fn write(&mut self, transactions: &[BaselineRows]) -> rusqlite::Result<Duration> {
         let start = Instant::now();
         for rows in transactions {
             self.db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;

@@ -1,4 +1,4 @@
-//! Floors of the pipeline on this machine at this moment: round trip of a cache line between two
+//! Baselines of the pipeline on this machine at this moment: round trip of a cache line between two
 //! cores, round trip of a message over two rings, and the delay of a thread that only reads the
 //! clock.
 
@@ -13,14 +13,14 @@ use quanta::Clock;
 
 /// Percentiles of a distribution of nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spread {
+pub struct Percentiles {
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub p999_ns: u64,
     pub max_ns: u64,
 }
 
-impl Spread {
+impl Percentiles {
     pub fn of(histogram: &Histogram<u64>) -> Self {
         Self {
             p50_ns: histogram.value_at_quantile(0.5),
@@ -40,7 +40,7 @@ impl Spread {
     }
 }
 
-impl std::fmt::Display for Spread {
+impl std::fmt::Display for Percentiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let us = |ns: u64| ns as f64 / 1e3;
         write!(
@@ -91,7 +91,7 @@ pub fn pin(core: usize) -> bool {
 struct Line(AtomicU64);
 
 /// Round trips of one cache line between the caller and `core`.
-pub fn ping_pong(core: usize, rounds: u64) -> Spread {
+pub fn ping_pong(core: usize, rounds: u64) -> Percentiles {
     let lines: Arc<(Line, Line)> = Arc::default();
     let echo = lines.clone();
     let other = std::thread::spawn(move || {
@@ -113,11 +113,11 @@ pub fn ping_pong(core: usize, rounds: u64) -> Spread {
         times.saturating_record((timer.ns() - sent_ns).max(1));
     }
     other.join().expect("the echo panicked");
-    Spread::of(&times)
+    Percentiles::of(&times)
 }
 
 /// Round trips of 64 bytes over a ring to `core` and a ring back.
-pub fn ring_hop(core: usize, rounds: u64) -> Spread {
+pub fn ring_hop(core: usize, rounds: u64) -> Percentiles {
     const CAPACITY: usize = 4_096;
     let (mut there, builder) =
         build_single_producer(CAPACITY, || [0u64; 8], BusySpin).new_event_poller();
@@ -156,23 +156,23 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
         times.saturating_record((timer.ns() - sent_ns).max(1));
     }
     drop(other.join().expect("the echo panicked"));
-    Spread::of(&times)
+    Percentiles::of(&times)
 }
 
-/// Delay with which two threads that only read the clock notice times that are due `rate` times per
-/// second: the caller and one on `core`, concurrently. It shows what the system or other processes
-/// take of a core, without the platform's code. Returns two [`Spread`]s of nanoseconds: the
-/// caller's and the other's.
-pub fn watch(core: usize, rate: u64, time: Duration) -> (Spread, Spread) {
+/// Scheduling jitter: the delay with which a thread that only reads the clock notices `rate` due
+/// times per second. Measured concurrently on the caller's core and on `core`, in nanoseconds. It
+/// shows how much of a core the system and other processes take. Returns the caller's, then the
+/// other's.
+pub fn jitter_probe(core: usize, rate: u64, time: Duration) -> (Percentiles, Percentiles) {
     let other = std::thread::spawn(move || {
         pin(core);
-        watch_here(rate, time)
+        measure_jitter(rate, time)
     });
-    let here = watch_here(rate, time);
-    (here, other.join().expect("the watcher panicked"))
+    let here = measure_jitter(rate, time);
+    (here, other.join().expect("the probe's thread panicked"))
 }
 
-fn watch_here(rate: u64, time: Duration) -> Spread {
+fn measure_jitter(rate: u64, time: Duration) -> Percentiles {
     let mut late = histogram();
     let count = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / 1_000 * rate / 1_000_000;
     let timer = Timer::start();
@@ -187,5 +187,5 @@ fn watch_here(rate: u64, time: Duration) -> Spread {
         }
         spin_loop();
     }
-    Spread::of(&late)
+    Percentiles::of(&late)
 }

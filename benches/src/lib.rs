@@ -1,13 +1,13 @@
 //! Shared parts of the benchmarks. Each states its load; run one with `cargo bench -p benches
 //! --bench book`.
 
-pub mod bare;
-pub mod by_hand;
+pub mod baseline;
+pub mod baseline_book;
 pub mod drive;
-pub mod floor;
 pub mod generate;
 pub mod history;
 pub mod hop;
+pub mod inline;
 pub mod ledger;
 pub mod load;
 #[cfg(feature = "peers")]
@@ -121,7 +121,7 @@ pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: L
         user,
         session: SessionIx::NONE,
         stp_group: StpGroup::of_user(user),
-        pool: HoldIx(0),
+        hold: HoldIx(0),
         fee_rate: FeeRate::TRADING,
         side,
         order_type: OrderType::Limit,

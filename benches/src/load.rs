@@ -9,14 +9,14 @@ use admission::{
 use sequencer::{Outcome, Port, Report, RingPort, Submission, SubmitError};
 use types::command::RequestKind;
 use types::{
-    AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, PoolKind, SessionIx,
+    AssetIx, CancelReason, Command, Handle, HoldKind, Id128, InstrumentIx, Lots, Minor, SessionIx,
     Side, Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// Users, each with one session.
 pub const USERS: usize = 256;
 /// Approximate number of orders that the flow keeps open.
-const OPEN: usize = 2_000;
+const OPEN_ORDERS: usize = 2_000;
 const MIDDLE: i64 = 10_000;
 
 /// Runs a future of the port to completion: the hot thread answers it, no runtime is needed.
@@ -57,7 +57,7 @@ impl Random {
 
 /// An order of the flow that may be open.
 #[derive(Clone, Copy)]
-struct Open {
+struct OpenOrder {
     user: usize,
     number: u64,
     id: u64,
@@ -74,7 +74,7 @@ pub struct Load {
     count: u64,
     /// Orders so far per user: the next client order id.
     ids: Vec<u64>,
-    open: Vec<Open>,
+    open: Vec<OpenOrder>,
     /// By number, wrapped: the order has ended.
     ended: Vec<bool>,
     /// By slot: number of its order.
@@ -117,7 +117,7 @@ impl Load {
     /// # Errors
     /// The node rejects a request.
     pub fn open_by(
-        ask: impl Fn(Request) -> Outcome,
+        submit: impl Fn(Request) -> Outcome,
         ring: &mut RingPort,
         poll: impl Fn(),
         instruments: usize,
@@ -130,7 +130,7 @@ impl Load {
             sequences: vec![0; USERS],
             count: 0,
             ids: vec![0; USERS],
-            open: Vec::with_capacity(2 * OPEN),
+            open: Vec::with_capacity(2 * OPEN_ORDERS),
             ended: vec![true; NUMBERS],
             numbers: vec![0; 1 << 20],
             by_session: Vec::new(),
@@ -139,21 +139,22 @@ impl Load {
         };
         for number in 0..instruments {
             let spec = crate::instrument(InstrumentIx::NONE, &format!("BENCH-{number}"));
-            if let Command::SetInstrument(set) = ask(Request::SetInstrument(spec))?.command.command
+            if let Command::SetInstrument(set) =
+                submit(Request::SetInstrument(spec))?.command.command
             {
                 load.instruments.push(set.spec.ix);
             }
         }
         for number in 0..USERS {
             let id = UserId::new(&format!("user-{number}")).expect("an id");
-            let Command::BindUser(bind) = ask(Request::BindUser(id))?.command.command else {
+            let Command::BindUser(bind) = submit(Request::BindUser(id))?.command.command else {
                 continue;
             };
             let assets = load.instruments.iter().map(|ix| AssetIx::units(*ix));
             for (at, asset) in std::iter::once(AssetIx::MONEY).chain(assets).enumerate() {
-                ask(Request::Fund(FundRequest {
+                submit(Request::Fund(FundRequest {
                     hold_id: Id128::from_u128(1 + (number as u128) * 10_000 + at as u128),
-                    kind: PoolKind::Trading,
+                    kind: HoldKind::Trading,
                     user: bind.user,
                     asset,
                     amount_minor: Minor(1_000_000_000_000_000),
@@ -186,7 +187,7 @@ impl Load {
 
     /// Processes a message of one of the load's sessions. Returns the tag of the request that it
     /// answers, if any.
-    pub fn heard(&mut self, message: &Message) -> Option<u64> {
+    pub fn on_report(&mut self, message: &Message) -> Option<u64> {
         let user = self.by_session[message.session.index()];
         let answered = match message.client_seq {
             0 => None,
@@ -212,7 +213,7 @@ impl Load {
     }
 
     /// Sets the tag of the last generated request.
-    pub fn tagged(&mut self, request: &Request, tag: u64) {
+    pub fn set_tag(&mut self, request: &Request, tag: u64) {
         let (session, seq) = request
             .client()
             .expect("requests of the load have sessions");
@@ -236,10 +237,10 @@ impl Load {
     }
 
     /// The next request.
-    pub fn ask(&mut self) -> Request {
+    pub fn next_request(&mut self) -> Request {
         let kind = self.random.below(100);
         let aims_at_open = (47..93).contains(&kind);
-        if self.open.len() >= OPEN || (aims_at_open && !self.open.is_empty()) {
+        if self.open.len() >= OPEN_ORDERS || (aims_at_open && !self.open.is_empty()) {
             // Too many open orders: one is cancelled or amended.
             let kind = if aims_at_open { kind } else { 47 };
             if let Some(request) = self.change(kind < 85) {
@@ -312,7 +313,7 @@ impl Load {
             };
             (Ticks(MIDDLE + reach), TimeInForce::Ioc)
         } else {
-            self.open.push(Open {
+            self.open.push(OpenOrder {
                 user: at,
                 number,
                 id,

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
+use benches::baseline_book::BaselineBook;
 use benches::drive::{Collect, Drive, new_book};
-use benches::floor::Floor;
 use benches::generate::{Shape, generate};
 use benches::wire::reference::Reference;
 use benches::xflow::{Flow, FlowError, HEADER_BYTES, RECORD_BYTES};
@@ -31,7 +31,7 @@ impl EventSink for Count {
     fn quote(&mut self, _: InstrumentIx, _: Quote) {}
 }
 
-fn judge(flow: &Flow) {
+fn check_tape(flow: &Flow) {
     let drive = Drive::new(flow);
     assert!(
         drive.tape_ok(flow),
@@ -62,7 +62,7 @@ fn r162_the_tape_of_a_book_that_fits_the_cache_is_the_plain_books() {
     for seed in 1..=4 {
         let flow = generate(Shape::SINGLE, seed, 40_000);
         assert!(flow.header.trades > 2_000, "the flow trades too little");
-        judge(&flow);
+        check_tape(&flow);
     }
 }
 
@@ -70,7 +70,7 @@ fn r162_the_tape_of_a_book_that_fits_the_cache_is_the_plain_books() {
 #[test]
 fn r162_the_tape_of_a_deep_book_is_the_plain_books() {
     for seed in 1..=2 {
-        judge(&generate(DEEP, seed, 40_000));
+        check_tape(&generate(DEEP, seed, 40_000));
     }
 }
 
@@ -85,17 +85,17 @@ fn r180_a_seed_gives_the_same_file_and_the_file_says_so() {
 }
 
 #[test]
-fn the_floor_trades_alike() {
+fn baseline_book_makes_the_same_trades() {
     for shape in [Shape::SINGLE, DEEP] {
         let flow = generate(shape, 5, 30_000);
-        let mut floor = Floor::new(&flow.header);
+        let mut baseline = BaselineBook::new(&flow.header);
         let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
-        prefill.iter().for_each(|record| floor.apply(record));
-        (floor.trades, floor.quantity) = (0, 0);
-        timed.iter().for_each(|record| floor.apply(record));
+        prefill.iter().for_each(|record| baseline.apply(record));
+        (baseline.trades, baseline.quantity) = (0, 0);
+        timed.iter().for_each(|record| baseline.apply(record));
         let header = &flow.header;
         assert_eq!(
-            (floor.trades, floor.quantity, floor.tape.0),
+            (baseline.trades, baseline.quantity, baseline.tape.0),
             (header.trades, header.quantity, header.tape)
         );
     }
@@ -187,7 +187,7 @@ fn the_reference_book_makes_the_same_trades_and_detects_a_missing_one() {
     let mut reference = Reference::default();
     let judged: u64 = records
         .iter()
-        .map(|r| reference.step(r).expect("equal trades"))
+        .map(|r| reference.apply(r).expect("equal trades"))
         .sum();
     assert_eq!(judged, trades.count() as u64);
 
@@ -197,9 +197,9 @@ fn the_reference_book_makes_the_same_trades_and_detects_a_missing_one() {
     forged.events.retain(|event| !is_trade(&event));
     let sequence = forged.command.sequence;
     for record in records.iter().take_while(|r| r.command.sequence < sequence) {
-        reference.step(record).expect("equal trades");
+        reference.apply(record).expect("equal trades");
     }
-    let error = reference.step(&forged).expect_err("a trade is missing");
+    let error = reference.apply(&forged).expect_err("a trade is missing");
     assert!(
         error.to_string().contains("expected by the reference"),
         "{error}"

@@ -3,7 +3,7 @@
 pub use types::OperationStatus as Status;
 use types::{Decimal, OperationType, code_enum};
 
-use crate::saga::{Chain, Facts};
+use crate::saga::{Chain, SagaProgress};
 
 pub use types::CFA_RUB;
 /// Decimals of the money claim, the same as in the ledger.
@@ -99,7 +99,7 @@ pub struct Operation {
     /// Failed attempts of a step.
     pub attempts: u32,
     pub correlation_id: String,
-    pub facts: Facts,
+    pub progress: SagaProgress,
 }
 
 impl Operation {
@@ -137,7 +137,7 @@ impl Operation {
             block_number: None,
             attempts: 0,
             correlation_id: correlation_id.to_owned(),
-            facts: Facts::default(),
+            progress: SagaProgress::default(),
         }
     }
 
@@ -159,17 +159,17 @@ impl Operation {
 
     /// A contradiction in the row; asserted before writing, checked after reading.
     pub fn contradiction(&self) -> Option<&'static str> {
-        let facts = &self.facts;
+        let progress = &self.progress;
         let amounts = [self.units_minor, self.payment_minor, self.fee_minor];
         [
             (
                 "a negative amount",
                 amounts.iter().any(|amount| *amount < 0),
             ),
-            ("settled and undone", facts.settled && facts.undone),
+            ("settled and undone", progress.settled && progress.undone),
             (
                 "minted back without a burn",
-                facts.minted_back && facts.chain != Chain::Succeeded,
+                progress.minted_back && progress.chain != Chain::Succeeded,
             ),
             (
                 "final without its time",
@@ -401,7 +401,7 @@ mod tests {
             change(&mut operation);
             operation.contradiction()
         };
-        let both = of(|o| (o.facts.settled, o.facts.undone) = (true, true));
+        let both = of(|o| (o.progress.settled, o.progress.undone) = (true, true));
         assert_eq!(both, Some("settled and undone"));
         assert_eq!(of(|o| o.fee_minor = -1), Some("a negative amount"));
         let early = of(|o| o.status = Status::Finalized);

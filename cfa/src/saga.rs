@@ -1,6 +1,6 @@
-//! The next step of an operation, as a pure function of its facts; no clock, no I/O.
+//! The next step of an operation, as a pure function of its progress; no clock, no I/O.
 //!
-//! The shell executes the step, stores the resulting fact and calls `next` again. Every step is
+//! The shell executes the step, stores the resulting progress and calls `next` again. Every step is
 //! idempotent (ids derive from the operation), so recovery after a crash is a call of `next`.
 //!
 //! Order of the legs: the ledger gate (money is reserved, or posted as unsettled), the chain, the
@@ -44,7 +44,7 @@ code_enum! {
 
 /// Input of `next`; stored with the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Facts {
+pub struct SagaProgress {
     /// Hold created, or ledger operation posted.
     pub gated: bool,
     pub chain: Chain,
@@ -96,46 +96,48 @@ fn is_gated(flow: Flow) -> bool {
     )
 }
 
-pub fn next(flow: Flow, plain_transfer: bool, facts: &Facts) -> Step {
+pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     let gated = is_gated(flow) || (flow == Flow::Transfer && plain_transfer);
-    if gated && !facts.gated {
+    if gated && !progress.gated {
         return Step::Gate;
     }
-    if facts.blocked {
+    if progress.blocked {
         return Step::Wait;
     }
-    match facts.chain {
+    match progress.chain {
         Chain::Unsent => Step::SendChain,
-        Chain::Sent if flow == Flow::RedeemRub && facts.payout == Payout::None => Step::StartPayout,
+        Chain::Sent if flow == Flow::RedeemRub && progress.payout == Payout::None => {
+            Step::StartPayout
+        }
         Chain::Sent => Step::Wait,
         Chain::Reverted | Chain::Refused => {
-            if matches!(facts.payout, Payout::Started | Payout::Released) {
+            if matches!(progress.payout, Payout::Started | Payout::Released) {
                 return Step::CancelPayout;
             }
-            if gated && !facts.undone {
+            if gated && !progress.undone {
                 return Step::Undo;
             }
-            Step::End(if facts.chain == Chain::Reverted {
+            Step::End(if progress.chain == Chain::Reverted {
                 End::Reverted
             } else {
                 End::Refused
             })
         }
-        Chain::Succeeded if flow == Flow::RedeemRub => after_burn(facts),
-        Chain::Succeeded if gated && !facts.settled => Step::Settle,
+        Chain::Succeeded if flow == Flow::RedeemRub => after_burn(progress),
+        Chain::Succeeded if gated && !progress.settled => Step::Settle,
         Chain::Succeeded => Step::End(End::Finalized),
     }
 }
 
-fn after_burn(facts: &Facts) -> Step {
-    match facts.payout {
+fn after_burn(progress: &SagaProgress) -> Step {
+    match progress.payout {
         Payout::None => Step::StartPayout,
         Payout::Started => Step::ReleasePayout,
         Payout::Released => Step::Wait,
-        Payout::Succeeded if !facts.settled => Step::Settle,
+        Payout::Succeeded if !progress.settled => Step::Settle,
         Payout::Succeeded => Step::End(End::Finalized),
-        Payout::Failed | Payout::Cancelled if !facts.minted_back => Step::MintBack,
-        Payout::Failed | Payout::Cancelled if !facts.undone => Step::Undo,
+        Payout::Failed | Payout::Cancelled if !progress.minted_back => Step::MintBack,
+        Payout::Failed | Payout::Cancelled if !progress.undone => Step::Undo,
         Payout::Failed | Payout::Cancelled => Step::End(End::PayoutFailed),
     }
 }
@@ -144,31 +146,31 @@ fn after_burn(facts: &Facts) -> Step {
 mod tests {
     use super::*;
 
-    /// Executes steps on the facts alone, with `burn` and `pay` as results. Returns the trail.
-    fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, Facts) {
-        let mut facts = Facts::default();
+    /// Executes steps on the progress alone, with `burn` and `pay` as results. Returns the trail.
+    fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, SagaProgress) {
+        let mut progress = SagaProgress::default();
         let mut trail = Vec::new();
         for _ in 0..20 {
-            let step = next(flow, plain, &facts);
+            let step = next(flow, plain, &progress);
             trail.push(step);
             match step {
-                Step::Gate => facts.gated = true,
+                Step::Gate => progress.gated = true,
                 Step::SendChain => {
-                    facts.chain = if burn == Chain::Refused {
+                    progress.chain = if burn == Chain::Refused {
                         burn
                     } else {
                         Chain::Sent
                     }
                 }
-                Step::StartPayout => facts.payout = Payout::Started,
-                Step::ReleasePayout => facts.payout = Payout::Released,
-                Step::CancelPayout => facts.payout = Payout::Cancelled,
-                Step::Settle => facts.settled = true,
-                Step::MintBack => facts.minted_back = true,
-                Step::Undo => facts.undone = true,
-                Step::Wait if facts.chain == Chain::Sent => facts.chain = burn,
-                Step::Wait => facts.payout = pay,
-                Step::End(_) => return (trail, facts),
+                Step::StartPayout => progress.payout = Payout::Started,
+                Step::ReleasePayout => progress.payout = Payout::Released,
+                Step::CancelPayout => progress.payout = Payout::Cancelled,
+                Step::Settle => progress.settled = true,
+                Step::MintBack => progress.minted_back = true,
+                Step::Undo => progress.undone = true,
+                Step::Wait if progress.chain == Chain::Sent => progress.chain = burn,
+                Step::Wait => progress.payout = pay,
+                Step::End(_) => return (trail, progress),
             }
         }
         panic!("no end: {trail:?}");
@@ -197,22 +199,24 @@ mod tests {
     // rows: R079 R080 R087 R088
     #[test]
     fn r080_failed_payout_mints_back_and_frees_the_hold() {
-        let (trail, facts) = run(Flow::RedeemRub, false, Chain::Succeeded, Payout::Failed);
+        let (trail, progress) = run(Flow::RedeemRub, false, Chain::Succeeded, Payout::Failed);
         assert_eq!(
             trail[trail.len() - 3..],
             [Step::MintBack, Step::Undo, Step::End(End::PayoutFailed)]
         );
-        assert!(!facts.settled);
+        assert!(!progress.settled);
     }
 
     #[test]
     fn t07_reverted_burn_cancels_the_payout_and_mints_nothing() {
-        let (trail, facts) = run(Flow::RedeemRub, false, Chain::Reverted, Payout::Succeeded);
+        let (trail, progress) = run(Flow::RedeemRub, false, Chain::Reverted, Payout::Succeeded);
         assert_eq!(
             trail[trail.len() - 3..],
             [Step::CancelPayout, Step::Undo, Step::End(End::Reverted)]
         );
-        assert!(!facts.minted_back && !facts.settled && !trail.contains(&Step::ReleasePayout));
+        assert!(
+            !progress.minted_back && !progress.settled && !trail.contains(&Step::ReleasePayout)
+        );
     }
 
     // rows: R091
@@ -226,11 +230,12 @@ mod tests {
             for plain in [false, true] {
                 for burn in [Chain::Succeeded, Chain::Reverted, Chain::Refused] {
                     for pay in [Payout::Succeeded, Payout::Failed] {
-                        let (trail, facts) = run(flow, plain, burn, pay);
-                        let tokens_moved = facts.chain == Chain::Succeeded && !facts.minted_back;
-                        if facts.gated {
-                            assert_eq!(facts.settled, tokens_moved, "{flow:?} {trail:?}");
-                            assert_ne!(facts.settled, facts.undone, "{flow:?} {trail:?}");
+                        let (trail, progress) = run(flow, plain, burn, pay);
+                        let tokens_moved =
+                            progress.chain == Chain::Succeeded && !progress.minted_back;
+                        if progress.gated {
+                            assert_eq!(progress.settled, tokens_moved, "{flow:?} {trail:?}");
+                            assert_ne!(progress.settled, progress.undone, "{flow:?} {trail:?}");
                         }
                         assert_eq!(
                             trail.last() == Some(&Step::End(End::Finalized)),
@@ -244,21 +249,21 @@ mod tests {
 
     #[test]
     fn a_blocked_redemption_waits_before_the_bank() {
-        let facts = Facts {
+        let progress = SagaProgress {
             gated: true,
             chain: Chain::Succeeded,
             payout: Payout::Started,
             blocked: true,
-            ..Facts::default()
+            ..SagaProgress::default()
         };
-        assert_eq!(next(Flow::RedeemRub, false, &facts), Step::Wait);
+        assert_eq!(next(Flow::RedeemRub, false, &progress), Step::Wait);
         assert_eq!(
             next(
                 Flow::RedeemRub,
                 false,
-                &Facts {
+                &SagaProgress {
                     blocked: false,
-                    ..facts
+                    ..progress
                 }
             ),
             Step::ReleasePayout

@@ -169,7 +169,7 @@ impl ChainConnectorService for Api {
         request: Request<pb::GetTransactionReceiptRequest>,
     ) -> Result<Response<pb::GetTransactionReceiptResponse>, Status> {
         let request = request.into_inner();
-        rpc::context::read(request.context);
+        rpc::context::record_read_context(request.context);
         Ok(Response::new(pb::GetTransactionReceiptResponse {
             receipt: self.receipt(&request.tx_hash).await?,
         }))
@@ -180,7 +180,7 @@ impl ChainConnectorService for Api {
         request: Request<pb::GetBlockRequest>,
     ) -> Result<Response<pb::GetBlockResponse>, Status> {
         let request = request.into_inner();
-        rpc::context::read(request.context);
+        rpc::context::record_read_context(request.context);
         Ok(Response::new(pb::GetBlockResponse {
             block: Some(self.block(request.number).await?),
         }))
@@ -191,7 +191,7 @@ impl ChainConnectorService for Api {
         request: Request<pb::VerifyBlockHashRequest>,
     ) -> Result<Response<pb::VerifyBlockHashResponse>, Status> {
         let request = request.into_inner();
-        rpc::context::read(request.context);
+        rpc::context::record_read_context(request.context);
         let hash = tx_hash("hash", &request.hash)?;
         let valid = self
             .connector
@@ -206,7 +206,7 @@ impl ChainConnectorService for Api {
         request: Request<pb::EstimateGasRequest>,
     ) -> Result<Response<pb::EstimateGasResponse>, Status> {
         let request = request.into_inner();
-        rpc::context::read(request.context);
+        rpc::context::record_read_context(request.context);
         Ok(Response::new(pb::EstimateGasResponse {
             gas: self.gas(&request.to, &request.data).await?,
         }))

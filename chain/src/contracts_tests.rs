@@ -479,7 +479,7 @@ async fn batch_is_accepted_once_and_by_the_operator_only() {
 
 /// Gas is deterministic: the bound is the design's goal, the printed number the current cost.
 #[tokio::test]
-async fn two_hundred_trades_among_sixteen_members_stay_below_thirty_thousand_gas_each() {
+async fn netted_trades_cost_less_than_30_000_gas_each() {
     let (mut bench, contracts, bond) = market(16).await;
     let trades: Vec<_> = (0..200)
         .map(|n| {

@@ -13,7 +13,7 @@ use wire::{Amend, Cancel, CancelAllAfter, HEADER_LEN, LoginAccepted, MassCancel,
 
 use crate::{Error, LoginOptions};
 
-/// Requests since the oldest unanswered one. A client past it has lost contact.
+/// Maximum number of requests since the oldest unanswered one. A client past it has lost contact.
 pub const UNANSWERED_MAX: usize = 1 << 20;
 
 /// Bytes kept per request: the longest request that acts fits.
@@ -50,17 +50,17 @@ impl Sent {
     }
 }
 
-/// Whether requests may be sent.
+/// Login state of a session: requests may be sent in `Live` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Not logged in on the current connection.
-    Out,
+    LoggedOut,
     /// The first login is unanswered.
     LoggingIn,
     /// The login of a resume is unanswered.
     Resuming,
-    /// Logged in by a resume, other sessions are not yet. Unseen requests are sent first.
-    Back { last_client_seq: u64 },
+    /// Logged in again, but not all sessions are. Unseen requests are resent before new ones.
+    Resumed { last_client_seq: u64 },
     /// Requests may be sent.
     Live,
 }
@@ -71,21 +71,21 @@ pub struct Channel {
     /// Last number received.
     pub last_sequence: u64,
     pub phase: Phase,
-    /// Numbers that the caller requested again, by request id, until the server has answered.
-    again: Vec<(u32, RangeInclusive<u64>)>,
+    /// Unanswered resend requests of the caller: request id and message numbers.
+    resends: Vec<(u32, RangeInclusive<u64>)>,
     next_client_seq: u64,
     /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
     unanswered: VecDeque<Sent>,
 }
 
-/// What to do with a numbered message.
+/// Result of checking a message's number.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Numbered {
+pub enum SequenceCheck {
     Next,
-    /// Requested again.
-    Again,
-    /// The original report of a request that was sent twice.
-    Seen,
+    /// An earlier message that the caller has requested again.
+    Resent,
+    /// An earlier message: the original report of a request that was sent twice.
+    Duplicate,
 }
 
 impl Channel {
@@ -94,7 +94,7 @@ impl Channel {
             last_sequence: options.last_sequence,
             options,
             phase: Phase::LoggingIn,
-            again: Vec::new(),
+            resends: Vec::new(),
             next_client_seq: 1,
             unanswered: VecDeque::new(),
         }
@@ -123,21 +123,21 @@ impl Channel {
         self.next_client_seq += 1;
     }
 
-    /// The caller asks for these numbers once more.
-    pub fn ask_again(&mut self, request_id: u32, range: RangeInclusive<u64>) {
-        self.again.push((request_id, range));
+    /// Notes that the caller has requested these numbers again.
+    pub fn request_resend(&mut self, request_id: u32, range: RangeInclusive<u64>) {
+        self.resends.push((request_id, range));
     }
 
-    /// The server has answered a request for numbers once more.
-    pub fn asked_again(&mut self, request_id: u32) {
-        if let Some(at) = self.again.iter().position(|(id, _)| *id == request_id) {
-            self.again.remove(at);
+    /// Notes that the server has answered a resend request.
+    pub fn resend_answered(&mut self, request_id: u32) {
+        if let Some(at) = self.resends.iter().position(|(id, _)| *id == request_id) {
+            self.resends.remove(at);
         }
     }
 
-    /// The connection that the requests went to is gone.
-    pub fn forget_asked(&mut self) {
-        self.again.clear();
+    /// Drops the resend requests of a lost connection: they stay unanswered.
+    pub fn clear_resends(&mut self) {
+        self.resends.clear();
     }
 
     pub fn answered(&mut self, client_seq: u64) {
@@ -158,18 +158,18 @@ impl Channel {
         self.next_client_seq - self.unanswered.len() as u64
     }
 
-    /// Accounts for the number of a message.
+    /// Compares the number of a message with the expected one, which it advances.
     ///
     /// # Errors
     /// [`Error::Gap`]: a number is missing.
-    pub fn numbered(&mut self, sequence: u64) -> Result<Numbered, Error> {
+    pub fn check_sequence(&mut self, sequence: u64) -> Result<SequenceCheck, Error> {
         let expected = self.last_sequence.saturating_add(1);
         if sequence < expected {
-            let mut asked = self.again.iter();
-            let is_wanted = asked.any(|(_, range)| range.contains(&sequence));
-            return Ok(match is_wanted {
-                true => Numbered::Again,
-                false => Numbered::Seen,
+            let mut resends = self.resends.iter();
+            let is_requested = resends.any(|(_, range)| range.contains(&sequence));
+            return Ok(match is_requested {
+                true => SequenceCheck::Resent,
+                false => SequenceCheck::Duplicate,
             });
         }
         if sequence > expected {
@@ -179,7 +179,7 @@ impl Channel {
             });
         }
         self.last_sequence = sequence;
-        Ok(Numbered::Next)
+        Ok(SequenceCheck::Next)
     }
 
     /// Adopts the server's answer to the login. Only a login from now may skip numbers.
@@ -244,8 +244,8 @@ mod tests {
             channel.sent(order, &[1]);
         }
         channel.answered(4);
-        let again: Vec<_> = channel.unseen(2).map(|sent| sent.order).collect();
-        assert_eq!(again, [2, 4]);
+        let resent: Vec<_> = channel.unseen(2).map(|sent| sent.order).collect();
+        assert_eq!(resent, [2, 4]);
         channel.answered(1);
         channel.answered(99);
         assert_eq!(channel.unseen(0).count(), 3);
@@ -261,9 +261,12 @@ mod tests {
     fn r343_numbers_have_no_gap_and_no_duplicate() {
         let mut channel = channel();
         assert!(channel.accepted(&accepted(7, 1)).is_ok());
-        assert!(matches!(channel.numbered(1), Ok(Numbered::Next)));
-        assert!(matches!(channel.numbered(1), Ok(Numbered::Seen)));
-        let gap = channel.numbered(3);
+        assert!(matches!(channel.check_sequence(1), Ok(SequenceCheck::Next)));
+        assert!(matches!(
+            channel.check_sequence(1),
+            Ok(SequenceCheck::Duplicate)
+        ));
+        let gap = channel.check_sequence(3);
         assert!(matches!(
             gap,
             Err(Error::Gap {
@@ -271,7 +274,7 @@ mod tests {
                 got: 3
             })
         ));
-        assert!(matches!(channel.numbered(2), Ok(Numbered::Next)));
+        assert!(matches!(channel.check_sequence(2), Ok(SequenceCheck::Next)));
         assert_eq!(channel.next_client_seq().unwrap(), 8);
         // A resume that leaves a gap fails.
         assert!(channel.accepted(&accepted(8, 5)).is_err());

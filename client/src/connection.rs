@@ -122,16 +122,16 @@ impl Connection {
             let answer = {
                 let mut state = self.shared().lock();
                 state.sessions.login(channel, options)?;
-                state.awaited(channel)
+                state.login_receiver(channel)
             };
-            let mut asked = Asked {
+            let mut pending = PendingLogin {
                 shared: self.shared(),
                 channel,
                 is_answered: false,
             };
-            asked.shared.wake.notify_one();
+            pending.shared.wake.notify_one();
             let answered = login_answer(answer).await;
-            asked.is_answered = !matches!(answered, Err(Error::LoginTimeout));
+            pending.is_answered = !matches!(answered, Err(Error::LoginTimeout));
             answered
         })
     }
@@ -196,7 +196,7 @@ impl Connection {
                 let asked = state.sessions.resume()?;
                 let waiting = asked.into_iter();
                 waiting
-                    .map(|channel| (channel, state.awaited(channel)))
+                    .map(|channel| (channel, state.login_receiver(channel)))
                     .collect()
             };
             self.shared().wake.notify_one();
@@ -264,14 +264,14 @@ impl Connection {
     }
 }
 
-/// A first login: if the caller stops waiting for it, its channel becomes free.
-struct Asked<'a> {
+/// Frees the channel of a first login when the caller drops its future before the answer.
+struct PendingLogin<'a> {
     shared: &'a Shared,
     channel: u16,
     is_answered: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingLogin<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
             let mut state = self.shared.lock();
@@ -283,7 +283,7 @@ impl Drop for Asked<'_> {
 
 impl State {
     /// Receiver of the answer to a channel's login.
-    fn awaited(&mut self, channel: u16) -> oneshot::Receiver<Result<SessionInfo, Error>> {
+    fn login_receiver(&mut self, channel: u16) -> oneshot::Receiver<Result<SessionInfo, Error>> {
         let (sender, answer) = oneshot::channel();
         self.logins.insert(channel, sender);
         answer

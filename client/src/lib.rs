@@ -12,14 +12,14 @@
 //! | file | what |
 //! |---|---|
 //! | `sessions` | the sessions of a connection as a state machine: bytes in, events out |
-//!  `channel` | state of one session: numbers, requests without an answer |
-//!  `login` | login options of a session |
+//! | `channel` | state of one session: numbers, requests without an answer |
+//! | `login` | login options of a session |
 //! | `connection` | async driver: connect, log in, send, resume |
 //! | `io` | the two tasks that read and write the stream of the async driver |
 //! | `spinning` | spinning driver on [`transport`] |
-//!  `endpoint` | QUIC configuration |
+//! | `endpoint` | QUIC configuration |
 //! | `trust` | which server certificate is accepted |
-//!  `error` | errors of the library |
+//! | `error` | errors of the library |
 //! | `text` | texts of rejections |
 
 mod channel;

@@ -20,7 +20,7 @@ use wire::{
     LoginAccepted, ServerMessage, append, parse,
 };
 
-use crate::channel::{Channel, Numbered, Phase, Sent};
+use crate::channel::{Channel, Phase, Sent, SequenceCheck};
 use crate::{Error, LoginOptions};
 
 /// Bytes waiting to be transmitted at which no further request is accepted.
@@ -106,8 +106,8 @@ impl Sessions {
                 // Never logged in: there is nothing to resume.
                 Some(Phase::LoggingIn) => *slot = None,
                 Some(_) => {
-                    set_phase(slot, Phase::Out);
-                    slot.iter_mut().for_each(Channel::forget_asked);
+                    set_phase(slot, Phase::LoggedOut);
+                    slot.iter_mut().for_each(Channel::clear_resends);
                 }
                 None => {}
             }
@@ -129,7 +129,10 @@ impl Sessions {
         }
         let slot = self.channels.get_mut(usize::from(channel));
         let slot = slot.ok_or(Error::LoginField)?;
-        if slot.as_ref().is_some_and(|old| old.phase != Phase::Out) {
+        if slot
+            .as_ref()
+            .is_some_and(|old| old.phase != Phase::LoggedOut)
+        {
             return Err(Error::LoginField);
         }
         let session = Channel::new(options);
@@ -144,7 +147,7 @@ impl Sessions {
         if let Some(slot) = self.channels.get_mut(usize::from(channel)) {
             *slot = None;
         }
-        self.send_again();
+        self.resend_unseen();
     }
 
     /// Logs every session in again after [`Sessions::connected`]; the answers come channel by
@@ -158,7 +161,7 @@ impl Sessions {
     pub fn resume(&mut self) -> Result<Vec<u16>, Error> {
         let mut asked = Vec::new();
         for (channel, slot) in (0u16..).zip(&mut self.channels) {
-            let Some(session) = slot.as_mut().filter(|old| old.phase == Phase::Out) else {
+            let Some(session) = slot.as_mut().filter(|old| old.phase == Phase::LoggedOut) else {
                 continue;
             };
             let message = session.options.message(session.last_sequence)?;
@@ -185,7 +188,7 @@ impl Sessions {
             .filter(|session| session.phase == Phase::Live)
             .ok_or(Error::NotLoggedIn)?;
         if let ClientMessage::Retransmit(wanted) = message {
-            session.ask_again(wanted.request_id, wanted.first..=wanted.last);
+            session.request_resend(wanted.request_id, wanted.first..=wanted.last);
         }
         if !acts(message) {
             append(message, channel, 0, &mut self.out);
@@ -257,20 +260,20 @@ impl Sessions {
             | ServerMessage::TradingHoldChanged(_)
             | ServerMessage::SettlementProgress(_)
             | ServerMessage::TradeBusted(_) => {
-                let numbered = match report.sequence {
-                    0 => Numbered::Next,
-                    sequence => session.numbered(sequence)?,
+                let check = match report.sequence {
+                    0 => SequenceCheck::Next,
+                    sequence => session.check_sequence(sequence)?,
                 };
                 if let ServerMessage::RetransmitEnd(end) = report.message {
-                    session.asked_again(end.request_id);
+                    session.resend_answered(end.request_id);
                 }
                 let client_seq = report.message.answers();
                 if client_seq != 0 {
                     session.answered(client_seq);
                 }
-                Ok(match numbered {
-                    Numbered::Next | Numbered::Again => Event::Report(report),
-                    Numbered::Seen => Event::Ignored,
+                Ok(match check {
+                    SequenceCheck::Next | SequenceCheck::Resent => Event::Report(report),
+                    SequenceCheck::Duplicate => Event::Ignored,
                 })
             }
         }
@@ -287,12 +290,12 @@ impl Sessions {
             if is_first {
                 *slot = None;
             } else {
-                session.phase = Phase::Out;
+                session.phase = Phase::LoggedOut;
             }
             return Event::LoginFailed { channel, error };
         }
         session.phase = match session.phase {
-            Phase::Resuming => Phase::Back {
+            Phase::Resuming => Phase::Resumed {
                 last_client_seq: info.last_client_seq,
             },
             _ => Phase::Live,
@@ -301,7 +304,7 @@ impl Sessions {
             let half = Duration::from_millis(u64::from(info.heartbeat_ms) / 2);
             self.heartbeat = self.heartbeat.min(half);
         }
-        self.send_again();
+        self.resend_unseen();
         Event::LoggedIn { report, info }
     }
 
@@ -315,7 +318,7 @@ impl Sessions {
         };
         match slot.as_ref().map(|session| session.phase) {
             Some(Phase::Resuming) => {
-                set_phase(slot, Phase::Out);
+                set_phase(slot, Phase::LoggedOut);
                 failed
             }
             Some(Phase::LoggingIn) => {
@@ -324,23 +327,24 @@ impl Sessions {
             }
             _ => {
                 *slot = None;
-                self.send_again();
+                self.resend_unseen();
                 Event::Report(report)
             }
         }
     }
 
-    /// End of a resume: requests that the server has not seen are sent first, in the old order over
-    /// all sessions; only then callers may send.
-    fn send_again(&mut self) {
+    /// Ends a resume once all sessions are logged in: appends the requests that the server has not
+    /// seen, in the original order over all sessions, and then permits new requests.
+    fn resend_unseen(&mut self) {
         let sessions = || self.channels.iter().flatten();
-        let is_waiting = |session: &Channel| matches!(session.phase, Phase::Out | Phase::Resuming);
+        let is_waiting =
+            |session: &Channel| matches!(session.phase, Phase::LoggedOut | Phase::Resuming);
         if sessions().any(is_waiting) {
             return;
         }
         let mut unseen: Vec<&Sent> = Vec::new();
         for session in sessions() {
-            if let Phase::Back { last_client_seq } = session.phase {
+            if let Phase::Resumed { last_client_seq } = session.phase {
                 unseen.extend(session.unseen(last_client_seq));
             }
         }
@@ -350,7 +354,7 @@ impl Sessions {
         }
         for slot in &mut self.channels {
             if let Some(Channel {
-                phase: phase @ Phase::Back { .. },
+                phase: phase @ Phase::Resumed { .. },
                 ..
             }) = slot
             {

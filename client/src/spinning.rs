@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use transport::proto::{ClientConfig, ConnectionError};
-use transport::{Driver, Endpoint, Incoming, Key, Link, Taken};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 use wire::{ClientMessage, InstrumentDefinition};
 
 use crate::sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
@@ -52,7 +52,7 @@ impl Driver<()> for Inbox {
         self.sessions.connected(now);
     }
 
-    fn data(&mut self, now: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, now: Instant, link: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
         while self.reports.len() < REPORTS_MAX {
             match self.sessions.receive(now, &bytes[at..]) {
@@ -61,7 +61,7 @@ impl Driver<()> for Inbox {
                     self.event(link, event);
                 }
                 Ok(None) => {
-                    return Taken {
+                    return ConsumedBytes {
                         bytes: at,
                         is_paused: false,
                     };
@@ -73,7 +73,7 @@ impl Driver<()> for Inbox {
             }
         }
         // Full: flow control stops the server until the caller takes reports.
-        Taken {
+        ConsumedBytes {
             bytes: at,
             is_paused: true,
         }

@@ -189,7 +189,7 @@ fn r343_a_resume_sends_what_was_not_seen_before_anything_new() {
 }
 
 #[test]
-fn a_session_that_cannot_come_back_holds_the_others_up_until_it_is_forgotten() {
+fn unresumable_session_delays_others_until_forgotten() {
     let mut client = Client::with(&[0, 1]);
     client.sessions.send(1, &order(1)).unwrap();
     client.reconnect();

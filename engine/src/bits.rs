@@ -55,7 +55,7 @@ impl Bits {
     }
 
     /// Every occupied place, from the lowest level only. Panics where the upper levels disagree.
-    pub fn walk(&self) -> impl Iterator<Item = usize> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         for (below, above) in [(&self.low, &self.mid), (&self.mid, &self.top)] {
             for (at, word) in below.iter().enumerate() {
                 let mark = above[at >> 6] >> (at & 63) & 1;
@@ -179,7 +179,7 @@ mod tests {
                 prop_assert_eq!(bits.down(from), plain.range(..=from).next_back().copied());
             }
             prop_assert_eq!(bits.is_empty(), plain.is_empty());
-            prop_assert!(bits.walk().eq(plain.iter().copied()));
+            prop_assert!(bits.iter().eq(plain.iter().copied()));
         }
     }
 }

@@ -501,7 +501,7 @@ impl Ladder {
                 (side, *price)
             })
         });
-        let inside = self.bits.walk().map(move |place| {
+        let inside = self.bits.iter().map(move |place| {
             let price = self.price(place);
             (self.side_of(price), price)
         });

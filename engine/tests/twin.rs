@@ -13,7 +13,7 @@ use engine::{Book, BookConfig, BookImage, DepthLevel};
 use support::*;
 use types::command::{
     Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetKillSwitch,
-    SetPhase, SweepPlace,
+    SetPhase, SweepPosition,
 };
 use types::event::*;
 use types::*;
@@ -509,7 +509,7 @@ impl Flow {
                 },
                 is_engaged: true,
                 key_hash: Id128::NONE,
-                through: SweepPlace::END,
+                through: SweepPosition::END,
             }),
             32..=44 => Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
@@ -601,7 +601,7 @@ impl Flow {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
-            through: SweepPlace::END,
+            through: SweepPosition::END,
             remaining: 0,
         }
     }

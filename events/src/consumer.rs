@@ -6,7 +6,7 @@
 //! blocks its subscription while it is retried, which keeps the order of its key. A handler is
 //! never cancelled: shutdown waits for it.
 //!
-//! Three kinds of failure. [`Poison`] is dead-lettered at once. [`Later`], or an error of an
+//! Three kinds of failure. [`Poison`] is dead-lettered at once. [`RetryLater`], or an error of an
 //! unavailable store, waits without a limit and is shown by [`crate::log::Waiting`]. Anything else
 //! is dead-lettered after [`RetryPolicy::attempts_max`] attempts.
 
@@ -27,10 +27,10 @@ const COMMIT_EVERY: Duration = Duration::from_millis(200);
 /// Longest pause while a peer, a store or the log is unavailable: events resume within this time.
 pub(crate) const AWAY_MAX_MS: u64 = 5_000;
 /// Log interval per waiting record.
-const LATER_TELL: Duration = Duration::from_secs(60);
+const WAITING_LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a record was not handled. Every error is retried. Use [`Poison`] for a record that can never
-/// be handled, [`Later`] for one that has to wait.
+/// be handled, [`RetryLater`] for one that has to wait.
 pub type Failure = Box<dyn StdError + Send + Sync>;
 
 /// Result of a handler of one record.
@@ -62,21 +62,21 @@ impl StdError for Poison {}
 /// [`RetryPolicy::attempts_max`]. Never use it for a fault of the record itself: all later records
 /// wait too.
 #[derive(Debug, Clone)]
-pub struct Later(pub String);
+pub struct RetryLater(pub String);
 
-impl fmt::Display for Later {
+impl fmt::Display for RetryLater {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl StdError for Later {}
+impl StdError for RetryLater {}
 
-/// The failure as [`Later`], if it is one or comes from an unavailable store.
+/// The failure as [`RetryLater`], if it is one or comes from an unavailable store.
 ///
 /// For example from a full disk, also as the source of a handler's own error.
-fn later(failure: &Failure) -> Option<Later> {
-    if let Some(later) = failure.downcast_ref::<Later>() {
+fn retry_later(failure: &Failure) -> Option<RetryLater> {
+    if let Some(later) = failure.downcast_ref::<RetryLater>() {
         return Some(later.clone());
     }
     let is_away = |error: &(dyn StdError + 'static)| {
@@ -87,7 +87,7 @@ fn later(failure: &Failure) -> Option<Later> {
     let first: &(dyn StdError + 'static) = &**failure;
     std::iter::successors(Some(first), |&error| error.source())
         .any(is_away)
-        .then(|| Later(failure.to_string()))
+        .then(|| RetryLater(failure.to_string()))
 }
 
 /// Backoff between attempts: doubling, with jitter of up to a quarter.
@@ -112,7 +112,7 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// For failures that only waiting resolves, without a last attempt: short pauses.
-    pub(crate) fn while_away(self) -> Self {
+    pub(crate) fn for_outage(self) -> Self {
         RetryPolicy {
             max_ms: self.max_ms.min(AWAY_MAX_MS),
             ..self
@@ -259,7 +259,7 @@ where
                 Err(error) => {
                     failures += 1;
                     tracing::warn!(error = %error, group = self.group, "cannot read the event log; retrying");
-                    if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
+                    if pause(self.policy.for_outage().delay(failures), &self.shutdown).await {
                         return Ok(());
                     }
                 }
@@ -295,7 +295,7 @@ where
             }
             let Some(error) = error else { continue };
             let left = part.len() - handled;
-            if left > 1 && !error.is::<Poison>() && later(&error).is_none() {
+            if left > 1 && !error.is::<Poison>() && retry_later(&error).is_none() {
                 tracing::warn!(
                     %error,
                     group = self.group,
@@ -372,9 +372,9 @@ where
             if self.shutdown.is_cancelled() {
                 return Err(Ending);
             }
-            if let Some(later) = later(&error) {
+            if let Some(later) = retry_later(&error) {
                 let wait = wait.get_or_insert_with(|| Wait::new(&*self.log, self.group, delivery));
-                span.in_scope(|| wait.tell(&later));
+                span.in_scope(|| wait.log_waiting(&later));
                 self.count("waited", 1);
                 self.pause(wait.delay(self.policy)).await?;
                 continue;
@@ -393,7 +393,8 @@ where
                 );
             });
             if hopeless || attempt >= self.policy.attempts_max {
-                self.bury(delivery, attempt, &error.to_string()).await?;
+                self.dead_letter(delivery, attempt, &error.to_string())
+                    .await?;
                 self.count("dead", 1);
                 return Ok(());
             }
@@ -403,14 +404,19 @@ where
     }
 
     /// Writes the record to its dead-letter topic; retries without a limit.
-    async fn bury(&self, delivery: &Delivery, attempts: u32, reason: &str) -> Result<(), Ending> {
+    async fn dead_letter(
+        &self,
+        delivery: &Delivery,
+        attempts: u32,
+        reason: &str,
+    ) -> Result<(), Ending> {
         let group = self.group;
         let letter = dlq::letter(delivery, group, attempts, reason);
         let mut failures = 0;
         while let Err(error) = self.log.append(std::slice::from_ref(&letter)).await {
             failures += 1;
             tracing::error!(error = %error, group, "cannot write the dead letter; retrying");
-            self.pause(self.policy.while_away().delay(failures)).await?;
+            self.pause(self.policy.for_outage().delay(failures)).await?;
         }
         tracing::error!(
             group,
@@ -429,7 +435,7 @@ where
             while let Err(error) = subscription.commit(&position).await {
                 failures += 1;
                 tracing::warn!(error = %error, position = %position, "cannot commit the position; retrying");
-                if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
+                if pause(self.policy.for_outage().delay(failures), &self.shutdown).await {
                     return;
                 }
             }
@@ -488,13 +494,13 @@ impl Done {
     }
 }
 
-/// A waiting record, from the first [`Later`] to the next other result.
+/// A waiting record, from the first [`RetryLater`] to the next other result.
 struct Wait<'a> {
     log: &'a dyn Log,
     group: &'a str,
     delivery: &'a Delivery,
     since: Instant,
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
     tries: u32,
 }
 
@@ -505,7 +511,7 @@ impl<'a> Wait<'a> {
             group,
             delivery,
             since: Instant::now(),
-            told: None,
+            logged_at: None,
             tries: 0,
         }
     }
@@ -514,12 +520,15 @@ impl<'a> Wait<'a> {
         &self.delivery.record.event.topic
     }
 
-    /// Publishes the reason, and logs it once per [`LATER_TELL`].
-    fn tell(&mut self, later: &Later) {
+    /// Publishes the reason, and logs it once per [`WAITING_LOG_EVERY`].
+    fn log_waiting(&mut self, later: &RetryLater) {
         self.tries = self.tries.saturating_add(1);
         self.log.waiting().set(self.group, self.topic(), &later.0);
-        if self.told.is_none_or(|told| told.elapsed() >= LATER_TELL) {
-            self.told = Some(Instant::now());
+        if self
+            .logged_at
+            .is_none_or(|logged_at| logged_at.elapsed() >= WAITING_LOG_EVERY)
+        {
+            self.logged_at = Some(Instant::now());
             tracing::warn!(
                 reason = %later, group = self.group, waited_s = self.since.elapsed().as_secs(), tries = self.tries,
                 event_id = %self.delivery.record.event.id,
@@ -530,7 +539,7 @@ impl<'a> Wait<'a> {
     }
 
     fn delay(&self, policy: RetryPolicy) -> Duration {
-        policy.while_away().delay(self.tries)
+        policy.for_outage().delay(self.tries)
     }
 }
 

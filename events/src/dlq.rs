@@ -42,7 +42,7 @@ pub(crate) fn letter(delivery: &Delivery, group: &str, attempts: u32, reason: &s
 
 /// A dead letter, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Letter {
+pub struct DeadLetter {
     /// Position in the dead-letter topic.
     pub position: Position,
     /// Original topic.
@@ -60,11 +60,11 @@ pub struct Letter {
     pub is_replayed: bool,
 }
 
-impl Letter {
+impl DeadLetter {
     fn read(delivery: Delivery) -> Self {
         let record = delivery.record;
         let header = |name| record.header(name).unwrap_or_default().to_owned();
-        Letter {
+        DeadLetter {
             topic: topics::of_dlq(&record.event.topic).to_owned(),
             group: header(GROUP),
             attempts: header(ATTEMPTS),
@@ -87,14 +87,14 @@ pub async fn list(
     log: &dyn Log,
     topics: &[&str],
     group: Option<&str>,
-) -> Result<Vec<Letter>, Error> {
+) -> Result<Vec<DeadLetter>, Error> {
     let dead: Vec<String> = topics.iter().map(|topic| topics::dlq(topic)).collect();
     let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
-    let mut letters: Vec<Letter> = log
+    let mut letters: Vec<DeadLetter> = log
         .backlog(READER, &dead)
         .await?
         .into_iter()
-        .map(Letter::read)
+        .map(DeadLetter::read)
         .filter(|letter| group.is_none_or(|group| letter.group == group))
         .collect();
     let groups: BTreeSet<String> = letters.iter().map(|letter| letter.group.clone()).collect();
@@ -123,7 +123,7 @@ pub async fn replay(
     log: &dyn Log,
     topics: &[&str],
     group: Option<&str>,
-) -> Result<Vec<Letter>, Error> {
+) -> Result<Vec<DeadLetter>, Error> {
     let groups: BTreeSet<String> = list(log, topics, group)
         .await?
         .into_iter()
@@ -142,9 +142,9 @@ pub async fn replay(
                 record.event.topic = topics::of_dlq(&position.topic).to_owned();
                 record.headers.push((REPLAY_FOR.to_owned(), group.clone()));
                 log.append(std::slice::from_ref(&record)).await?;
-                replayed.push(Letter {
+                replayed.push(DeadLetter {
                     is_replayed: true,
-                    ..Letter::read(delivery)
+                    ..DeadLetter::read(delivery)
                 });
             }
             log.commit(&replay_group, &position).await?;

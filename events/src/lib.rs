@@ -30,7 +30,7 @@ pub mod sqlite;
 pub mod topics;
 
 pub use consumer::{
-    BatchResult, Failure, HandlerResult, Later, Poison, RetryPolicy, Stopped, consume,
+    BatchResult, Failure, HandlerResult, Poison, RetryLater, RetryPolicy, Stopped, consume,
     consume_batches, consume_with,
 };
 pub use embedded::Embedded;

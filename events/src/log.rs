@@ -75,8 +75,8 @@ pub trait Log: Send + Sync + 'static {
     fn waiting(&self) -> &Waiting;
 }
 
-/// Consumers blocked by an unavailable peer or store ([`crate::Later`]): the reason by group and
-/// topic.
+/// Consumers blocked by an unavailable peer or store ([`crate::RetryLater`]): the reason by group
+/// and topic.
 #[derive(Debug, Default)]
 pub struct Waiting(watch::Sender<BTreeMap<(String, String), String>>);
 
@@ -99,13 +99,13 @@ impl Waiting {
 
 /// Reports blocked event flow until shutdown, for a service's health.
 ///
-/// Calls `tell(part, Some(reason))` when a part fails or its reason changes, `tell(part, None)`
+/// Calls `set(part, Some(reason))` when a part fails or its reason changes, `set(part, None)`
 /// when it recovers. Parts: `events`, the log itself, and `<group>:<topic>` for each consumer of
 /// `groups` that waits for a peer or a store.
 pub async fn report_health(
     log: Arc<dyn Log>,
     groups: &[&str],
-    mut tell: impl FnMut(&str, Option<&str>),
+    mut set: impl FnMut(&str, Option<&str>),
     shutdown: CancellationToken,
 ) {
     let mut unreachable = log.failing();
@@ -122,10 +122,10 @@ pub async fn report_health(
             failing.insert("events".to_owned(), reason);
         }
         for part in shown.iter().filter(|part| !failing.contains_key(*part)) {
-            tell(part, None);
+            set(part, None);
         }
         for (part, reason) in &failing {
-            tell(part, Some(reason));
+            set(part, Some(reason));
         }
         shown = failing.into_keys().collect();
         tokio::select! {
@@ -157,7 +157,7 @@ impl Subscription {
     pub async fn next_many(&mut self, max: usize) -> Result<Vec<Delivery>, Error> {
         let mut deliveries = vec![self.0.next().await?];
         while deliveries.len() < max {
-            match self.0.at_hand() {
+            match self.0.try_next() {
                 Some(delivery) => deliveries.push(delivery),
                 None => break,
             }
@@ -183,7 +183,7 @@ impl Subscription {
 pub(crate) trait Source: Send {
     async fn next(&mut self) -> Result<Delivery, Error>;
     /// The next record that is available without waiting.
-    fn at_hand(&mut self) -> Option<Delivery>;
+    fn try_next(&mut self) -> Option<Delivery>;
     /// False if the record's partition was reassigned.
     fn is_ours(&self, position: &Position) -> bool;
     async fn commit(&mut self, position: &Position) -> Result<(), Error>;

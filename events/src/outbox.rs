@@ -69,7 +69,7 @@ pub struct Relay;
 impl Relay {
     /// Runs until `shutdown`. Failures are logged and retried with backoff, nothing is skipped.
     pub async fn run(db: impl Queue, log: Arc<dyn Log>, shutdown: CancellationToken) {
-        let policy = consumer::RetryPolicy::default().while_away();
+        let policy = consumer::RetryPolicy::default().for_outage();
         let mut failures = 0;
         loop {
             let relayed = tokio::select! {

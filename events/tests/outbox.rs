@@ -414,7 +414,7 @@ async fn a_direct_writer_continues_after_a_full_disk() {
 }
 
 #[tokio::test]
-async fn a_locked_or_closed_store_is_unavailable_and_a_broken_constraint_is_not() {
+async fn locked_or_closed_store_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();
     let db = service(folder.path()).await;
     change(&db, 1).await.commit().await.unwrap();

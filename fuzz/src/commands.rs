@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use journal::fault::MemoryStorage;
-use journal::{Config, Frame, FrameKind, Journal, walk};
+use journal::{Config, Frame, FrameKind, Journal, visit_frames};
 use sequencer::record::{append, decode_command, decode_event};
 use types::command::Cancel;
 use types::{
@@ -97,7 +97,7 @@ fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
     appender.flush();
     journal.close();
     let mut frames = Vec::new();
-    walk(&storage, |frame| {
+    visit_frames(&storage, |frame| {
         frames.push(frame.clone());
         Ok(())
     })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use journal::aligned::Buffer;
 use journal::fault::MemoryStorage;
 use journal::frame::{self, Found};
-use journal::{Config, Follower, FrameKind, Journal, Storage, list, walk};
+use journal::{Config, Follower, FrameKind, Journal, Storage, list, visit_frames};
 
 const BLOCK_BYTES: usize = 512;
 
@@ -41,7 +41,7 @@ pub fn check(bytes: &[u8]) {
     storage.damage(1, 0, bytes);
     list(&storage).expect("listing does not need complete frames");
     let (mut units, mut frames) = (0, Vec::new());
-    let walked = walk(&storage, |frame| {
+    let walked = visit_frames(&storage, |frame| {
         units += u64::from(frame.unit_end);
         frames.push(frame.clone());
         Ok(())

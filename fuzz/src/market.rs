@@ -7,9 +7,9 @@ use replica::State;
 use sequencer::Record;
 use types::command::{BindUser, Fund, MassScope, OpenSession, SetInstrument};
 use types::{
-    AssetIx, CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentId,
-    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, OrderType, Phase,
-    PoolKind, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx, VelocityRule,
+    AssetIx, CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, HoldKind, Id128,
+    InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, OrderType,
+    Phase, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx, VelocityRule,
 };
 
 use crate::Random;
@@ -73,7 +73,7 @@ impl Market {
     fn fund(&mut self, user: u32, asset: AssetIx, hold: u32) {
         self.submit(Command::Fund(Fund {
             hold: HoldIx(hold),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user: UserIx(user),
             asset,
             amount_minor: Minor(1_000_000_000),
@@ -134,7 +134,7 @@ impl Market {
             expire_at_ns: 0,
             price: Some(Ticks(9_990 + self.random.below(20) as i64)),
             quantity: Lots(1 + self.random.long() % 50),
-            pool: None,
+            hold: None,
             limit_checked: true,
             key_hash: Id128::NONE,
         })

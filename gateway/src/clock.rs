@@ -20,7 +20,7 @@ pub async fn confirm(
     offset_s: i64,
     key_hash: Id128,
 ) -> Result<Answered<()>, Status> {
-    let seen = |state: &State| state.core().admission().seen(key_hash);
+    let seen = |state: &State| state.core().admission().keyed_call(key_hash);
     if market.answered(key_hash).await?.is_some() || market.state(seen).await?.is_some() {
         return Ok(Answered::before(()));
     }
@@ -35,16 +35,16 @@ pub async fn confirm(
         through_ns: clock.latest_ns(),
         key_hash,
     };
-    let sequence = match market.ask(request).await {
+    let sequence = match market.submit(request).await {
         Ok(record) => record.command.sequence,
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            let RejectDetails::Request(seen) = reject.known else {
+            let RejectDetails::Request(seen) = reject.details else {
                 return Err(refusal::clock_not_suspect());
             };
             market.durable(seen.sequence).await?;
             return Ok(Answered::before(()));
         }
-        Err(error) => return Err(refusal::not_taken(&error)),
+        Err(error) => return Err(refusal::submit_error(&error)),
     };
     market.durable(sequence).await?;
     market.note_answered(key_hash).await?;

@@ -59,7 +59,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
             return Ok(());
         }
     };
-    let (ix, is_new) = match market.ask(Request::SetInstrument(spec)).await {
+    let (ix, is_new) = match market.submit(Request::SetInstrument(spec)).await {
         Ok(record) => match record.command.command {
             types::Command::SetInstrument(set) => {
                 // New or changed. A new instrument has no event and no trade yet.
@@ -70,7 +70,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
             }
             _ => unreachable!("SetInstrument is journalled as SetInstrument"),
         },
-        Err(SubmitError::Refused(reject)) => match reject.known {
+        Err(SubmitError::Refused(reject)) => match reject.details {
             RejectDetails::Instrument(ix) => {
                 if reject.reason != DuplicateRequest {
                     tracing::error!(
@@ -111,7 +111,7 @@ async fn follow_status(
         lifts_halt: false,
         key_hash: Id128::NONE,
     };
-    match market.ask(request).await {
+    match market.submit(request).await {
         // Durable before the status is stored.
         Ok(record) => {
             let durable = market.durable(record.command.sequence).await;
@@ -151,7 +151,7 @@ pub async fn set_phase_once(
         lifts_halt: true,
         key_hash,
     };
-    market.ask_unless(request, &[DuplicateRequest]).await?;
+    market.submit_unless(request, &[DuplicateRequest]).await?;
     market.note_answered(key_hash).await?;
     Ok(Answered::now(()))
 }

@@ -24,7 +24,7 @@
 //! | `funding`, `sweeper` | trading holds, and the release of every hold |
 //! | `front` | trading sessions, on a polled thread |
 //! | `budget` | each user's remaining daily order budget |
-//! | `past` | session messages older than the window, rebuilt from the journal |
+//! | `resend_source` | session messages older than the window, rebuilt from the journal |
 //! | `dispatch` | health checks and gauges of the trading path |
 //! | `projection` | the history, written from the replica |
 //! | `feed` | market events, published from the replica |
@@ -46,9 +46,9 @@ mod identity;
 mod instruments;
 mod market;
 mod orders;
-mod past;
 pub mod projection;
 mod refusal;
+mod resend_source;
 mod retry;
 mod start;
 mod sweeper;
@@ -58,7 +58,7 @@ use api::consumers;
 pub use config::GatewayConfig;
 pub use front::report::message as session_message;
 pub use identity::LimitBasis;
-pub use start::{GatewayDeps, GatewayHandle, start, told_through};
+pub use start::{GatewayDeps, GatewayHandle, published_through, start};
 
 /// Operational failures of the gateway. A refused call or request is never one of these.
 #[derive(Debug, thiserror::Error)]

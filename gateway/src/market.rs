@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use admission::{Reject, RejectDetails, Request, Seen};
+use admission::{KeyedCall, Reject, RejectDetails, Request};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, Port, Record, SubmitError};
 use service_clients::{CfaClient, LedgerClient, LimitType};
@@ -18,7 +18,7 @@ use types::{
 
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
-use crate::front::Orders;
+use crate::front::FrontQueue;
 use crate::front::balances::Balances;
 use crate::identity::Identity;
 use crate::projection::rows::AnswerRow;
@@ -46,7 +46,7 @@ pub struct Market {
     pub commit: Commit,
     pub replica: Replica,
     /// Queue to the front.
-    pub orders: Orders,
+    pub front: FrontQueue,
     /// Ledger balances that the front is to send.
     pub balances: Balances,
     pub projection: Projection,
@@ -117,35 +117,35 @@ impl Market {
     /// Instrument with an index, from the durable part of the journal. Cheap enough for every
     /// order.
     pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
-        self.replica.names().known_instrument(instrument)
+        self.replica.names().find_instrument(instrument)
     }
 
     /// Submits a request to the trading path. The answer is *accepted*, not yet durable.
-    pub async fn ask(&self, request: Request) -> Result<Record, SubmitError> {
+    pub async fn submit(&self, request: Request) -> Result<Record, SubmitError> {
         self.port.call(request).await
     }
 
     /// Submits a request and waits until its command is durable.
-    pub async fn ask_durable(&self, request: Request) -> Result<Record, Status> {
-        let record = self.ask(request).await;
-        let record = record.map_err(|error| refusal::not_taken(&error))?;
+    pub async fn submit_durable(&self, request: Request) -> Result<Record, Status> {
+        let record = self.submit(request).await;
+        let record = record.map_err(|error| refusal::submit_error(&error))?;
         self.durable(record.command.sequence).await?;
         Ok(record)
     }
 
-    /// Like [`Self::ask_durable`], but `None` for a refusal with one of the reasons in `unless`.
-    pub async fn ask_unless(
+    /// Like [`Self::submit_durable`], but `None` for a refusal with one of the reasons in `unless`.
+    pub async fn submit_unless(
         &self,
         request: Request,
         unless: &[RejectReason],
     ) -> Result<Option<Record>, Status> {
-        match self.ask(request).await {
+        match self.submit(request).await {
             Ok(record) => {
                 self.durable(record.command.sequence).await?;
                 Ok(Some(record))
             }
             Err(SubmitError::Refused(reject)) if unless.contains(&reject.reason) => Ok(None),
-            Err(error) => Err(refusal::not_taken(&error)),
+            Err(error) => Err(refusal::submit_error(&error)),
         }
     }
 
@@ -208,7 +208,7 @@ impl Market {
             () = waiting => Ok(()),
             reason = self.replica.ended() => {
                 tracing::warn!(reason, "replica ended: the call cannot be answered");
-                Err(refusal::not_taken(&SubmitError::Stopping))
+                Err(refusal::submit_error(&SubmitError::Stopping))
             }
         }
     }
@@ -268,52 +268,52 @@ impl Market {
         if let Some(user) = self.replica.names().user_ix(&id) {
             return Ok(user);
         }
-        match self.ask(Request::BindUser(id)).await {
+        match self.submit(Request::BindUser(id)).await {
             Ok(record) => match record.command.command {
                 types::Command::BindUser(bound) => Ok(bound.user),
                 _ => unreachable!("BindUser is journalled as BindUser"),
             },
-            Err(SubmitError::Refused(reject)) => match reject.known {
+            Err(SubmitError::Refused(reject)) => match reject.details {
                 RejectDetails::User(user) => Ok(user),
                 _ => Err(refusal::refused(&reject)),
             },
-            Err(error) => Err(refusal::not_taken(&error)),
+            Err(error) => Err(refusal::submit_error(&error)),
         }
     }
 
     /// A user's open trading hold for an asset.
-    pub async fn default_pool(
+    pub async fn default_hold(
         &self,
         user: UserIx,
         asset: AssetIx,
     ) -> Result<Option<(types::HoldIx, admission::HoldBalance)>, Status> {
         self.state(|state| {
             let admission = state.core().admission();
-            let hold = admission.default_pool(user, asset)?;
-            Some((hold, *admission.pool(hold)?))
+            let hold = admission.default_hold(user, asset)?;
+            Some((hold, *admission.hold(hold)?))
         })
         .await
     }
 
     /// Returns when the history has the answer to a call with a key: the record of its command, or
     /// of the last slice where it continues in slices. That answer counts the orders of all slices.
-    async fn carried_out(&self, key_hash: Id128, mut seen: Seen) -> Result<(), Status> {
+    async fn carried_out(&self, key_hash: Id128, mut call: KeyedCall) -> Result<(), Status> {
         loop {
-            self.written(seen.sequence).await?;
+            self.written(call.sequence).await?;
             let (passed, is_sweeping, last) = self.replica.read(|state: &State| {
                 let admission = state.core().admission();
                 let last = admission
-                    .seen(key_hash)
-                    .map_or(seen.sequence, |seen| seen.sequence);
-                let is_sweeping = admission.is_sweeping(seen.sequence);
+                    .keyed_call(key_hash)
+                    .map_or(call.sequence, |call| call.sequence);
+                let is_sweeping = admission.is_sweeping(call.sequence);
                 (state.core().sequence(), is_sweeping, last)
             });
             if is_sweeping {
                 self.passed(passed.next()).await?;
-            } else if last == seen.sequence {
+            } else if last == call.sequence {
                 return Ok(());
             } else {
-                seen.sequence = last;
+                call.sequence = last;
             }
         }
     }
@@ -321,9 +321,9 @@ impl Market {
     /// The earlier answer under a key, once the history has it. Misses a call whose command is in
     /// flight: admission refuses its repeat ([`Market::answered_by`]).
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
-        let seen = |state: &State| state.core().admission().seen(key_hash);
-        if let Some(seen) = self.replica.read(seen) {
-            self.carried_out(key_hash, seen).await?;
+        let call = |state: &State| state.core().admission().keyed_call(key_hash);
+        if let Some(call) = self.replica.read(call) {
+            self.carried_out(key_hash, call).await?;
         }
         let answer = repo::answer(&self.projection.db, key_hash).await;
         answer.map_err(refusal::internal)
@@ -350,8 +350,8 @@ impl Market {
         reject: &Reject,
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
-        if let RejectDetails::Request(seen) = reject.known {
-            self.carried_out(key_hash, seen).await?;
+        if let RejectDetails::Request(call) = reject.details {
+            self.carried_out(key_hash, call).await?;
         }
         self.answered(key_hash).await
     }
@@ -425,12 +425,12 @@ impl Market {
             amount_minor: today.left,
             raised_minor: raise,
         };
-        let record = self.ask(request).await.map_err(|error| {
+        let record = self.submit(request).await.map_err(|error| {
             // A node that stops may have journalled the raise.
             if error == SubmitError::Busy {
                 budget.not_raised(raise);
             }
-            refusal::not_taken(&error)
+            refusal::submit_error(&error)
         })?;
         let types::Command::SetBudget(set) = record.command.command else {
             unreachable!("SetBudget is journalled as SetBudget");

@@ -84,7 +84,7 @@ pub fn internal(error: impl std::error::Error) -> Status {
 }
 
 /// A request that is not in the journal.
-pub fn not_taken(error: &SubmitError) -> Status {
+pub fn submit_error(error: &SubmitError) -> Status {
     match error {
         SubmitError::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
         SubmitError::Stopping | SubmitError::JournalFailed => {
@@ -157,7 +157,7 @@ fn order_limit(reject: &Reject) -> Status {
         _ => "Too many open orders of the user on the instrument",
     };
     let mut facts = HashMap::new();
-    if let RejectDetails::Bound(limit) = reject.known {
+    if let RejectDetails::MaxCount(limit) = reject.details {
         facts.insert("limit".to_owned(), limit.to_string());
     }
     rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
@@ -165,8 +165,8 @@ fn order_limit(reject: &Reject) -> Status {
 
 /// The order is too large. The value limit is in roubles.
 fn size_limit(reject: &Reject) -> Status {
-    let most = match reject.known {
-        RejectDetails::Most(most) => most,
+    let most = match reject.details {
+        RejectDetails::Max(most) => most,
         _ => 0,
     };
     let (text, limit) = match reject.reason {
@@ -197,10 +197,10 @@ fn used_up(reject: &Reject) -> Status {
 }
 
 /// `Insufficient balance` with figures in money; callers that know the asset build their own.
-fn short_of(known: RejectDetails) -> Status {
+fn short_of(details: RejectDetails) -> Status {
     let mut short = Shortfall::default();
-    if let RejectDetails::Balance { free, main, fee } = known {
-        short.undrawn = Decimal::from_minor(free.0, MONEY_DECIMALS);
+    if let RejectDetails::Balance { undrawn, main, fee } = details {
+        short.undrawn = Decimal::from_minor(undrawn.0, MONEY_DECIMALS);
         short.required = Decimal::from_minor((main + fee).0, MONEY_DECIMALS);
     }
     insufficient_balance(&short)
@@ -222,7 +222,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::QuantityLot => {
             bad("order.quantity", "must be a positive multiple of the lot")
         }
-        RejectReason::InsufficientBalance => short_of(reject.known),
+        RejectReason::InsufficientBalance => short_of(reject.details),
         RejectReason::NoTradingHold => failed("No trading hold"),
         RejectReason::UnknownOrder => order_not_found(),
         RejectReason::OrderNotOpen => order_not_open(),

@@ -24,11 +24,11 @@ use crate::api::{self, Api};
 use crate::budget::Budgets;
 use crate::feed::Feed;
 use crate::front::server::{Bound, parker};
-use crate::front::{Orders, balances, compare};
+use crate::front::{FrontQueue, balances, compare};
 use crate::identity::Identity;
 use crate::market::{Market, SOURCE};
-use crate::past::SCANS_MAX;
 use crate::projection::{self, Projection, repo};
+use crate::resend_source::SCANS_MAX;
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
 /// The gateway's store in its data folder.
@@ -90,7 +90,7 @@ pub fn start(
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
         let bound = Bound::bind(&config)?;
         let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
-        let orders = Orders::new(parker(&deps.port));
+        let front = FrontQueue::new(parker(&deps.port));
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
         let market = Arc::new(Market {
@@ -99,7 +99,7 @@ pub fn start(
             port: deps.port,
             commit: deps.commit,
             replica: deps.replica,
-            orders: orders.clone(),
+            front: front.clone(),
             balances: Default::default(),
             projection,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
@@ -123,7 +123,7 @@ pub fn start(
         }
         workers.begin(&market, &deps.log);
         let token = workers.token.clone();
-        let serving = bound.run(market.clone(), deps.auth, orders, token);
+        let serving = bound.run(market.clone(), deps.auth, front, token);
         workers.spawn("trading_sessions", serving);
         tracing::info!(%address, fingerprint, "trading sessions over QUIC");
         Ok(GatewayHandle {
@@ -172,7 +172,7 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
         bounds: Some(bounds),
         key_hash: Id128::NONE,
     });
-    match market.ask(request).await {
+    match market.submit(request).await {
         Ok(_) => Ok(()),
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             Ok(())
@@ -225,7 +225,7 @@ impl Tasks {
             let history = own.projection.clone();
             let behind = own
                 .replica
-                .follow_behind(projection::PART, history.position());
+                .follow_detached(projection::PART, history.position());
             history.run(behind, shown.clone(), token.clone())
         });
         let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
@@ -272,7 +272,7 @@ impl Tasks {
 ///
 /// # Errors
 /// The store cannot be opened.
-pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
+pub fn published_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
     Box::pin(async move {
         let file = data_dir.join(FILE);
         if !file.exists() {

@@ -20,7 +20,7 @@ use rpc::Context;
 use service_clients::ledger::Hold as LedgerHold;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{Id128, PoolKind};
+use types::{HoldKind, Id128};
 
 use crate::funding;
 use crate::market::{Market, SOURCE, now_ns, now_us};
@@ -48,7 +48,7 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     market.passed(market.commit.position()).await?;
     for hold in &holds {
         let healed = match market.hold_of(hold.hold_id) {
-            Some(pool) => heal(market, hold, &pool).await,
+            Some(market_hold) => heal(market, hold, &market_hold).await,
             None => adopt(market, hold).await,
         };
         if let Err(status) = healed {
@@ -83,38 +83,38 @@ fn age_ms(since_us: i64) -> u64 {
 }
 
 /// Repairs a hold that the journal knows.
-async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<(), Status> {
-    if pool.closed {
-        return give_back_behind_settlement(market, hold.hold_id, pool).await;
+async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Result<(), Status> {
+    if market_hold.closed {
+        return release_if_settled(market, hold.hold_id, market_hold).await;
     }
-    let idle_ms = now_ns().saturating_sub(pool.changed_ns) / 1_000_000;
-    let is_unused = pool.kind == PoolKind::Order && pool.orders == 0;
+    let idle_ms = now_ns().saturating_sub(market_hold.changed_ns) / 1_000_000;
+    let is_unused = market_hold.kind == HoldKind::Order && market_hold.orders == 0;
     if is_unused && idle_ms >= market.config.orphan_hold_age_ms {
-        return funding::close_idle(market, pool.hold).await;
+        return funding::close_idle(market, market_hold.hold).await;
     }
-    let asset = market.asset_of(pool.asset);
-    if asset.minor(hold.amount)? > pool.funded {
+    let asset = market.asset_of(market_hold.asset);
+    if asset.minor(hold.amount)? > market_hold.funded {
         // A call that grows the hold now has the lock; after it there may be nothing left to do.
-        let _turn = market.funding_turn(pool.user).await;
+        let _turn = market.funding_turn(market_hold.user).await;
         let hold = market
             .ledger
             .hold(&Context::new("market"), hold.hold_id)
             .await?;
         if let Some(hold) = hold.filter(LedgerHold::is_active) {
-            let (user, kind) = (pool.user, pool.kind);
+            let (user, kind) = (market_hold.user, market_hold.kind);
             funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
     }
-    give_back_behind_settlement(market, hold.hold_id, pool).await
+    release_if_settled(market, hold.hold_id, market_hold).await
 }
 
 /// Releases only what settlement has already passed: a sweep does not wait.
-async fn give_back_behind_settlement(
+async fn release_if_settled(
     market: &Arc<Market>,
     hold_id: Id128,
-    pool: &Hold,
+    market_hold: &Hold,
 ) -> Result<(), Status> {
-    if !market.is_posted(pool.taken_at) {
+    if !market.is_posted(market_hold.taken_at) {
         return Ok(());
     }
     funding::release_to_holder(market, hold_id).await
@@ -131,17 +131,17 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     let asset = market.asset(instrument_id).await?;
     let user = market.bind_user(user_id).await?;
     let serves = hold.reason.starts_with(funding::TRADING_REASON)
-        && market.default_pool(user, asset.ix).await?.is_none();
+        && market.default_hold(user, asset.ix).await?.is_none();
     let kind = match serves {
-        true => PoolKind::Trading,
-        false => PoolKind::Order,
+        true => HoldKind::Trading,
+        false => HoldKind::Order,
     };
     let turn = market.funding_turn(user).await;
-    let pool = funding::bring_up(market, user, &asset, kind, hold, Id128::NONE).await?;
+    let hold_ix = funding::bring_up(market, user, &asset, kind, hold, Id128::NONE).await?;
     drop(turn);
     tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "hold unknown to the journal adopted");
-    if kind == PoolKind::Order {
-        funding::close_idle(market, pool).await?;
+    if kind == HoldKind::Order {
+        funding::close_idle(market, hold_ix).await?;
     }
     Ok(())
 }

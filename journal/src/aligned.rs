@@ -54,9 +54,9 @@ impl Buffer {
         self.used = end;
     }
 
-    /// Spare bytes after the end, to be written and then added with [`Buffer::take_in`].
+    /// Spare bytes after the end, to be written and then added with [`Buffer::extend_into_spare`].
     #[inline]
-    pub fn behind<const N: usize>(&mut self) -> &mut [u8; N] {
+    pub fn spare<const N: usize>(&mut self) -> &mut [u8; N] {
         if self.used + N > self.room.len() {
             self.grow(self.used + N);
         }
@@ -65,9 +65,9 @@ impl Buffer {
             .expect("room was made")
     }
 
-    /// Extends the length over bytes written through [`Buffer::behind`].
+    /// Extends the length over bytes written through [`Buffer::spare`].
     #[inline]
-    pub fn take_in(&mut self, bytes: usize) {
+    pub fn extend_into_spare(&mut self, bytes: usize) {
         assert!(
             bytes <= self.room.len() - self.used,
             "more bytes than the buffer has spare"
@@ -137,8 +137,8 @@ mod tests {
             assert_eq!(blocks.bytes().as_ptr().addr() % ALIGNMENT, 0);
             assert_eq!(blocks.bytes().len(), size.next_multiple_of(512));
             assert!(blocks.bytes()[size..].iter().all(|byte| *byte == 0));
-            *buffer.behind() = [9; 100];
-            buffer.take_in(size.min(100));
+            *buffer.spare() = [9; 100];
+            buffer.extend_into_spare(size.min(100));
             let end = buffer.len() - size.min(100);
             assert!(buffer.bytes()[end..].iter().all(|byte| *byte == 9));
         }

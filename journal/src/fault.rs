@@ -333,7 +333,7 @@ impl Storage for Arc<MemoryStorage> {
         self.sync_segment(segment)
     }
 
-    fn settle(&self, segment: u64) -> io::Result<()> {
+    fn make_durable(&self, segment: u64) -> io::Result<()> {
         self.sync_segment(segment)
     }
 

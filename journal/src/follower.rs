@@ -66,14 +66,14 @@ impl Follower {
                     return Ok(Some(frame));
                 }
             }
-            if !self.fill().map_err(|error| self.told(error))? {
+            if !self.fill().map_err(|error| self.removed_or(error))? {
                 return Ok(None);
             }
         }
     }
 
-    /// Replaces an error for missing data by [`JournalError::Removed`] when the log was truncated.
-    fn told(&self, error: JournalError) -> JournalError {
+    /// [`JournalError::Removed`] if the log was truncated past this reader, otherwise `error`.
+    fn removed_or(&self, error: JournalError) -> JournalError {
         let place = self.place.map_or(self.after, |place| place.sequence);
         let is_missing = match &error {
             JournalError::Io(error) => error.kind() == io::ErrorKind::NotFound,
@@ -115,7 +115,8 @@ impl Follower {
         if self.place.is_none() {
             let segments = self.storage.segments()?;
             scan::begins_at(&*self.storage, &segments, self.after)?;
-            let Some(segment) = scan::segment_behind(&*self.storage, &segments, self.after)? else {
+            let Some(segment) = scan::segment_containing(&*self.storage, &segments, self.after)?
+            else {
                 return Ok(None);
             };
             let (batch, sequence, crc) = match self.mark(segment, 0)? {
@@ -138,11 +139,11 @@ impl Follower {
     fn batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
         let mut at = place;
         // Its segment may have been removed when no batch was left in it.
-        let mut mark = self.mark_if_there(at.segment, at.offset)?;
+        let mut mark = self.mark_if_exists(at.segment, at.offset)?;
         if !mark.is_some_and(|mark| place.continues(&mark)) {
             // It may begin the next segment, when a torn end here was abandoned.
             (at.segment, at.offset) = (place.segment + 1, 0);
-            mark = self.mark_if_there(at.segment, 0)?;
+            mark = self.mark_if_exists(at.segment, 0)?;
         }
         let Some(mark) = mark.filter(|mark| place.continues(mark)) else {
             return Ok(None);
@@ -150,7 +151,7 @@ impl Follower {
         let behind = (at.segment, at.offset + mark.extent.max(MARK_BYTES as u64));
         for (segment, offset) in [behind, (at.segment + 1, 0)] {
             let next = match offset {
-                0 => self.mark_if_there(segment, 0)?,
+                0 => self.mark_if_exists(segment, 0)?,
                 offset => self.mark(segment, offset)?,
             };
             let follows = |next: &Mark| {
@@ -216,7 +217,7 @@ impl Follower {
         }
         for segment in segments {
             if segment > place.segment
-                && let Some(mark) = self.mark_if_there(segment, 0)?
+                && let Some(mark) = self.mark_if_exists(segment, 0)?
                 && mark.batch > place.batch + 2
             {
                 return Ok(true);
@@ -229,7 +230,7 @@ impl Follower {
     fn mark(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
         let mut bytes = [0; MARK_BYTES];
         let count = self.storage.read(segment, offset, &mut bytes)?;
-        if let Some(version) = frame::whole_of_other_version(&bytes[..count]) {
+        if let Some(version) = frame::complete_frame_version(&bytes[..count]) {
             return Err(JournalError::Version {
                 file: self.storage.name(segment),
                 version,
@@ -242,7 +243,7 @@ impl Follower {
     }
 
     /// As [`Follower::mark`], in a segment that may not exist, yet or any more.
-    fn mark_if_there(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
+    fn mark_if_exists(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
         match self.mark(segment, offset) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             found => found,

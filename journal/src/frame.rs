@@ -141,7 +141,7 @@ pub(crate) fn write_small(
     prev: u32,
     fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
 ) -> u32 {
-    let place = out.behind::<SMALL_FRAME_BYTES>();
+    let place = out.spare::<SMALL_FRAME_BYTES>();
     let (head, rest) = place
         .split_first_chunk_mut::<HEADER_BYTES>()
         .expect("longer than a header");
@@ -159,7 +159,7 @@ pub(crate) fn write_small(
     let bytes = frame_bytes(length);
     let crc = crc32c::crc32c(&place[..bytes]);
     place[CRC_AT].copy_from_slice(&crc.to_le_bytes());
-    out.take_in(bytes);
+    out.extend_into_spare(bytes);
     crc
 }
 
@@ -297,7 +297,7 @@ fn is_whole(frame: &[u8]) -> bool {
 /// checksum. A header torn inside its version field is neither.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
     let near = claimed_version(bytes).filter(|version| *version <= VERSION_NEAR);
-    near.or_else(|| whole_of_other_version(bytes))
+    near.or_else(|| complete_frame_version(bytes))
 }
 
 fn claimed_version(bytes: &[u8]) -> Option<u16> {
@@ -310,7 +310,7 @@ fn claimed_version(bytes: &[u8]) -> Option<u16> {
 }
 
 /// As [`other_version`] for any place: requires a valid checksum, so payload bytes do not match.
-pub(crate) fn whole_of_other_version(bytes: &[u8]) -> Option<u16> {
+pub(crate) fn complete_frame_version(bytes: &[u8]) -> Option<u16> {
     let version = claimed_version(bytes)?;
     let whole = bytes.get(..frame_bytes(word(bytes, 0) as usize))?;
     is_whole(whole).then_some(version)

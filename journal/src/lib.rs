@@ -9,9 +9,9 @@
 //! - [`log`]: opening (truncates a torn tail, refuses a hole) and the commit position.
 //!   [`Appender`]: makes frames and hands them to the writer. `writer`: the thread with natural
 //!   group commit.
-//! - `scan`, `walk`: the scan that opening does. [`walk()`], [`walk_after`], [`check`] and
-//!   [`list`] are its read-only parts.
-//! - [`Front`]: removes whole segments from the log's beginning.
+//! - `scan`, `chain`: the scan that opening does. [`visit_frames`], [`visit_frames_after`],
+//!   [`check`] and [`list`] are its read-only parts.
+//! - [`SegmentTruncator`]: removes whole segments from the log's beginning.
 //! - [`snapshot`]: states at a sequence, one file each; the newest good one is found first.
 //! - [`reader`]: tails frames up to the commit position, recent ones from memory (`recent`).
 //!   [`Follower`]: the same from another process, up to the last mark.
@@ -22,6 +22,7 @@
 
 pub mod aligned;
 mod appender;
+mod chain;
 pub mod fault;
 mod follower;
 pub mod frame;
@@ -32,7 +33,6 @@ mod scan;
 pub mod snapshot;
 pub mod storage;
 mod truncate;
-mod walk;
 mod writer;
 
 pub use appender::Appender;
@@ -40,7 +40,9 @@ pub use follower::Follower;
 pub use frame::{Frame, FrameKind, SMALL_BYTES};
 pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Listener, Stats};
 pub use reader::Reader;
-pub use scan::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};
+pub use scan::{
+    Checked, SegmentInfo, check, list, removed_through, visit_frames, visit_frames_after,
+};
 pub use snapshot::{Snapshot, Snapshots};
 pub use storage::{FileStorage, Mode, Storage, is_out_of_descriptors, make_folder};
-pub use truncate::Front;
+pub use truncate::SegmentTruncator;

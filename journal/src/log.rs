@@ -30,7 +30,7 @@ use crate::reader::Reader;
 use crate::recent::Recent;
 use crate::scan;
 use crate::storage::{Mode, Storage, is_out_of_descriptors};
-use crate::truncate::Front;
+use crate::truncate::SegmentTruncator;
 use crate::writer::Writer;
 
 /// Sizes of the log.
@@ -284,10 +284,10 @@ impl Shared {
         self.state.send_modify(|state| {
             state.failed.get_or_insert_with(|| reason.into());
         });
-        self.tell_listeners();
+        self.notify_listeners();
     }
 
-    pub fn tell_listeners(&self) {
+    pub fn notify_listeners(&self) {
         let listeners = self
             .listeners
             .lock()
@@ -458,9 +458,9 @@ impl Journal {
         Reader::new(storage, recent, self.shared.state.subscribe(), after)
     }
 
-    /// Returns the interface that removes segments from the log's beginning.
-    pub fn front(&self) -> Front {
-        Front::new(self.storage.clone(), self.shared.state.subscribe())
+    /// Handle for removing segments from the log's beginning.
+    pub fn truncator(&self) -> SegmentTruncator {
+        SegmentTruncator::new(self.storage.clone(), self.shared.state.subscribe())
     }
 
     pub fn stats(&self) -> Stats {

@@ -79,7 +79,7 @@ impl Reader {
     }
 
     /// Another reader of the same log, for records after `after`.
-    pub fn again(&self, after: u64) -> Self {
+    pub fn reopen_after(&self, after: u64) -> Self {
         let (storage, recent) = (self.storage.clone(), self.recent.clone());
         Self::new(storage, recent, self.state.clone(), after)
     }
@@ -181,7 +181,7 @@ impl Reader {
                     if error.kind() != io::ErrorKind::NotFound || self.segment == segment {
                         return Err(JournalError::Io(error).into());
                     }
-                    self.pass_over()?;
+                    self.skip_removed_segment()?;
                     continue;
                 }
             };
@@ -210,7 +210,7 @@ impl Reader {
         loop {
             let segments = self.storage.segments()?;
             scan::begins_at(&*self.storage, &segments, self.after)?;
-            match scan::segment_behind(&*self.storage, &segments, self.after) {
+            match scan::segment_containing(&*self.storage, &segments, self.after) {
                 // A segment was removed since: list again.
                 Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 found => return found,
@@ -219,7 +219,7 @@ impl Reader {
     }
 
     /// Continues after a segment that was removed when all of it had been returned.
-    fn pass_over(&mut self) -> Result<(), ReadError> {
+    fn skip_removed_segment(&mut self) -> Result<(), ReadError> {
         let next = match scan::first_mark(&*self.storage, self.segment + 1) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 // The next segment is gone as well, with records not returned.

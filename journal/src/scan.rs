@@ -1,15 +1,15 @@
 //! Scans a log that is not being written: checks the chain, distinguishes a torn tail from a hole.
 //!
-//! [`walk`] and [`list`] only read. [`repair`] does what opening needs: it also truncates the tail
-//! and creates the first segment.
+//! [`visit_frames`] and [`list`] only read. [`repair`] does what opening needs: it also truncates
+//! the tail and creates the first segment.
 
 use std::io;
 
 use crate::aligned::Buffer;
+use crate::chain::{ChainScan, Stop, extent_bytes, is_zero};
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::{Config, JournalError};
 use crate::storage::Storage;
-use crate::walk::{Stop, Walk, extent_bytes, is_zero};
 
 /// Bytes read from the disk at once: initially, and at most.
 const CHUNK_BYTES_FIRST: usize = 128 << 10;
@@ -38,7 +38,7 @@ struct Torn {
 }
 
 /// Result of a scan.
-struct Survey {
+struct ScanResult {
     end: End,
     segments: Vec<u64>,
     torn: Option<Torn>,
@@ -66,7 +66,7 @@ pub struct SegmentInfo {
 ///
 /// # Errors
 /// [`JournalError`]; an error text of `visit` becomes [`JournalError::Content`].
-pub fn walk(
+pub fn visit_frames(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<u64, JournalError> {
@@ -82,10 +82,10 @@ pub struct Checked {
     pub torn: Option<(String, u64)>,
 }
 
-/// As [`walk`], and reports a torn tail.
+/// As [`visit_frames`], and reports a torn tail.
 ///
 /// # Errors
-/// As [`walk`].
+/// As [`visit_frames`].
 pub fn check(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
@@ -99,11 +99,12 @@ pub fn check(
     })
 }
 
-/// As [`walk`], from the segment that contains the record after `after`; earlier ones are not read.
+/// As [`visit_frames`], from the segment that contains the record after `after`; earlier ones are
+/// not read.
 ///
 /// # Errors
 /// [`JournalError::Removed`] when the log begins later.
-pub fn walk_after(
+pub fn visit_frames_after(
     storage: &dyn Storage,
     after: u64,
     visit: impl FnMut(&Frame) -> Result<(), String>,
@@ -118,7 +119,7 @@ pub fn walk_after(
 /// # Errors
 /// The storage cannot be read.
 pub fn removed_through(storage: &dyn Storage) -> Result<u64, JournalError> {
-    let first = first_there(storage, &storage.segments()?)?;
+    let first = first_existing_mark(storage, &storage.segments()?)?;
     Ok(first.map_or(0, |mark| mark.durable))
 }
 
@@ -186,7 +187,7 @@ pub(crate) fn repair(
         });
     }
     if let Some(torn) = scan.torn {
-        cut(storage, &scan.segments, end, torn.keep)?;
+        truncate_tail(storage, &scan.segments, end, torn.keep)?;
         tracing::warn!(
             sequence = end.sequence,
             file = storage.name(torn.segment),
@@ -195,7 +196,7 @@ pub(crate) fn repair(
         );
     }
     // The scanned records count as durable from now on; their writer may have died before the sync.
-    storage.settle(end.segment)?;
+    storage.make_durable(end.segment)?;
     Ok(End {
         bytes: end.bytes - end.bytes % block,
         offset: end.offset.next_multiple_of(block),
@@ -204,7 +205,7 @@ pub(crate) fn repair(
 }
 
 /// The last segment that, by its first mark, begins at or before the record after `after`.
-pub(crate) fn segment_behind(
+pub(crate) fn segment_containing(
     storage: &dyn Storage,
     segments: &[u64],
     after: u64,
@@ -223,7 +224,7 @@ pub(crate) fn begins_at(
     segments: &[u64],
     after: u64,
 ) -> Result<(), JournalError> {
-    match first_there(storage, segments)? {
+    match first_existing_mark(storage, segments)? {
         Some(mark) if mark.durable > after => Err(JournalError::Removed {
             through: mark.durable,
             after,
@@ -233,7 +234,10 @@ pub(crate) fn begins_at(
 }
 
 /// First mark of the first of these segments. One removed since they were listed is skipped.
-fn first_there(storage: &dyn Storage, segments: &[u64]) -> Result<Option<Mark>, JournalError> {
+fn first_existing_mark(
+    storage: &dyn Storage,
+    segments: &[u64],
+) -> Result<Option<Mark>, JournalError> {
     for segment in segments {
         match first_mark(storage, *segment) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
@@ -259,7 +263,7 @@ fn scan(
     storage: &dyn Storage,
     after: u64,
     mut visit: impl FnMut(&Frame) -> Result<(), String>,
-) -> Result<Survey, JournalError> {
+) -> Result<ScanResult, JournalError> {
     let segments = storage.segments()?;
     for (segment, expected) in segments
         .iter()
@@ -272,22 +276,22 @@ fn scan(
             });
         }
     }
-    let first = segment_behind(storage, &segments, after)?.unwrap_or_default();
-    let mut walk = Walk::new(first);
+    let first = segment_containing(storage, &segments, after)?.unwrap_or_default();
+    let mut chain = ChainScan::new(first);
     let mut torn = None;
     for segment in segments.iter().filter(|number| **number >= first) {
         let bytes = load(storage, *segment)?;
         let name = || storage.name(*segment);
         refuse_version(frame::other_version(&bytes), &name)?;
         if *segment == first {
-            walk.end.bytes = bytes.len() as u64;
+            chain.end.bytes = bytes.len() as u64;
             // The chain begins at the log's beginning, or as the segment's first mark says.
             match frame::read(&bytes) {
                 Found::Mark(mark) if first > 1 => {
-                    walk.crc = mark.prev;
-                    walk.end.crc = mark.prev;
-                    walk.end.sequence = mark.durable;
-                    walk.end.batch = mark.batch.saturating_sub(1);
+                    chain.crc = mark.prev;
+                    chain.end.crc = mark.prev;
+                    chain.end.sequence = mark.durable;
+                    chain.end.batch = mark.batch.saturating_sub(1);
                 }
                 _ if first > 1 => {
                     return Err(JournalError::Hole {
@@ -299,7 +303,7 @@ fn scan(
                 _ => {}
             }
         }
-        match walk.segment(*segment, &bytes, &name, &mut visit)? {
+        match chain.segment(*segment, &bytes, &name, &mut visit)? {
             Stop::Next => {}
             Stop::Rest => {
                 if is_used(storage, &segments, *segment)? {
@@ -313,16 +317,16 @@ fn scan(
             }
         }
     }
-    let end = walk.end;
+    let end = chain.end;
     if let Some((segment, offset)) = torn {
         refuse_hole(storage, &segments, segment, offset, end.sequence)?;
     }
-    Ok(Survey {
+    Ok(ScanResult {
         end,
         torn: torn.map(|(segment, offset)| Torn {
             segment,
             offset,
-            keep: walk.keep,
+            keep: chain.keep,
         }),
         segments,
     })
@@ -401,7 +405,7 @@ fn refuse_hole(
                     });
                 }
             } else {
-                refuse_version(frame::whole_of_other_version(place), &name)?;
+                refuse_version(frame::complete_frame_version(place), &name)?;
             }
             at += 8;
         }
@@ -410,7 +414,12 @@ fn refuse_hole(
 }
 
 /// Zeroes everything after `keep` in the last segment, and all of the later ones.
-fn cut(storage: &dyn Storage, segments: &[u64], end: End, keep: u64) -> Result<(), JournalError> {
+fn truncate_tail(
+    storage: &dyn Storage,
+    segments: &[u64],
+    end: End,
+    keep: u64,
+) -> Result<(), JournalError> {
     let block = storage.block_bytes();
     for segment in segments.iter().filter(|number| **number >= end.segment) {
         let mut bytes = load(storage, *segment)?;

@@ -70,7 +70,7 @@ pub trait Storage: Send + Sync + 'static {
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()>;
     fn sync(&self, segment: u64) -> io::Result<()>;
     /// Makes all readable data durable, also that of another process. Called once, on opening.
-    fn settle(&self, segment: u64) -> io::Result<()>;
+    fn make_durable(&self, segment: u64) -> io::Result<()>;
     /// Fills `into` up to the segment's end; returns the number of bytes read.
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize>;
     /// Name of a segment for messages.
@@ -101,10 +101,10 @@ impl FileStorage {
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
         make_folder(dir)?;
         // First: on a full disk this may free the needed space.
-        remove_half_made(dir)?;
+        remove_incomplete(dir)?;
         let mode = match sync {
             false => Mode::Unsynced,
-            true if takes_direct(dir)? => Mode::Direct,
+            true if supports_direct(dir)? => Mode::Direct,
             true => Mode::Synced,
         };
         Self::with_mode(dir, mode)
@@ -113,7 +113,7 @@ impl FileStorage {
     /// As [`FileStorage::new`], with the mode given instead of probed.
     pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
         make_folder(dir)?;
-        remove_half_made(dir)?;
+        remove_incomplete(dir)?;
         Ok(Self {
             dir: dir.to_path_buf(),
             open: Mutex::default(),
@@ -268,7 +268,7 @@ fn direct_flags() -> i32 {
 }
 
 /// Tries a direct write in the folder. Some file systems refuse the open, others the write.
-fn takes_direct(dir: &Path) -> io::Result<bool> {
+fn supports_direct(dir: &Path) -> io::Result<bool> {
     let path = dir.join("probe.part");
     let tried = OpenOptions::new()
         .write(true)
@@ -298,7 +298,7 @@ fn takes_direct(dir: &Path) -> io::Result<bool> {
 }
 
 /// Removes files that a crash or a full disk left incomplete.
-fn remove_half_made(dir: &Path) -> io::Result<()> {
+fn remove_incomplete(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path
@@ -375,7 +375,7 @@ impl Storage for FileStorage {
         }
     }
 
-    fn settle(&self, segment: u64) -> io::Result<()> {
+    fn make_durable(&self, segment: u64) -> io::Result<()> {
         self.may_write()?;
         if self.mode == Mode::Unsynced {
             return Ok(());

@@ -13,12 +13,12 @@ use crate::scan;
 use crate::storage::Storage;
 
 /// Removes segments from the beginning of an open log.
-pub struct Front {
+pub struct SegmentTruncator {
     storage: Arc<dyn Storage>,
     state: watch::Receiver<State>,
 }
 
-impl Front {
+impl SegmentTruncator {
     pub(crate) fn new(storage: Arc<dyn Storage>, state: watch::Receiver<State>) -> Self {
         Self { storage, state }
     }
@@ -33,15 +33,15 @@ impl Front {
 
     /// Last record of the segments removable so that at least `bytes` of the log are left.
     ///
-    /// That of [`Front::removed_through`] when none is removable.
+    /// That of [`SegmentTruncator::removed_through`] when none is removable.
     ///
     /// # Errors
     /// The storage cannot be read.
-    pub fn beyond(&self, bytes: u64) -> Result<u64, JournalError> {
+    pub fn removable_above_bytes(&self, bytes: u64) -> Result<u64, JournalError> {
         let mut left = self.state.borrow().offset;
-        for segment in self.whole()?.into_iter().rev() {
+        for segment in self.durable_segments()?.into_iter().rev() {
             if left >= bytes {
-                return self.last(segment);
+                return self.last_record(segment);
             }
             left = left.saturating_add(self.storage.size(segment)?);
         }
@@ -50,20 +50,20 @@ impl Front {
 
     /// Last record of the segments removable when records at or before `through` are not needed.
     ///
-    /// That of [`Front::removed_through`] when none is removable.
+    /// That of [`SegmentTruncator::removed_through`] when none is removable.
     ///
     /// # Errors
     /// The storage cannot be read.
-    pub fn boundary(&self, through: u64) -> Result<u64, JournalError> {
-        let mut boundary = self.removed_through()?;
-        for segment in self.whole()? {
-            let last = self.last(segment)?;
+    pub fn removable_through(&self, through: u64) -> Result<u64, JournalError> {
+        let mut last_removable = self.removed_through()?;
+        for segment in self.durable_segments()? {
+            let last = self.last_record(segment)?;
             if last > through {
                 break;
             }
-            boundary = last;
+            last_removable = last;
         }
-        Ok(boundary)
+        Ok(last_removable)
     }
 
     /// Removes the segments without a record after `through`; returns their number.
@@ -72,8 +72,8 @@ impl Front {
     /// A segment cannot be removed: it and all later ones stay.
     pub fn remove(&self, through: u64) -> Result<usize, JournalError> {
         let mut count = 0;
-        for segment in self.whole()? {
-            if self.last(segment)? > through {
+        for segment in self.durable_segments()? {
+            if self.last_record(segment)? > through {
                 break;
             }
             self.storage.remove(segment)?;
@@ -83,7 +83,7 @@ impl Front {
     }
 
     /// Segments before the one with the commit position, ascending: full and durable.
-    fn whole(&self) -> Result<Vec<u64>, JournalError> {
+    fn durable_segments(&self) -> Result<Vec<u64>, JournalError> {
         let (commit, offset) = {
             let state = self.state.borrow();
             (state.segment, state.offset)
@@ -95,7 +95,7 @@ impl Front {
     }
 
     /// Last record of a segment that another one follows.
-    fn last(&self, segment: u64) -> Result<u64, JournalError> {
+    fn last_record(&self, segment: u64) -> Result<u64, JournalError> {
         match scan::first_mark(&*self.storage, segment + 1)? {
             Some(mark) => Ok(mark.durable),
             None => Err(JournalError::Hole {

@@ -33,7 +33,7 @@ pub(crate) struct Writer {
     buffer: Buffer,
     /// For batches that have to be split.
     scratch: Buffer,
-    ahead: Ahead,
+    ahead: NextSegment,
     missed: Missed,
 }
 
@@ -54,7 +54,7 @@ impl Writer {
         Self {
             segment_bytes: config.segment_bytes.next_multiple_of(block as u64),
             block,
-            ahead: Ahead::default(),
+            ahead: NextSegment::default(),
             missed: Missed::default(),
             storage,
             shared,
@@ -192,7 +192,7 @@ impl Writer {
         counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
         self.shared.durable.store(tail.sequence, Ordering::Release);
         // First: reports wait for this call, the rest does not matter to them.
-        self.shared.tell_listeners();
+        self.shared.notify_listeners();
         let offset = self.end.offset - extent;
         let end = self.end;
         let recent = &self.shared.recent;
@@ -216,7 +216,7 @@ impl Writer {
     ///
     /// # Errors
     /// Any other error; the last shortage when the log is closed meanwhile.
-    fn until_no_shortage(&self, segment: u64, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    fn retry_on_shortage(&self, segment: u64, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let shared = &self.shared;
         let mut pause = RETRY_FIRST;
         loop {
@@ -256,9 +256,9 @@ impl Writer {
         let next = self.end.segment + 1;
         let (is_made, was_ready) = self.ahead.take(next, bytes);
         if !is_made {
-            self.until_no_shortage(next, || self.storage.create(next, bytes))?;
+            self.retry_on_shortage(next, || self.storage.create(next, bytes))?;
         }
-        self.until_no_shortage(next, || self.storage.begin(next))?;
+        self.retry_on_shortage(next, || self.storage.begin(next))?;
         self.end.segment = next;
         self.end.bytes = bytes;
         self.end.offset = 0;
@@ -282,15 +282,15 @@ fn is_shortage(error: &io::Error) -> bool {
 
 /// Creates the next segment while the current one fills.
 #[derive(Default)]
-struct Ahead(Option<Making>);
+struct NextSegment(Option<Creation>);
 
-struct Making {
+struct Creation {
     segment: u64,
     bytes: u64,
     done: mpsc::Receiver<io::Result<()>>,
 }
 
-impl Ahead {
+impl NextSegment {
     /// Starts to create a segment, once.
     fn begin(&mut self, storage: &Arc<dyn Storage>, segment: u64, bytes: u64) {
         if self
@@ -309,7 +309,7 @@ impl Ahead {
         });
         match started {
             Ok(_) => {
-                self.0 = Some(Making {
+                self.0 = Some(Creation {
                     segment,
                     bytes,
                     done,
@@ -346,7 +346,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for NextSegment {
     fn drop(&mut self) {
         // No thread that outlives the log may be creating a segment.
         if let Some(making) = self.0.take() {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use journal::fault::MemoryStorage;
 use journal::frame::{self, Found};
-use journal::{Appender, Config, Frame, FrameKind, Journal, JournalError, Storage, walk};
+use journal::{Appender, Config, Frame, FrameKind, Journal, JournalError, Storage, visit_frames};
 
 const CONFIG: Config = Config {
     segment_bytes: 16 << 10,
@@ -144,7 +144,7 @@ fn unit_ends(bytes: &[u8]) -> Vec<(usize, usize)> {
 
 // rows: R174
 #[test]
-fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_before_it() {
+fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
     const BYTES: u64 = 128 << 10;
     const CUT: usize = 64 << 10;
     let config = Config {
@@ -211,7 +211,7 @@ fn r174_a_cut_at_any_byte_of_the_last_64_kib_leaves_exactly_the_whole_units_befo
         image.damage(1, 0, &whole);
         image.shorten(1, cut);
         let expected = ends.iter().filter(|(end, _)| *end <= cut).count() as u64;
-        let found = walk(&image, |_| Ok(())).expect("a torn tail is skipped");
+        let found = visit_frames(&image, |_| Ok(())).expect("a torn tail is skipped");
         assert_eq!(found, expected, "shortened at {cut}");
         if cut % 64 == 0 {
             let (journal, found) = open(&image);
@@ -420,7 +420,7 @@ fn noise_after_the_end_of_a_segment_does_not_lose_the_last_batch() {
 }
 
 #[test]
-fn a_log_that_ends_before_a_known_durable_record_is_refused_and_left_unchanged() {
+fn log_ending_before_a_durable_record_is_refused_unchanged() {
     let storage = singles();
     let ends = unit_ends(&storage.bytes(1));
     // The last record is torn, but the caller knows that it was durable.

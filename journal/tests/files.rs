@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use journal::reader::ReadError;
 use journal::{
-    Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Storage, list, walk,
-    walk_after,
+    Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Storage, list,
+    visit_frames, visit_frames_after,
 };
 
 const CONFIG: Config = Config {
@@ -91,7 +91,7 @@ fn r174_what_was_written_in_one_mode_is_read_and_continued_in_the_other() {
             journal.close();
         }
         let storage = FileStorage::read_only(dir).expect("a folder");
-        assert_eq!(walk(&storage, |_| Ok(())).expect("whole"), last);
+        assert_eq!(visit_frames(&storage, |_| Ok(())).expect("whole"), last);
         let segments = list(&storage).expect("listed");
         let mut next = 1;
         for (first, last) in segments.iter().filter_map(|segment| segment.sequences) {
@@ -185,12 +185,12 @@ fn a_log_without_its_first_segments_is_read_from_its_new_beginning() {
     );
     assert_eq!(journal.commit().position(), 2_100);
     journal.close();
-    assert_eq!(walk(&storage, |_| Ok(())).expect("whole"), 2_100);
+    assert_eq!(visit_frames(&storage, |_| Ok(())).expect("whole"), 2_100);
     assert_eq!(
-        walk_after(&storage, 1_500, |_| Ok(())).expect("whole"),
+        visit_frames_after(&storage, 1_500, |_| Ok(())).expect("whole"),
         2_100
     );
-    assert!(walk_after(&storage, 0, |_| Ok(())).is_err());
+    assert!(visit_frames_after(&storage, 0, |_| Ok(())).is_err());
 }
 
 // Data lost below the commit position: a reader gets an error instead of waiting forever.

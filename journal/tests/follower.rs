@@ -11,7 +11,7 @@ use journal::fault::MemoryStorage;
 use journal::reader::ReadError;
 use journal::{
     Appender, Config, FileStorage, Follower, Frame, FrameKind, Journal, JournalError, Mode,
-    Storage, walk,
+    Storage, visit_frames,
 };
 
 /// Far longer than anything here takes: reaching it means that something hangs.
@@ -168,7 +168,7 @@ fn crcs<E: std::fmt::Debug>(
 }
 
 #[test]
-fn a_read_without_a_file_descriptor_can_be_retried_without_loss_or_repetition() {
+fn read_without_descriptors_is_retried_without_loss() {
     const LAST: u64 = 600;
     let storage = Arc::new(MemoryStorage::default());
     let opened = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(()));
@@ -176,7 +176,7 @@ fn a_read_without_a_file_descriptor_can_be_retried_without_loss_or_repetition() 
     let mut appender = journal.appender();
     write(&journal, &mut appender, 1..=LAST);
     let mut written = Vec::new();
-    walk(&storage, |frame| {
+    visit_frames(&storage, |frame| {
         written.push(frame.crc);
         Ok(())
     })
@@ -243,9 +243,11 @@ fn a_follower_of_removed_records_gets_an_error_with_the_logs_beginning() {
     read(&mut late, &mut last).expect("no damage");
     assert!(last > 0);
     write(&journal, &mut appender, 21..=2_000);
-    let front = journal.front();
-    let limit = front.beyond(CONFIG.segment_bytes).expect("read");
-    front.remove(limit).expect("removed");
+    let truncator = journal.truncator();
+    let limit = truncator
+        .removable_above_bytes(CONFIG.segment_bytes)
+        .expect("read");
+    truncator.remove(limit).expect("removed");
     assert!(limit > 1_000);
 
     let told = |error: JournalError, after: u64| {

@@ -140,8 +140,8 @@ impl Storage for Panics {
     fn sync(&self, segment: u64) -> io::Result<()> {
         self.0.sync(segment)
     }
-    fn settle(&self, segment: u64) -> io::Result<()> {
-        self.0.settle(segment)
+    fn make_durable(&self, segment: u64) -> io::Result<()> {
+        self.0.make_durable(segment)
     }
     fn block_bytes(&self) -> usize {
         self.0.block_bytes()

@@ -64,7 +64,7 @@ fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
 type Shortage = fn(&MemoryStorage, bool);
 
 #[test]
-fn a_log_that_cannot_begin_its_next_segment_waits_and_continues_when_it_can() {
+fn log_waits_until_its_next_segment_can_be_created() {
     let no_room: Shortage = |storage, is_on| storage.has_no_room.store(is_on, SeqCst);
     let no_descriptor: Shortage =
         |storage, is_on| storage.open_fails_every.store(is_on.into(), SeqCst);

@@ -1,9 +1,9 @@
-//! Snapshots are whole or skipped; a walk changes nothing.
+//! Snapshots are whole or skipped; reading changes nothing.
 
 use std::sync::Arc;
 
 use journal::fault::MemoryStorage;
-use journal::{Config, FrameKind, Journal, Snapshots, Storage, walk};
+use journal::{Config, FrameKind, Journal, Snapshots, Storage, visit_frames};
 
 #[test]
 fn the_newest_good_snapshot_is_found_and_older_ones_are_pruned() {
@@ -102,7 +102,10 @@ fn a_snapshot_damaged_or_truncated_at_any_byte_is_skipped() {
 #[test]
 fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     let storage = Arc::new(MemoryStorage::default());
-    assert_eq!(walk(&storage, |_| Ok(())).expect("an empty storage"), 0);
+    assert_eq!(
+        visit_frames(&storage, |_| Ok(())).expect("an empty storage"),
+        0
+    );
     assert!(
         storage.segments().expect("listed").is_empty(),
         "no segment was made"
@@ -129,12 +132,12 @@ fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     storage.damage(last, end - 20, &[0; 8]);
     let before = storage.bytes(last);
     let mut seen = 0;
-    let sequence = walk(&storage, |_| {
+    let sequence = visit_frames(&storage, |_| {
         seen += 1;
         Ok(())
     });
     assert_eq!((sequence.expect("a torn tail is skipped"), seen), (99, 99));
-    assert_eq!(storage.bytes(last), before, "a walk changes nothing");
+    assert_eq!(storage.bytes(last), before, "reading changes nothing");
 }
 
 #[test]

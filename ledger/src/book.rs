@@ -1,8 +1,8 @@
 //! The working set of one group of commands: rows as loaded, changes by the fold, an undo log.
 //!
-//! Each command of a group is atomic on its own: [`Book::mark`] before it, [`Book::rollback`] when
-//! it is refused. The changes left at the end are written in one transaction. Cost: a copy of the
-//! row's small mutable state per change.
+//! Each command of a group is atomic on its own: [`Book::savepoint`] before it, [`Book::rollback`]
+//! when it is refused. The changes left at the end are written in one transaction. Cost: a copy of
+//! the row's small mutable state per change.
 
 use std::{borrow::Borrow, collections::BTreeSet, hash::Hash};
 
@@ -10,12 +10,12 @@ use foldhash::fast::RandomState;
 use indexmap::IndexMap;
 
 use crate::{
-    facts::Effect,
+    effects::Effect,
     fold::StoredAnswer,
     limit::VelocityLimit,
     model::{
-        Account, Call, Hold, Id, Operation, OperationType, Parked, Posting, Scope, SourcePosition,
-        SubAccount, User,
+        Account, Call, Hold, Id, Operation, OperationType, PendingReceipt, Posting, Scope,
+        SourcePosition, SubAccount, User,
     },
 };
 
@@ -136,7 +136,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         self.there == 0
     }
 
-    fn mark(&self) -> usize {
+    fn undo_len(&self) -> usize {
         self.undo.len()
     }
 
@@ -170,20 +170,20 @@ impl<K: Hash + Eq, V> Table<K, V> {
     }
 
     /// Indexes of the rows that were made before a mark and changed after it.
-    fn made_then_changed(&self, mark: usize) -> BTreeSet<usize> {
+    fn modified_since(&self, mark: usize) -> BTreeSet<usize> {
         let (earlier, later) = self.undo.split_at(mark);
-        let again = later.iter().filter(|undo| !undo.is_first);
-        let mut again: BTreeSet<usize> = again.map(|undo| undo.place).collect();
+        let modified = later.iter().filter(|undo| !undo.is_first);
+        let mut modified: BTreeSet<usize> = modified.map(|undo| undo.place).collect();
         for undo in later.iter().filter(|undo| undo.is_first) {
-            again.remove(&undo.place);
+            modified.remove(&undo.place);
         }
-        if !again.is_empty() {
+        if !modified.is_empty() {
             let loaded = earlier.iter().filter(|undo| undo.before.is_some());
             for undo in loaded.filter(|undo| undo.is_first) {
-                again.remove(&undo.place);
+                modified.remove(&undo.place);
             }
         }
-        again
+        modified
     }
 
     /// Every changed row, once, in the order of first change.
@@ -226,31 +226,31 @@ pub struct Book {
     pub postings: Table<Id, Vec<Posting>>,
     pub answers: Table<AnswerKey, StoredAnswer>,
     pub sources: Table<Id, SourcePosition>,
-    pub parked: Table<Id, Parked>,
+    pub pending_receipts: Table<Id, PendingReceipt>,
     /// Limits of the loaded instruments and users.
     pub limits: Table<Id, VelocityLimit>,
     /// Minor units in the window of a limit, per sub-account.
     pub used: Table<(Id, Id), i128>,
     /// New effects, each with the index of the command that caused it.
-    pub facts: Vec<(usize, Effect)>,
+    pub effects: Vec<(usize, Effect)>,
     /// Index of the command being folded.
     pub command: usize,
     /// Holds whose expiry the current command found: it answers `Hold has expired`, later commands
     /// `Hold is not active`.
     pub expired_now: Vec<Id>,
-    given: Given,
+    flush: EarlyFlush,
 }
 
 /// New operations with their postings, written while the fold continues.
 #[derive(Debug)]
-pub struct Made {
+pub struct FlushedRows {
     pub operations: Vec<Operation>,
     pub postings: Vec<Posting>,
 }
 
 /// State of the early flush.
 #[derive(Debug, Default)]
-struct Given {
+struct EarlyFlush {
     /// Number of flushed operations.
     count: usize,
     /// Length of the undo logs of operations and of postings at the last flush.
@@ -264,7 +264,7 @@ struct Given {
 
 /// A point to roll back to.
 #[derive(Clone, Copy, Debug)]
-pub struct Mark {
+pub struct Savepoint {
     /// Undo length per table, then the number of effects.
     lengths: [usize; 15],
     next_posting: i64,
@@ -284,7 +284,7 @@ macro_rules! each_table {
             postings,
             answers,
             sources,
-            parked,
+            pending_receipts,
             scales,
             limits,
             used
@@ -301,31 +301,31 @@ impl Book {
         }
     }
 
-    pub fn mark(&self) -> Mark {
+    pub fn savepoint(&self) -> Savepoint {
         macro_rules! marks {
-            ($book:ident, $($table:ident),+) => { [$($book.$table.mark(),)+ $book.facts.len()] };
+            ($book:ident, $($table:ident),+) => { [$($book.$table.undo_len(),)+ $book.effects.len()] };
         }
-        Mark {
+        Savepoint {
             lengths: each_table!(self, marks),
             next_posting: self.next_posting,
         }
     }
 
-    /// Undoes everything after the mark.
-    pub fn rollback(&mut self, mark: Mark) {
-        let given = (self.given.operations, self.given.postings);
-        let mut marks = mark.lengths.into_iter();
+    /// Undoes everything after the savepoint.
+    pub fn rollback(&mut self, savepoint: Savepoint) {
+        let flushed = (self.flush.operations, self.flush.postings);
+        let mut marks = savepoint.lengths.into_iter();
         macro_rules! back {
             ($book:ident, $($table:ident),+) => { $($book.$table.rollback(marks.next().expect("a mark per table"));)+ };
         }
         each_table!(self, back);
-        self.facts
-            .truncate(marks.next().expect("a mark for the facts"));
-        self.next_posting = mark.next_posting;
-        if self.operations.mark() < given.0 || self.postings.mark() < given.1 {
-            self.given = Given {
+        self.effects
+            .truncate(marks.next().expect("a mark for the effects"));
+        self.next_posting = savepoint.next_posting;
+        if self.operations.undo_len() < flushed.0 || self.postings.undo_len() < flushed.1 {
+            self.flush = EarlyFlush {
                 rolled_back_past_flush: true,
-                ..Given::default()
+                ..EarlyFlush::default()
             };
         }
     }
@@ -340,45 +340,45 @@ impl Book {
         }
         room!(operations, by_key, postings);
         self.subaccounts.reserve_changes(2 * operations);
-        self.facts.reserve(4 * operations);
+        self.effects.reserve(4 * operations);
     }
 
     /// Returns the operations made since the last flush, once operations changed at least `changes`
     /// times.
-    pub fn give(&mut self, changes: usize) -> Option<Made> {
-        if self.given.rolled_back_past_flush
-            || self.operations.mark() < self.given.operations + changes
+    pub fn drain_ready(&mut self, changes: usize) -> Option<FlushedRows> {
+        if self.flush.rolled_back_past_flush
+            || self.operations.undo_len() < self.flush.operations + changes
         {
             return None;
         }
         let (operations, postings) = self.unflushed();
-        let made = Made {
+        let rows = FlushedRows {
             operations: operations.into_iter().cloned().collect(),
             postings: postings.into_iter().cloned().collect(),
         };
-        let changed = self.operations.made_then_changed(self.given.operations);
-        self.given.changed.extend(changed);
-        self.given.count += made.operations.len();
-        self.given.operations = self.operations.mark();
-        self.given.postings = self.postings.mark();
-        (!made.operations.is_empty()).then_some(made)
+        let changed = self.operations.modified_since(self.flush.operations);
+        self.flush.changed.extend(changed);
+        self.flush.count += rows.operations.len();
+        self.flush.operations = self.operations.undo_len();
+        self.flush.postings = self.postings.undo_len();
+        (!rows.operations.is_empty()).then_some(rows)
     }
 
     /// Number of flushed operations.
-    pub fn given(&self) -> usize {
-        self.given.count
+    pub fn flushed_count(&self) -> usize {
+        self.flush.count
     }
 
     /// True if flushed rows were rolled back and must be discarded. From then on nothing is flushed
     /// and nothing counts as flushed.
-    pub fn has_taken_back(&self) -> bool {
-        self.given.rolled_back_past_flush
+    pub fn rolled_back_past_flush(&self) -> bool {
+        self.flush.rolled_back_past_flush
     }
 
     /// New operations and postings that were not flushed.
     pub fn unflushed(&self) -> (Vec<&Operation>, Vec<&Posting>) {
-        let operations = self.operations.made_since(self.given.operations);
-        let postings = self.postings.made_since(self.given.postings);
+        let operations = self.operations.made_since(self.flush.operations);
+        let postings = self.postings.made_since(self.flush.postings);
         (
             operations.map(|(_, row)| row).collect(),
             postings.flat_map(|(_, rows)| rows).collect(),
@@ -386,9 +386,9 @@ impl Book {
     }
 
     /// Operations that changed after they were flushed.
-    pub fn given_and_changed(&self) -> Vec<&Operation> {
-        let mut changed = self.operations.made_then_changed(self.given.operations);
-        changed.extend(&self.given.changed);
+    pub fn flushed_and_modified(&self) -> Vec<&Operation> {
+        let mut changed = self.operations.modified_since(self.flush.operations);
+        changed.extend(&self.flush.changed);
         let rows = changed.into_iter();
         rows.filter_map(|place| self.operations.rows[place].row.as_ref())
             .collect()
@@ -396,11 +396,11 @@ impl Book {
 
     /// True when there is nothing to write.
     pub fn is_clean(&self) -> bool {
-        self.mark().lengths.iter().all(|len| *len == 0)
+        self.savepoint().lengths.iter().all(|len| *len == 0)
     }
 
-    pub fn tell(&mut self, fact: Effect) {
-        self.facts.push((self.command, fact));
+    pub fn push_effect(&mut self, effect: Effect) {
+        self.effects.push((self.command, effect));
     }
 
     /// The operation made under a key of this scope.
@@ -500,45 +500,48 @@ mod tests {
         let mut book = Book::at(0);
         book.operations
             .load("old".into(), operation("old", OperationStatus::Settled));
-        let empty = book.mark();
+        let empty = book.savepoint();
         put(&mut book, "a", OperationStatus::Settled);
         put(&mut book, "old", OperationStatus::Finalized);
-        assert!(book.give(3).is_none());
+        assert!(book.drain_ready(3).is_none());
         put(&mut book, "b", OperationStatus::Settled);
-        let made = book.give(3).unwrap();
-        assert_eq!(ids(&made.operations.iter().collect::<Vec<_>>()), ["a", "b"]);
-        assert!(book.give(1).is_none());
+        let rows = book.drain_ready(3).unwrap();
+        assert_eq!(ids(&rows.operations.iter().collect::<Vec<_>>()), ["a", "b"]);
+        assert!(book.drain_ready(1).is_none());
 
         put(&mut book, "c", OperationStatus::Settled);
-        let mark = book.mark();
+        let savepoint = book.savepoint();
         put(&mut book, "b", OperationStatus::Finalized);
         put(&mut book, "b", OperationStatus::Failed);
         put(&mut book, "c", OperationStatus::Finalized);
         put(&mut book, "old", OperationStatus::Failed);
-        assert_eq!(book.given(), 2);
+        assert_eq!(book.flushed_count(), 2);
         assert_eq!(ids(&book.unflushed().0), ["c"]);
-        assert_eq!(ids(&book.given_and_changed()), ["b"]);
-        assert_eq!(book.given_and_changed()[0].status, OperationStatus::Failed);
-        book.rollback(mark);
-        assert!(book.given_and_changed().is_empty() && !book.has_taken_back());
+        assert_eq!(ids(&book.flushed_and_modified()), ["b"]);
+        assert_eq!(
+            book.flushed_and_modified()[0].status,
+            OperationStatus::Failed
+        );
+        book.rollback(savepoint);
+        assert!(book.flushed_and_modified().is_empty() && !book.rolled_back_past_flush());
 
         // A flush after that change, then changes only.
         put(&mut book, "a", OperationStatus::Finalized);
-        let made = book.give(2).unwrap();
-        assert_eq!(ids(&made.operations.iter().collect::<Vec<_>>()), ["c"]);
-        assert_eq!(ids(&book.given_and_changed()), ["a"]);
+        let rows = book.drain_ready(2).unwrap();
+        assert_eq!(ids(&rows.operations.iter().collect::<Vec<_>>()), ["c"]);
+        assert_eq!(ids(&book.flushed_and_modified()), ["a"]);
         put(&mut book, "c", OperationStatus::Failed);
         put(&mut book, "old", OperationStatus::Failed);
-        assert!(book.give(2).is_none());
-        assert_eq!(ids(&book.given_and_changed()), ["a", "c"]);
-        assert_eq!((book.given(), book.unflushed().0.len()), (3, 0));
+        assert!(book.drain_ready(2).is_none());
+        assert_eq!(ids(&book.flushed_and_modified()), ["a", "c"]);
+        assert_eq!((book.flushed_count(), book.unflushed().0.len()), (3, 0));
 
         book.rollback(empty);
-        assert!(book.has_taken_back() && book.given_and_changed().is_empty());
+        assert!(book.rolled_back_past_flush() && book.flushed_and_modified().is_empty());
         put(&mut book, "d", OperationStatus::Settled);
-        assert!(book.give(1).is_none());
+        assert!(book.drain_ready(1).is_none());
         assert_eq!(
-            (book.given(), ids(&book.unflushed().0)),
+            (book.flushed_count(), ids(&book.unflushed().0)),
             (0, vec!["d".to_owned()])
         );
     }
@@ -553,11 +556,11 @@ mod tests {
                 twin.rows.insert(key, 0);
             }
             twin.loaded = twin.rows.clone();
-            let mut marks = vec![(table.mark(), twin.clone())];
+            let mut marks = vec![(table.undo_len(), twin.clone())];
             for row in 1..60 {
                 let key = random.random_range(0..8);
                 match random.random_range(0..8) {
-                    0 => marks.push((table.mark(), twin.clone())),
+                    0 => marks.push((table.undo_len(), twin.clone())),
                     1 => {
                         let (mark, then) = marks[random.random_range(0..marks.len())].clone();
                         marks.retain(|(earlier, _)| *earlier <= mark);

@@ -7,7 +7,7 @@ use uuid::{Builder, Uuid};
 use crate::model::Id;
 
 /// Makes the ids of one group.
-pub struct Fresh {
+pub struct IdGenerator {
     millis: u64,
     /// Sub-millisecond part of the time.
     head: [u8; 2],
@@ -16,12 +16,12 @@ pub struct Fresh {
     next: u64,
 }
 
-impl Fresh {
+impl IdGenerator {
     pub fn at(now_us: i64) -> Self {
         let now_us = now_us.max(0).unsigned_abs();
         // As RFC 9562 6.2 method 3: the fraction of the millisecond in 12 bits.
         let fraction = (now_us % 1_000) * 4_096 / 1_000;
-        Fresh {
+        IdGenerator {
             millis: now_us / 1_000,
             head: (fraction as u16).to_be_bytes(),
             // Two bits go to the variant, one leaves room to count.
@@ -49,7 +49,9 @@ mod tests {
 
     #[test]
     fn ids_of_a_group_grow_and_groups_do_not_meet() {
-        let mut groups: Vec<Fresh> = (0..3).map(|_| Fresh::at(1_780_000_000_123_456)).collect();
+        let mut groups: Vec<IdGenerator> = (0..3)
+            .map(|_| IdGenerator::at(1_780_000_000_123_456))
+            .collect();
         let mut all = Vec::new();
         for group in &mut groups {
             let own: Vec<Uuid> = (0..1_000).map(|_| group.uuid()).collect();
@@ -60,7 +62,7 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 3_000);
-        let later = Fresh::at(1_780_000_000_123_999).uuid();
+        let later = IdGenerator::at(1_780_000_000_123_999).uuid();
         assert!(all.iter().all(|id| *id < later));
     }
 }

@@ -15,7 +15,7 @@ mod api;
 mod audit;
 mod book;
 mod committer;
-mod facts;
+mod effects;
 mod fold;
 mod ids;
 mod limit;
@@ -206,8 +206,8 @@ pub fn start(
 
 /// Reports event log trouble in the ledger's health.
 async fn show_events(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
-    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
-    events::report_health(log, &consumers::GROUPS, tell, shutdown).await;
+    let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &consumers::GROUPS, set_health, shutdown).await;
 }
 
 /// Poll interval of the clock's state.

@@ -349,7 +349,7 @@ pub struct SourcePosition {
 
 /// A finality notice for an operation that does not exist yet: applied when it is created (T30).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parked {
+pub struct PendingReceipt {
     pub tx_hash: Option<Id>,
     pub reverted: bool,
     pub at_us: i64,

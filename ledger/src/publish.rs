@@ -15,8 +15,8 @@ use proto::{
 use uuid::Uuid;
 
 use crate::{
-    facts::Effect,
-    ids::Fresh,
+    effects::Effect,
+    ids::IdGenerator,
     model::{Id, Units},
 };
 
@@ -25,8 +25,8 @@ const CONTEXT_TAG: u32 = 1;
 
 /// Emits the events of these effects, in order. Each effect names its command by index into
 /// `contexts`.
-pub fn tell(
-    facts: &[(usize, Effect)],
+pub fn emit_events(
+    effects: &[(usize, Effect)],
     contexts: &[&rpc::Context],
     now_us: i64,
     to: &mut dyn FnMut(EventRef<'_>),
@@ -35,16 +35,16 @@ pub fn tell(
         .iter()
         .map(|context| head(context, now_us))
         .collect();
-    let mut ids = Fresh::at(now_us);
+    let mut ids = IdGenerator::at(now_us);
     let mut payload = Vec::new();
-    for (command, fact) in facts {
+    for (command, effect) in effects {
         let id = ids.uuid();
         payload.clear();
         payload.extend_from_slice(&heads[*command]);
-        let (type_name, key, subject) = encode(fact, id, now_us, &mut payload);
+        let (type_name, key, subject) = encode(effect, id, now_us, &mut payload);
         to(EventRef {
             id,
-            topic: match fact {
+            topic: match effect {
                 Effect::LimitChanged { .. } => topics::AUDIT,
                 _ => topics::LEDGER,
             },
@@ -82,13 +82,13 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
 /// Appends the fields after the context. Returns the full name of the message, the key, the
 /// subject.
 fn encode<'a>(
-    fact: &'a Effect,
+    effect: &'a Effect,
     event_id: Uuid,
     now_us: i64,
     to: &mut Vec<u8>,
 ) -> (&'static str, &'a Id, &'a Id) {
     let at = Some(to_timestamp_us(now_us));
-    match fact {
+    match effect {
         Effect::OperationCreated {
             operation_id,
             kind,
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn an_event_is_the_bytes_of_its_message() {
-        let facts = [(
+        let effects = [(
             0,
             Effect::OperationCreated {
                 operation_id: "o1".into(),
@@ -275,11 +275,11 @@ mod tests {
             correlation_id: "c1".to_owned(),
             ..rpc::Context::new("test")
         };
-        let mut told = Vec::new();
-        tell(&facts, &[&context], 1_780_000_000_000_001, &mut |event| {
-            told.push(event.to_event())
+        let mut emitted = Vec::new();
+        emit_events(&effects, &[&context], 1_780_000_000_000_001, &mut |event| {
+            emitted.push(event.to_event())
         });
-        let event = told.remove(0);
+        let event = emitted.remove(0);
         let message = wire::OperationCreatedEvent::decode(&*event.payload).unwrap();
         assert_eq!(message.encode_to_vec(), event.payload);
         assert_eq!(message.operation_id, "o1");

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use events::{BatchResult, Event, Failure, Later, Stopped};
+use events::{BatchResult, Event, Failure, RetryLater, Stopped};
 use rpc::Context;
 use service_clients::{
     CallError, CfaClient, OperationStatus,
@@ -21,9 +21,9 @@ use service_clients::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::consumers::{act_of, transactions_of},
+    api::consumers::{command_kind_of, transactions_of},
     committer::Committer,
-    fold::{Act, Answer, Command, Outcome, Replay},
+    fold::{Answer, Command, CommandKind, Outcome, Replay},
     refusal::Refusal,
 };
 
@@ -80,7 +80,7 @@ impl Reconciler {
         };
         tokio::select! {
             looked = looked => looked,
-            () = self.shutdown.cancelled() => Err(Later("the ledger is stopping".to_owned()).into()),
+            () = self.shutdown.cancelled() => Err(RetryLater("the ledger is stopping".to_owned()).into()),
         }
     }
 
@@ -142,16 +142,16 @@ impl Reconciler {
             }
         }
         let (operation_id, tx_hash) = (operation.operation_id.clone(), operation.tx_hash.clone());
-        let act = match act_of(operation) {
-            Ok(Some(act)) => act,
+        let kind = match command_kind_of(operation) {
+            Ok(Some(kind)) => kind,
             Ok(None) => return Ok(()),
             Err(poison) => {
                 tracing::error!(operation_id, %poison, "unreadable operation of a block skipped");
                 return Ok(());
             }
         };
-        match self.submit(act, Context::new("ledger")).await? {
-            Ok(answered) if is_new(&answered.answer) => {
+        match self.submit(kind, Context::new("ledger")).await? {
+            Ok(result) if is_new(&result.answer) => {
                 tracing::warn!(
                     operation_id,
                     "operation restored from a block, its event was missed"
@@ -186,15 +186,15 @@ impl Reconciler {
         }
     }
 
-    async fn submit(&self, act: Act, context: Context) -> Result<Outcome, Failure> {
+    async fn submit(&self, kind: CommandKind, context: Context) -> Result<Outcome, Failure> {
         let command = Command {
-            act,
+            kind,
             key: None,
             is_service: true,
         };
         let submitted = self.committer.submit(command, context).await;
         submitted.map_err(|error| match error.is_away() {
-            true => Later(error.to_string()).into(),
+            true => RetryLater(error.to_string()).into(),
             false => error.into(),
         })
     }
@@ -204,7 +204,7 @@ impl Reconciler {
 fn failed(error: &CallError) -> Failure {
     let text = format!("operations of a block: {}", error.describe());
     match error.is_unavailable() {
-        true => Later(text).into(),
+        true => RetryLater(text).into(),
         false => text.into(),
     }
 }

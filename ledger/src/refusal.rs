@@ -301,7 +301,7 @@ impl Refused {
     }
 
     /// A repeated refusal of a key.
-    pub fn again(refusal: Refusal, at: Option<Position>, replay: Replay) -> Self {
+    pub fn replayed(refusal: Refusal, at: Option<Position>, replay: Replay) -> Self {
         Refused {
             refusal,
             at,

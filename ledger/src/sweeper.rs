@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Clock, Error, LedgerConfig,
     committer::Committer,
-    fold::{Act, Command},
+    fold::{Command, CommandKind},
     repo::Store,
 };
 
@@ -59,7 +59,7 @@ impl Sweeper {
             let due = self.store.holds_due(self.clock.now_us(), BATCH).await?;
             let found = due.len();
             if found > 0 {
-                self.submit(Act::ExpireHolds(due)).await?;
+                self.submit(CommandKind::ExpireHolds(due)).await?;
             }
             swept += found;
             if found < BATCH as usize {
@@ -70,12 +70,13 @@ impl Sweeper {
 
     async fn forget(&self, now_us: i64) -> Result<(), Error> {
         let before_us = now_us - i64::from(self.parked_retention_h) * US_PER_HOUR;
-        self.submit(Act::ForgetParked { before_us }).await
+        self.submit(CommandKind::ForgetPendingReceipts { before_us })
+            .await
     }
 
-    async fn submit(&self, act: Act) -> Result<(), Error> {
+    async fn submit(&self, kind: CommandKind) -> Result<(), Error> {
         let command = Command {
-            act,
+            kind,
             key: None,
             is_service: true,
         };

@@ -109,7 +109,7 @@ async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 /// In-memory endpoints of the services, by name.
 #[derive(Default)]
-struct Doors {
+struct LocalEndpoints {
     ledger: LocalSlot,
     cfa: LocalSlot,
     chain: LocalSlot,
@@ -118,7 +118,7 @@ struct Doors {
     market: LocalSlot,
 }
 
-impl Doors {
+impl LocalEndpoints {
     fn ledger(&self) -> Channel {
         Channel::local(&self.ledger, SERVICE)
     }
@@ -172,7 +172,7 @@ struct Stages {
 /// A running platform.
 pub struct Platform {
     addresses: Addresses,
-    doors: Doors,
+    local: LocalEndpoints,
     stages: Stages,
     listeners: JoinSet<Result<(), rpc::Error>>,
     gateway: gateway::GatewayHandle,
@@ -202,7 +202,7 @@ impl Platform {
         );
         let metrics = rpc::metrics_init();
         let auth = Authenticator::Sandbox;
-        let (stages, doors) = (Stages::default(), Doors::default());
+        let (stages, local) = (Stages::default(), LocalEndpoints::default());
 
         // Before any code reads the time.
         service_kit::clock::keep().context("clock")?;
@@ -228,18 +228,18 @@ impl Platform {
             .context("chain")?;
         let chain_rpc = sockets.chain_rpc.local_addr()?;
         chain.serve_json_rpc(sockets.chain_rpc);
-        doors
+        local
             .chain
             .fill(rpc::with_auth(chain.service().routes, &auth));
 
         // 4. The ledger, started on a runtime thread: its writer inherits that thread's priority.
         let starting = tokio::spawn(ledger::start(
             config.ledger.clone(),
-            ledger::LedgerDeps::new(log.clone(), doors.cfa()),
+            ledger::LedgerDeps::new(log.clone(), local.cfa()),
             stages.ledger.clone(),
         ));
         let ledger = starting.await.context("ledger")?.context("ledger")?;
-        doors
+        local
             .ledger
             .fill(rpc::with_auth(ledger.service().routes, &auth));
 
@@ -251,7 +251,7 @@ impl Platform {
         )
         .await
         .context("identity")?;
-        doors
+        local
             .identity
             .fill(rpc::with_auth(identity.service().routes, &auth));
         let mut bank_config = config.bank.clone();
@@ -264,30 +264,30 @@ impl Platform {
         // 6. The CFA life cycle and payments, which call each other.
         let cfa_deps = cfa::CfaDeps {
             log: log.clone(),
-            ledger: doors.ledger(),
-            payments: doors.payments(),
-            identity: doors.identity(),
-            market: doors.market(),
+            ledger: local.ledger(),
+            payments: local.payments(),
+            identity: local.identity(),
+            market: local.market(),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
         let cfa = cfa::start(config.cfa.clone(), cfa_deps, stages.services.clone())
             .await
             .context("cfa")?;
-        doors.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
+        local.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
         let mut payments_config = config.payments.clone();
         payments_config.bank_url = format!("http://{}", bank.address());
         let payments_deps = payments::PaymentsDeps {
             log: log.clone(),
-            identity: doors.identity(),
-            cfa: doors.cfa(),
-            chain: doors.chain(),
+            identity: local.identity(),
+            cfa: local.cfa(),
+            chain: local.chain(),
             alerts: payments::AlertSinks::from_env(|name| std::env::var(name).ok()),
         };
         let payments = payments::start(payments_config, payments_deps, stages.services.clone())
             .await
             .context("payments")?;
-        doors
+        local
             .payments
             .fill(rpc::with_auth(payments.service().routes, &auth));
 
@@ -295,7 +295,7 @@ impl Platform {
         let backlog = Arc::new(Backlog::new(config.trading.bounds));
         let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let followers = vec![history.clone(), feed.clone(), settled.clone()];
-        let reach = journal_reach(&config, doors.ledger()).await?;
+        let reach = journal_reach(&config, local.ledger()).await?;
         let (sequencer, live_replica) =
             start_sequencer(&config, followers, reach, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
@@ -303,8 +303,8 @@ impl Platform {
             durable: settled,
             backlog,
             journal: settlement::journal_port(sequencer.port()),
-            ledger: doors.ledger(),
-            cfa: doors.cfa(),
+            ledger: local.ledger(),
+            cfa: local.cfa(),
         };
         let settlement = settlement::start(
             config.settlement.clone(),
@@ -318,9 +318,9 @@ impl Platform {
         let gateway_deps = gateway::GatewayDeps {
             log: log.clone(),
             auth: auth.clone(),
-            identity: doors.identity(),
-            ledger: doors.ledger(),
-            cfa: doors.cfa(),
+            identity: local.identity(),
+            ledger: local.ledger(),
+            cfa: local.cfa(),
             port: sequencer.port(),
             commit: sequencer.commit(),
             replica: live_replica.replica(),
@@ -330,7 +330,7 @@ impl Platform {
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
-        doors
+        local
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
@@ -383,7 +383,7 @@ impl Platform {
         );
         Ok(Self {
             addresses,
-            doors,
+            local,
             stages,
             listeners,
             gateway,
@@ -443,7 +443,7 @@ impl Platform {
         self.ledger.stopped().await;
         self.stages.chain.cancel();
         self.chain.stopped().await;
-        self.doors.clear();
+        self.local.clear();
         if let Some(embedded) = self.embedded {
             embedded.close().await;
         }
@@ -512,10 +512,10 @@ async fn open_log(
 
 /// Last record of the journal that the databases have.
 async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Sequence> {
-    let told = gateway::told_through(&config.market.data_dir).await;
+    let published = gateway::published_through(&config.market.data_dir).await;
     let settled = settlement::settled_through(ledger, config.settlement.node).await;
-    let told = told.context("position of the market's history")?;
-    Ok(told.max(settled.context("settlement's position in the ledger")?))
+    let published = published.context("position of the market's history")?;
+    Ok(published.max(settled.context("settlement's position in the ledger")?))
 }
 
 async fn start_sequencer(
@@ -545,11 +545,12 @@ async fn start_sequencer(
         anyhow::Ok((sequencer, replica))
     };
     // From a new thread: spawned threads would inherit a runtime thread's lower priority.
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("start".to_owned())
-        .spawn(move || drop(tell.send(start())))?;
-    told.await
+        .spawn(move || drop(sender.send(start())))?;
+    receiver
+        .await
         .context("the trading path")?
         .context("the trading path")
 }

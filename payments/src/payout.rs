@@ -124,11 +124,11 @@ pub enum Outcome {
     Failed,
 }
 
-pub fn on_bank_word(payout: &Payout, word: &TransferOutcome) -> Outcome {
+pub fn on_transfer_report(payout: &Payout, report: &TransferOutcome) -> Outcome {
     if !payout.is_open() {
         return Outcome::Unchanged;
     }
-    match word {
+    match report {
         TransferOutcome::Accepted { .. } if payout.bank_transfer_id.is_empty() => Outcome::Accepted,
         TransferOutcome::Accepted { .. } => Outcome::Unchanged,
         TransferOutcome::Executed { .. } => Outcome::Confirmed,
@@ -225,7 +225,7 @@ mod tests {
     // rows: R125
     #[test]
     fn r125_a_final_payout_ignores_later_reports() {
-        let words = [
+        let reports = [
             TransferOutcome::Accepted {
                 transfer_id: "t".into(),
             },
@@ -253,8 +253,8 @@ mod tests {
             ),
         ] {
             let p = Payout { status, ..payout() };
-            for (word, outcome) in words.iter().zip(expected) {
-                assert_eq!(on_bank_word(&p, word), outcome);
+            for (report, outcome) in reports.iter().zip(expected) {
+                assert_eq!(on_transfer_report(&p, report), outcome);
             }
         }
     }

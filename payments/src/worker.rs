@@ -158,8 +158,8 @@ pub async fn run_log_health(
     log: Arc<dyn events::Log>,
     shutdown: CancellationToken,
 ) {
-    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
-    events::report_health(log, &[ALERT_GROUP, USERS_GROUP], tell, shutdown).await;
+    let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &[ALERT_GROUP, USERS_GROUP], set_health, shutdown).await;
 }
 
 fn log_store<T>(gateway: &Gateway, result: sqlx::Result<T>) -> Option<T> {

@@ -50,8 +50,8 @@ pub enum BankError {
 }
 
 /// Response to a transfer order.
-pub enum Ordered {
-    Taken(TransferReport),
+pub enum TransferOrderResult {
+    Accepted(TransferReport),
     /// Refused with the error register filled.
     Refused(TransferReport),
 }
@@ -131,7 +131,7 @@ impl BankClient {
         recipient_account: &str,
         amount: Rub,
         purpose: &str,
-    ) -> Result<Ordered, BankError> {
+    ) -> Result<TransferOrderResult, BankError> {
         let order = TransferOrder {
             request_id: request_id.to_owned(),
             account_number: self.account_number.clone(),
@@ -146,9 +146,9 @@ impl BankClient {
         if status == 422
             && let Ok(report) = decode::<TransferReport>(&body)
         {
-            return Ok(Ordered::Refused(report));
+            return Ok(TransferOrderResult::Refused(report));
         }
-        read(status, &body).map(Ordered::Taken)
+        read(status, &body).map(TransferOrderResult::Accepted)
     }
 
     /// getTransferStatus.

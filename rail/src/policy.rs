@@ -147,7 +147,7 @@ mod tests {
     }
     // rows: R127
     #[test]
-    fn r127_a_failure_of_a_call_sent_before_the_breaker_opened_does_not_extend_the_pause() {
+    fn r127_late_failure_does_not_extend_the_open_breaker() {
         let policy = ClientPolicy {
             breaker_failures: 1,
             breaker_open_ms: 1,

@@ -211,7 +211,7 @@ mod tests {
     }
     // rows: R114 R334
     #[test]
-    fn r114_a_secret_costs_one_mac_and_a_header_that_cannot_be_valid_costs_none() {
+    fn r114_each_secret_costs_one_mac_invalid_headers_none() {
         let wrong = Secret::new(vec![9; 32]).sign(ID, AT_S, BODY);
         let with_good =
             |others: usize| format!("{}{SIGNATURE}", format!("{wrong} ").repeat(others));

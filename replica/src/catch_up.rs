@@ -46,7 +46,7 @@ pub struct CatchUp {
 impl CatchUp {
     /// Starts at `state`, with a new reader of the same journal as `reader`.
     pub fn new(state: State, reader: &Reader) -> Self {
-        let reader = reader.again(state.sequence());
+        let reader = reader.reopen_after(state.sequence());
         Self { state, reader }
     }
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use admission::Report;
 use types::command::{Cause, New};
 use types::{
-    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec,
-    Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence, SessionIx,
-    Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    AssetIx, CancelReason, FeeRate, FillTotals, Handle, HoldIx, HoldKind, Id128, InstrumentIx,
+    InstrumentSpec, Lots, Minor, OrderStatus, OrderType, RejectReason, Reserve, Sequence,
+    SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// Terms of an order that no amend changes, as journalled.
@@ -47,7 +47,7 @@ pub struct Order {
     pub instrument: InstrumentIx,
     pub user: UserIx,
     pub session: SessionIx,
-    pub pool: HoldIx,
+    pub hold: HoldIx,
     pub client_order_id: u64,
     pub side: Side,
     pub terms: OrderTerms,
@@ -56,7 +56,7 @@ pub struct Order {
     pub quantity: Lots,
     pub open: Lots,
     pub filled: Lots,
-    pub done: Done,
+    pub fill_totals: FillTotals,
     pub fee_rate: FeeRate,
     pub status: OrderStatus,
     /// Sequence and time of the command that entered it.
@@ -120,7 +120,7 @@ impl Trade {
 pub struct Hold {
     pub hold: HoldIx,
     pub hold_id: Id128,
-    pub kind: PoolKind,
+    pub kind: HoldKind,
     pub user: UserIx,
     pub asset: AssetIx,
     /// Undrawn money plus the reserves of its open orders.
@@ -232,7 +232,7 @@ impl Applied {
     }
 
     /// True for a record of settlement's own progress.
-    pub fn is_settlements_own(&self) -> bool {
+    pub fn is_settlement_progress(&self) -> bool {
         let own = |effect: &Effect| matches!(effect, Effect::Settled { .. } | Effect::Bust(_));
         self.effects.iter().any(own)
     }

@@ -7,7 +7,7 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use sequencer::image::CoreImage;
 use sequencer::{CheckpointError, Checkpoints, Core};
-use types::{NodeId, PoolKind, Sequence, SessionIx};
+use types::{HoldKind, NodeId, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
@@ -79,7 +79,7 @@ impl Beside {
             tables.orders.resize(slot + 1, None);
             tables.orders[slot] = Some(*found);
         }
-        let holds = admission.pools().count();
+        let holds = admission.holds().count();
         let session = |at: usize| u32::try_from(at).ok().map(SessionIx);
         let has_session = |at| session(at).is_some_and(|ix| admission.session(ix).is_some());
         let sessions = self.sessions.len();
@@ -88,8 +88,8 @@ impl Beside {
             return Err("the replica's tables do not match the core".to_owned());
         }
         let trading = admission
-            .pools()
-            .filter(|(_, pool)| pool.kind == PoolKind::Trading);
+            .holds()
+            .filter(|(_, balance)| balance.kind == HoldKind::Trading);
         tables.trading = trading.map(|(hold, _)| hold).collect();
         Ok(tables)
     }
@@ -115,7 +115,7 @@ impl Checkpoint {
     }
 
     /// Last message number and last answered client sequence of a session; zeros if unknown.
-    pub fn told(&self, session: SessionIx) -> (u64, u64) {
+    pub fn session_position(&self, session: SessionIx) -> (u64, u64) {
         let row = self.image.session(session);
         row.map_or((0, 0), |row| (row.last_number, row.client_seq))
     }

@@ -49,7 +49,7 @@ const QUIET: Duration = Duration::from_secs(1);
 /// thread for more than a few milliseconds.
 const COMPARE_ORDERS_MAX: usize = 50_000;
 /// Maximum wait for the hot thread's inspection.
-const LOOK_WAIT: Duration = Duration::from_secs(5);
+const INSPECTION_WAIT: Duration = Duration::from_secs(5);
 /// Followers that catch up at the same time; each holds a copy of the node's state in memory.
 const CATCH_UPS_MAX: usize = 2;
 /// Maximum among them of followers that the market does not wait for: one permit is always left.
@@ -134,7 +134,7 @@ impl Shared {
 
     fn reader(&self, after: Sequence) -> Reader {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        reader.again(after)
+        reader.reopen_after(after)
     }
 
     /// Waits for one of the [`CATCH_UPS_MAX`] permits.
@@ -206,7 +206,7 @@ impl LiveReplica {
         let durable = parts.reader.end();
         let state = image::newest(&parts.dir, node, parts.limits, durable, |_| true)?;
         let from = state.sequence();
-        let reader = parts.reader.again(from);
+        let reader = parts.reader.reopen_after(from);
         reader.check()?;
         let shared = Arc::new(Shared {
             node,
@@ -417,11 +417,11 @@ impl Replica {
     /// Follows after `after`, for a follower that the market does not wait for.
     ///
     /// Records that are no longer in memory are read from files.
-    pub fn follow_behind(&self, name: &'static str, after: Sequence) -> Follower {
+    pub fn follow_detached(&self, name: &'static str, after: Sequence) -> Follower {
         Follower::new(self.clone(), name, Class::Other, after, Source::Detached)
     }
 
-    /// As [`Replica::follow_behind`], for a follower that the market waits for.
+    /// As [`Replica::follow_detached`], for a follower that the market waits for.
     ///
     /// `begin` gets the state at `after`.
     ///
@@ -460,29 +460,33 @@ impl Replica {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn past(&self, is_before: impl Fn(&Checkpoint) -> bool) -> Result<CatchUp, ReplicaError> {
+    pub fn catch_up_from_newest(
+        &self,
+        is_before: impl Fn(&Checkpoint) -> bool,
+    ) -> Result<CatchUp, ReplicaError> {
         self.shared.newest(Sequence(u64::MAX), is_before)
     }
 
-    /// As [`Replica::past`], or from the oldest checkpoint that the journal continues. Blocks.
+    /// As [`Replica::catch_up_from_newest`], or from the oldest checkpoint that the journal
+    /// continues. Blocks.
     ///
     /// The oldest one is used when the records after the newest were removed.
     ///
     /// # Errors
     /// The checkpoint folder or the journal cannot be read.
-    pub fn past_or_oldest(
+    pub fn catch_up_from_newest_or_oldest(
         &self,
         is_before: impl Fn(&Checkpoint) -> bool,
     ) -> Result<CatchUp, ReplicaError> {
-        let past = self.past(is_before)?;
+        let newest = self.catch_up_from_newest(is_before)?;
         let shared = &self.shared;
         let reader = shared.reader(Sequence::ZERO);
         let removed = reader.removed_through()?;
-        if past.state().sequence() >= removed {
-            return Ok(past);
+        if newest.state().sequence() >= removed {
+            return Ok(newest);
         }
         let oldest = image::oldest(&shared.dir, shared.node, shared.limits, removed)?;
-        Ok(oldest.map_or(past, |state| CatchUp::new(state, &reader)))
+        Ok(oldest.map_or(newest, |state| CatchUp::new(state, &reader)))
     }
 }
 
@@ -662,14 +666,14 @@ impl Live {
             return Ok(());
         }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let asked = self.port.look(Box::new(move |live| {
+        let asked = self.port.inspect_with(Box::new(move |live| {
             // The receiver is gone when the replica has ended.
             let _ = tell.try_send((live.sequence(), live.state_hash()));
         }));
         if asked.is_err() {
             return Ok(());
         }
-        match told.recv_timeout(LOOK_WAIT) {
+        match told.recv_timeout(INSPECTION_WAIT) {
             // Traffic came in between: try another time.
             Ok((sequence, _)) if sequence != core.sequence() => Ok(()),
             Ok((_, hash)) if hash == core.state_hash() => {

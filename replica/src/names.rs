@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use admission::HoldBalance;
 use tokio::sync::watch;
 use types::{
-    AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, PoolKind, UserId, UserIx,
+    AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, UserId, UserIx,
 };
 
 /// Users, instruments and holds by index.
@@ -33,7 +33,7 @@ struct Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldName {
     pub hold_id: Id128,
-    pub kind: PoolKind,
+    pub kind: HoldKind,
     pub user: UserIx,
     pub asset: AssetIx,
 }
@@ -62,7 +62,7 @@ impl Names {
     }
 
     /// As [`Names::instrument`], for an index that may be unknown.
-    pub fn known_instrument(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
+    pub fn find_instrument(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
         self.read(|tables| tables.instruments.get(instrument.index()).copied())
     }
 
@@ -111,13 +111,13 @@ impl Names {
         self.instrument_changes.send_modify(|count| *count += 1);
     }
 
-    pub(crate) fn add_hold(&self, pool: &HoldBalance) {
+    pub(crate) fn add_hold(&self, balance: &HoldBalance) {
         self.write(|tables| {
             tables.holds.push(HoldName {
-                hold_id: pool.hold_id,
-                kind: pool.kind,
-                user: pool.user,
-                asset: pool.asset,
+                hold_id: balance.hold_id,
+                kind: balance.kind,
+                user: balance.user,
+                asset: balance.asset,
             });
         });
     }

@@ -4,13 +4,13 @@
 //! fold: the same records produce the same effects and numbers.
 
 use admission::{Admission, AdmissionConfig, OpenOrder, Report, ReportSink};
-use sequencer::core::Hear;
+use sequencer::core::CoreObserver;
 use sequencer::{Core, Record};
 use std::sync::Arc;
 use types::command::Cause;
 use types::{
-    Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor,
-    NodeId, OrderStatus, PoolKind, Sequence, SessionIx, Side, order_uuid,
+    Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots,
+    Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, order_uuid,
 };
 
 use crate::facts::{Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus};
@@ -90,8 +90,8 @@ impl State {
         for spec in admission.instruments() {
             names.set_instrument(*spec);
         }
-        for (_, pool) in admission.pools() {
-            names.add_hold(pool);
+        for (_, balance) in admission.holds() {
+            names.add_hold(balance);
         }
         Self {
             node,
@@ -120,7 +120,7 @@ impl State {
             effects: Vec::with_capacity(record.events.len() + 1),
             reports: Vec::with_capacity(record.events.len()),
         };
-        if self.core.apply_heard(envelope, &mut effects) != record.events {
+        if self.core.apply_observed(envelope, &mut effects) != record.events {
             return Err(Differs(envelope.sequence));
         }
         let Effects {
@@ -222,7 +222,7 @@ impl Tables {
             instrument: open.instrument,
             user: open.user,
             session: open.session,
-            pool: open.pool,
+            hold: open.hold,
             client_order_id: open.client_order_id,
             side: open.side,
             terms: details.terms,
@@ -230,7 +230,7 @@ impl Tables {
             quantity: open.quantity,
             open: open.open,
             filled,
-            done: open.done,
+            fill_totals: open.fill_totals,
             fee_rate: open.fee_rate,
             status: match (open.open.is_zero(), filled.is_zero()) {
                 (true, _) => OrderStatus::Filled,
@@ -244,21 +244,21 @@ impl Tables {
     }
 
     fn hold(&self, admission: &Admission, hold: HoldIx) -> Option<Hold> {
-        let pool = admission.pool(hold)?;
+        let balance = admission.hold(hold)?;
         let details = self.holds.get(hold.index())?;
         Some(Hold {
             hold,
-            hold_id: pool.hold_id,
-            kind: pool.kind,
-            user: pool.user,
-            asset: pool.asset,
-            held: pool.free + pool.reserved,
+            hold_id: balance.hold_id,
+            kind: balance.kind,
+            user: balance.user,
+            asset: balance.asset,
+            held: balance.undrawn + balance.reserved,
             funded: details.funded,
             defunded: details.defunded,
-            funding_seq: pool.funding_seq,
-            open_orders: pool.open_orders,
+            funding_seq: balance.funding_seq,
+            open_orders: balance.open_orders,
             orders: details.orders,
-            closed: pool.closed,
+            closed: balance.closed,
             taken_at: details.taken_at,
             changed_ns: details.changed_ns,
             used_ns: details.used_ns,
@@ -298,8 +298,8 @@ impl ReportSink for Effects<'_> {
     }
 }
 
-impl Hear for Effects<'_> {
-    fn command(&mut self, envelope: &Envelope, admission: &Admission) {
+impl CoreObserver for Effects<'_> {
+    fn on_command(&mut self, envelope: &Envelope, admission: &Admission) {
         match &envelope.command {
             Command::BindUser(c) => {
                 self.names.add_user(c.id);
@@ -311,11 +311,11 @@ impl Hear for Effects<'_> {
             Command::Fund(c) => {
                 if c.hold.index() == self.tables.holds.len() {
                     self.tables.holds.push(HoldDetails::default());
-                    if c.kind == PoolKind::Trading {
+                    if c.kind == HoldKind::Trading {
                         self.tables.trading.push(c.hold);
                     }
-                    let pool = admission.pool(c.hold).expect("hold was just funded");
-                    self.names.add_hold(pool);
+                    let balance = admission.hold(c.hold).expect("hold was just funded");
+                    self.names.add_hold(balance);
                 }
                 self.hold(admission, c.hold, |details, cause| {
                     details.funded += c.amount_minor;
@@ -360,7 +360,7 @@ impl Hear for Effects<'_> {
         }
     }
 
-    fn event(&mut self, e: &EventEnvelope, effects: &admission::Effects, admission: &Admission) {
+    fn on_event(&mut self, e: &EventEnvelope, effects: &admission::Effects, admission: &Admission) {
         match &e.event {
             Event::Accepted(event) => {
                 let order = self.open_order(admission, event.handle);
@@ -456,7 +456,7 @@ impl Effects<'_> {
             id: order_uuid(cause.time_ns, self.node, cause.sequence),
             terms: c.into(),
         });
-        let details = &mut self.tables.holds[c.pool.index()];
+        let details = &mut self.tables.holds[c.hold.index()];
         details.orders += 1;
         details.used_ns = cause.time_ns;
         let order = self.open_order(admission, c.handle);
@@ -502,15 +502,15 @@ impl Effects<'_> {
 
     fn moved(&mut self, effect: &admission::Effect, admission: &Admission) -> (Order, Moved) {
         let order = self.tables.order(&effect.order);
-        let pool = admission.pool(order.pool).expect("order without a hold");
+        let balance = admission.hold(order.hold).expect("order without a hold");
         if effect.closed {
-            self.tables.holds[order.pool.index()].used_ns = self.cause.time_ns;
+            self.tables.holds[order.hold.index()].used_ns = self.cause.time_ns;
         }
         let moved = Moved {
             spent: effect.spent,
             returned: effect.returned,
-            held: pool.free + pool.reserved,
-            hold_orders: pool.open_orders,
+            held: balance.undrawn + balance.reserved,
+            hold_orders: balance.open_orders,
         };
         (order, moved)
     }

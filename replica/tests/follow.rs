@@ -172,7 +172,7 @@ fn check_numbers(all: &[Applied]) -> usize {
 
 // rows: R180 R189
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r180_followers_get_the_same_from_memory_from_files_and_from_any_checkpoint() {
+async fn r180_followers_read_equal_records_from_every_source() {
     let dir = tempfile::tempdir().expect("folder");
     let handle = start(dir.path());
     let desk = open_desk(handle.port(), 2).await;
@@ -227,7 +227,7 @@ async fn r180_followers_get_the_same_from_memory_from_files_and_from_any_checkpo
         let (stood, mut follower) = wanted.await.expect("opened");
         assert_eq!(stood, after);
         assert_eq!(read_to(&mut follower, last).await, followed[at..]);
-        let mut behind = replica.follow_behind("behind", after);
+        let mut behind = replica.follow_detached("behind", after);
         assert_eq!(read_to(&mut behind, last).await, followed[at..]);
         followers.extend([follower, behind]);
     }
@@ -251,9 +251,9 @@ async fn r180_followers_get_the_same_from_memory_from_files_and_from_any_checkpo
 async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequence) {
     let is_named = |name| replica.troubles().borrow().contains_key(name);
     // It keeps its permit while it does not ask for more.
-    let mut first = replica.follow_behind("first", from);
+    let mut first = replica.follow_detached("first", from);
     in_time("a permit", first.next()).await.expect("read");
-    let mut second = replica.follow_behind("second", from);
+    let mut second = replica.follow_detached("second", from);
     let mut troubles = replica.troubles();
     let reported = async {
         tokio::select! {
@@ -405,7 +405,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     parts.reader = Reader::new(tampered.reader(0));
     let live = LiveReplica::start(node(), parts, None).expect("a replica");
     let replica = live.replica();
-    let mut follower = replica.follow_behind("follower", Sequence::ZERO);
+    let mut follower = replica.follow_detached("follower", Sequence::ZERO);
     let ended = loop {
         match tokio::time::timeout(HANG, follower.next())
             .await

@@ -72,7 +72,7 @@ impl Context {
 }
 
 /// Context of a read: generates ids that are missing, too long or contain control characters.
-pub fn read(context: Option<RequestContext>) -> Context {
+pub fn record_read_context(context: Option<RequestContext>) -> Context {
     let mut given = context.unwrap_or_default();
     for (_, value) in ids_mut(&mut given) {
         if id_problem(value).is_some() {
@@ -116,7 +116,7 @@ pub fn write(context: Option<RequestContext>) -> Result<Context, Status> {
     if !problems.is_empty() {
         return Err(status::invalid_arguments(problems));
     }
-    Ok(read(Some(given)))
+    Ok(record_read_context(Some(given)))
 }
 
 fn ids_mut(context: &mut RequestContext) -> [(&'static str, &mut String); 6] {
@@ -157,10 +157,10 @@ mod tests {
     // rows: R003 R004 R005
     #[test]
     fn r004_reads_get_ids_and_keep_the_ones_given() {
-        let made = read(None);
+        let made = record_read_context(None);
         assert!(!made.request_id.is_empty());
         assert_eq!(made.correlation_id, made.request_id);
-        let kept = read(Some(RequestContext {
+        let kept = record_read_context(Some(RequestContext {
             correlation_id: "corr-1".into(),
             ..Default::default()
         }));
@@ -198,6 +198,6 @@ mod tests {
                 .len(),
             2
         );
-        assert!(read(Some(long)).request_id.len() < ID_BYTES_MAX);
+        assert!(record_read_context(Some(long)).request_id.len() < ID_BYTES_MAX);
     }
 }

@@ -77,7 +77,7 @@ impl Lines {
 async fn get_balance(request: http::Request<Body>) -> http::Response<tonic::body::Body> {
     let codec = Codec::<GetBalanceResponse, GetBalanceRequest>::default();
     let answer = tower::service_fn(|request: Request<GetBalanceRequest>| async move {
-        rpc::context::read(request.into_inner().context);
+        rpc::context::record_read_context(request.into_inner().context);
         tracing::info!("balance read");
         Ok::<_, Status>(Response::new(GetBalanceResponse::default()))
     });

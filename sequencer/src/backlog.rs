@@ -150,12 +150,12 @@ impl Backlog {
 }
 
 /// The laggard of each lag, in the order of [`Backlog::lags`].
-const GATES: [Laggard; 5] = [
-    Laggard::Settlement,
-    Laggard::Settlement,
-    Laggard::Sessions,
-    Laggard::Checkpoint,
-    Laggard::Replica,
+const GATES: [LaggingConsumer; 5] = [
+    LaggingConsumer::Settlement,
+    LaggingConsumer::Settlement,
+    LaggingConsumer::Sessions,
+    LaggingConsumer::Checkpoint,
+    LaggingConsumer::Replica,
 ];
 
 impl Default for Backlog {
@@ -167,7 +167,7 @@ impl Default for Backlog {
 /// The consumer that the market waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Laggard {
+pub enum LaggingConsumer {
     Settlement = 0,
     Sessions = 1,
     Checkpoint = 2,
@@ -175,7 +175,7 @@ pub enum Laggard {
     Replica = 3,
 }
 
-impl Laggard {
+impl LaggingConsumer {
     const ALL: [Self; 4] = [
         Self::Settlement,
         Self::Sessions,
@@ -199,11 +199,11 @@ pub enum Stage {
     #[default]
     Open,
     /// Not restricted; an operator should look.
-    Warning(Laggard),
+    Warning(LaggingConsumer),
     /// One new order per millisecond.
-    Throttled(Laggard),
+    Throttled(LaggingConsumer),
     /// No new order.
-    Closed(Laggard),
+    Closed(LaggingConsumer),
 }
 
 impl Stage {
@@ -223,10 +223,10 @@ impl Stage {
     }
 
     pub(crate) fn of_code(code: u64) -> Self {
-        Self::of((code / 4) as u8, Laggard::ALL[(code % 4) as usize])
+        Self::of((code / 4) as u8, LaggingConsumer::ALL[(code % 4) as usize])
     }
 
-    fn of(level: u8, who: Laggard) -> Self {
+    fn of(level: u8, who: LaggingConsumer) -> Self {
         match level {
             0 => Self::Open,
             1 => Self::Warning(who),
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_lag_warns_throttles_closes_and_opens_at_half_of_the_bound() {
-        use Laggard::Settlement as S;
+        use LaggingConsumer::Settlement as S;
         use Stage::{Closed, Open, Throttled, Warning};
         let grows = [50, 51, 75, 76, 100, 101];
         let seen = [
@@ -377,10 +377,13 @@ mod tests {
         backlog.checkpoint_at(Sequence(3_200));
         backlog.settlement_has(Sequence(3_390), 10);
         assert!(intake.look(&backlog, Sequence(4_000)));
-        assert_eq!(intake.stage(), Stage::Throttled(Laggard::Checkpoint));
+        assert_eq!(
+            intake.stage(),
+            Stage::Throttled(LaggingConsumer::Checkpoint)
+        );
         backlog.settlement_has(Sequence(4_401), 0);
         intake.look(&backlog, Sequence(5_001));
-        assert_eq!(intake.stage(), Stage::Closed(Laggard::Sessions));
+        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
         backlog.close();
         intake.look(&backlog, Sequence(1));
@@ -396,9 +399,9 @@ mod tests {
             intake.look(&backlog, Sequence(sequence));
             intake.stage()
         };
-        assert_eq!(stage(101, 550), Stage::Closed(Laggard::Settlement));
-        assert_eq!(stage(60, 550), Stage::Closed(Laggard::Settlement));
-        assert_eq!(stage(0, 550), Stage::Warning(Laggard::Sessions));
+        assert_eq!(stage(101, 550), Stage::Closed(LaggingConsumer::Settlement));
+        assert_eq!(stage(60, 550), Stage::Closed(LaggingConsumer::Settlement));
+        assert_eq!(stage(0, 550), Stage::Warning(LaggingConsumer::Sessions));
         assert_eq!(stage(0, 500), Stage::Open);
     }
 
@@ -407,15 +410,18 @@ mod tests {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.settlement_has(Sequence(100), 3);
         intake.look(&backlog, Sequence(1_103));
-        assert_eq!(intake.stage(), Stage::Throttled(Laggard::Settlement));
+        assert_eq!(
+            intake.stage(),
+            Stage::Throttled(LaggingConsumer::Settlement)
+        );
         intake.look(&backlog, Sequence(1_104));
-        assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
+        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Settlement));
         backlog.settlement_has(Sequence(1_104), 0);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Open);
         backlog.settlement_failed(true);
         intake.look(&backlog, Sequence(1_104));
-        assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
+        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Settlement));
     }
 
     #[test]
@@ -431,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_stage_is_read_from_its_code() {
-        let with = |make: fn(Laggard) -> Stage| Laggard::ALL.map(make);
+        let with = |make: fn(LaggingConsumer) -> Stage| LaggingConsumer::ALL.map(make);
         let all = [Stage::Warning, Stage::Throttled, Stage::Closed].map(with);
         for stage in all.into_iter().flatten().chain([Stage::Open]) {
             assert_eq!(Stage::of_code(stage.code()), stage);

@@ -94,7 +94,7 @@ pub(crate) fn encode_command(command: &Command, to: &mut impl Put) -> bool {
             to.put(pair(c.instrument.0, c.stp_group.0));
             to.put(pair(c.user.0, c.session.0));
             to.put(c.expire_at_ns);
-            to.put(pair(c.pool.0, c.fee_rate.0));
+            to.put(pair(c.hold.0, c.fee_rate.0));
             to.put(c.client_order_id);
             to.put(c.client_seq);
             to.put(c.draw.main.0.cast_unsigned());

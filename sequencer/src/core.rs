@@ -27,10 +27,10 @@ pub struct Core {
 
 /// Observer of a command and its events, called right after each is applied to admission, and of
 /// the numbered messages that follow from it.
-pub trait Hear: ReportSink {
-    fn command(&mut self, envelope: &Envelope, admission: &Admission);
+pub trait CoreObserver: ReportSink {
+    fn on_command(&mut self, envelope: &Envelope, admission: &Admission);
 
-    fn event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
+    fn on_event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
 }
 
 /// No observer: nothing is copied.
@@ -40,10 +40,10 @@ impl ReportSink for NoSink {
     fn report(&mut self, _: &Report) {}
 }
 
-impl Hear for NoSink {
-    fn command(&mut self, _: &Envelope, _: &Admission) {}
+impl CoreObserver for NoSink {
+    fn on_command(&mut self, _: &Envelope, _: &Admission) {}
 
-    fn event(&mut self, _: &EventEnvelope, _: &Effects, _: &Admission) {}
+    fn on_event(&mut self, _: &EventEnvelope, _: &Effects, _: &Admission) {}
 }
 
 /// Events and quotes of the books during one command.
@@ -113,12 +113,20 @@ impl Core {
     }
 
     /// As [`Core::apply`], with an observer.
-    pub fn apply_heard(&mut self, envelope: &Envelope, heard: &mut impl Hear) -> &[EventEnvelope] {
-        self.run(envelope, Some(heard))
+    pub fn apply_observed(
+        &mut self,
+        envelope: &Envelope,
+        observer: &mut impl CoreObserver,
+    ) -> &[EventEnvelope] {
+        self.run(envelope, Some(observer))
     }
 
     #[inline]
-    fn run(&mut self, envelope: &Envelope, mut heard: Option<&mut impl Hear>) -> &[EventEnvelope] {
+    fn run(
+        &mut self,
+        envelope: &Envelope,
+        mut observer: Option<&mut impl CoreObserver>,
+    ) -> &[EventEnvelope] {
         self.outbox.events.clear();
         self.outbox.quotes.clear();
         // Before admission applies the command: a slice begins where the last one stopped.
@@ -130,29 +138,29 @@ impl Core {
             self.books.push(Some(book));
         }
         let cause = Cause::of(envelope);
-        match &mut heard {
+        match &mut observer {
             None => self.report(&cause, &envelope.command, &mut ()),
-            Some(heard) => {
-                heard.command(envelope, &self.admission);
-                self.report(&cause, &envelope.command, *heard);
+            Some(observer) => {
+                observer.on_command(envelope, &self.admission);
+                self.report(&cause, &envelope.command, *observer);
             }
         }
         self.apply_to_books(envelope, &listed);
         let outbox = std::mem::take(&mut self.outbox);
         for event in &outbox.events {
-            match &mut heard {
+            match &mut observer {
                 None => self.event(event, &cause, &mut ()),
-                Some(heard) => {
+                Some(observer) => {
                     self.trades += u64::from(matches!(event.event, Event::Trade(_)));
-                    let effects = self.admission.apply_event(event, &cause, *heard);
-                    heard.event(event, &effects, &self.admission);
+                    let effects = self.admission.apply_event(event, &cause, *observer);
+                    observer.on_event(event, &effects, &self.admission);
                 }
             }
         }
         let events = outbox.events.len();
-        match heard {
+        match observer {
             None => self.end(&cause, &envelope.command, events, &mut ()),
-            Some(heard) => self.end(&cause, &envelope.command, events, heard),
+            Some(observer) => self.end(&cause, &envelope.command, events, observer),
         }
         for (instrument, quote) in &outbox.quotes {
             self.quote(*instrument, *quote);

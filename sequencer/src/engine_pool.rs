@@ -65,7 +65,7 @@ impl EnginePool {
             return;
         }
         if self.threads.len() < self.threads_max {
-            self.threads.push(self.hire());
+            self.threads.push(self.spawn_engine_thread());
         }
         let hand = &self.threads[self.given % self.threads_max];
         self.given += 1;
@@ -74,7 +74,7 @@ impl EnginePool {
         hand.shared.parker.unpark();
     }
 
-    fn hire(&self) -> EngineThread {
+    fn spawn_engine_thread(&self) -> EngineThread {
         let shared = Arc::new(Shared::default());
         let number = self.threads.len();
         let core = self.core_first.map(|first| first + number);

@@ -182,8 +182,8 @@ impl SequencerHandle {
     pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
         // One service at a time: the previous one ends first.
         self.retention = None;
-        let (front, proven) = (self.journal.front(), self.proven.clone());
-        let started = RetentionService::start(front, &self.snapshot_dir, proven, retention);
+        let (segments, proven) = (self.journal.truncator(), self.proven.clone());
+        let started = RetentionService::start(segments, &self.snapshot_dir, proven, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
     }

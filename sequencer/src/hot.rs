@@ -29,16 +29,16 @@ use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 use lists::Sweeping;
 use meter::Meters;
-use walks::Walks;
+use scan_limit::ScanLimiter;
 
 mod clock;
 mod complete;
 mod inspect;
 mod lists;
 mod meter;
+mod scan_limit;
 mod time;
 mod waits;
-mod walks;
 
 /// Requests between two flushes to the journal.
 const TURN_REQUESTS: usize = 256;
@@ -92,7 +92,7 @@ pub(crate) struct Hot {
     sweeping: Vec<Sweeping>,
     /// Owner of the orders that the last slice ended.
     swept: UserIx,
-    walks: Walks,
+    scan_limiter: ScanLimiter,
     meters: Meters,
     /// Orders reduced since the journal stalled. Once each: lot by lot they would fill the buffer
     /// that cancels need.
@@ -140,7 +140,7 @@ impl Hot {
             listed: Vec::with_capacity(orders_max),
             sweeping: Vec::new(),
             swept: UserIx::NONE,
-            walks: Walks::default(),
+            scan_limiter: ScanLimiter::default(),
             meters: Meters::default(),
             reduced: HashSet::new(),
             rings: Vec::new(),
@@ -351,7 +351,7 @@ impl Hot {
 
     /// Serves the timers, the rings and the queue once; true when it did work.
     fn turn(&mut self) -> bool {
-        let mut did_work = self.pump() | self.look_at_clock() | self.on_time();
+        let mut did_work = self.pump() | self.look_at_clock() | self.submit_due_timers();
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
         }
@@ -479,13 +479,13 @@ impl Hot {
                 at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
             };
             let route = place.command.route();
-            let walk = match route {
+            let inspected = match route {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => (UserIx::NONE, 0),
             };
             if self.has_room(route) {
-                let (user, left) = walk;
-                self.walks.charge(user, clock_ns, left);
+                let (user, left) = inspected;
+                self.scan_limiter.charge(user, clock_ns, left);
                 self.count_message(source, clock_ns);
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
@@ -646,7 +646,7 @@ impl Hot {
     /// Sends the last command in flight, which cannot complete before all its engines have it.
     fn send_last(&mut self, at: usize) {
         // There is room; an engine that has answered but not moved on may still hold the slot.
-        self.push_when_free(at, EngineRing::push);
+        self.push_blocking(at, EngineRing::push);
         self.engine_pool.ring(at);
         if self.engine_rings[at].is_first() {
             self.busy.push(at);

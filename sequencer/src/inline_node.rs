@@ -56,7 +56,7 @@ impl InlineNode {
     /// One iteration of the hot loop: requests, matching, answers, journal. True when it did work.
     // Not inlined, so that profiles show it.
     #[inline(never)]
-    pub fn turn(&mut self) -> bool {
+    pub fn poll(&mut self) -> bool {
         self.hot.as_mut().is_some_and(Hot::step)
     }
 }

@@ -252,7 +252,7 @@ impl Folder {
     ) -> Result<Sequence, InspectError> {
         let mut records = RecordBuilder::default();
         let after = range.start().saturating_sub(1);
-        let end = journal::walk_after(&self.storage()?, after, |frame| {
+        let end = journal::visit_frames_after(&self.storage()?, after, |frame| {
             if !range.contains(&frame.sequence) {
                 return Ok(());
             }

@@ -60,11 +60,11 @@ impl Reply {
 }
 
 /// A closure that reads the state between two commands.
-pub type Look = Box<dyn FnOnce(&Core) + Send>;
+pub type Inspection = Box<dyn FnOnce(&Core) + Send>;
 
 pub(crate) enum Job {
     Request(Request, Reply),
-    Inspect(Look),
+    Inspect(Inspection),
     /// A front's rings.
     Attach(Box<HotRingPort>),
     /// A front that shares the hot thread.
@@ -190,12 +190,12 @@ impl Port {
         read: impl FnOnce(&Core) -> T + Send + 'static,
     ) -> Result<T, SubmitError> {
         let (tx, rx) = oneshot::channel();
-        self.look(Box::new(move |core| drop(tx.send(read(core)))))?;
+        self.inspect_with(Box::new(move |core| drop(tx.send(read(core)))))?;
         rx.await.map_err(|_| SubmitError::Stopping)
     }
 
     /// As [`Port::inspect`], for a closure that reports its result itself.
-    pub fn look(&self, read: Look) -> Result<(), SubmitError> {
+    pub fn inspect_with(&self, read: Inspection) -> Result<(), SubmitError> {
         self.push(Job::Inspect(read))
     }
 

@@ -45,8 +45,8 @@ impl Reader {
     }
 
     /// Another reader of the same journal: records of commands after `after`.
-    pub fn again(&self, after: Sequence) -> Self {
-        Self::new(self.frames.again(after.get()))
+    pub fn reopen_after(&self, after: Sequence) -> Self {
+        Self::new(self.frames.reopen_after(after.get()))
     }
 
     /// Last record that is durable.

@@ -280,7 +280,7 @@ mod tests {
                     user: UserIx(self.word()),
                     session: SessionIx(self.word()),
                     expire_at_ns: self.long(),
-                    pool: HoldIx(self.word()),
+                    hold: HoldIx(self.word()),
                     fee_rate: FeeRate(self.word()),
                     client_order_id: self.long(),
                     client_seq: self.long(),

@@ -136,7 +136,7 @@ pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     };
     let mut replay = Replay::new(core.unwrap_or_else(|| Core::new(limits)), until);
     let after = replay.from.get();
-    let end = journal::walk_after(&storage, after, |frame| replay.frame(frame))?;
+    let end = journal::visit_frames_after(&storage, after, |frame| replay.frame(frame))?;
     if end < after {
         return Err(StartError::SnapshotAhead {
             snapshot: Sequence(after),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use journal::{Front, JournalError, Snapshots};
+use journal::{JournalError, SegmentTruncator, Snapshots};
 use types::Sequence;
 
 use crate::checkpoint::UsableCheckpoints;
@@ -82,7 +82,7 @@ impl RetentionService {
     /// # Errors
     /// The thread cannot be spawned.
     pub fn start(
-        front: Front,
+        segments: SegmentTruncator,
         dir: &Path,
         proven: UsableCheckpoints,
         retention: Retention,
@@ -90,7 +90,7 @@ impl RetentionService {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
         let mut keeper = Truncator {
-            front,
+            segments,
             retention,
             checkpoints: Snapshots::new(dir),
             proven,
@@ -125,7 +125,7 @@ impl Drop for RetentionService {
 }
 
 struct Truncator {
-    front: Front,
+    segments: SegmentTruncator,
     retention: Retention,
     checkpoints: Snapshots,
     proven: UsableCheckpoints,
@@ -138,7 +138,7 @@ impl Truncator {
         match self.remove() {
             Ok(0) => {}
             Ok(segments) => {
-                let through = self.front.removed_through().unwrap_or_default();
+                let through = self.segments.removed_through().unwrap_or_default();
                 metrics::counter!("journal_segments_removed_total").increment(segments as u64);
                 metrics::gauge!("journal_removed_through").set(through as f64);
                 tracing::info!(segments, through, "journal truncated");
@@ -152,18 +152,18 @@ impl Truncator {
 
     /// Returns the number of segments removed.
     fn remove(&mut self) -> Result<usize, JournalError> {
-        let gone = self.front.removed_through()?;
-        let limit = self.front.beyond(self.retention.bytes)?;
+        let gone = self.segments.removed_through()?;
+        let limit = self.segments.removable_above_bytes(self.retention.bytes)?;
         // The checkpoints counted on stay until the segments are gone.
         let proven = self.proven.clone();
         let _held = proven.hold();
         // By names first: whole files are worth reading only for a segment that would be removed.
         let floor = self.floor(limit, |_, _| true)?;
-        if self.front.boundary(floor)? <= gone {
+        if self.segments.removable_through(floor)? <= gone {
             return Ok(0);
         }
         let floor = self.floor(limit, Snapshots::is_good)?;
-        let removed = self.front.remove(floor)?;
+        let removed = self.segments.remove(floor)?;
         if removed > 0 {
             self.is_waiting = false;
         }

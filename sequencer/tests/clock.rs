@@ -97,7 +97,7 @@ fn day_order(desk: &Desk) -> NewRequest {
 
 // H8: one false day ended every good-till-date order and was journalled for good.
 #[tokio::test]
-async fn a_forward_step_keeps_new_orders_out_and_ends_no_order_until_it_is_confirmed() {
+async fn forward_clock_step_blocks_orders_until_confirmed() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
     let desk = open_desk(handle.port(), 1).await;

@@ -170,7 +170,7 @@ async fn an_order_with_a_date_ends_in_a_quiet_market() {
 // The books' next dates come with the report of the command that ends the earlier ones: none may
 // get lost.
 #[tokio::test]
-async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trades() {
+async fn gtd_orders_expire_while_another_instrument_trades() {
     for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
         let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
         let mut config = config(&time);
@@ -376,7 +376,7 @@ async fn a_request_past_the_queue_capacity_is_busy() {
 }
 
 #[tokio::test]
-async fn a_journal_without_room_refuses_orders_takes_cancels_and_goes_on_by_itself() {
+async fn full_journal_refuses_orders_accepts_cancels_and_recovers() {
     refuses_orders_and_goes_on(|storage, is_on| storage.has_no_room.store(is_on, Ordering::SeqCst))
         .await;
 }

@@ -23,7 +23,7 @@ use types::command::{
     BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
 };
 use types::{
-    AssetIx, CancelReason, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor, NodeId, PoolKind,
+    AssetIx, CancelReason, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots, Minor, NodeId,
     RejectReason, Sequence, SessionIx, Side, TimeInForce, UserIx,
 };
 
@@ -178,7 +178,7 @@ fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, told: &Told) -
     match number % 20 {
         3 => Some(Request::Fund(FundRequest {
             hold_id: Id128::from_u128(1 + u128::from(number % 40 > 20) * 1_000),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user: desk.users[usize::from(number % 40 > 20)],
             asset: AssetIx::MONEY,
             amount_minor: Minor(1_000),
@@ -555,7 +555,7 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
 /// mass cancel of all orders always passes, and other users are not affected.
 // rows: R345
 #[tokio::test]
-async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
+async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -611,8 +611,8 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
         taken, 1_001,
         "a million orders, and the one that passes the bound"
     );
-    let (reason, known) = (RejectReason::Throttle, RejectDetails::Most(1_000));
-    let waits = SubmitError::Refused(Reject { reason, known });
+    let (reason, details) = (RejectReason::Throttle, RejectDetails::Max(1_000));
+    let waits = SubmitError::Refused(Reject { reason, details });
     assert_eq!(say(0, &sells), Some(waits), "for a thousand microseconds");
     assert_eq!(say(1, &mass_cancel(1, Some(Side::Sell))), None);
     say(0, &mass_cancel(0, None));
@@ -626,7 +626,7 @@ async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
 /// one: such inspections are bounded per member, and other orders pass (H3).
 // rows: R172
 #[tokio::test]
-async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
+async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
@@ -657,8 +657,8 @@ async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
         501,
         "a million inspections, and those that pass the bound"
     );
-    let (reason, known) = (RejectReason::Throttle, RejectDetails::Most(2_000));
-    let waits = SubmitError::Refused(Reject { reason, known });
+    let (reason, details) = (RejectReason::Throttle, RejectDetails::Max(2_000));
+    let waits = SubmitError::Refused(Reject { reason, details });
     assert_eq!(say(1, all_or_nothing(1)), Some(waits));
     assert_eq!(say(1, desk.order(1, Side::Buy, 1, 1)), None);
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
@@ -667,7 +667,7 @@ async fn r172_fill_or_kill_orders_in_vain_are_throttled_by_what_is_looked_at() {
 /// `design.md` 7: journal bytes per user and minute, and order messages per trade and day.
 // rows: R341
 #[tokio::test]
-async fn r341_a_member_past_his_share_of_the_journal_or_his_ratio_may_still_cancel() {
+async fn r341_member_above_journal_quota_or_otr_may_cancel() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 2).await;
@@ -1033,7 +1033,7 @@ impl Polled for Broken {
 
 // rows: R345
 #[tokio::test]
-async fn r345_a_front_that_panics_stops_no_market_and_its_sessions_are_disconnected() {
+async fn r345_front_panic_disconnects_only_its_sessions() {
     let storage = Arc::new(MemoryStorage::default());
     let mut config = config(&Time::new());
     config.layout = Layout::Fused;

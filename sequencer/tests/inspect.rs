@@ -46,7 +46,7 @@ fn hex(hash: u64) -> String {
 
 // rows: R174 R180
 #[tokio::test]
-async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down() {
+async fn r174_r180_folder_is_listed_verified_dumped_and_replayed() {
     let dir = tempfile::tempdir().expect("folder");
     let (last, hash) = market(dir.path()).await;
     let folder = Folder::new(dir.path());

@@ -13,9 +13,9 @@ use desk::in_time;
 use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Bounds, Config, Port, Record, SequencerHandle, SubmitError};
 use types::{
-    AssetIx, CancelReason, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, PoolKind, RejectReason, Sequence,
-    SessionIx, Side, Ticks, UserId, UserIx,
+    AssetIx, CancelReason, Command, Event, FeeRate, HoldKind, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, RejectReason, Sequence, SessionIx, Side,
+    Ticks, UserId, UserIx,
 };
 
 struct Desk {
@@ -93,7 +93,7 @@ async fn open_desk(port: Port) -> Desk {
                 &port,
                 Request::Fund(FundRequest {
                     hold_id: Id128::from_u128(1 + at as u128 * 10 + u128::from(asset.is_money())),
-                    kind: PoolKind::Trading,
+                    kind: HoldKind::Trading,
                     user: users[at],
                     asset,
                     amount_minor: Minor(amount),
@@ -129,7 +129,7 @@ fn trades(record: &Record) -> usize {
 
 // rows: R174 R180
 #[tokio::test]
-async fn r174_r180_the_books_survive_power_loss_and_replay_gives_the_same_state() {
+async fn r174_r180_replay_after_power_loss_restores_the_books() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(&storage);
     let desk = open_desk(handle.port()).await;
@@ -211,7 +211,7 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
     match desk.port.call(Request::New(request)).await {
         Err(SubmitError::Refused(Reject {
             reason: RejectReason::AlreadySeen,
-            known: RejectDetails::ClientSeq(1),
+            details: RejectDetails::ClientSeq(1),
         })) => {}
         other => panic!("a repeat was answered with {other:?}"),
     }

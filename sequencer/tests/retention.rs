@@ -150,7 +150,7 @@ fn state(at: u64, dir: &Path, proven: &UsableCheckpoints) {
 
 // rows: R174 R180
 #[tokio::test]
-async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_same_node() {
+async fn r174_truncation_keeps_records_of_followers_and_restart() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let mut handle = start(dir);
@@ -291,7 +291,7 @@ fn whole() -> std::io::Result<Sequence> {
 // A running hot thread ends the sessions that were open, with records of its own: missing records
 // must be noticed before.
 #[tokio::test]
-async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
+async fn database_ahead_of_the_journal_fails_the_start() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let handle = start(dir);

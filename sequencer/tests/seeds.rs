@@ -15,7 +15,7 @@ use admission::{
 };
 use desk::{Desk, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
-use journal::{Frame, FrameKind, Journal, walk};
+use journal::{Frame, FrameKind, Journal, visit_frames};
 use sequencer::record::{decode_command, decode_event};
 use types::command::{
     BlockCause, BoundsOf, Bust, Cancel, MassScope, MemberGroup, OrderBounds, SetMemberGroup,
@@ -23,8 +23,8 @@ use types::command::{
 };
 use types::event::CancelRejected;
 use types::{
-    AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128,
-    InstrumentIx, Lots, Minor, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpMode,
+    AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind,
+    Id128, InstrumentIx, Lots, Minor, Phase, RejectReason, Sequence, SessionIx, Side, StpMode,
     Ticks, TimeInForce, UserIx,
 };
 
@@ -127,8 +127,8 @@ async fn write_seeds() {
         found.insert(kind_of(&name), frame.payload.clone());
         Ok(())
     };
-    walk(&storage, &mut keep).expect("whole");
-    walk(&late_cancel(), &mut keep).expect("whole");
+    visit_frames(&storage, &mut keep).expect("whole");
+    visit_frames(&late_cancel(), &mut keep).expect("whole");
     for (name, payload) in found {
         std::fs::write(folder().join(name), payload).expect("written");
     }
@@ -220,7 +220,7 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
     }
     let other = Request::Fund(FundRequest {
         hold_id: Id128::from_u128(77),
-        kind: PoolKind::Order,
+        kind: HoldKind::Order,
         user,
         asset: AssetIx::MONEY,
         amount_minor: Minor(1),

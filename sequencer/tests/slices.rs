@@ -36,7 +36,7 @@ async fn turn(node: &mut InlineNode) -> usize {
     for _ in 0..4 {
         // The callers run on this thread too.
         tokio::task::yield_now().await;
-        while node.turn() {
+        while node.poll() {
             turns += 1;
         }
     }
@@ -206,7 +206,7 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
     let first = Sequence(ORDERS as u64 + 1 + desk_commands(&desk) + 1);
     while commit.position() < first {
         assert!(
-            node.turn(),
+            node.poll(),
             "all of it was done before any of it was durable"
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -228,7 +228,7 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
 
 // rows: R345
 #[tokio::test]
-async fn r345_every_mass_cancel_of_a_member_is_taken_and_others_have_their_turns() {
+async fn r345_mass_cancels_of_members_are_scheduled_fairly() {
     let dir = tempfile::tempdir().expect("folder");
     let mut node = by_hand(dir.path());
     let desk = market(&mut node, 4_000).await;

@@ -101,7 +101,7 @@ fn wait_for_snapshot(dir: &Path, sequence: Sequence) -> Vec<u64> {
 
 // rows: R174 R180
 #[tokio::test]
-async fn r174_r180_from_the_last_snapshot_or_from_nothing_every_layout_comes_to_one_state() {
+async fn r174_r180_all_layouts_recover_the_same_state() {
     for (seed, layout) in [(1, Layout::Fused), (2, Layout::Shared), (3, Layout::Pinned)] {
         let dir = tempfile::tempdir().expect("folder");
         let handle = start(dir.path(), layout);

@@ -5,16 +5,16 @@
 //! next batch covers them. A record that exceeds a batch (a taker against thousands of makers, a
 //! mass cancel) is cut into parts. Each part is covered by itself and posted under its own source;
 //! only the last part moves the position. Orders whose holds are split while no new record arrives
-//! go into a batch of the carve source.
+//! go into a batch of the split source.
 
 use std::collections::HashMap;
 
 use replica::Applied;
 use types::{Handle, NodeId, Sequence, derived};
 
-use crate::copies::{Change, Copies, money_effects};
 use crate::plan::Plan;
 use crate::split::{HoldSplitter, SplitHolds};
+use crate::trading_state::{Change, TradingState, money_effects};
 
 /// Upper bound of rows per effect: splits for two orders, three operations, returns.
 const CHANGE_WEIGHT_MAX: usize = 10;
@@ -53,7 +53,7 @@ impl Default for Limits {
 /// A sealed batch: immutable, with an id, one ledger transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Id on chain: `<node>:<first>-<last>`, with a suffix for parts and carve batches.
+    /// Id on chain: `<node>:<first>-<last>`, with a suffix for parts and split batches.
     pub id: String,
     /// Ledger source whose position the batch moves.
     pub source: String,
@@ -69,53 +69,53 @@ pub struct Batch {
 pub struct Settler {
     node: NodeId,
     limits: Limits,
-    copies: Copies,
+    trading_state: TradingState,
     splitter: HoldSplitter,
     plan: Plan,
-    /// Full parts of the record at the copies' position.
+    /// Full parts of the record at the trading state's position.
     parts: Vec<Plan>,
     sealed: Sequence,
     /// Last record with nothing left to seal; monotonic.
     covered: Sequence,
-    /// Last batch number of the carve source.
-    carve_number: u64,
+    /// Last batch number of the split source.
+    split_number: u64,
     /// Arrival time of the open batch's first effect.
     opened_ns: Option<u64>,
     changes: Vec<Change>,
 }
 
 impl Settler {
-    /// Starts from copies at the ledger's position and from the order holds found there.
+    /// Starts from the trading state at the ledger's position and from the order holds found there.
     pub fn new(
         node: NodeId,
         limits: Limits,
-        copies: Copies,
-        carved: HashMap<Handle, SplitHolds>,
+        trading_state: TradingState,
+        split_holds: HashMap<Handle, SplitHolds>,
         sealed: Sequence,
-        carve_number: u64,
+        split_number: u64,
     ) -> Self {
         assert!(
-            sealed <= copies.position(),
+            sealed <= trading_state.position(),
             "the ledger is ahead of the journal"
         );
-        let splitter = HoldSplitter::adopt(carved, &copies);
+        let splitter = HoldSplitter::adopt(split_holds, &trading_state);
         Self {
             node,
             limits,
-            covered: copies.position(),
-            copies,
+            covered: trading_state.position(),
+            trading_state,
             splitter,
             plan: Plan::default(),
             parts: Vec::new(),
             sealed,
-            carve_number,
+            split_number,
             opened_ns: None,
             changes: Vec::new(),
         }
     }
 
-    pub fn copies(&self) -> &Copies {
-        &self.copies
+    pub fn trading_state(&self) -> &TradingState {
+        &self.trading_state
     }
 
     pub fn splitter(&self) -> &HoldSplitter {
@@ -133,8 +133,8 @@ impl Settler {
     }
 
     /// Whether an empty batch is due to move the ledger's position.
-    fn is_idle_for_long(&self) -> bool {
-        let idle = self.copies.position().get() - self.sealed.get();
+    fn is_idle_limit_reached(&self) -> bool {
+        let idle = self.trading_state.position().get() - self.sealed.get();
         self.is_empty() && idle >= self.limits.idle_records
     }
 
@@ -148,7 +148,7 @@ impl Settler {
     }
 
     fn weight(&self) -> usize {
-        self.plan.weight() + self.splitter.kept()
+        self.plan.weight() + self.splitter.deferred()
     }
 
     /// Whether a record fits into the open batch. If not, seal first.
@@ -168,42 +168,48 @@ impl Settler {
         let was_empty = self.is_empty();
         let mut changes = std::mem::take(&mut self.changes);
         changes.clear();
-        self.copies.apply(applied, &mut changes);
+        self.trading_state.apply(applied, &mut changes);
         for change in &changes {
             let is_full = self.weight() + CHANGE_WEIGHT_MAX > self.limits.weight
                 || self.plan.trades.len() >= self.limits.trades;
             if was_empty && is_full {
                 self.splitter
-                    .finish(&self.copies, 0, self.limits.weight, &mut self.plan);
+                    .finish(&self.trading_state, 0, self.limits.weight, &mut self.plan);
                 self.parts.push(std::mem::take(&mut self.plan));
             }
-            self.splitter.apply(&self.copies, change, &mut self.plan);
+            self.splitter
+                .apply(&self.trading_state, change, &mut self.plan);
         }
         self.changes = changes;
         if self.is_empty() {
-            self.covered = self.copies.position();
+            self.covered = self.trading_state.position();
         } else {
             self.opened_ns.get_or_insert(now_ns);
         }
     }
 
     /// Whether to seal the open batch now, see [`Settler::due_in_ns`].
-    pub fn is_due(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> bool {
-        self.due_in_ns(now_ns, carve_ns, is_eager) == Some(0)
+    pub fn is_due(&mut self, now_ns: u64, age_clock_ns: Option<u64>, is_eager: bool) -> bool {
+        self.due_in_ns(now_ns, age_clock_ns, is_eager) == Some(0)
     }
 
     /// Nanoseconds until the open batch must be sealed; `None` if there is nothing to seal.
     ///
-    /// `carve_ns` is the clock for order ages: wall clock at the journal's tail, journal time
+    /// `age_clock_ns` is the clock for order ages: wall clock at the journal's tail, journal time
     /// during catch-up. `None`: unsplit orders do not make a batch due. With wall time during
     /// catch-up each order would be old on arrival and seal its own batch. `is_eager`: the journal
     /// has no more records, so trades wait for the linger time only.
-    pub fn due_in_ns(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> Option<u64> {
+    pub fn due_in_ns(
+        &mut self,
+        now_ns: u64,
+        age_clock_ns: Option<u64>,
+        is_eager: bool,
+    ) -> Option<u64> {
         let trades = self.open_trades();
         if trades >= self.limits.trades
             || self.weight() >= self.limits.weight
             || !self.parts.is_empty()
-            || self.is_idle_for_long()
+            || self.is_idle_limit_reached()
         {
             return Some(0);
         }
@@ -215,30 +221,38 @@ impl Settler {
         let open = self
             .opened_ns
             .map(|at| at.saturating_add(wait_ns).saturating_sub(now_ns));
-        let pending = carve_ns.and_then(|carve_ns| {
-            let entered_ns = self.splitter.oldest_ns(&self.copies)?;
+        let pending = age_clock_ns.and_then(|age_clock_ns| {
+            let entered_ns = self.splitter.oldest_ns(&self.trading_state)?;
             let at = entered_ns.saturating_add(self.limits.wait_ns);
-            Some(at.saturating_sub(carve_ns))
+            Some(at.saturating_sub(age_clock_ns))
         });
         open.into_iter().chain(pending).min()
     }
 
-    /// Seals the open batch and splits the holds of orders that are old by `carve_ns`.
+    /// Seals the open batch and splits the holds of orders that are old by `age_clock_ns`.
     ///
     /// Orders for which there is no room stay due for the next batch. Empty if there is nothing for
     /// the ledger.
-    pub fn seal(&mut self, carve_ns: u64) -> Vec<Batch> {
-        let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
-        let position = self.copies.position();
-        let is_idle = self.is_idle_for_long();
-        self.splitter
-            .finish(&self.copies, horizon_ns, self.limits.weight, &mut self.plan);
+    pub fn seal(&mut self, age_clock_ns: u64) -> Vec<Batch> {
+        let horizon_ns = age_clock_ns.saturating_sub(self.limits.wait_ns);
+        let position = self.trading_state.position();
+        let is_idle = self.is_idle_limit_reached();
+        self.splitter.finish(
+            &self.trading_state,
+            horizon_ns,
+            self.limits.weight,
+            &mut self.plan,
+        );
         self.opened_ns = None;
         self.covered = position;
         let parts = std::mem::take(&mut self.parts);
         let plan = std::mem::take(&mut self.plan);
-        for pool in parts.iter().chain([&plan]).flat_map(|plan| &plan.pools) {
-            self.splitter.check(&self.copies, *pool);
+        for trading_hold in parts
+            .iter()
+            .chain([&plan])
+            .flat_map(|plan| &plan.trading_holds)
+        {
+            self.splitter.check(&self.trading_state, *trading_hold);
         }
         let mut batches = Vec::with_capacity(parts.len() + 1);
         for (number, part) in (1u64..).zip(parts) {
@@ -255,12 +269,12 @@ impl Settler {
             return batches;
         }
         if position == self.sealed {
-            self.carve_number += 1;
+            self.split_number += 1;
             batches.push(Batch {
-                id: derived::carve_batch_id(self.node, self.carve_number),
-                source: derived::carve_source(self.node),
-                first: self.carve_number,
-                through: self.carve_number,
+                id: derived::split_batch_id(self.node, self.split_number),
+                source: derived::split_source(self.node),
+                first: self.split_number,
+                through: self.split_number,
                 covers: position,
                 plan,
             });

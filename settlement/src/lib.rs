@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `copies` | orders and hold balances at settlement's position, from the replica's effects |
+//! | `trading_state` | orders and hold balances at settlement's position, from replica effects |
 //! | `split` | order holds: split, spent, returned; the hold invariant |
 //! | `plan` | contents of one ledger transaction |
 //! | `batch` | the settler: records in, sealed batches out |
@@ -14,14 +14,13 @@
 //! | `run` | the workers: post to the ledger, submit to the chain, finalize, journal progress |
 //! | `failpoint` | places where tests kill the process |
 //!
-//! Architecture invariants: `copies` to `saga` read no clock, file or network, and compute no
-//! reserve and no fee: effects carry them. No chain step precedes the commit of the trade's ledger
-//! transaction. The ledger keeps the journal position, in the transaction that moves the money;
-//! settlement has no checkpoint of its own.
+//! Architecture invariants: `trading_state` to `saga` read no clock, file or network, and compute
+//! no reserve and no fee: effects carry them. No chain step precedes the commit of the trade's
+//! ledger transaction. The ledger keeps the journal position, in the transaction that moves the
+//! money; settlement has no checkpoint of its own.
 
 pub mod batch;
 mod bust;
-pub mod copies;
 pub mod failpoint;
 pub mod plan;
 mod progress;
@@ -30,6 +29,7 @@ mod request;
 mod run;
 pub mod saga;
 pub mod split;
+pub mod trading_state;
 
 pub use progress::{Lag, Progress, Stats, Suspension};
 pub use repo::{BreakRow, StoreError};

@@ -9,7 +9,7 @@ use types::{HoldIx, HoldPart, Id128, InstrumentId, OperationType, Sequence, User
 
 /// Reason of a return to the trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ReturnReason {
     /// The open order needs less: price improvement, fee surplus, amend.
     Less,
     Filled,
@@ -17,7 +17,7 @@ pub enum Ending {
     Rejected(types::RejectReason),
 }
 
-impl Ending {
+impl ReturnReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Less => "LESS_NEEDED",
@@ -30,7 +30,7 @@ impl Ending {
 
 /// One change of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Movement {
+pub enum HoldMovement {
     /// Splits an order's hold out of its trading hold.
     Split {
         parent: Id128,
@@ -46,13 +46,13 @@ pub enum Movement {
         hold: Id128,
         amount: Amount,
         order: Id128,
-        ending: Ending,
+        reason: ReturnReason,
     },
     /// Ends a size-one hold: the rest becomes available.
     Release {
         hold: Id128,
         order: Id128,
-        ending: Ending,
+        reason: ReturnReason,
     },
 }
 
@@ -61,7 +61,7 @@ pub enum Movement {
 pub struct Step {
     /// Executed before the operation with this index.
     pub before_operation: u32,
-    pub movement: Movement,
+    pub movement: HoldMovement,
 }
 
 /// Kind of a trade's operation (T01, T05).
@@ -95,7 +95,7 @@ impl Kind {
 
 /// The holds that a trade is paid from: both main holds and the buyer's fee hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PaidFrom {
+pub struct TradeHolds {
     pub buyer_main: Id128,
     /// `None` if no fee is charged.
     pub buyer_fee: Option<Id128>,
@@ -119,7 +119,7 @@ pub struct TradeLeg {
     pub value: Amount,
     /// CFA-RUB charged to the buyer on top.
     pub fee: Amount,
-    pub paid_from: PaidFrom,
+    pub holds: TradeHolds,
     /// The command to journal if the chain refuses the trade.
     pub bust: Bust,
 }
@@ -135,7 +135,7 @@ impl TradeLeg {
 
     /// A fee of 0.00 makes no FEE operation (`design.md` 4).
     pub fn has(&self, kind: Kind) -> bool {
-        kind != Kind::Fee || self.paid_from.buyer_fee.is_some()
+        kind != Kind::Fee || self.holds.buyer_fee.is_some()
     }
 }
 
@@ -154,7 +154,7 @@ pub struct Plan {
     pub operations: Vec<Operation>,
     pub trades: Vec<TradeLeg>,
     /// Trading holds that the plan touches; may repeat.
-    pub pools: Vec<HoldIx>,
+    pub trading_holds: Vec<HoldIx>,
 }
 
 impl Plan {
@@ -168,9 +168,9 @@ impl Plan {
     }
 
     /// Adds a movement after the operations so far.
-    pub fn push(&mut self, pool: HoldIx, movement: Movement) {
+    pub fn push(&mut self, trading_hold: HoldIx, movement: HoldMovement) {
         let before_operation = u32::try_from(self.operations.len()).expect("a batch is bounded");
-        self.pools.push(pool);
+        self.trading_holds.push(trading_hold);
         self.steps.push(Step {
             before_operation,
             movement,

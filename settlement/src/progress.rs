@@ -196,7 +196,7 @@ impl Tracker {
 
     /// A record of settlement's own has been assigned a sequence.
     pub fn own_journalled(&self) {
-        self.tell_backlog(|inner| inner.own_unread += 1);
+        self.notify_backlog(|inner| inner.own_unread += 1);
     }
 
     /// A record that settlement journalled since the start was read back.
@@ -206,10 +206,10 @@ impl Tracker {
 
     /// All records up to `sequence` are applied.
     pub fn applied(&self, sequence: Sequence) {
-        self.tell_backlog(|inner| inner.applied = sequence);
+        self.notify_backlog(|inner| inner.applied = sequence);
     }
 
-    fn tell_backlog(&self, change: impl FnOnce(&mut Inner)) {
+    fn notify_backlog(&self, change: impl FnOnce(&mut Inner)) {
         let mut inner = self.inner();
         change(&mut inner);
         let own = inner.own_unread.max(0).cast_unsigned();
@@ -235,7 +235,7 @@ impl Tracker {
     /// Records up to `sequence` are no backlog, until the ledger's position is known. No effect if
     /// an earlier run of the workers has applied records.
     pub fn starts_at(&self, sequence: Sequence) {
-        self.tell_backlog(|inner| {
+        self.notify_backlog(|inner| {
             if inner.applied == Sequence::ZERO {
                 inner.applied = sequence;
             }

@@ -6,7 +6,7 @@ use service_clients::ledger::{self, HoldChange, HoldStep, Operation, Posting, Se
 use types::{Amount, CFA_RUB, HoldPart, Id128, InstrumentId, UserId, derived, subaccount};
 
 use crate::batch::Batch;
-use crate::plan::{Kind, Movement, Plan, Step, TradeLeg};
+use crate::plan::{HoldMovement, Kind, Plan, Step, TradeLeg};
 
 /// This service's name in its calls.
 pub const SOURCE: &str = "settlement";
@@ -53,7 +53,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
                     leg.value,
                     account(leg.buyer, CFA_RUB),
                     subaccount::reserve(CFA_RUB),
-                    Some(leg.paid_from.buyer_main),
+                    Some(leg.holds.buyer_main),
                 ),
                 received(
                     leg.units,
@@ -75,7 +75,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
                     leg.units,
                     account(leg.seller, units),
                     subaccount::reserve(units),
-                    Some(leg.paid_from.seller_main),
+                    Some(leg.holds.seller_main),
                 ),
             ],
         ),
@@ -86,7 +86,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
                 leg.fee,
                 account(leg.buyer, CFA_RUB),
                 subaccount::fees(CFA_RUB),
-                leg.paid_from.buyer_fee,
+                leg.holds.buyer_fee,
             )],
         ),
     };
@@ -128,7 +128,7 @@ fn received(amount: Amount, debit: String, credit: String) -> Posting {
 
 fn hold_step(step: &Step) -> HoldStep {
     let (hold, change, amount, reason) = match step.movement {
-        Movement::Split {
+        HoldMovement::Split {
             parent,
             hold,
             amount,
@@ -141,22 +141,24 @@ fn hold_step(step: &Step) -> HoldStep {
             };
             (hold, HoldChange::SplitFrom { parent }, Some(amount), reason)
         }
-        Movement::Grow { hold, amount } => (hold, HoldChange::Grow, Some(amount), String::new()),
-        Movement::Return {
+        HoldMovement::Grow { hold, amount } => {
+            (hold, HoldChange::Grow, Some(amount), String::new())
+        }
+        HoldMovement::Return {
             hold,
             amount,
             order,
-            ending,
+            reason,
         } => {
-            let reason = format!("Order {order}: {}", ending.as_str());
+            let reason = format!("Order {order}: {}", reason.as_str());
             (hold, HoldChange::ReturnToParent, Some(amount), reason)
         }
-        Movement::Release {
+        HoldMovement::Release {
             hold,
             order,
-            ending,
+            reason,
         } => {
-            let reason = format!("Order {order}: {}", ending.as_str());
+            let reason = format!("Order {order}: {}", reason.as_str());
             (hold, HoldChange::Shrink, None, reason)
         }
     };

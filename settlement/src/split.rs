@@ -6,8 +6,8 @@
 //! merged until the next split out of the same trading hold or the end of the batch. So every
 //! prefix of a plan is covered, and a hundred price improvements of an order are one row.
 //!
-//! Invariant before each change, per pool: trading hold = undrawn + reserves of unsplit orders -
-//! deferred returns; child = its order's reserve + its deferred return.
+//! Invariant before each change: trading hold = undrawn + reserves of unsplit orders - deferred
+//! returns; child = its order's reserve + its deferred return.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,8 +15,8 @@ use replica::Order;
 use types::command::{Bust, TradeParty};
 use types::{Handle, HoldIx, HoldPart, Id128, Minor, Sequence, order_hold};
 
-use crate::copies::{Change, Copies, Moved, Traded};
-use crate::plan::{Ending, Movement, PaidFrom, Plan, TradeLeg};
+use crate::plan::{HoldMovement, Plan, ReturnReason, TradeHolds, TradeLeg};
+use crate::trading_state::{Change, OrderMoney, TradeMoney, TradingState};
 
 /// A hold of an order in the ledger, after the plan and its returns are posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,32 +48,32 @@ struct Return {
     hold: Id128,
     order: Id128,
     amount: Minor,
-    ending: Ending,
+    reason: ReturnReason,
 }
 
 /// Plans the splits, payments and returns of order holds.
 #[derive(Clone, Debug, Default)]
 pub struct HoldSplitter {
-    carved: HashMap<Handle, SplitHolds>,
+    split_holds: HashMap<Handle, SplitHolds>,
     /// Orders with unsplit holds, by entry time. Ended and split ones are skipped on read.
     pending: VecDeque<(u64, Handle)>,
-    /// Deferred returns per pool, in order of origin.
+    /// Deferred returns per trading hold, in order of origin.
     returns: HashMap<HoldIx, Vec<Return>>,
-    kept: usize,
+    deferred: usize,
     /// By hold index.
-    ledger: Vec<InLedger>,
+    ledger: Vec<LedgerAmounts>,
 }
 
 /// Remaining amounts of a trading hold in the ledger after the plan so far is posted.
 #[derive(Clone, Copy, Debug, Default)]
-struct InLedger {
+struct LedgerAmounts {
     /// Negative while a defunded return is deferred.
     own: Minor,
     /// Sum of its order holds.
     children: Minor,
 }
 
-impl InLedger {
+impl LedgerAmounts {
     fn split(&mut self, amount: Minor) {
         self.own -= amount;
         self.children += amount;
@@ -81,51 +81,51 @@ impl InLedger {
 }
 
 impl HoldSplitter {
-    /// Deferred returns over all pools.
-    pub fn kept(&self) -> usize {
-        self.kept
+    /// Deferred returns over all trading holds.
+    pub fn deferred(&self) -> usize {
+        self.deferred
     }
 
     /// Starts from the ledger's state: split orders as found, all others pending by entry time.
-    pub fn adopt(carved: HashMap<Handle, SplitHolds>, copies: &Copies) -> Self {
-        let mut ledger: Vec<InLedger> = copies
+    pub fn adopt(split_holds: HashMap<Handle, SplitHolds>, trading_state: &TradingState) -> Self {
+        let mut ledger: Vec<LedgerAmounts> = trading_state
             .holds()
-            .map(|(_, hold)| InLedger {
+            .map(|(_, hold)| LedgerAmounts {
                 own: hold.held,
                 children: Minor::ZERO,
             })
             .collect();
-        for order in copies.orders() {
-            if let Some(holds) = carved.get(&order.handle) {
+        for order in trading_state.orders() {
+            if let Some(holds) = split_holds.get(&order.handle) {
                 let children = holds.main.remaining + holds.fee.remaining;
-                ledger[order.pool.index()].split(children);
+                ledger[order.hold.index()].split(children);
             }
         }
-        let mut pending: Vec<_> = copies
+        let mut pending: Vec<_> = trading_state
             .orders()
-            .filter(|order| !carved.contains_key(&order.handle))
+            .filter(|order| !split_holds.contains_key(&order.handle))
             .map(|order| (order.created_ns, order.handle))
             .collect();
         pending.sort_unstable();
         Self {
-            carved,
+            split_holds,
             pending: pending.into(),
             returns: HashMap::new(),
-            kept: 0,
+            deferred: 0,
             ledger,
         }
     }
 
     /// The holds of a split order.
     pub fn of(&self, handle: Handle) -> Option<&SplitHolds> {
-        self.carved.get(&handle)
+        self.split_holds.get(&handle)
     }
 
     /// Entry time of the oldest unsplit order.
-    pub fn oldest_ns(&mut self, copies: &Copies) -> Option<u64> {
+    pub fn oldest_ns(&mut self, trading_state: &TradingState) -> Option<u64> {
         while let Some(&(entered_ns, handle)) = self.pending.front() {
-            let is_open = copies.order(handle).is_some();
-            if is_open && !self.carved.contains_key(&handle) {
+            let is_open = trading_state.order(handle).is_some();
+            if is_open && !self.split_holds.contains_key(&handle) {
                 return Some(entered_ns);
             }
             self.pending.pop_front();
@@ -134,24 +134,24 @@ impl HoldSplitter {
     }
 
     /// Adds the ledger effects of a change to the plan.
-    pub fn apply(&mut self, copies: &Copies, change: &Change, plan: &mut Plan) {
+    pub fn apply(&mut self, trading_state: &TradingState, change: &Change, plan: &mut Plan) {
         match change {
-            Change::Funded { pool, by } => self.funded(*pool, *by),
+            Change::Funded { trading_hold, by } => self.funded(*trading_hold, *by),
             Change::Entered(order) => self.pending.push_back((order.created_ns, order.handle)),
-            Change::Moved(moved) => self.moved(copies, moved, plan),
-            Change::Traded(traded) => self.traded(copies, traded, plan),
+            Change::Moved(moved) => self.moved(trading_state, moved, plan),
+            Change::Traded(traded) => self.traded(trading_state, traded, plan),
             Change::Emptied {
-                pool,
+                trading_hold,
                 order,
-                ending,
+                reason,
             } => {
-                self.return_to_parent(copies, *pool, plan);
-                let release = Movement::Release {
-                    hold: copies.hold(*pool).hold_id,
+                self.return_to_parent(trading_state, *trading_hold, plan);
+                let release = HoldMovement::Release {
+                    hold: trading_state.hold(*trading_hold).hold_id,
                     order: *order,
-                    ending: *ending,
+                    reason: *reason,
                 };
-                self.push(*pool, release, plan);
+                self.push(*trading_hold, release, plan);
             }
         }
     }
@@ -159,67 +159,78 @@ impl HoldSplitter {
     /// Splits holds of orders entered at or before `horizon_ns`, then plans all deferred returns.
     ///
     /// Splits oldest first, until the plan has `weight` rows.
-    pub fn finish(&mut self, copies: &Copies, horizon_ns: u64, weight: usize, plan: &mut Plan) {
-        while plan.weight() + self.kept < weight
-            && self.oldest_ns(copies).is_some_and(|at| at <= horizon_ns)
+    pub fn finish(
+        &mut self,
+        trading_state: &TradingState,
+        horizon_ns: u64,
+        weight: usize,
+        plan: &mut Plan,
+    ) {
+        while plan.weight() + self.deferred < weight
+            && self
+                .oldest_ns(trading_state)
+                .is_some_and(|at| at <= horizon_ns)
         {
             let (_, handle) = self
                 .pending
                 .pop_front()
                 .expect("oldest_ns returned the first entry");
-            let order = *copies.order(handle).expect("oldest_ns skips ended orders");
-            self.split(copies, &order, order.reserved, plan);
+            let order = *trading_state
+                .order(handle)
+                .expect("oldest_ns skips ended orders");
+            self.split(trading_state, &order, order.reserved, plan);
         }
-        let mut pools: Vec<_> = self.returns.keys().copied().collect();
-        pools.sort_unstable();
-        for pool in pools {
-            self.return_to_parent(copies, pool, plan);
+        let mut trading_holds: Vec<_> = self.returns.keys().copied().collect();
+        trading_holds.sort_unstable();
+        for trading_hold in trading_holds {
+            self.return_to_parent(trading_state, trading_hold, plan);
         }
     }
 
     /// Asserts that a hold and its children add up to the journal's amount. Called before a batch
     /// is written, with no deferred returns.
-    pub fn check(&self, copies: &Copies, pool: HoldIx) {
-        let InLedger { own, children } = self.ledger[pool.index()];
-        let held = copies.held(pool);
+    pub fn check(&self, trading_state: &TradingState, trading_hold: HoldIx) {
+        let LedgerAmounts { own, children } = self.ledger[trading_hold.index()];
+        let held = trading_state.held(trading_hold);
         assert!(
             own + children == held && !own.is_negative() && !children.is_negative(),
-            "hold {pool}: ledger has {own} + {children} in children, journal has {held}"
+            "hold {trading_hold}: ledger has {own} + {children} in children, journal has {held}"
         );
     }
 
-    fn funded(&mut self, pool: HoldIx, by: Minor) {
-        if self.ledger.len() <= pool.index() {
-            self.ledger.resize(pool.index() + 1, InLedger::default());
+    fn funded(&mut self, trading_hold: HoldIx, by: Minor) {
+        if self.ledger.len() <= trading_hold.index() {
+            self.ledger
+                .resize(trading_hold.index() + 1, LedgerAmounts::default());
         }
-        self.ledger[pool.index()].own += by;
+        self.ledger[trading_hold.index()].own += by;
     }
 
     /// Adds a movement to the plan and to the ledger amounts here.
-    fn push(&mut self, pool: HoldIx, movement: Movement, plan: &mut Plan) {
-        let ledger = &mut self.ledger[pool.index()];
+    fn push(&mut self, trading_hold: HoldIx, movement: HoldMovement, plan: &mut Plan) {
+        let ledger = &mut self.ledger[trading_hold.index()];
         match &movement {
-            Movement::Split { amount, .. } | Movement::Grow { amount, .. } => {
+            HoldMovement::Split { amount, .. } | HoldMovement::Grow { amount, .. } => {
                 ledger.split(amount.minor);
             }
-            Movement::Return { amount, .. } => {
+            HoldMovement::Return { amount, .. } => {
                 ledger.own += amount.minor;
                 ledger.children -= amount.minor;
             }
-            Movement::Release { .. } => ledger.own = Minor::ZERO,
+            HoldMovement::Release { .. } => ledger.own = Minor::ZERO,
         }
-        plan.push(pool, movement);
+        plan.push(trading_hold, movement);
     }
 
-    fn traded(&mut self, copies: &Copies, traded: &Traded, plan: &mut Plan) {
+    fn traded(&mut self, trading_state: &TradingState, traded: &TradeMoney, plan: &mut Plan) {
         for side in [&traded.buy, &traded.sell] {
-            if !self.carved.contains_key(&side.order.handle) {
-                self.split(copies, &side.order, side.before, plan);
+            if !self.split_holds.contains_key(&side.order.handle) {
+                self.split(trading_state, &side.order, side.before, plan);
             }
         }
-        let spec = copies.instrument(traded.instrument);
-        let money = |minor| copies.amount(types::AssetIx::MONEY, minor);
-        let paid_from = PaidFrom {
+        let spec = trading_state.instrument(traded.instrument);
+        let money = |minor| trading_state.amount(types::AssetIx::MONEY, minor);
+        let holds = TradeHolds {
             buyer_main: order_hold(traded.buy.order.id, HoldPart::Main),
             buyer_fee: (!traded.fee.is_zero())
                 .then(|| order_hold(traded.buy.order.id, HoldPart::Fee)),
@@ -231,12 +242,12 @@ impl HoldSplitter {
             trade_number: traded.trade_number,
             executed_ns: traded.executed_ns,
             instrument: spec.id,
-            buyer: copies.user(traded.buy.order.user),
-            seller: copies.user(traded.sell.order.user),
-            units: copies.amount(types::AssetIx::units(traded.instrument), traded.units),
+            buyer: trading_state.user(traded.buy.order.user),
+            seller: trading_state.user(traded.sell.order.user),
+            units: trading_state.amount(types::AssetIx::units(traded.instrument), traded.units),
             value: money(traded.value),
             fee: money(traded.fee),
-            paid_from,
+            holds,
             bust: Bust {
                 trade: traded.trade,
                 trade_number: traded.trade_number,
@@ -245,27 +256,27 @@ impl HoldSplitter {
                 sell: party(&traded.sell.order),
             },
         });
-        plan.pools
-            .extend([traded.buy.order.pool, traded.sell.order.pool]);
-        self.moved(copies, &traded.buy, plan);
-        self.moved(copies, &traded.sell, plan);
+        plan.trading_holds
+            .extend([traded.buy.order.hold, traded.sell.order.hold]);
+        self.moved(trading_state, &traded.buy, plan);
+        self.moved(trading_state, &traded.sell, plan);
     }
 
     /// Adjusts the children of a split order to its current reserve. An unsplit order has nothing
     /// in the ledger.
-    fn moved(&mut self, copies: &Copies, moved: &Moved, plan: &mut Plan) {
+    fn moved(&mut self, trading_state: &TradingState, moved: &OrderMoney, plan: &mut Plan) {
         let handle = moved.order.handle;
-        let Some(mut carved) = self.carved.get(&handle).copied() else {
+        let Some(mut split_holds) = self.split_holds.get(&handle).copied() else {
             return;
         };
         let (spent, after) = (moved.spent, moved.order.reserved);
-        self.ledger[moved.order.pool.index()].children -= spent.total();
+        self.ledger[moved.order.hold.index()].children -= spent.total();
         let parts = [
             (HoldPart::Main, spent.main, after.main),
             (HoldPart::Fee, spent.fee, after.fee),
         ];
         for (part, spent, after) in parts {
-            let child = carved.part_mut(part);
+            let child = split_holds.part_mut(part);
             child.remaining -= spent;
             assert!(
                 !child.remaining.is_negative(),
@@ -273,43 +284,43 @@ impl HoldSplitter {
                 moved.order.id
             );
             if after < child.remaining {
-                self.keep_back(&moved.order, part, child, after, moved.ending());
+                self.defer_return(&moved.order, part, child, after, moved.return_reason());
             } else if after > child.remaining {
-                self.grow(copies, &moved.order, part, child, after, plan);
+                self.grow(trading_state, &moved.order, part, child, after, plan);
             }
         }
         if moved.ended.is_some() {
-            self.carved.remove(&handle);
+            self.split_holds.remove(&handle);
         } else {
-            self.carved.insert(handle, carved);
+            self.split_holds.insert(handle, split_holds);
         }
     }
 
-    fn keep_back(
+    fn defer_return(
         &mut self,
         order: &Order,
         part: HoldPart,
         child: &mut OrderHold,
         after: Minor,
-        ending: Ending,
+        reason: ReturnReason,
     ) {
         let hold = order_hold(order.id, part);
         let amount = child.remaining - after;
         child.remaining = after;
-        let returns = self.returns.entry(order.pool).or_default();
+        let returns = self.returns.entry(order.hold).or_default();
         match returns.iter_mut().find(|r| r.hold == hold) {
-            Some(kept) => {
-                kept.amount += amount;
-                kept.ending = ending;
+            Some(deferred) => {
+                deferred.amount += amount;
+                deferred.reason = reason;
             }
             None => {
                 returns.push(Return {
                     hold,
                     order: order.id,
                     amount,
-                    ending,
+                    reason,
                 });
-                self.kept += 1;
+                self.deferred += 1;
             }
         }
     }
@@ -317,7 +328,7 @@ impl HoldSplitter {
     /// Grows a child to `after`: first from its own deferred return, then from the trading hold.
     fn grow(
         &mut self,
-        copies: &Copies,
+        trading_state: &TradingState,
         order: &Order,
         part: HoldPart,
         child: &mut OrderHold,
@@ -325,7 +336,7 @@ impl HoldSplitter {
         plan: &mut Plan,
     ) {
         if child.exists
-            && let Some(returns) = self.returns.get_mut(&order.pool)
+            && let Some(returns) = self.returns.get_mut(&order.hold)
         {
             let hold = order_hold(order.id, part);
             if let Some(at) = returns.iter().position(|r| r.hold == hold) {
@@ -334,63 +345,83 @@ impl HoldSplitter {
                 child.remaining += taken;
                 if returns[at].amount.is_zero() {
                     returns.remove(at);
-                    self.kept -= 1;
+                    self.deferred -= 1;
                 }
             }
         }
         if child.remaining == after {
             return;
         }
-        self.return_to_parent(copies, order.pool, plan);
-        let amount = copies.amount(copies.hold(order.pool).asset, after - child.remaining);
+        self.return_to_parent(trading_state, order.hold, plan);
+        let amount = trading_state.amount(
+            trading_state.hold(order.hold).asset,
+            after - child.remaining,
+        );
         if child.exists {
             let hold = order_hold(order.id, part);
-            self.push(order.pool, Movement::Grow { hold, amount }, plan);
+            self.push(order.hold, HoldMovement::Grow { hold, amount }, plan);
         } else {
-            self.push(order.pool, split(copies, order, part, after), plan);
+            self.push(order.hold, split(trading_state, order, part, after), plan);
             child.exists = true;
         }
         child.remaining = after;
     }
 
     /// Splits both holds of an order out of its trading hold, to the amounts it reserves.
-    fn split(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
-        self.return_to_parent(copies, order.pool, plan);
-        let mut carved = SplitHolds::default();
+    fn split(
+        &mut self,
+        trading_state: &TradingState,
+        order: &Order,
+        reserve: types::Reserve,
+        plan: &mut Plan,
+    ) {
+        self.return_to_parent(trading_state, order.hold, plan);
+        let mut split_holds = SplitHolds::default();
         for (part, amount) in reserve.parts() {
             if !amount.is_zero() {
-                self.push(order.pool, split(copies, order, part, amount), plan);
-                *carved.part_mut(part) = OrderHold {
+                self.push(order.hold, split(trading_state, order, part, amount), plan);
+                *split_holds.part_mut(part) = OrderHold {
                     exists: true,
                     remaining: amount,
                 };
             }
         }
-        self.carved.insert(order.handle, carved);
+        self.split_holds.insert(order.handle, split_holds);
     }
 
-    fn return_to_parent(&mut self, copies: &Copies, pool: HoldIx, plan: &mut Plan) {
-        let returns = self.returns.remove(&pool).unwrap_or_default();
-        self.kept -= returns.len();
-        for kept in returns {
-            let amount = copies.amount(copies.hold(pool).asset, kept.amount);
-            let back = Movement::Return {
-                hold: kept.hold,
+    fn return_to_parent(
+        &mut self,
+        trading_state: &TradingState,
+        trading_hold: HoldIx,
+        plan: &mut Plan,
+    ) {
+        let returns = self.returns.remove(&trading_hold).unwrap_or_default();
+        self.deferred -= returns.len();
+        for deferred in returns {
+            let amount =
+                trading_state.amount(trading_state.hold(trading_hold).asset, deferred.amount);
+            let back = HoldMovement::Return {
+                hold: deferred.hold,
                 amount,
-                order: kept.order,
-                ending: kept.ending,
+                order: deferred.order,
+                reason: deferred.reason,
             };
-            self.push(pool, back, plan);
+            self.push(trading_hold, back, plan);
         }
     }
 }
 
-fn split(copies: &Copies, order: &Order, part: HoldPart, amount: Minor) -> Movement {
-    let pool = copies.hold(order.pool);
-    Movement::Split {
-        parent: pool.hold_id,
+fn split(
+    trading_state: &TradingState,
+    order: &Order,
+    part: HoldPart,
+    amount: Minor,
+) -> HoldMovement {
+    let trading_hold = trading_state.hold(order.hold);
+    HoldMovement::Split {
+        parent: trading_hold.hold_id,
         hold: order_hold(order.id, part),
-        amount: copies.amount(pool.asset, amount),
+        amount: trading_state.amount(trading_hold.asset, amount),
         order: order.id,
         part,
     }
@@ -409,7 +440,7 @@ pub struct LedgerHold {
 pub struct Break {
     pub name: BreakName,
     pub at: Sequence,
-    pub pool: HoldIx,
+    pub trading_hold: HoldIx,
     pub user: types::UserIx,
     /// The differing hold.
     pub hold: Id128,
@@ -438,28 +469,28 @@ impl BreakName {
     }
 }
 
-/// Compares one pool with the sum of its trading hold and children (`design.md` 4, the invariant).
-pub fn compare(copies: &Copies, ix: HoldIx, found: Minor) -> Option<Break> {
-    let pool = copies.hold(ix);
-    let name = match found.cmp(&pool.held) {
+/// Compares one trading hold and its children with the journal (`design.md` 4, the invariant).
+pub fn compare(trading_state: &TradingState, ix: HoldIx, found: Minor) -> Option<Break> {
+    let trading_hold = trading_state.hold(ix);
+    let name = match found.cmp(&trading_hold.held) {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Less => BreakName::HoldShort,
         std::cmp::Ordering::Greater => BreakName::HoldSurplus,
     };
     Some(Break {
         name,
-        at: copies.position(),
-        pool: ix,
-        user: pool.user,
-        hold: pool.hold_id,
-        expected: pool.held,
+        at: trading_state.position(),
+        trading_hold: ix,
+        user: trading_hold.user,
+        hold: trading_hold.hold_id,
+        expected: trading_hold.held,
         found,
     })
 }
 
 /// Compares one hold of an order with its expected amount.
 pub fn compare_part(
-    copies: &Copies,
+    trading_state: &TradingState,
     order: &Order,
     hold: Id128,
     expected: Minor,
@@ -467,8 +498,8 @@ pub fn compare_part(
 ) -> Option<Break> {
     (found != expected).then(|| Break {
         name: BreakName::OrderHoldDiffers,
-        at: copies.position(),
-        pool: order.pool,
+        at: trading_state.position(),
+        trading_hold: order.hold,
         user: order.user,
         hold,
         expected,
@@ -478,12 +509,12 @@ pub fn compare_part(
 
 /// Finds the split orders among the ledger's active holds.
 pub fn splits_in_ledger(
-    copies: &Copies,
+    trading_state: &TradingState,
     holds: &HashMap<Id128, LedgerHold>,
 ) -> (HashMap<Handle, SplitHolds>, Vec<Break>) {
-    let mut carved = HashMap::new();
+    let mut split_holds = HashMap::new();
     let mut breaks = Vec::new();
-    for order in copies.orders() {
+    for order in trading_state.orders() {
         // The main hold lives as long as its order, so it alone shows whether the order is split.
         if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
@@ -492,17 +523,17 @@ pub fn splits_in_ledger(
         for (part, expected) in order.reserved.parts() {
             let hold = order_hold(order.id, part);
             let found = holds.get(&hold).map_or(Minor::ZERO, |h| h.remaining);
-            breaks.extend(compare_part(copies, order, hold, expected, found));
+            breaks.extend(compare_part(trading_state, order, hold, expected, found));
             // A used-up fee hold is no longer active. Charged fees prove that it existed.
-            let used_up = part == HoldPart::Fee && !order.done.fee_minor.is_zero();
+            let used_up = part == HoldPart::Fee && !order.fill_totals.fee_minor.is_zero();
             *taken.part_mut(part) = OrderHold {
                 exists: used_up || !expected.is_zero(),
                 remaining: expected,
             };
         }
-        carved.insert(order.handle, taken);
+        split_holds.insert(order.handle, taken);
     }
-    (carved, breaks)
+    (split_holds, breaks)
 }
 
 /// The order of a trade, by its session's identifiers.

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use rand::Rng;
 use replica::Effect;
 use settlement::batch::{Batch, Limits, Settler};
-use settlement::copies::{Change, Copies};
-use settlement::plan::Movement;
+use settlement::plan::HoldMovement;
 use settlement::split::splits_in_ledger;
+use settlement::trading_state::{Change, TradingState};
 use types::*;
 use types::{HoldPart, order_hold};
 use world::ledger::Ledger;
@@ -62,7 +62,7 @@ impl Run {
         let covered = self.settler.covered();
         self.settler.apply(&record.applied, record.command.time_ns);
         assert!(self.settler.covered() >= covered, "never goes back");
-        self.ledger.gateway(self.settler.copies(), record);
+        self.ledger.gateway(self.settler.trading_state(), record);
         if self
             .settler
             .is_due(record.command.time_ns, Some(record.command.time_ns), false)
@@ -77,7 +77,7 @@ impl Run {
             self.batches.push(batch);
         }
         assert!(self.settler.is_empty());
-        self.ledger.check_against(self.settler.copies());
+        self.ledger.check_against(self.settler.trading_state());
     }
 }
 
@@ -102,15 +102,15 @@ fn r188_every_plan_is_covered_and_conserves_money() {
             run.seal(late_ns);
         }
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
-        assert_eq!(trades as u64, run.settler.copies().trades());
+        assert_eq!(trades as u64, run.settler.trading_state().trades());
         assert!(trades > 50, "seed {seed} traded {trades} times");
         // With the clock past the wait time every open order has its own holds.
-        for order in run.settler.copies().orders() {
+        for order in run.settler.trading_state().orders() {
             let main = run.ledger.holds[&order_hold(order.id, HoldPart::Main)];
             assert_eq!(main.remaining, order.reserved.main.0);
         }
         // Size-one holds of ended orders are released.
-        for (_, hold) in run.settler.copies().holds() {
+        for (_, hold) in run.settler.trading_state().holds() {
             let is_active = run.ledger.holds[&hold.hold_id].is_active;
             assert_eq!(is_active, !hold.is_emptied);
         }
@@ -119,7 +119,7 @@ fn r188_every_plan_is_covered_and_conserves_money() {
 
 // rows: R180 R189
 #[test]
-fn r189_the_same_records_give_the_same_plans_and_a_repeat_changes_nothing() {
+fn r189_plans_are_deterministic_and_idempotent() {
     let mut market = Market::new(7);
     for _ in 0..600 {
         market.random();
@@ -160,15 +160,16 @@ fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
             if crashes.contains(&at) {
                 // Applied, unposted records are lost; the ledger's position remains.
                 let position = run.ledger.positions.get("market:1").copied().unwrap_or(0);
-                let carve_number = run
+                let split_number = run
                     .ledger
                     .positions
                     .get("market:1/carve")
                     .copied()
                     .unwrap_or(0);
                 let state = replayed(&market.records[..position as usize]);
-                let copies = Copies::of(&state, market.names().clone());
-                let (carved, breaks) = splits_in_ledger(&copies, &run.ledger.active_holds());
+                let trading_state = TradingState::of(&state, market.names().clone());
+                let (split_holds, breaks) =
+                    splits_in_ledger(&trading_state, &run.ledger.active_holds());
                 assert_eq!(breaks, Vec::new());
                 for record in &market.records[position as usize..at] {
                     // Funding after the position was blocked in the ledger already; the model adds
@@ -180,10 +181,10 @@ fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
                 run.settler = Settler::new(
                     node(),
                     limits(),
-                    copies,
-                    carved,
+                    trading_state,
+                    split_holds,
                     Sequence(position),
-                    carve_number,
+                    split_number,
                 );
                 for record in &market.records[position as usize..at] {
                     run.settler.apply(&record.applied, record.command.time_ns);
@@ -193,7 +194,7 @@ fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
         }
         run.seal(market.time_ns + 2 * SECOND_NS);
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
-        assert_eq!(trades as u64, run.settler.copies().trades());
+        assert_eq!(trades as u64, run.settler.trading_state().trades());
     }
 }
 
@@ -213,7 +214,7 @@ fn an_order_that_comes_and_goes_within_a_batch_writes_no_row() {
     }
     assert!(settler.is_empty());
     assert_eq!(settler.seal(market.time_ns + 5 * SECOND_NS), Vec::new());
-    assert_eq!(settler.covered(), settler.copies().position());
+    assert_eq!(settler.covered(), settler.trading_state().position());
 }
 
 #[test]
@@ -237,7 +238,7 @@ fn records_without_ledger_effect_eventually_move_its_position() {
 
 // rows: R151 R153
 #[test]
-fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
+fn r151_open_order_gets_own_holds_after_one_second() {
     let mut market = Market::new(2);
     let handle = market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
@@ -262,11 +263,11 @@ fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
         .collect();
     assert!(matches!(
         splits[0],
-        Movement::Split { amount, part: HoldPart::Main, order: o, .. }
+        HoldMovement::Split { amount, part: HoldPart::Main, order: o, .. }
             if amount.minor == Minor(1000) && o == order.id
     ));
     assert!(
-        matches!(splits[1], Movement::Split { amount, part: HoldPart::Fee, .. } if amount.minor == Minor(1))
+        matches!(splits[1], HoldMovement::Split { amount, part: HoldPart::Fee, .. } if amount.minor == Minor(1))
     );
     assert_eq!(
         run.batches[0].id,
@@ -274,7 +275,7 @@ fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
     );
 
     // Another order, unsplit when a neighbour's trade is posted, then silence: split under the
-    // carve source.
+    // split source.
     let pending = market
         .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
         .unwrap();
@@ -282,7 +283,7 @@ fn r151_an_order_open_for_a_second_gets_its_own_holds_without_new_commands() {
     market
         .order(2, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
         .unwrap();
-    for record in &market.records[run.settler.copies().position().0 as usize..] {
+    for record in &market.records[run.settler.trading_state().position().0 as usize..] {
         run.settler.apply(&record.applied, record.command.time_ns);
     }
     run.seal(pending.created_ns);
@@ -325,8 +326,8 @@ fn r191_price_improvement_returns_to_the_trading_hold() {
     assert!(!main.is_active);
     let fee = run.ledger.holds[&order_hold(buy_order, HoldPart::Fee)];
     assert_eq!((fee.amount, fee.consumed, fee.released), (105, 100, 5));
-    let money = Market::pool(UserIx(0), AssetIx::MONEY);
-    let hold = run.settler.copies().hold(money).hold_id;
+    let money = Market::trading_hold(UserIx(0), AssetIx::MONEY);
+    let hold = run.settler.trading_state().hold(money).hold_id;
     assert_eq!(run.ledger.holds[&hold].remaining, world::FUNDED - 100_100);
     assert_eq!(
         run.ledger.balances["user-1:CFA-RUB"],
@@ -431,7 +432,7 @@ fn a_gap_in_the_journal_is_refused() {
 fn an_effect_that_does_not_add_up_is_refused() {
     let mut market = Market::new(6);
     let handle = market.order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc);
-    let mut copies = market.copies();
+    let mut trading_state = market.trading_state();
     market.cancel(handle.unwrap());
     let mut applied = market.records.last().unwrap().applied.clone();
     for effect in &mut applied.effects {
@@ -439,22 +440,22 @@ fn an_effect_that_does_not_add_up_is_refused() {
             moved.held += Minor(1);
         }
     }
-    copies.apply(&applied, &mut Vec::new());
+    trading_state.apply(&applied, &mut Vec::new());
 }
 
 #[test]
 fn a_defund_takes_only_what_is_undrawn_and_settlement_expects_the_rest() {
     let mut market = Market::new(8);
-    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
+    let trading_hold = Market::trading_hold(UserIx(0), AssetIx::MONEY);
     market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
         .unwrap();
-    let mut copies = market.copies();
-    let undrawn = market.admission().pool(pool).unwrap().free;
+    let mut trading_state = market.trading_state();
+    let undrawn = market.admission().hold(trading_hold).unwrap().undrawn;
     assert_eq!(undrawn, Minor(world::FUNDED - 1_001));
     let defund = |amount_minor: Minor| {
         let request = admission::Request::Defund {
-            hold: pool,
+            hold: trading_hold,
             amount_minor,
             funding_seq: 1_000,
             key_hash: Id128::NONE,
@@ -464,10 +465,10 @@ fn a_defund_takes_only_what_is_undrawn_and_settlement_expects_the_rest() {
     assert!(defund(undrawn + Minor(1)).is_err());
     let command = defund(undrawn).unwrap();
     let mut changes = Vec::new();
-    copies.apply(&market.submit(command).applied, &mut changes);
+    trading_state.apply(&market.submit(command).applied, &mut changes);
     let by = Minor::ZERO - undrawn;
-    assert_eq!(changes, vec![Change::Funded { pool, by }]);
-    assert_eq!(copies.held(pool), Minor(1_001));
+    assert_eq!(changes, vec![Change::Funded { trading_hold, by }]);
+    assert_eq!(trading_state.held(trading_hold), Minor(1_001));
 }
 
 // rows: R151
@@ -510,7 +511,7 @@ fn many_old_orders_are_split_batch_by_batch() {
     let now_ns = market.time_ns + 3_600 * SECOND_NS;
     for record in &market.records {
         run.settler.apply(&record.applied, now_ns);
-        run.ledger.gateway(run.settler.copies(), record);
+        run.ledger.gateway(run.settler.trading_state(), record);
     }
     while run.settler.is_due(now_ns, Some(now_ns), true) {
         run.seal(now_ns);
@@ -521,7 +522,7 @@ fn many_old_orders_are_split_batch_by_batch() {
             .iter()
             .all(|b| b.plan.weight() <= limits().weight + 2)
     );
-    for order in run.settler.copies().orders() {
+    for order in run.settler.trading_state().orders() {
         assert!(
             run.ledger
                 .holds

@@ -6,7 +6,7 @@ mod world;
 use std::path::Path;
 use std::time::Duration;
 
-use settlement::copies::{Change, Copies, HoldBalance};
+use settlement::trading_state::{Change, HoldBalance, TradingState};
 use types::{Event, HoldIx, Sequence};
 use world::journalled::{EVERY, checkpoints, cut};
 use world::services::{Platform, config};
@@ -22,9 +22,9 @@ fn market(seed: u64) -> Market {
     market
 }
 
-/// The state of the copies, and the changes of the following records.
+/// The trading state, and the changes of the following records.
 fn applied(
-    mut copies: Copies,
+    mut trading_state: TradingState,
     records: &[Record],
 ) -> (
     (Sequence, u64),
@@ -34,11 +34,11 @@ fn applied(
 ) {
     let mut changes = Vec::new();
     for record in records {
-        copies.apply(&record.applied, &mut changes);
+        trading_state.apply(&record.applied, &mut changes);
     }
-    let (orders, holds) = (copies.orders().copied(), copies.holds());
+    let (orders, holds) = (trading_state.orders().copied(), trading_state.holds());
     (
-        (copies.position(), copies.trades()),
+        (trading_state.position(), trading_state.trades()),
         orders.collect(),
         holds.collect(),
         changes,
@@ -57,7 +57,7 @@ fn r189_copies_taken_at_any_record_equal_the_copies_from_the_first() {
                 first.apply(&records[at - 1].applied, &mut Vec::new());
             }
             if at % 7 == 0 {
-                let taken = Copies::of(&replayed(&records[..at]), market.names().clone());
+                let taken = TradingState::of(&replayed(&records[..at]), market.names().clone());
                 let (tail, whole) = (
                     applied(taken, &records[at..]),
                     applied(first.clone(), &records[at..]),
@@ -65,7 +65,7 @@ fn r189_copies_taken_at_any_record_equal_the_copies_from_the_first() {
                 assert_eq!(tail, whole, "seed {seed}, taken at {at}");
             }
         }
-        let last = applied(market.copies(), &[]);
+        let last = applied(market.trading_state(), &[]);
         assert_eq!(last, applied(first, &[]), "seed {seed}");
     }
 }
@@ -116,7 +116,7 @@ async fn child() {
 
 // rows: R186 R189
 #[tokio::test]
-async fn r189_killed_after_a_checkpoint_the_rest_is_settled_once_without_earlier_records() {
+async fn r189_restart_from_checkpoint_settles_the_rest_once() {
     let market = market(12);
     for place in ["settlement.posted:12", "settlement.submitted:12"] {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ use proto::identity::v1::identity_service_client::IdentityServiceClient;
 use proto::ledger::v1 as ledger_wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use rand::Rng;
-use settlement::copies::amount;
+use settlement::trading_state::amount;
 use settlement::{SettlementConfig, SettlementDeps};
 use tokio_util::sync::CancellationToken;
 use types::*;

@@ -42,7 +42,7 @@ fn order(user: u32, side: Side, price: i64, quantity: u64) -> Request {
         expire_at_ns: 0,
         price: Some(Ticks(price)),
         quantity: Lots(quantity),
-        pool: None,
+        hold: None,
         limit_checked: true,
         key_hash: Id128::from_u128(u128::from(user) << 64 | u128::from(quantity)),
     })
@@ -112,7 +112,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     for (user, asset) in [(0, AssetIx::MONEY), (1, AssetIx::units(InstrumentIx(0)))] {
         let fund = FundRequest {
             hold_id: Id128::from_u128(0xfeed + u128::from(user)),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user: UserIx(user),
             asset,
             amount_minor: Minor(1_000_000),

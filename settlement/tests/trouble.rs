@@ -56,24 +56,24 @@ fn trade(market: &mut Market, seller: u32, buyer: u32) -> String {
 }
 
 /// The undrawn amount of user 0's money hold, and a request that sets its amount in the ledger.
-fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
-    pool_of(market, UserIx(0))
+fn trading_hold(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
+    trading_hold_of(market, UserIx(0))
 }
 
-fn pool_of(
+fn trading_hold_of(
     market: &Market,
     user: UserIx,
 ) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
-    let pool = Market::pool(user, AssetIx::MONEY);
-    let pool = *market.admission().pool(pool).unwrap();
+    let trading_hold = Market::trading_hold(user, AssetIx::MONEY);
+    let trading_hold = *market.admission().hold(trading_hold).unwrap();
     let adjust = move |minor: i64, key: &str| wire::AdjustHoldRequest {
         context: context(key),
-        hold_id: pool.hold_id.to_string(),
+        hold_id: trading_hold.hold_id.to_string(),
         remaining_amount: Some(proto::convert::to_monetary_amount_minor(
             "CFA-RUB", minor, 2,
         )),
     };
-    (pool.free.0, adjust)
+    (trading_hold.undrawn.0, adjust)
 }
 
 /// Block, cancel and unblock commands of user 0.
@@ -112,8 +112,8 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     let fed = market.records.len();
     drained(&platform, market.position()).await;
     // Money leaves user 0's trading hold without a journal record.
-    let (free, adjust) = pool(&market);
-    let taken = adjust(free - 1, "steal");
+    let (undrawn, adjust) = trading_hold(&market);
+    let taken = adjust(undrawn - 1, "steal");
     platform.ledger.adjust_hold(taken).await.unwrap();
     platform.stop().await;
 
@@ -150,8 +150,8 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
 
     // Once repaired, the break clears and the block is lifted.
-    let (free, adjust) = pool(&market);
-    let repaired = adjust(free, "repair");
+    let (undrawn, adjust) = trading_hold(&market);
+    let repaired = adjust(undrawn, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
     until("end of the block", &platform, || {
         platform.has_asked(unblock()) && suspended(&platform).is_none()
@@ -180,8 +180,8 @@ async fn no_block_waits_for_the_cancel_of_another_users_orders() {
     drained(&platform, market.position()).await;
     let users = [UserIx(0), UserIx(1)];
     for user in users {
-        let (free, adjust) = pool_of(&market, user);
-        let taken = adjust(free - 1, &format!("steal-{}", user.0));
+        let (undrawn, adjust) = trading_hold_of(&market, user);
+        let taken = adjust(undrawn - 1, &format!("steal-{}", user.0));
         platform.ledger.adjust_hold(taken).await.unwrap();
     }
     platform.stop().await;
@@ -223,7 +223,7 @@ async fn a_batch_refused_by_the_ledger_blocks_the_queue_until_it_is_covered() {
     platform.feed(&market.records);
     let fed = market.records.len();
     drained(&platform, market.position()).await;
-    let (free, adjust) = pool(&market);
+    let (undrawn, adjust) = trading_hold(&market);
     let taken = adjust(1, "steal");
     platform.ledger.adjust_hold(taken).await.unwrap();
 
@@ -240,7 +240,7 @@ async fn a_batch_refused_by_the_ledger_blocks_the_queue_until_it_is_covered() {
     assert!(stats.progress.settled >= before);
     assert!(is_failing(&platform, "settlement-ledger"));
 
-    let repaired = adjust(free, "repair");
+    let repaired = adjust(undrawn, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
     drained(&platform, market.position()).await;
     assert_eq!(platform.settlement.stats().halted, "");

@@ -1,5 +1,5 @@
-//! Settlement's copies against the hot thread's admission: the same journal yields the same money
-//! in every hold, also if requests overtake the reports of earlier ones.
+//! Settlement's trading state against the hot thread's admission: the same journal yields the same
+//! money in every hold, also if requests overtake the reports of earlier ones.
 
 mod world;
 
@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use replica::State;
 use sequencer::{Backlog, Config, Reply, SequencerHandle};
 use settlement::batch::{Limits, Settler};
-use settlement::copies::Copies;
+use settlement::trading_state::TradingState;
 use types::command::MassScope;
 use types::*;
 use world::ledger::Ledger;
@@ -57,7 +57,7 @@ fn random(rng: &mut SmallRng, key: u128) -> Request {
             expire_at_ns: 0,
             price: (order_type == OrderType::Limit).then_some(price).flatten(),
             quantity: Lots(rng.random_range(1..40)),
-            pool: None,
+            hold: None,
             limit_checked: true,
             key_hash,
         })
@@ -133,7 +133,7 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
             {
                 setup.push(Request::Fund(FundRequest {
                     hold_id: Id128::from_u128(0xfeed_0000 + u128::from(user * 3) + n as u128),
-                    kind: PoolKind::Trading,
+                    kind: HoldKind::Trading,
                     user: UserIx(user),
                     asset,
                     amount_minor: Minor(150_000),
@@ -150,13 +150,13 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
             let request = random(&mut rng, u128::from(seed) << 64 | (n + 1));
             port.submit(request, Reply::None).unwrap();
         }
-        let (last, pools) = port
+        let (last, trading_holds) = port
             .inspect(|core| {
                 let admission = core.admission();
-                let pools: Vec<_> = (0..USERS * 3)
-                    .map(|ix| *admission.pool(HoldIx(ix)).unwrap())
+                let trading_holds: Vec<_> = (0..USERS * 3)
+                    .map(|ix| *admission.hold(HoldIx(ix)).unwrap())
                     .collect();
-                (core.sequence(), pools)
+                (core.sequence(), trading_holds)
             })
             .await
             .unwrap();
@@ -170,12 +170,19 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
             ..Limits::default()
         };
         let mut state = State::new(node(), bounds());
-        let copies = Copies::of(&state, state.names().clone());
-        let mut settler = Settler::new(node(), limits, copies, HashMap::new(), Sequence::ZERO, 0);
+        let trading_state = TradingState::of(&state, state.names().clone());
+        let mut settler = Settler::new(
+            node(),
+            limits,
+            trading_state,
+            HashMap::new(),
+            Sequence::ZERO,
+            0,
+        );
         let mut ledger = Ledger::default();
         let mut reader = sequencer.reader(Sequence::ZERO);
         let mut posted = 0;
-        while settler.copies().position() < last {
+        while settler.trading_state().position() < last {
             let record = reader.next().await.unwrap();
             let record = Record {
                 applied: state.apply(&record).unwrap(),
@@ -187,27 +194,30 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
                 for batch in settler.seal(now_ns) {
                     assert_eq!(ledger.post(&batch), Ok(true));
                 }
-                ledger.check_against(settler.copies());
+                ledger.check_against(settler.trading_state());
             };
             if !settler.has_room(&record.applied) {
                 seal(&mut settler, &mut ledger);
             }
             settler.apply(&record.applied, now_ns);
-            ledger.gateway(settler.copies(), &record);
+            ledger.gateway(settler.trading_state(), &record);
             if settler.is_due(now_ns, Some(now_ns), false) || rng.random_range(0..40) == 0 {
                 seal(&mut settler, &mut ledger);
                 posted += 1;
             }
         }
         assert!(
-            posted > 10 && settler.copies().trades() > 300,
+            posted > 10 && settler.trading_state().trades() > 300,
             "{posted} {}",
-            settler.copies().trades()
+            settler.trading_state().trades()
         );
-        for (ix, hold) in settler.copies().holds() {
-            let twin = pools[ix.index()];
-            assert_eq!(hold.held, twin.free + twin.reserved, "hold {ix}");
-            let orders = settler.copies().orders().filter(|order| order.pool == ix);
+        for (ix, hold) in settler.trading_state().holds() {
+            let twin = trading_holds[ix.index()];
+            assert_eq!(hold.held, twin.undrawn + twin.reserved, "hold {ix}");
+            let orders = settler
+                .trading_state()
+                .orders()
+                .filter(|order| order.hold == ix);
             let reserved: Minor = orders.map(|order| order.reserved.total()).sum();
             assert_eq!(reserved, twin.reserved, "orders of hold {ix}");
         }

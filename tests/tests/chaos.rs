@@ -19,7 +19,7 @@ fn given(name: &str) -> Option<u64> {
 /// the defaults of the ordinary suite.
 // rows: R343 R345
 #[test]
-fn r343_every_client_has_the_journals_messages_whatever_dies_and_whatever_the_network_does() {
+fn r343_clients_receive_all_messages_under_chaos() {
     let seed = given("CHAOS_SEED").unwrap_or_else(|| tests::seed::seed(20_261_124));
     println!("CHAOS_SEED={seed}");
     let kills = given("CHAOS_KILLS").map_or(5, |kills| usize::try_from(kills).expect("few"));

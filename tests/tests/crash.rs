@@ -609,7 +609,7 @@ async fn place_until_killed(
 }
 
 #[test]
-fn abort_between_hold_and_journal_of_an_order_places_it_once_when_repeated() {
+fn retry_after_abort_between_hold_and_journal_places_once() {
     run(async {
         let mut platform = Platform::start().await;
         let bond = platform.bond().await;

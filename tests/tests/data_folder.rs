@@ -177,7 +177,7 @@ fn another_key_is_refused_until_it_is_accepted() {
 }
 
 #[test]
-fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_name() {
+fn folder_without_manifest_is_adopted_once() {
     run(async {
         let mut platform = Platform::start().await;
         let user = platform.trader().await;

@@ -344,11 +344,11 @@ async fn scenario(volume: Volume) {
 }
 
 #[test]
-fn a_full_tmpfs_that_recovers_space_accepts_orders_and_deposits_within_10_s() {
+fn orders_and_deposits_resume_10_s_after_a_full_tmpfs() {
     run(scenario(Volume::tmpfs()));
 }
 
 #[test]
-fn a_full_ext4_that_recovers_space_accepts_orders_and_deposits_within_10_s() {
+fn orders_and_deposits_resume_10_s_after_a_full_ext4() {
     run(scenario(Volume::ext4()));
 }

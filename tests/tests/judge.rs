@@ -58,7 +58,7 @@ fn only(journal: &Journal, text: &str) {
 
 // rows: R345
 #[tokio::test]
-async fn r345_a_cancel_in_time_is_right_and_one_that_is_early_late_or_missing_is_not() {
+async fn r345_early_late_and_missing_cancels_are_detected() {
     let right = judged(1_000, 1_000).await;
     assert_eq!(right.wrong, Vec::<String>::new());
     assert_eq!((right.cancels, right.cancelled_orders), (1, 1));

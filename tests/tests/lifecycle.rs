@@ -271,7 +271,7 @@ fn a_restart_resumes_the_state_of_the_previous_run() {
 /// ran: state, book, and the ids of orders and trades. So does a copy without snapshots.
 // rows: R180
 #[test]
-fn r180_the_replay_command_gives_the_state_trades_and_ids_that_were_shown() {
+fn r180_replay_command_reproduces_state_trades_and_ids() {
     run(async {
         let mut platform = Platform::start().await;
         let seller = platform.trader().await;
@@ -424,13 +424,13 @@ async fn quiet(platform: &Platform) -> tests::ledger::State {
         let orders = platform
             .all(AUDITOR, "market.ListOrders", "orders", json!({}))
             .await;
-        let is_carved = orders
+        let is_split = orders
             .iter()
             .filter(|order| tests::ledger::is_open(order))
             .all(names);
         let now = Some(platform.state().await);
         match now {
-            Some(state) if is_carved && last.as_ref() == Some(&state) => return state,
+            Some(state) if is_split && last.as_ref() == Some(&state) => return state,
             state => last = state,
         }
         assert!(

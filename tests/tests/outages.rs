@@ -20,7 +20,7 @@ const RECOVERY: Duration = Duration::from_secs(15);
 
 // rows: R087 R127
 #[test]
-fn r127_payments_work_again_within_15_s_of_an_outage_of_the_bank_under_traffic() {
+fn r127_payments_recover_within_15_s_of_a_bank_outage() {
     run(async {
         let platform = Platform::start().await;
         let user = platform.trader().await;

@@ -39,7 +39,7 @@ pub enum Incoming<T> {
 
 /// How much of the data the driver has consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct ConsumedBytes {
     pub bytes: usize,
     /// True: the rest is complete messages for the next round. False: the rest waits for more
     /// bytes.
@@ -62,7 +62,7 @@ pub trait Driver<T> {
     fn opened(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
     /// Bytes of the stream in order, starting with those left by the last call.
-    fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> Taken;
+    fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> ConsumedBytes;
 
     /// The peer has finished its side of the stream.
     fn finished(&mut self, now: Instant, link: &mut Link<T>);
@@ -194,13 +194,13 @@ impl<T> Endpoint<T> {
             }
         }
         // Reads come before writes, so that a round answers the requests that it received.
-        self.turn(now, driver, false);
+        self.poll(now, driver, false);
         Ok(did_work)
     }
 
     /// Second part of a round: writes and sends the connections' data.
     pub fn flush(&mut self, now: Instant, driver: &mut impl Driver<T>) -> bool {
-        self.turn(now, driver, true)
+        self.poll(now, driver, true)
     }
 
     fn receive_once(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
@@ -247,7 +247,7 @@ impl<T> Endpoint<T> {
     }
 
     /// Processes every touched connection: reads, or sends.
-    fn turn(&mut self, now: Instant, driver: &mut impl Driver<T>, sends: bool) -> bool {
+    fn poll(&mut self, now: Instant, driver: &mut impl Driver<T>, sends: bool) -> bool {
         // No connection is added meanwhile: the driver has no access to the endpoint.
         let count = self.touched.len();
         let mut kept = 0;
@@ -299,7 +299,7 @@ impl<T> Endpoint<T> {
             read(now, driver, link);
         }
         link.write();
-        end(now, driver, link);
+        advance_close(now, driver, link);
         is_drained
     }
 
@@ -487,7 +487,7 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
                 }
             }
         }
-        if !give(now, driver, link) {
+        if !deliver(now, driver, link) {
             return;
         }
     }
@@ -496,7 +496,7 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
 }
 
 /// Passes the available data to the driver; false if the driver paused for this round.
-fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> bool {
+fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> bool {
     if link.carry.is_empty() {
         let bytes = std::mem::take(&mut link.rest);
         let taken = driver.data(now, link, &bytes);
@@ -545,7 +545,7 @@ fn next_chunk<T>(link: &mut Link<T>) -> Result<Option<Bytes>, ()> {
 }
 
 /// Carries out a requested close.
-fn end<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
+fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
     if let End::Finishing {
         code,
         reason,

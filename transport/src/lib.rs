@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `endpoint` | rounds: receive, timers, connections, transmit |
 //! | `link` | one connection with its one bidirectional stream |
-//!  `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
+//! | `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
 //!
 //! The owner polls: nothing happens between two calls. There is no task, no lock, and per message
 //! no allocation other than quinn-proto's own. A connection carries one bidirectional stream, which
@@ -15,6 +15,6 @@ mod endpoint;
 mod link;
 mod socket;
 
-pub use endpoint::{Driver, Endpoint, Incoming, Taken};
+pub use endpoint::{ConsumedBytes, Driver, Endpoint, Incoming};
 pub use link::{Key, Link, Packets};
 pub use quinn_proto as proto;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use transport::proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use transport::proto::{ClientConfig, ConnectionError, ServerConfig};
-use transport::{Driver, Endpoint, Incoming, Link, Packets, Taken};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Link, Packets};
 
 const BYTES: usize = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,11 +23,11 @@ impl Driver<()> for Server {
         Incoming::Accept(())
     }
 
-    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         if !std::mem::replace(&mut self.has_answered, true) {
             link.out().resize(BYTES, 7);
         }
-        Taken {
+        ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
         }
@@ -56,12 +56,12 @@ impl Driver<()> for Client {
         link.out().push(1);
     }
 
-    fn data(&mut self, now: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, now: Instant, link: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         self.bytes += bytes.len();
         if self.bytes == BYTES {
             link.finish(now, 0, "");
         }
-        Taken {
+        ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
         }
@@ -105,7 +105,7 @@ fn configs() -> (ServerConfig, ClientConfig) {
 /// The kernel drops a run of datagrams longer than one system call may send, and quinn-udp reports
 /// no error. A third of the packets of a busy connection were lost, and its window with them.
 #[test]
-fn packets_of_a_long_answer_are_not_lost_between_two_sockets_of_one_machine() {
+fn long_answer_loses_no_packets_over_loopback() {
     let (server_config, client_config) = configs();
     let any = ([127, 0, 0, 1], 0).into();
     let mut server_end = Endpoint::bind(any, Some(server_config)).expect("a socket");

@@ -12,7 +12,7 @@ use crate::ids::{
 use crate::instrument::InstrumentSpec;
 use crate::money::Reserve;
 use crate::number::{FeeRate, Lots, Minor, Ticks};
-use crate::order::{OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
+use crate::order::{HoldKind, OrderType, Phase, Side, StpMode, TimeInForce};
 use crate::reason::{CancelReason, RejectReason};
 use crate::text::UserId;
 
@@ -83,14 +83,14 @@ record! {
 }
 
 record! {
-    /// Adds money held by the ledger to a pool; the first one creates the pool.
+    /// Adds money of a ledger hold to its balance here; the first one creates it.
     pub struct Fund {
         pub hold: HoldIx,
-        pub kind: PoolKind,
+        pub kind: HoldKind,
         pub user: UserIx,
         pub asset: AssetIx,
         pub amount_minor: Minor,
-        /// Increases with each Fund and Defund of the pool; equal or lower = already applied.
+        /// Increases with each Fund and Defund of the hold; equal or lower = already applied.
         pub funding_seq: u64,
         /// The ledger hold.
         pub hold_id: Id128,
@@ -100,7 +100,7 @@ record! {
 }
 
 record! {
-    /// Removes undrawn money from a pool; the ledger releases it after commit.
+    /// Removes undrawn money from a hold; the ledger releases it after commit.
     pub struct Defund {
         pub hold: HoldIx,
         pub amount_minor: Minor,
@@ -111,7 +111,7 @@ record! {
 }
 
 record! {
-    /// Closes a pool without open orders; its undrawn money is removed.
+    /// Closes a hold without open orders; its undrawn money is removed.
     pub struct CloseHold {
         pub hold: HoldIx,
         pub funding_seq: u64,
@@ -236,14 +236,14 @@ record! {
         pub session: SessionIx,
         /// Expiry of a good-till-date order, journalled nanoseconds, exclusive. 0 otherwise.
         pub expire_at_ns: u64,
-        /// Pool that it draws on.
-        pub pool: HoldIx,
+        /// Hold that it draws on.
+        pub hold: HoldIx,
         /// Fee rate of its trades, fixed at entry.
         pub fee_rate: FeeRate,
         /// Unique among the user's open orders; 0 = none.
         pub client_order_id: u64,
         pub client_seq: u64,
-        /// Amount drawn from the pool.
+        /// Amount drawn from the hold.
         pub draw: Reserve,
         /// Amount deducted from the user's budget (0 when identity was asked for this order).
         pub budget_minor: Minor,
@@ -298,15 +298,15 @@ pub enum MassScope {
 }
 
 record! {
-    /// Position in a member's sweep: by session, those without one last, then by entry sequence.
+    /// Position of a member's sweep: by session, those without one last, then by entry sequence.
     #[derive(PartialOrd, Ord)]
-    pub struct SweepPlace {
+    pub struct SweepPosition {
         pub session: SessionIx,
         pub sequence: Sequence,
     }
 }
 
-impl SweepPlace {
+impl SweepPosition {
     /// Before every order.
     pub const START: Self = Self {
         session: SessionIx(0),
@@ -335,8 +335,8 @@ record! {
         pub session: SessionIx,
         pub client_seq: u64,
         pub key_hash: Id128,
-        /// Last order in the scope that this command ends; [`SweepPlace::END`] = all.
-        pub through: SweepPlace,
+        /// Last order in the scope that this command ends; [`SweepPosition::END`] = all.
+        pub through: SweepPosition,
         /// Upper bound of the orders left to the slices.
         pub remaining: u32,
     }
@@ -348,9 +348,9 @@ record! {
     pub struct CancelSlice {
         /// The command that it continues.
         pub of: Sequence,
-        pub after: SweepPlace,
-        /// [`SweepPlace::END`] = the last slice.
-        pub through: SweepPlace,
+        pub after: SweepPosition,
+        /// [`SweepPosition::END`] = the last slice.
+        pub through: SweepPosition,
         /// Reason of that command.
         pub reason: CancelReason,
         pub user: UserIx,
@@ -370,7 +370,7 @@ impl MassCancel {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
-            through: SweepPlace::END,
+            through: SweepPosition::END,
             remaining: 0,
         }
     }
@@ -413,7 +413,7 @@ record! {
         /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
         /// As [`MassCancel::through`].
-        pub through: SweepPlace,
+        pub through: SweepPosition,
     }
 }
 
@@ -617,15 +617,15 @@ record! {
 }
 
 impl Command {
-    /// Place after which slices continue; `None` when this command or slice leaves nothing.
-    pub fn goes_on_behind(&self) -> Option<SweepPlace> {
+    /// Position after which the next slice continues; `None` when nothing is left.
+    pub fn next_slice_after(&self) -> Option<SweepPosition> {
         let through = match self {
             Self::MassCancel(c) => c.through,
             Self::SetKillSwitch(c) => c.through,
             Self::CancelSlice(c) => c.through,
             _ => return None,
         };
-        (through != SweepPlace::END).then_some(through)
+        (through != SweepPosition::END).then_some(through)
     }
 }
 

@@ -197,7 +197,7 @@ pub fn settlement_source(node: NodeId) -> String {
 }
 
 /// Source of batches that only split holds and cover no new sequence.
-pub fn carve_source(node: NodeId) -> String {
+pub fn split_source(node: NodeId) -> String {
     format!("market:{}/carve", node.get())
 }
 
@@ -217,7 +217,7 @@ pub fn part_batch_id(node: NodeId, sequence: Sequence, number: u64) -> String {
 }
 
 /// Batch id of a batch that only splits holds, numbered from 1.
-pub fn carve_batch_id(node: NodeId, number: u64) -> String {
+pub fn split_batch_id(node: NodeId, number: u64) -> String {
     format!("{}:carve-{number}", node.get())
 }
 
@@ -359,11 +359,11 @@ mod tests {
         }
         assert_eq!(client_order_number("abc"), 7_250_319_700_282_373_194);
         assert_eq!(settlement_source(node), "market:5");
-        assert_eq!(carve_source(node), "market:5/carve");
+        assert_eq!(split_source(node), "market:5/carve");
         assert_eq!(parts_source(node, Sequence(77)), "market:5/77");
         assert_eq!(batch_id(node, 1, 9), "5:1-9");
         assert_eq!(part_batch_id(node, Sequence(77), 2), "5:77-77.2");
-        assert_eq!(carve_batch_id(node, 3), "5:carve-3");
+        assert_eq!(split_batch_id(node, 3), "5:carve-3");
         assert_eq!(attempt_id("5:1-9", 1), "5:1-9");
         assert_eq!(attempt_id("5:1-9", 2), "5:1-9/2");
     }

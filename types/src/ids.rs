@@ -17,7 +17,7 @@ macro_rules! index {
         pub struct $name(pub u32);
 
         impl $name {
-            /// No session, no pool, or no single instrument.
+            /// No session, no hold, or no single instrument.
             pub const NONE: Self = Self(u32::MAX);
 
             pub const fn get(self) -> u32 {
@@ -62,7 +62,7 @@ index!(
     SessionIx
 );
 index!(
-    /// Pool of a trading hold, dense from 0 in the order of first `Fund`.
+    /// Index of a hold, dense from 0 in the order of first `Fund`.
     HoldIx
 );
 index!(
@@ -91,7 +91,7 @@ impl StpGroup {
     }
 }
 
-/// Asset of a pool: CFA-RUB, or the units of an instrument.
+/// Asset of a hold: CFA-RUB, or the units of an instrument.
 #[derive(
     Clone,
     Copy,

@@ -53,10 +53,10 @@ pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
 };
 pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
-pub use money::{Amount, Done, MoneyError, Reserve, fee, reserve};
+pub use money::{Amount, FillTotals, MoneyError, Reserve, fee, reserve};
 pub use number::{FeeRate, Lots, Minor, Ticks};
 pub use operation::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentStatus};
-pub use order::{OrderStatus, OrderType, Phase, PhaseCause, PoolKind, Side, StpMode, TimeInForce};
+pub use order::{HoldKind, OrderStatus, OrderType, Phase, PhaseCause, Side, StpMode, TimeInForce};
 pub use reason::{CancelReason, RejectReason};
 pub use subaccount::{CFA_RUB, SYSTEM_USER};
 pub use text::{InstrumentId, TextError, UserId};

@@ -52,7 +52,7 @@ impl Amount {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
-pub struct Done {
+pub struct FillTotals {
     /// Sum of quantity * price of its trades, in kopecks.
     pub value_minor: Minor,
     /// Fees charged to it, in kopecks (buy orders only).
@@ -106,7 +106,7 @@ impl Reserve {
     }
 }
 
-/// Amounts to reserve for an order with `open` lots at `price`, after its fills `done`.
+/// Amounts to reserve for an order with `open` lots at `price` after the fills in `fill_totals`.
 ///
 /// The fee part is the maximum that the whole order can still be charged: rate times (value so far
 /// plus value of the rest), rounded up, minus fees charged.
@@ -115,7 +115,7 @@ pub fn reserve(
     side: Side,
     price: Ticks,
     open: Lots,
-    done: Done,
+    fill_totals: FillTotals,
     rate: FeeRate,
 ) -> Result<Reserve, MoneyError> {
     if open.is_zero() {
@@ -129,9 +129,10 @@ pub fn reserve(
     }
     // Checked before the multiplication: 2^63 * 10^6 fits, anything near 2^127 does not.
     let main_minor = terms.value(price, open).ok_or(MoneyError)?;
-    let value = i128::from(done.value_minor.0) + i128::from(main_minor.0);
+    let value = i128::from(fill_totals.value_minor.0) + i128::from(main_minor.0);
     let fees = rate.rounded_up(value);
-    let fee_minor = Minor::from_wide(fees - i128::from(done.fee_minor.0)).ok_or(MoneyError)?;
+    let fee_minor =
+        Minor::from_wide(fees - i128::from(fill_totals.fee_minor.0)).ok_or(MoneyError)?;
     main_minor.checked_add(fee_minor).ok_or(MoneyError)?;
     Ok(Reserve {
         main: main_minor,
@@ -143,7 +144,7 @@ pub fn reserve(
 ///
 /// The rounded fee of the cumulative value, minus fees charged. A single fill is charged exactly
 /// the specification's formula; many small fills never sum to more than the reserve.
-pub fn fee(before: Done, trade_value: Minor, rate: FeeRate) -> Minor {
+pub fn fee(before: FillTotals, trade_value: Minor, rate: FeeRate) -> Minor {
     let value = i128::from(before.value_minor.0) + i128::from(trade_value.0);
     let fee = rate.half_up(value) - i128::from(before.fee_minor.0);
     let fee = Minor::from_wide(fee).expect("share of a 64-bit value");
@@ -155,7 +156,7 @@ pub fn fee(before: Done, trade_value: Minor, rate: FeeRate) -> Minor {
     fee
 }
 
-impl Done {
+impl FillTotals {
     /// Totals after another trade. A sell order is charged no fee.
     pub fn after_trade(self, side: Side, trade_value: Minor, rate: FeeRate) -> Self {
         let fee_minor = match side {
@@ -182,7 +183,7 @@ mod tests {
     // rows: R176
     #[test]
     fn r176_fee_is_a_thousandth_rounded_half_up() {
-        let one = |value: i64| fee(Done::default(), Minor(value), FeeRate::TRADING).0;
+        let one = |value: i64| fee(FillTotals::default(), Minor(value), FeeRate::TRADING).0;
         assert_eq!(one(100_000), 100); // 10 * 100.00 gives 1.00
         assert_eq!(one(500), 1);
         assert_eq!(one(499), 0);
@@ -197,7 +198,7 @@ mod tests {
             Side::Sell,
             Ticks(10),
             Lots(7),
-            Done::default(),
+            FillTotals::default(),
             FeeRate::TRADING,
         );
         assert_eq!(
@@ -216,7 +217,7 @@ mod tests {
             Side::Buy,
             Ticks::MAX,
             Lots::MAX,
-            Done::default(),
+            FillTotals::default(),
             FeeRate::TRADING,
         );
         assert_eq!(r, Err(MoneyError));
@@ -236,19 +237,19 @@ mod tests {
         ) {
             let rate = FeeRate(rate);
             let mut open = Lots(fills.iter().map(|f| f.0).sum());
-            let mut done = Done::default();
-            let mut held = reserve(&TERMS, Side::Buy, Ticks(price), open, done, rate).unwrap();
+            let mut fill_totals = FillTotals::default();
+            let mut held = reserve(&TERMS, Side::Buy, Ticks(price), open, fill_totals, rate).unwrap();
             for (quantity, better) in fills {
                 let value = TERMS.value(Ticks((price - better).max(1)), Lots(quantity)).unwrap();
-                let charge = fee(done, value, rate);
-                done = done.after_trade(Side::Buy, value, rate);
+                let charge = fee(fill_totals, value, rate);
+                fill_totals = fill_totals.after_trade(Side::Buy, value, rate);
                 open -= Lots(quantity);
-                let after = reserve(&TERMS, Side::Buy, Ticks(price), open, done, rate).unwrap();
+                let after = reserve(&TERMS, Side::Buy, Ticks(price), open, fill_totals, rate).unwrap();
                 prop_assert!(held.main - value - after.main >= Minor::ZERO);
                 prop_assert!(held.fee - charge - after.fee >= Minor::ZERO);
                 held = after;
             }
-            prop_assert_eq!(i128::from(done.fee_minor.0), rate.half_up(i128::from(done.value_minor.0)));
+            prop_assert_eq!(i128::from(fill_totals.fee_minor.0), rate.half_up(i128::from(fill_totals.value_minor.0)));
         }
     }
 }

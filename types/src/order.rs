@@ -118,9 +118,9 @@ code_enum! {
 }
 
 code_enum! {
-    /// Purpose of a pool of held money (T49).
-    PoolKind {
-        /// Trading hold of a (user, asset): default pool of all its orders.
+    /// Purpose of a hold (T49).
+    HoldKind {
+        /// Trading hold of a (user, asset): the default of all its orders.
         Trading = 0 "TRADING",
         /// A hold for a single gRPC order.
         Order = 1 "ORDER",

@@ -43,7 +43,7 @@ code_enum! {
         PriceTick = 6 "PRICE_TICK",
         /// Quantity is not a positive multiple of the lot, or too large.
         QuantityLot = 7 "QUANTITY_LOT",
-        /// The pool's undrawn money does not cover the draw.
+        /// The hold's undrawn money does not cover the draw.
         InsufficientBalance = 8 "INSUFFICIENT_BALANCE",
         /// The user has no trading hold for the asset.
         NoTradingHold = 9 "NO_TRADING_HOLD",

@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::shell;
 
-/// A separate workspace: only this chore needs libFuzzer.
+/// A separate workspace: only this task needs libFuzzer.
 const MANIFEST: &str = "fuzz/libfuzzer/Cargo.toml";
 
 /// LLVM instrumentation of every crate: edge counters, their addresses, comparison operands.
@@ -135,26 +135,26 @@ fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<
         .output()
         .with_context(|| format!("cannot start {program}"))?;
     // libFuzzer writes to standard error only.
-    let said = String::from_utf8_lossy(&output.stderr);
+    let log = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
-        println!("fuzz: {name}: {}", summary(&said));
+        println!("fuzz: {name}: {}", summary(&log));
         return Ok(());
     }
-    let last: Vec<&str> = said.lines().rev().take(30).collect();
+    let last: Vec<&str> = log.lines().rev().take(30).collect();
     last.iter().rev().for_each(|line| println!("{line}"));
-    bail!("{name}: {}; ended with {}", artifact(&said), output.status)
+    bail!("{name}: {}; ended with {}", artifact(&log), output.status)
 }
 
 /// Summary of libFuzzer's final statistics.
-fn summary(said: &str) -> String {
+fn summary(log: &str) -> String {
     let of = |name: &str| {
-        let line = said
+        let line = log
             .lines()
             .find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name));
         line.map_or("?", |line| line.trim_start_matches(':').trim())
             .to_owned()
     };
-    let edges = said
+    let edges = log
         .lines()
         .rev()
         .find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
@@ -168,8 +168,8 @@ fn summary(said: &str) -> String {
 }
 
 /// Path of the failing input.
-fn artifact(said: &str) -> String {
-    let path = said
+fn artifact(log: &str) -> String {
+    let path = log
         .lines()
         .find_map(|line| Some(line.split_once("Test unit written to ")?.1.trim()));
     path.map_or_else(
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn libfuzzer_output_is_parsed() {
-        let said = "\
+        let log = "\
 #2\tINITED cov: 10 ft: 11 corp: 1/1b exec/s: 0 rss: 30Mb
 #1234\tDONE   cov: 210 ft: 311 corp: 9/100b lim: 4 exec/s: 617 rss: 31Mb
 stat::number_of_executed_units: 1234
@@ -196,7 +196,7 @@ stat::average_exec_per_sec:     617
 stat::peak_rss_mb:              31
 ";
         assert_eq!(
-            summary(said),
+            summary(log),
             "1234 executions, 617 per second, 210 edges, 31 MB, no finding"
         );
         let crash = "artifact_prefix='/f/'; Test unit written to /f/crash-1\nBase64: AA==\n";

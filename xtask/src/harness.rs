@@ -3,7 +3,7 @@
 //!
 //! The harness is the public repository flash1-dev/matching-engine-benchmark. The caller provides a
 //! checkout built as its documents describe: `harness` and `generator`, the three adapters that its
-//! conformance gate compares with and the two that its state audit replays. This chore builds only
+//! conformance gate compares with and the two that its state audit replays. This task builds only
 //! the adapter in `benches/harness` and changes nothing in the checkout except the files that the
 //! harness itself writes (workloads, `results/`).
 
@@ -102,21 +102,21 @@ fn build() -> anyhow::Result<PathBuf> {
 /// audit of the book is skipped: the engine that it replays is slower than the harness's timeout.
 fn conformance(source: &Path, adapter: &str) -> anyhow::Result<()> {
     // The exit code is not sufficient: a case that could not be compared passes there.
-    let said = shell::said(
+    let output = shell::stdout_of(
         source,
         "python3",
         &["scripts/conformance_check.py", adapter],
     )?;
-    print!("{said}");
-    match unproven(&said) {
+    print!("{output}");
+    match unproven(&output) {
         Ok(()) => Ok(()),
         Err(why) => bail!("conformance: {why}"),
     }
 }
 
 /// Why the gate's output is not a pass of every case.
-fn unproven(said: &str) -> Result<(), String> {
-    let cases: Vec<&str> = said
+fn unproven(output: &str) -> Result<(), String> {
+    let cases: Vec<&str> = output
         .lines()
         .filter(|line| line.contains("report="))
         .collect();
@@ -132,7 +132,7 @@ fn unproven(said: &str) -> Result<(), String> {
         word("report=") == Some("PASS") && matches!(word("state="), Some("PASS" | "-"))
     };
     let passed = cases.iter().filter(is_pass).count();
-    let is_conformant = said
+    let is_conformant = output
         .lines()
         .any(|line| line.starts_with("VERDICT:") && line.contains(": CONFORMANT"));
     if passed == CASES && is_conformant {
@@ -160,20 +160,21 @@ fn perf(
         &["--seed", SEED, "--count", ORDERS],
         &["--matcher-core", &cores[0], "--drainer-core", &cores[1]],
     ];
-    let said = shell::said(source, "./harness", &args.concat())?;
-    let hash = field(&said, "Computed hash:").context("the harness computed no hash")?;
-    let expected = field(&said, "Expected hash:").context("the harness has no reference hash")?;
+    let output = shell::stdout_of(source, "./harness", &args.concat())?;
+    let hash = field(&output, "Computed hash:").context("the harness computed no hash")?;
+    let expected = field(&output, "Expected hash:").context("the harness has no reference hash")?;
     ensure!(
-        hash == expected && field(&said, "Status:") == Some("PASS"),
+        hash == expected && field(&output, "Status:") == Some("PASS"),
         "{scenario}: hash {hash} differs from the reference {expected}"
     );
-    let speed = field(&said, "Throughput:").unwrap_or("no throughput");
+    let speed = field(&output, "Throughput:").unwrap_or("no throughput");
     Ok((hash.to_owned(), speed.to_owned()))
 }
 
 /// Text after `name` at the start of a line.
-fn field<'a>(said: &'a str, name: &str) -> Option<&'a str> {
-    said.lines()
+fn field<'a>(output: &'a str, name: &str) -> Option<&'a str> {
+    output
+        .lines()
         .find_map(|line| Some(line.trim().strip_prefix(name)?.trim()))
 }
 
@@ -182,18 +183,18 @@ mod tests {
     use super::*;
 
     fn gate(state: &str, cases: usize, verdict: &str) -> String {
-        let mut said = "=== conformance: x ===\n".to_owned();
+        let mut output = "=== conformance: x ===\n".to_owned();
         for case in 0..cases {
-            said += &format!("  case_{case} report=PASS  state={state}\n");
+            output += &format!("  case_{case} report=PASS  state={state}\n");
         }
-        said + "VERDICT: x: " + verdict + "\n"
+        output + "VERDICT: x: " + verdict + "\n"
     }
 
     #[test]
     fn the_gate_passes_only_if_every_case_passes() {
         assert_eq!(unproven(&gate("PASS", CASES, "CONFORMANT (..)")), Ok(()));
         assert_eq!(unproven(&gate("-", CASES, "CONFORMANT (..)")), Ok(()));
-        for said in [
+        for output in [
             gate("SKIP", CASES, "CONFORMANT (..)"),
             gate("FAIL", CASES, "NON-CONFORMANT"),
             gate("PASS", CASES, "NON-CONFORMANT"),
@@ -201,16 +202,16 @@ mod tests {
             gate("PASS", CASES, "CONFORMANT (..)").replacen("report=PASS", "report=SKIP", 1),
             String::new(),
         ] {
-            assert!(unproven(&said).is_err(), "{said}");
+            assert!(unproven(&output).is_err(), "{output}");
         }
     }
 
     #[test]
     fn fields_are_read_by_their_name() {
-        let said = "  Computed hash: ab\n  Status: PASS\n";
-        assert_eq!(field(said, "Computed hash:"), Some("ab"));
-        assert_eq!(field(said, "Status:"), Some("PASS"));
-        assert_eq!(field(said, "Expected hash:"), None);
+        let output = "  Computed hash: ab\n  Status: PASS\n";
+        assert_eq!(field(output, "Computed hash:"), Some("ab"));
+        assert_eq!(field(output, "Status:"), Some("PASS"));
+        assert_eq!(field(output, "Expected hash:"), None);
     }
 
     #[test]

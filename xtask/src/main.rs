@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask <chore>`, with the same commands by hand and in CI.
+//! Tasks of the workspace: `cargo xtask <task>`, with the same commands by hand and in CI.
 
 mod attacks;
 mod chaos;
@@ -23,20 +23,20 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// Chores of the platform's workspace.
+/// Tasks of the platform's workspace.
 #[derive(Parser)]
 #[command(name = "xtask")]
 struct Args {
     #[command(subcommand)]
-    chore: Chore,
+    task: Task,
 }
 
 #[derive(Subcommand)]
-enum Chore {
+enum Task {
     /// The contracts: lint them, compare them with the committed image, update the image.
     Proto {
         #[command(subcommand)]
-        chore: proto::Chore,
+        task: proto::Task,
     },
     /// The Solidity contracts: recompile and compare with, or replace, the committed artifacts.
     Contracts {
@@ -158,9 +158,9 @@ enum Chore {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Args::parse().chore {
-        Chore::Proto { chore } => proto::run(chore),
-        Chore::Attacks {
+    match Args::parse().task {
+        Task::Proto { task } => proto::run(task),
+        Task::Attacks {
             seconds,
             packets,
             runs,
@@ -171,28 +171,28 @@ fn main() -> anyhow::Result<()> {
             runs,
             only,
         }),
-        Chore::Chaos {
+        Task::Chaos {
             seed,
             kills,
             minutes,
         } => chaos::run(seed, kills, minutes),
-        Chore::Contracts { write } => contracts::run(write),
-        Chore::Deny { advisories } => deny::run(advisories),
-        Chore::Demo => demo::run(),
-        Chore::Dist => dist::run(),
-        Chore::Full => full::run(),
-        Chore::Fuzz { seconds, target } => fuzz::run(seconds, &target),
-        Chore::Harness {
+        Task::Contracts { write } => contracts::run(write),
+        Task::Deny { advisories } => deny::run(advisories),
+        Task::Demo => demo::run(),
+        Task::Dist => dist::run(),
+        Task::Full => full::run(),
+        Task::Fuzz { seconds, target } => fuzz::run(seconds, &target),
+        Task::Harness {
             source,
             matcher_core,
             drainer_core,
         } => harness::run(&source, matcher_core, drainer_core),
-        Chore::Miri => miri::run(),
-        Chore::Seeds { minutes, seed } => seeds::run(minutes, seed),
-        Chore::Powerloss { seeds } => powerloss::run(seeds),
-        Chore::Syscalls { commands } => syscalls::run(commands),
-        Chore::Tidy { shrink } => tidy::run(shrink),
-        Chore::Rows {
+        Task::Miri => miri::run(),
+        Task::Seeds { minutes, seed } => seeds::run(minutes, seed),
+        Task::Powerloss { seeds } => powerloss::run(seeds),
+        Task::Syscalls { commands } => syscalls::run(commands),
+        Task::Tidy { shrink } => tidy::run(shrink),
+        Task::Rows {
             json,
             require,
             results,

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use crate::shell;
 
 #[derive(Subcommand)]
-pub enum Chore {
+pub enum Task {
     /// Lint the schemas and reject changes that break a client of the committed image.
     Check,
     /// Rewrite the image; rejects a breaking change unless `--breaking` is given.
@@ -18,15 +18,15 @@ pub enum Chore {
     },
 }
 
-pub fn run(chore: Chore) -> anyhow::Result<()> {
+pub fn run(task: Task) -> anyhow::Result<()> {
     let dir = shell::root().join("proto");
     shell::npm_tools(&dir)?;
-    match chore {
-        Chore::Check => {
+    match task {
+        Task::Check => {
             buf(&dir, &["lint", "."])?;
             check_breaking(&dir)
         }
-        Chore::Baseline { breaking } => {
+        Task::Baseline { breaking } => {
             if !breaking {
                 check_breaking(&dir)?;
             }

@@ -90,7 +90,7 @@ pub fn output_with(
 }
 
 /// Runs `program` and returns its standard output, regardless of the exit code.
-pub fn said(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
+pub fn stdout_of(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(args)
         .current_dir(dir)

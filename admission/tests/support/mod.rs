@@ -120,10 +120,10 @@ impl Market {
         let seq = self
             .room
             .hold_ix(Id128::from_u128(id))
-            .map_or(0, |ix| self.room.pool(ix).unwrap().funding_seq);
+            .map_or(0, |ix| self.room.hold(ix).unwrap().funding_seq);
         let request = FundRequest {
             hold_id: Id128::from_u128(id),
-            kind: PoolKind::Trading,
+            kind: HoldKind::Trading,
             user,
             asset,
             amount_minor: Minor(amount),
@@ -286,18 +286,18 @@ impl Market {
         reject
     }
 
-    pub fn money(&self, user: u32) -> PoolTotals {
-        let pool = self
+    pub fn money(&self, user: u32) -> HoldTotals {
+        let hold = self
             .room
-            .default_pool(UserIx(user), AssetIx::MONEY)
+            .default_hold(UserIx(user), AssetIx::MONEY)
             .unwrap();
-        self.room.pool_totals(pool)
+        self.room.hold_totals(hold)
     }
 
-    pub fn units(&self, user: u32) -> PoolTotals {
+    pub fn units(&self, user: u32) -> HoldTotals {
         let asset = AssetIx::units(InstrumentIx(0));
-        let pool = self.room.default_pool(UserIx(user), asset).unwrap();
-        self.room.pool_totals(pool)
+        let hold = self.room.default_hold(UserIx(user), asset).unwrap();
+        self.room.hold_totals(hold)
     }
 }
 

@@ -9,7 +9,7 @@ pub const SELL: u8 = 1;
 /// A new order.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct New {
+pub struct NewOrder {
     pub order_id: u64,
     /// Number of the message, echoed in its reports.
     pub sequence: u64,
@@ -90,5 +90,5 @@ pub struct Transport {
     pub destroy: Option<unsafe extern "C" fn(sink: *mut c_void)>,
 }
 
-const _: () = assert!(size_of::<New>() == 32 && size_of::<Cancel>() == 16);
+const _: () = assert!(size_of::<NewOrder>() == 32 && size_of::<Cancel>() == 16);
 const _: () = assert!(size_of::<Amend>() == 32 && size_of::<Report>() == 64);

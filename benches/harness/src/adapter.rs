@@ -11,7 +11,7 @@ use types::{
     command,
 };
 
-use crate::abi::{self, Amend, Cancel, New, Push, Report};
+use crate::abi::{self, Amend, Cancel, NewOrder, Push, Report};
 use crate::orders::Orders;
 
 const IX: InstrumentIx = InstrumentIx(0);
@@ -69,7 +69,7 @@ impl Adapter {
 
     /// A rejected order, and one whose id a live order has, get no report: the ABI has none for
     /// them.
-    pub fn new_order(&mut self, message: &New) {
+    pub fn new_order(&mut self, message: &NewOrder) {
         let Some(handle) = self.orders.open(message.order_id) else {
             return;
         };
@@ -132,7 +132,7 @@ impl Adapter {
         let (orders, reports) = (&mut self.orders, self.reports);
         self.book.apply(
             &envelope,
-            &mut Told {
+            &mut ReportSink {
                 orders,
                 reports,
                 answer,
@@ -141,7 +141,7 @@ impl Adapter {
     }
 
     /// Best price of a side.
-    pub fn best(&self, of: u8) -> Option<i64> {
+    pub fn best_price(&self, of: u8) -> Option<i64> {
         Some(self.book.best(side(of))?.0)
     }
 
@@ -195,13 +195,13 @@ impl Answer {
 }
 
 /// Translates the events of one message to reports, and frees closed orders.
-struct Told<'a> {
+struct ReportSink<'a> {
     orders: &'a mut Orders,
     reports: Reports,
     answer: Answer,
 }
 
-impl EventSink for Told<'_> {
+impl EventSink for ReportSink<'_> {
     #[inline]
     fn event(&mut self, envelope: &EventEnvelope) {
         let answer = &self.answer;
@@ -257,7 +257,7 @@ fn side(of: u8) -> Side {
 
 /// Each order has its own account: self-trade prevention compares at each match and never fires.
 #[inline]
-fn new_order(message: &New, handle: Handle, side: Side) -> command::New {
+fn new_order(message: &NewOrder, handle: Handle, side: Side) -> command::New {
     let user = UserIx(handle.slot);
     let time_in_force = if message.ioc == 0 {
         TimeInForce::Gtc
@@ -278,7 +278,7 @@ fn new_order(message: &New, handle: Handle, side: Side) -> command::New {
         user,
         session: SessionIx::NONE,
         expire_at_ns: 0,
-        pool: HoldIx(0),
+        hold: HoldIx(0),
         fee_rate: FeeRate::TRADING,
         client_order_id: message.order_id,
         client_seq: 0,

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `abi` | memory layouts of messages, reports and the report queue |
 //! | `adapter` | messages to commands, events to reports |
-//!  `orders` | map from the harness's order ids to the book's handles |
+//! | `orders` | map from the harness's order ids to the book's handles |
 //!
 //! The ABI has one engine per process, called by one thread at a time. A call that violates it
 //! (null pointer, call outside `engine_init` and `engine_shutdown`) aborts the process: a panic
@@ -23,7 +23,7 @@ use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use abi::{Amend, Cancel, New, Transport};
+use abi::{Amend, Cancel, NewOrder, Transport};
 use adapter::{Adapter, Reports};
 
 /// The engine between `engine_init` and `engine_shutdown`, null outside.
@@ -55,11 +55,11 @@ pub unsafe extern "C" fn engine_init(_nonce: u64, transport: *const Transport, s
     // SAFETY: the caller keeps queue and sink alive until `engine_shutdown`, which drops the
     // adapter.
     let reports = unsafe { Reports::new(push, sink) };
-    let before = ADAPTER.swap(
+    let previous = ADAPTER.swap(
         Box::into_raw(Box::new(Adapter::new(reports))),
         Ordering::Relaxed,
     );
-    assert!(before.is_null(), "engine_init called twice");
+    assert!(previous.is_null(), "engine_init called twice");
 }
 
 /// Shuts the engine down.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn engine_shutdown() {
 /// `message` is valid. No other call of this library is in progress.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn engine_on_new_order(message: *const New) {
+pub unsafe extern "C" fn engine_on_new_order(message: *const NewOrder) {
     // SAFETY: the caller's pointer is valid or null, and no other call is in progress.
     let (adapter, message) = unsafe { (adapter(), message.as_ref()) };
     adapter.new_order(message.expect("message is null"));
@@ -128,7 +128,9 @@ pub extern "C" fn engine_flush() {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn engine_query_best_bid() -> i64 {
     // SAFETY: no other call is in progress.
-    unsafe { adapter() }.best(abi::BUY).unwrap_or(i64::MIN)
+    unsafe { adapter() }
+        .best_price(abi::BUY)
+        .unwrap_or(i64::MIN)
 }
 
 /// Best ask in ticks, `i64::MAX` without asks.
@@ -139,7 +141,9 @@ pub unsafe extern "C" fn engine_query_best_bid() -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn engine_query_best_ask() -> i64 {
     // SAFETY: no other call is in progress.
-    unsafe { adapter() }.best(abi::SELL).unwrap_or(i64::MAX)
+    unsafe { adapter() }
+        .best_price(abi::SELL)
+        .unwrap_or(i64::MAX)
 }
 
 /// Open quantity at a price, 0 without orders.

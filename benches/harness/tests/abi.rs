@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use harness::abi::{
-    Amend, BUY, CANCEL_ACK, CANCEL_REJECT, Cancel, MODIFY_ACK, MODIFY_REJECT, New, ORDER_ACK,
+    Amend, BUY, CANCEL_ACK, CANCEL_REJECT, Cancel, MODIFY_ACK, MODIFY_REJECT, NewOrder, ORDER_ACK,
     Report, SELL, TRADE, Transport,
 };
 
@@ -102,7 +102,7 @@ impl Engine {
         price: i64,
         ioc: u8,
     ) -> Vec<(u8, u64, u64, u64)> {
-        let message = New {
+        let message = NewOrder {
             order_id,
             sequence: self.next(),
             price,

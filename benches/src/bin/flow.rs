@@ -6,24 +6,24 @@
 //! preallocated ring, each order in its own account, assertions, phase and band checks on. The
 //! commands are translated before, untimed.
 //!
-//! Book and floor run alternately with the same input, in two ways. `ops_per_s` and `ratio`: each
-//! reads its input from a ring of 1,024, as an engine reads commands from its lane's ring, and the
-//! book takes batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
-//! the array of the whole input, 136 bytes per command against 32 per record. Medians of five runs.
+//! Book and baseline run alternately with the same input, in two ways. `ops_per_s` and `ratio`:
+//! each reads its input from a ring of 1,024, as an engine reads its commands, and the book takes
+//! batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads the array
+//! of the whole input, 136 bytes per command against 32 per record. Medians of five runs.
 //!
 //! `--peers` (built with `--features peers`) then runs open-source books.
 //!
 //! Service times are of single commands, streamed, without look-ahead, minus the clock's own cost.
 //! No fence prevents the processor from overlapping a command with the clock read (it would need
-//! `unsafe`), so they are comparable only with the floor's of the same run.
+//! `unsafe`), so they are comparable only with the baseline's of the same run.
 
 use std::error::Error;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use benches::baseline_book::BaselineBook;
 use benches::drive::{Drive, new_book};
-use benches::floor::Floor;
 use benches::generate::{Shape, generate};
 use benches::hop::histogram;
 use benches::xflow::{Flow, Record};
@@ -37,7 +37,7 @@ use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 const USAGE: &str = "usage: flow FILE [--json] [--peers] [--plot FILE.svg], \
     or flow --generate single|deep SEED COMMANDS FILE";
 const RUNS: usize = 5;
-/// Commands and events in a ring, older ones overwritten: the length of a lane's rings.
+/// Commands and events in a ring, older ones overwritten: the length of an engine's rings.
 const EVENTS: usize = 1_024;
 /// Commands per batch of an engine.
 const BATCH: usize = 64;
@@ -91,7 +91,7 @@ impl EventSink for Ring {
 /// Input of the book.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feed {
-    /// From a ring, in batches, as an engine reads from its lane. Filling the ring is not timed.
+    /// From a ring, in batches, as an engine reads its commands. Filling the ring is not timed.
     Ring,
     /// In batches from the array of all commands: includes the time to fetch them from memory.
     Stream,
@@ -150,21 +150,21 @@ fn check(drive: &Drive, book: &Book, ring: &Ring) {
 }
 
 #[inline(never)]
-fn feed_floor(floor: &mut Floor, records: &[Record]) {
+fn feed_baseline(baseline: &mut BaselineBook, records: &[Record]) {
     for record in records {
-        floor.apply(record);
+        baseline.apply(record);
     }
 }
 
-fn run_floor(flow: &Flow, feed: Feed) -> Result<f64, String> {
-    let mut floor = Floor::new(&flow.header);
+fn run_baseline(flow: &Flow, feed: Feed) -> Result<f64, String> {
+    let mut baseline = BaselineBook::new(&flow.header);
     let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
-    feed_floor(&mut floor, prefill);
-    (floor.trades, floor.quantity) = (0, 0);
+    feed_baseline(&mut baseline, prefill);
+    (baseline.trades, baseline.quantity) = (0, 0);
     let mut spent = Duration::ZERO;
     if feed == Feed::Stream {
         let start = Instant::now();
-        feed_floor(&mut floor, timed);
+        feed_baseline(&mut baseline, timed);
         spent = start.elapsed();
     } else {
         let mut ring = Vec::with_capacity(EVENTS);
@@ -172,15 +172,16 @@ fn run_floor(flow: &Flow, feed: Feed) -> Result<f64, String> {
             ring.clear();
             ring.extend_from_slice(records);
             let start = Instant::now();
-            feed_floor(&mut floor, black_box(&ring));
+            feed_baseline(&mut baseline, black_box(&ring));
             spent += start.elapsed();
         }
     }
-    black_box(floor.digest());
+    black_box(baseline.digest());
     let header = &flow.header;
-    if (floor.trades, floor.quantity, floor.tape.0) != (header.trades, header.quantity, header.tape)
+    if (baseline.trades, baseline.quantity, baseline.tape.0)
+        != (header.trades, header.quantity, header.tape)
     {
-        return Err("the floor's tape differs from the file's".into());
+        return Err("the baseline's tape differs from the file's".into());
     }
     Ok(timed.len() as f64 / spent.as_secs_f64())
 }
@@ -228,11 +229,11 @@ fn time_book(clock: &Clock, drive: &Drive) -> (Latency, f64) {
     (latency, bytes)
 }
 
-fn time_floor(clock: &Clock, flow: &Flow) -> Latency {
-    let mut floor = Floor::new(&flow.header);
+fn time_baseline(clock: &Clock, flow: &Flow) -> Latency {
+    let mut baseline = BaselineBook::new(&flow.header);
     let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
-    feed_floor(&mut floor, prefill);
-    time_each(clock, timed, |record| floor.apply(record))
+    feed_baseline(&mut baseline, prefill);
+    time_each(clock, timed, |record| baseline.apply(record))
 }
 
 fn highest(values: &[f64]) -> f64 {
@@ -243,17 +244,17 @@ fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Alternating runs of book and floor with the same input.
+/// Alternating runs of book and baseline with the same input.
 #[derive(Default)]
 struct Runs {
     book: Vec<f64>,
-    floor: Vec<f64>,
+    baseline: Vec<f64>,
 }
 
 impl Runs {
     fn both(&mut self, drive: &Drive, flow: &Flow, feed: Feed) -> Result<(), String> {
         self.book.push(run_book(drive, feed));
-        self.floor.push(run_floor(flow, feed)?);
+        self.baseline.push(run_baseline(flow, feed)?);
         Ok(())
     }
 }
@@ -267,7 +268,7 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
     }
     let clock = Clock::new();
     let (latency, bytes) = time_book(&clock, &drive);
-    let floor_latency = time_floor(&clock, flow);
+    let baseline_latency = time_baseline(&clock, flow);
     if let Some(path) = plot {
         let title = format!(
             "Service time of one command, {} book",
@@ -275,14 +276,17 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
         );
         let curves = [
             Curve::new("book", &latency.0, 10.0),
-            Curve::new("floor", &floor_latency.0, 10.0),
+            Curve::new("baseline", &baseline_latency.0, 10.0),
         ];
         std::fs::write(path, plot::svg(&title, "ns", &curves))
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
-    let (best, floor_best) = (highest(&ring.book), highest(&ring.floor));
-    let (ops, floor_ops) = (benches::median(ring.book), benches::median(ring.floor));
-    let (streamed, floor_streamed) = (benches::median(stream.book), benches::median(stream.floor));
+    let (best, baseline_best) = (highest(&ring.book), highest(&ring.baseline));
+    let (ops, baseline_ops) = (benches::median(ring.book), benches::median(ring.baseline));
+    let (streamed, baseline_streamed) = (
+        benches::median(stream.book),
+        benches::median(stream.baseline),
+    );
     let header = &flow.header;
     Ok(json!({
         "load": {
@@ -296,7 +300,7 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
             "runs": RUNS,
             "batch": BATCH,
             "ring": EVENTS,
-            "fed": "book and floor alike: out of a ring; streamed: out of the array of all input",
+            "fed": "book and baseline alike: out of a ring; streamed: out of the array of all input",
         },
         "ops_per_s": ops.round(),
         "best_ops_per_s": best.round(),
@@ -310,16 +314,16 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
         "stp_checks": drive.outcome.stp_checks,
         "bytes_per_order": (bytes * 10.0).round() / 10.0,
         "floor": {
-            "ops_per_s": floor_ops.round(),
-            "best_ops_per_s": floor_best.round(),
-            "streamed_ops_per_s": floor_streamed.round(),
-            "p50_ns": floor_latency.ns(0.5),
-            "p99_ns": floor_latency.ns(0.99),
-            "p999_ns": floor_latency.ns(0.999),
+            "ops_per_s": baseline_ops.round(),
+            "best_ops_per_s": baseline_best.round(),
+            "streamed_ops_per_s": baseline_streamed.round(),
+            "p50_ns": baseline_latency.ns(0.5),
+            "p99_ns": baseline_latency.ns(0.99),
+            "p999_ns": baseline_latency.ns(0.999),
         },
-        "ratio": rounded(ops / floor_ops),
-        "ratio_of_best": rounded(best / floor_best),
-        "ratio_streamed": rounded(streamed / floor_streamed),
+        "ratio": rounded(ops / baseline_ops),
+        "ratio_of_best": rounded(best / baseline_best),
+        "ratio_streamed": rounded(streamed / baseline_streamed),
     }))
 }
 
@@ -427,16 +431,16 @@ fn print_text(result: &Value) {
         result["p999_ns"],
         result["bytes_per_order"],
     );
-    let floor = &result["floor"];
+    let baseline = &result["floor"];
     println!(
-        "floor     {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns; \
-        book / floor {} (of the best runs {}, streamed {})",
-        millions(&floor["ops_per_s"]),
-        millions(&floor["best_ops_per_s"]),
-        millions(&floor["streamed_ops_per_s"]),
-        floor["p50_ns"],
-        floor["p99_ns"],
-        floor["p999_ns"],
+        "baseline  {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns; \
+        book / baseline {} (of the best runs {}, streamed {})",
+        millions(&baseline["ops_per_s"]),
+        millions(&baseline["best_ops_per_s"]),
+        millions(&baseline["streamed_ops_per_s"]),
+        baseline["p50_ns"],
+        baseline["p99_ns"],
+        baseline["p999_ns"],
         result["ratio"],
         result["ratio_of_best"],
         result["ratio_streamed"],

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use benches::generate::{Shape, generate};
-use benches::history::{Bare, BareRows, Source};
+use benches::history::{Baseline, BaselineRows, Source};
 use clap::Parser;
 use gateway::projection::{BATCH_RECORDS, HistoryWriter, Projection};
 use replica::{Batch, State};
@@ -128,7 +128,7 @@ async fn main() -> anyhow::Result<()> {
     );
     let history = open(&file).await?;
     open(&bare_file).await?.db.file.close().await;
-    let mut bare = Bare::open(&bare_file)?;
+    let mut bare = Baseline::open(&bare_file)?;
 
     let mut source = Source::new(generate(Shape::SINGLE, args.seed, args.records as u64));
     let mut state = State::new(NodeId::new(1).context("node number")?, sequencer::limits());
@@ -152,9 +152,9 @@ async fn main() -> anyhow::Result<()> {
         state = applying
             .join()
             .map_err(|_| anyhow::anyhow!("the replica thread panicked"))?;
-        let rows: Vec<BareRows> = transactions
+        let rows: Vec<BaselineRows> = transactions
             .iter()
-            .map(|batches| BareRows::of(batches))
+            .map(|batches| BaselineRows::of(batches))
             .collect();
         let part = Part {
             history: spent,
@@ -168,7 +168,7 @@ async fn main() -> anyhow::Result<()> {
     }
     history.db.file.close().await;
     drop(bare);
-    let digests = (Bare::digest(&file)?, Bare::digest(&bare_file)?);
+    let digests = (Baseline::digest(&file)?, Baseline::digest(&bare_file)?);
     ensure!(digests.0 == digests.1, "the files differ: {digests:?}");
     let (first, last) = (
         parts.first().context("fewer records than one part")?,

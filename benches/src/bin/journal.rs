@@ -60,14 +60,14 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The floor: one buffer, one file, one write at a time.
-struct Bare {
+/// Baseline: one buffer, one file, one write at a time.
+struct Baseline {
     file: File,
     path: PathBuf,
     buffer: Buffer,
 }
 
-impl Bare {
+impl Baseline {
     fn new(dir: &Path) -> std::io::Result<Self> {
         let path = dir.join("bare.dat");
         let file = File::create(&path)?;
@@ -114,7 +114,7 @@ impl Bare {
     }
 }
 
-impl Drop for Bare {
+impl Drop for Baseline {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             eprintln!("{}: {error}", self.path.display());
@@ -123,7 +123,7 @@ impl Drop for Bare {
 }
 
 /// A journal in its own folder, and its appender.
-struct Ours {
+struct JournalRun {
     journal: Journal,
     appender: Appender,
     commit: Commit,
@@ -133,7 +133,7 @@ struct Ours {
     dir: PathBuf,
 }
 
-impl Ours {
+impl JournalRun {
     fn new(
         dir: &Path,
         segment_bytes: u64,
@@ -242,8 +242,8 @@ fn row(dir: &Path, batch: usize, record: usize) -> Result<Value, Box<dyn Error>>
     let mut ratios = Vec::new();
     let mut mode = Mode::Direct;
     for _ in 0..RUNS {
-        let bare = Bare::new(dir)?.run(batch, record, bare_latency)?;
-        let mut ours = Ours::new(dir, SEGMENT_BYTES, batch, record)?;
+        let bare = Baseline::new(dir)?.run(batch, record, bare_latency)?;
+        let mut ours = JournalRun::new(dir, SEGMENT_BYTES, batch, record)?;
         let run = ours.throughput(RUN_TIME, RUN_BYTES as u64 / 2)?;
         ours.latency(our_latency)?;
         mode = ours.finish()?.mode;
@@ -272,7 +272,7 @@ fn row(dir: &Path, batch: usize, record: usize) -> Result<Value, Box<dyn Error>>
 /// Consecutive segments of the default size.
 fn sustained(dir: &Path) -> Result<Value, Box<dyn Error>> {
     let segment_bytes = Config::default().segment_bytes;
-    let mut ours = Ours::new(dir, segment_bytes, 256 << 10, 128)?;
+    let mut ours = JournalRun::new(dir, segment_bytes, 256 << 10, 128)?;
     let run = ours.throughput(SUSTAINED, u64::MAX)?;
     let stats = ours.finish()?;
     Ok(json!({

@@ -1,21 +1,21 @@
 //! Compares the ledger with bare statements that write the same rows: `cargo run --release -p
 //! benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
 //!
-//! Complete operations through the contract, served in memory as in a node: idempotency keys,
-//! postings with running balances, outbox events that the relay moves to the log meanwhile, holds
-//! if two-phase. Requests are created before the clock runs. Latency is from sending a request to
-//! its answer, which follows the durable commit. Service and bare statements run alternately, each
-//! on a copy of one seeded file. Each run's books are verified; an error fails the run.
+//! Measures full operations over the in-memory contract: idempotency keys, postings with running
+//! balances, outbox events (relayed concurrently) and, for two-phase rows, holds. Requests are
+//! created before the clock starts. Latency is from sending a request to its answer, which follows
+//! the durable commit. Service and baseline run alternately, each on a copy of one seeded database.
+//! Each run's books are verified; a violation fails the run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use benches::hop::histogram;
-use benches::ledger::bare;
-use benches::ledger::flow::{Accounts, Ask, Flow, Kind, USERS};
-use benches::ledger::judge;
-use benches::ledger::place::{Bare, Place};
+use benches::ledger::baseline;
+use benches::ledger::database::{Baseline, Database};
+use benches::ledger::flow::{Accounts, Flow, Kind, Request, USERS};
+use benches::ledger::verify;
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 
@@ -23,11 +23,12 @@ use serde_json::{Value, json};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const TURNS: usize = 2;
-/// Longest wait for the relay to drain a turn's events; after it the run continues.
-const DRAIN: Duration = Duration::from_secs(4);
-/// Longest turn of the service, of the capturing requests, and of the bare statements.
-const TURN: Duration = Duration::from_millis(1_600);
+/// Alternating rounds of service and baseline per row.
+const ROUNDS: usize = 2;
+/// Maximum wait for the relay to drain a round's events; after it the run continues.
+const DRAIN_MAX: Duration = Duration::from_secs(4);
+/// Maximum duration of one round of the service, of the capture, and of the baseline.
+const ROUND_MAX: Duration = Duration::from_millis(1_600);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Store {
@@ -44,20 +45,21 @@ struct Args {
     /// databases on the same server.
     #[arg(long)]
     url: Option<String>,
-    /// Only a few rows, within half a minute.
+    /// Measure only a few rows; takes less than half a minute.
     #[arg(long)]
     quick: bool,
     /// Postings per operation, each with a debit and a credit; one corresponds to a transfer in
     /// other ledgers.
     #[arg(long, default_value_t = 1)]
     postings: usize,
-    /// Only rows whose name (`batch/clients/accounts/kind`) contains this.
+    /// Measure only rows whose name (`batch/clients/accounts/kind`) contains this.
     #[arg(long)]
     only: Option<String>,
-    /// Multiplies the load of each row.
+    /// Factor for the number of operations of each row.
     #[arg(long, default_value_t = 1)]
     times: usize,
-    /// Measure only bare statements on three tables of integers, to compare with other floors.
+    /// Measure only bare statements on three tables of integers, for comparison with other
+    /// baselines.
     #[arg(long)]
     plain: bool,
     #[arg(long, default_value_t = 1)]
@@ -72,13 +74,13 @@ struct Args {
 
 /// A row of the result table.
 #[derive(Clone, Copy)]
-struct Cell {
+struct GridRow {
     /// Operations per request.
     batch: usize,
     clients: usize,
     accounts: Accounts,
     kind: Kind,
-    /// Operations per turn.
+    /// Operations per round.
     operations: usize,
     is_quick: bool,
 }
@@ -99,20 +101,19 @@ impl Args {
     }
 }
 
-impl Cell {
+impl GridRow {
     fn name(&self) -> String {
         let (accounts, kind) = (self.accounts.name(), self.kind.name());
         format!("{}/{}/{accounts}/{kind}", self.batch, self.clients)
     }
 }
 
-/// Batches and clients grow along the two edges of the grid; hot accounts and two phases are
-/// measured where they differ most. The full product would take a quarter of an hour without
-/// further insight.
-fn grid() -> Vec<Cell> {
+/// Varies batch size and clients along the two edges of the grid, and hot accounts and two phases
+/// where they differ most. The full product would take a quarter of an hour and show nothing more.
+fn grid() -> Vec<GridRow> {
     use Accounts::{Hot, Uniform};
     use Kind::{OnePhase, TwoPhase};
-    let cell = |batch, clients, accounts, kind, operations, is_quick| Cell {
+    let row = |batch, clients, accounts, kind, operations, is_quick| GridRow {
         batch,
         clients,
         accounts,
@@ -121,60 +122,84 @@ fn grid() -> Vec<Cell> {
         is_quick,
     };
     vec![
-        cell(1, 1, Uniform, OnePhase, 1_500, true),
-        cell(1, 1, Hot, OnePhase, 1_500, false),
-        cell(1, 16, Uniform, OnePhase, 4_800, false),
-        cell(1, 16, Uniform, TwoPhase, 3_200, false),
-        cell(1, 256, Uniform, OnePhase, 10_240, false),
-        cell(1, 256, Hot, OnePhase, 10_240, false),
-        cell(100, 1, Uniform, OnePhase, 30_000, true),
-        cell(100, 1, Hot, OnePhase, 30_000, false),
-        cell(100, 1, Uniform, TwoPhase, 20_000, false),
-        cell(100, 16, Uniform, OnePhase, 32_000, false),
-        cell(500, 1, Uniform, OnePhase, 30_000, true),
-        cell(500, 1, Hot, OnePhase, 30_000, true),
-        cell(500, 1, Uniform, TwoPhase, 20_000, false),
-        cell(500, 1, Hot, TwoPhase, 20_000, false),
-        cell(500, 16, Uniform, OnePhase, 30_000, false),
-        cell(8_189, 1, Uniform, OnePhase, 3 * 8_189, true),
-        cell(8_189, 1, Hot, OnePhase, 3 * 8_189, false),
-        cell(8_189, 1, Uniform, TwoPhase, 3 * 8_189, false),
+        row(1, 1, Uniform, OnePhase, 1_500, true),
+        row(1, 1, Hot, OnePhase, 1_500, false),
+        row(1, 16, Uniform, OnePhase, 4_800, false),
+        row(1, 16, Uniform, TwoPhase, 3_200, false),
+        row(1, 256, Uniform, OnePhase, 10_240, false),
+        row(1, 256, Hot, OnePhase, 10_240, false),
+        row(100, 1, Uniform, OnePhase, 30_000, true),
+        row(100, 1, Hot, OnePhase, 30_000, false),
+        row(100, 1, Uniform, TwoPhase, 20_000, false),
+        row(100, 16, Uniform, OnePhase, 32_000, false),
+        row(500, 1, Uniform, OnePhase, 30_000, true),
+        row(500, 1, Hot, OnePhase, 30_000, true),
+        row(500, 1, Uniform, TwoPhase, 20_000, false),
+        row(500, 1, Hot, TwoPhase, 20_000, false),
+        row(500, 16, Uniform, OnePhase, 30_000, false),
+        row(8_189, 1, Uniform, OnePhase, 3 * 8_189, true),
+        row(8_189, 1, Hot, OnePhase, 3 * 8_189, false),
+        row(8_189, 1, Uniform, TwoPhase, 3 * 8_189, false),
     ]
 }
 
-/// Requests of each client for one turn.
-fn asks(cell: &Cell, flows: &mut [Flow]) -> Vec<Vec<Ask>> {
-    let rounds = (cell.operations / cell.batch / flows.len()).max(1);
+/// Requests of each client for one round.
+fn requests(row: &GridRow, flows: &mut [Flow]) -> Vec<Vec<Request>> {
+    let rounds = (row.operations / row.batch / flows.len()).max(1);
     flows
         .iter_mut()
-        .map(|flow| (0..rounds).flat_map(|_| flow.next(cell.batch)).collect())
+        .map(|flow| (0..rounds).flat_map(|_| flow.next(row.batch)).collect())
         .collect()
 }
 
-fn flows(args: &Args, cell: &Cell, clients: usize, salt: u64) -> Vec<Flow> {
+fn flows(args: &Args, row: &GridRow, clients: usize, salt: u64) -> Vec<Flow> {
     (0..clients as u64)
         .map(|client| {
             let seed = args.seed.wrapping_mul(1_000_003) + salt * 4_096 + client;
-            Flow::new(seed, cell.accounts, cell.kind, args.postings)
+            Flow::new(seed, row.accounts, row.kind, args.postings)
         })
         .collect()
 }
 
-async fn run(args: &Args, cell: &Cell, seeded: &Place, folder: &Path) -> anyhow::Result<Value> {
+async fn run(
+    args: &Args,
+    row: &GridRow,
+    seeded: &Database,
+    folder: &Path,
+) -> anyhow::Result<Value> {
     let copy = async |name: &str| {
         let server = args.server();
         seeded.copy(folder.join(name), server, name).await
     };
-    let (served, captured, bared) = (
+    let databases = [
         copy("served").await?,
         copy("captured").await?,
-        copy("bare").await?,
-    );
-    let row = measure(args, cell, [&served, &captured, &bared]).await;
-    for place in [served, captured, bared] {
-        place.drop().await?;
+        copy("baseline").await?,
+    ];
+    let result = measure(args, row, &databases).await;
+    for database in databases {
+        database.drop().await?;
     }
-    row
+    result
+}
+
+/// Work of the service or of the baseline, over all rounds.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    operations: f64,
+    elapsed_s: f64,
+    cpu_s: f64,
+}
+
+impl Totals {
+    fn ops_per_s(&self) -> f64 {
+        self.operations / self.elapsed_s
+    }
+
+    /// Microseconds of processor time per operation, to a tenth.
+    fn cpu_us_per_op(&self) -> f64 {
+        (self.cpu_s / self.operations * 1e7).round() / 10.0
+    }
 }
 
 /// Processor time of this process, all threads, in seconds. Excludes a PostgreSQL server.
@@ -183,97 +208,97 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-async fn measure(
-    args: &Args,
-    cell: &Cell,
-    [served, captured, bared]: [&Place; 3],
-) -> anyhow::Result<Value> {
-    let mut own = flows(args, cell, cell.clients, 1);
-    let mut one = flows(args, cell, 1, 2);
+/// Prepares the baseline: captures the rows that the requests write, and groups as many operations
+/// per transaction as the service did.
+async fn prepare_baseline(
+    row: &GridRow,
+    flows: &mut [Flow],
+    [served, captured, own]: &[Database; 3],
+) -> anyhow::Result<Baseline> {
+    let skip = USERS as usize + row.batch * row.clients;
+    let group = verify::operations_per_transaction(served, skip).await?;
+    // With concurrent clients a transaction also contains requests that only open holds.
+    let phases = match row.kind == Kind::TwoPhase && row.clients > 1 {
+        true => 2.0,
+        false => 1.0,
+    };
+    let merge = ((phases * group / row.batch as f64).round() as usize).max(1);
+    let load = GridRow {
+        operations: row.operations.min(30_000),
+        ..*row
+    };
+    let requests = requests(&load, flows).into_iter().flatten().collect();
+    let rows = captured.capture(requests, ROUND_MAX).await?;
+    own.baseline(rows, merge).await
+}
+
+/// Runs one row on its databases: of the service, of the capture, and of the baseline.
+async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyhow::Result<Value> {
+    let served = &databases[0];
+    let mut client_flows = flows(args, row, row.clients, 1);
+    let mut baseline_flows = flows(args, row, 1, 2);
     let node = served.start().await?;
-    // Not counted: prepares statements and reads pages.
-    let mut operations = node
-        .run(
-            asks(
-                &Cell {
-                    operations: 1,
-                    ..*cell
-                },
-                &mut own,
-            ),
-            DRAIN,
-        )
-        .await?
-        .operations;
-    served.drain(DRAIN).await?;
+    // Warm-up, not measured: prepares statements and reads pages.
+    let one = GridRow {
+        operations: 1,
+        ..*row
+    };
+    let warm_up = node
+        .run(requests(&one, &mut client_flows), DRAIN_MAX)
+        .await?;
+    let mut operations = warm_up.operations;
+    served.drain(DRAIN_MAX).await?;
 
     let mut latency = histogram();
-    // Operations, seconds, seconds of processor time.
-    let (mut service, mut floor) = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
-    let mut bare: Option<Bare> = None;
-    let (mut left, mut drained) = (0, 0.0);
-    for _ in 0..TURNS {
-        let asked = asks(cell, &mut own);
-        let began_cpu_s = cpu_s();
-        let turn = node.run(asked, TURN).await?;
-        operations += turn.operations;
-        latency.add(&turn.latency)?;
-        service.0 += turn.operations as f64;
-        service.1 += turn.elapsed.as_secs_f64();
-        let (rows, took) = served.drain(DRAIN).await?;
-        service.2 += cpu_s() - began_cpu_s;
-        left += rows;
-        drained += took.as_secs_f64();
-        let bare = match &mut bare {
-            Some(bare) => bare,
-            None => {
-                let skip = USERS as usize + cell.batch * cell.clients;
-                let group = judge::operations_per_transaction(served, skip).await?;
-                let phases = if cell.kind == Kind::TwoPhase && cell.clients > 1 {
-                    2.0
-                } else {
-                    1.0
-                };
-                let merge = ((phases * group / cell.batch as f64).round() as usize).max(1);
-                let load = Cell {
-                    operations: cell.operations.min(30_000),
-                    ..*cell
-                };
-                let asks = asks(&load, &mut one).into_iter().flatten().collect();
-                let rows = captured.capture(asks, TURN).await?;
-                bare.insert(bared.bare(rows, merge).await?)
-            }
+    let (mut service, mut bare) = (Totals::default(), Totals::default());
+    let mut baseline: Option<Baseline> = None;
+    let (mut outbox_left, mut drain_s) = (0, 0.0);
+    for _ in 0..ROUNDS {
+        let requests = requests(row, &mut client_flows);
+        let cpu_before_s = cpu_s();
+        let round = node.run(requests, ROUND_MAX).await?;
+        operations += round.operations;
+        latency.add(&round.latency)?;
+        service.operations += round.operations as f64;
+        service.elapsed_s += round.elapsed.as_secs_f64();
+        let (rows, took) = served.drain(DRAIN_MAX).await?;
+        service.cpu_s += cpu_s() - cpu_before_s;
+        outbox_left += rows;
+        drain_s += took.as_secs_f64();
+        let baseline = match &mut baseline {
+            Some(baseline) => baseline,
+            None => baseline.insert(prepare_baseline(row, &mut baseline_flows, databases).await?),
         };
-        let half = bare.left().div_ceil(TURNS.min(2));
-        let began_cpu_s = cpu_s();
-        let (count, elapsed) = bare.run(half, TURN).await?;
-        floor.2 += cpu_s() - began_cpu_s;
-        floor.0 += count;
-        floor.1 += elapsed.as_secs_f64();
+        let half = baseline.left().div_ceil(ROUNDS.min(2));
+        let cpu_before_s = cpu_s();
+        let (count, elapsed) = baseline.run(half, ROUND_MAX).await?;
+        bare.cpu_s += cpu_s() - cpu_before_s;
+        bare.operations += count;
+        bare.elapsed_s += elapsed.as_secs_f64();
     }
-    judge::judge_trial_balance(&node.trial_balance().await?)?;
+    verify::verify_trial_balance(&node.trial_balance().await?)?;
     node.stop().await;
-    judge::judge(served, USERS as usize + operations).await?;
+    verify::verify_rows(served, USERS as usize + operations).await?;
 
-    let group = judge::operations_per_transaction(served, USERS as usize).await?;
-    let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-    let (ours, bare) = (service.0 / service.1, floor.0 / floor.1);
+    let group = verify::operations_per_transaction(served, USERS as usize).await?;
+    let us = |quantile| (latency.value_at_quantile(quantile) as f64 / 1e3).round();
+    let (ops_per_s, bare_ops_per_s) = (service.ops_per_s(), bare.ops_per_s());
     Ok(json!({
         "store": args.store.name(),
-        "batch": cell.batch,
-        "clients": cell.clients,
-        "accounts": cell.accounts.name(),
-        "kind": cell.kind.name(),
-        "ops_per_s": ours.round(),
-        "p50_us": us(0.5).round(),
-        "p99_us": us(0.99).round(),
-        "bare_ops_per_s": bare.round(),
-        "ratio": (ours / bare * 1_000.0).round() / 1_000.0,
-        "cpu_us_per_op": (service.2 / service.0 * 1e7).round() / 10.0,
-        "bare_cpu_us_per_op": (floor.2 / floor.0 * 1e7).round() / 10.0,
+        "batch": row.batch,
+        "clients": row.clients,
+        "accounts": row.accounts.name(),
+        "kind": row.kind.name(),
+        "ops_per_s": ops_per_s.round(),
+        "p50_us": us(0.5),
+        "p99_us": us(0.99),
+        "bare_ops_per_s": bare_ops_per_s.round(),
+        "ratio": (ops_per_s / bare_ops_per_s * 1_000.0).round() / 1_000.0,
+        "cpu_us_per_op": service.cpu_us_per_op(),
+        "bare_cpu_us_per_op": bare.cpu_us_per_op(),
         "ops_per_transaction": (group * 10.0).round() / 10.0,
-        "outbox_left": left,
-        "drain_s": (drained * 100.0).round() / 100.0,
+        "outbox_left": outbox_left,
+        "drain_s": (drain_s * 100.0).round() / 100.0,
     }))
 }
 
@@ -320,8 +345,8 @@ fn print_row(row: &Value) {
 }
 
 fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
-    let one = bare::plain(folder, 1, 10_000)?;
-    let many = bare::plain(folder, 500, 600)?;
+    let one = baseline::plain(folder, 1, 10_000)?;
+    let many = baseline::plain(folder, 500, 600)?;
     if args.json {
         let report = json!({ "plain": [
             { "batch": 1, "bare_ops_per_s": one.round() },
@@ -367,12 +392,12 @@ async fn main() -> anyhow::Result<()> {
         return plain(&args, folder.path());
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let seeded = Place::new(folder.path().join("seeded"), args.server(), "seeded").await?;
+    let seeded = Database::new(folder.path().join("seeded"), args.server(), "seeded").await?;
     let rows = rows(&args, &seeded, folder.path(), cores).await;
     seeded.drop().await?;
     let rows = rows?;
     if args.json {
-        let report = json!({ "load": load(&args), "cores": cores, "turns": TURNS, "rows": rows });
+        let report = json!({ "load": load(&args), "cores": cores, "turns": ROUNDS, "rows": rows });
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(())
@@ -380,35 +405,35 @@ async fn main() -> anyhow::Result<()> {
 
 async fn rows(
     args: &Args,
-    seeded: &Place,
+    seeded: &Database,
     folder: &Path,
     cores: usize,
 ) -> anyhow::Result<Vec<Value>> {
     let node = seeded.start().await?;
     node.seed().await?;
-    seeded.drain(DRAIN).await?;
+    seeded.drain(DRAIN_MAX).await?;
     node.stop().await;
     if !args.json {
         println!("{}; {cores} cores", load(args));
         print_head();
     }
     let mut rows = Vec::new();
-    for mut cell in grid() {
-        let name = cell.name();
-        let is_asked = match &args.only {
+    for mut row in grid() {
+        let name = row.name();
+        let is_selected = match &args.only {
             Some(only) => name.contains(only.as_str()),
-            None => !args.quick || cell.is_quick,
+            None => !args.quick || row.is_quick,
         };
-        if !is_asked {
+        if !is_selected {
             continue;
         }
-        cell.operations *= args.times;
+        row.operations *= args.times;
         let own = tempfile::tempdir_in(folder)?;
-        let row = run(args, &cell, seeded, own.path()).await.context(name)?;
+        let result = run(args, &row, seeded, own.path()).await.context(name)?;
         if !args.json {
-            print_row(&row);
+            print_row(&result);
         }
-        rows.push(row);
+        rows.push(result);
     }
     Ok(rows)
 }

@@ -1,10 +1,9 @@
 //! The whole path under an open loop: request ring, admission, matching, journal, report ring.
 //!
-//! Requests are sent at a fixed rate regardless of the answers, and latency is counted from the
-//! time at which a request *should* have been sent, so that a stall costs every delayed request (no
-//! coordinated omission). One thread is the client: it sends and reads reports. Both report levels
-//! are measured: *accepted* when the answer is read, *durable* when the commit position has passed
-//! it.
+//! Requests are sent at a fixed rate regardless of the answers. Latency counts from the time at
+//! which a request *should* have been sent, so a stall delays every request after it (no
+//! coordinated omission). One client thread sends requests and reads reports. Both levels are
+//! measured: *accepted* when the answer is read, *durable* when the commit position has passed it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use admission::{ReportBody, Request};
 use anyhow::Context;
-use benches::bare::{self, Writes};
-use benches::hop::{self, Spread, Timer, histogram, ping_pong, ring_hop};
+use benches::baseline::{self, Writes};
+use benches::hop::{self, Percentiles, Timer, histogram, ping_pong, ring_hop};
 use benches::load::Load;
 use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
@@ -27,19 +26,19 @@ use sequencer::{
 };
 use types::Sequence;
 
-/// Most requests in flight; a power of two.
+/// Maximum requests in flight; a power of two.
 const WINDOW: usize = 1 << 16;
 /// Capacity of the client's request and report rings.
 const RING: usize = 4_096;
 const ROUNDS: u64 = 200_000;
-/// Longest bare load, in seconds.
-const FLOOR_SECONDS: u64 = 5;
-/// Duration of the clock watch.
-const WATCH_TIME: Duration = Duration::from_secs(3);
+/// Maximum duration of the baseline run, in seconds.
+const BASELINE_SECONDS_MAX: u64 = 5;
+/// Duration of the jitter probe.
+const JITTER_PROBE_TIME: Duration = Duration::from_secs(3);
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Threads {
+enum LayoutArg {
     Fused,
     Shared,
     Pinned,
@@ -51,15 +50,15 @@ struct Args {
     /// Requests per second.
     #[arg(long, default_value_t = 1_000_000)]
     rate: u64,
-    /// Seconds measured.
+    /// Duration of the measurement in seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Uncounted seconds at the start.
+    /// Warm-up in seconds, not measured.
     #[arg(long, default_value_t = 2)]
     warm_up: u64,
-    /// Threads that poll the engines.
+    /// Assignment of the engines to threads.
     #[arg(long, value_enum, default_value = "fused")]
-    layout: Threads,
+    layout: LayoutArg,
     #[arg(long, default_value_t = 1)]
     instruments: usize,
     #[arg(long, default_value_t = 1)]
@@ -76,20 +75,20 @@ struct Args {
     /// Core of the hot thread; engine threads use the following cores.
     #[arg(long, default_value_t = 1)]
     hot_core: usize,
-    /// Microseconds that the hot thread spins without a request before it parks.
+    /// Microseconds that the idle hot thread spins before it parks.
     #[arg(long, default_value_t = 2_000)]
     spin_us: u64,
     /// Microseconds between the starts of two large journal writes; default: the product's value
     /// for this number of cores.
     #[arg(long)]
     gather_us: Option<u64>,
-    /// Core of the journal's thread; default: any but the hot thread's.
+    /// Core of the journal's thread. Default: any core except the hot thread's.
     #[arg(long)]
     journal_core: Option<usize>,
-    /// Single-threaded: cost of this many commands on the hot thread, in polls of 1, 8 and 64
-    /// requests.
-    #[arg(long, value_name = "COMMANDS")]
-    by_hand: Option<usize>,
+    /// Measure the cost per command of this many commands on a single thread, with 1, 8 and 64
+    /// requests per poll.
+    #[arg(long, alias = "by-hand", value_name = "COMMANDS")]
+    inline: Option<usize>,
     /// Plot the latencies into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -100,7 +99,7 @@ struct Args {
 
 /// A node with or without a journal.
 enum Node {
-    Kept(SequencerHandle),
+    Journaled(SequencerHandle),
     Volatile(Volatile),
 }
 
@@ -108,9 +107,9 @@ impl Node {
     fn start(args: &Args, dir: &std::path::Path) -> anyhow::Result<Self> {
         let mut config = Config::new(dir);
         config.layout = match args.layout {
-            Threads::Fused => Layout::Fused,
-            Threads::Shared => Layout::Shared,
-            Threads::Pinned => Layout::Pinned,
+            LayoutArg::Fused => Layout::Fused,
+            LayoutArg::Shared => Layout::Shared,
+            LayoutArg::Pinned => Layout::Pinned,
         };
         config.core = Some(args.hot_core);
         config.spin_us = args.spin_us;
@@ -119,27 +118,29 @@ impl Node {
         Ok(if args.no_journal {
             Self::Volatile(Volatile::start(config, backlog)?)
         } else {
-            Self::Kept(SequencerHandle::start(config, backlog)?)
+            Self::Journaled(SequencerHandle::start(config, backlog)?)
         })
     }
 
     fn port(&self) -> Port {
         match self {
-            Self::Kept(node) => node.port(),
+            Self::Journaled(node) => node.port(),
             Self::Volatile(node) => node.port(),
         }
     }
 
     fn stats(&self) -> &Arc<Stats> {
         match self {
-            Self::Kept(node) => node.stats(),
+            Self::Journaled(node) => node.stats(),
             Self::Volatile(node) => node.stats(),
         }
     }
 
-    /// Mean write of the journal over this many seconds.
-    fn writes(&self, seconds: u64) -> Option<Writes> {
-        let Self::Kept(node) = self else { return None };
+    /// Mean size and interval of the journal's writes in a run of this many seconds.
+    fn mean_write(&self, seconds: u64) -> Option<Writes> {
+        let Self::Journaled(node) = self else {
+            return None;
+        };
         let stats = node.journal_stats();
         let batches = stats.batches.max(1);
         let bytes = usize::try_from(stats.written_bytes / batches).unwrap_or(usize::MAX);
@@ -153,7 +154,7 @@ impl Node {
 
     fn commit(&self) -> Option<Commit> {
         match self {
-            Self::Kept(node) => Some(node.commit()),
+            Self::Journaled(node) => Some(node.commit()),
             Self::Volatile(_) => None,
         }
     }
@@ -161,35 +162,36 @@ impl Node {
 
 /// A request in flight.
 #[derive(Clone, Copy, Default)]
-struct Sent {
-    /// When it should have been sent, nanoseconds since the start.
+struct InFlightRequest {
+    /// Due time in nanoseconds since the start.
     due_ns: u64,
 }
 
-/// Measurements of the run.
-struct Measured {
+/// Results of the run.
+struct Results {
     accepted: Histogram<u64>,
     durable: Histogram<u64>,
     requests: u64,
-    refused: u64,
-    /// Answered with `SubmitError`; their latency is not counted.
-    not_taken: u64,
-    /// Times the request ring was full: the request was sent later, and counts from its due time.
+    rejected: u64,
+    /// Answered with `SubmitError`; not part of the latencies.
+    not_submitted: u64,
+    /// Failed attempts on a full request ring. The request is retried; its latency counts from its
+    /// due time.
     ring_full: u64,
     events: u64,
 }
 
-/// The one thread that sends and reads.
+/// State of the client thread, which sends requests and reads reports.
 struct Client {
     ring: RingPort,
     load: Load,
     commit: Option<Commit>,
-    sent: Box<[Sent]>,
+    sent: Box<[InFlightRequest]>,
     /// Accepted, not yet durable: sequence and due time.
     pending: VecDeque<(Sequence, u64)>,
-    measured: Measured,
-    /// Requests due before this are not counted.
-    from_ns: u64,
+    results: Results,
+    /// End of the warm-up: requests due earlier are not counted.
+    warm_up_end_ns: u64,
     timer: Timer,
 }
 
@@ -202,26 +204,26 @@ impl Client {
         let total = args.rate * (args.warm_up + args.seconds);
         let due_ns = |number: u64| number * 1_000_000_000 / args.rate;
         self.timer = Timer::start();
-        self.from_ns = args.warm_up * 1_000_000_000;
+        self.warm_up_end_ns = args.warm_up * 1_000_000_000;
         let (mut sent, mut answered) = (0, 0);
-        let mut ready: Option<Request> = None;
+        let mut unsent: Option<Request> = None;
         let mut next_due_ns = 0;
         while answered < total {
             if sent < total && self.now_ns() >= next_due_ns && sent - answered < WINDOW as u64 {
-                let request = ready.take().unwrap_or_else(|| self.load.ask());
-                self.sent[sent as usize % WINDOW] = Sent {
+                let request = unsent.take().unwrap_or_else(|| self.load.next_request());
+                self.sent[sent as usize % WINDOW] = InFlightRequest {
                     due_ns: next_due_ns,
                 };
-                self.load.tagged(&request, sent);
+                self.load.set_tag(&request, sent);
                 match self.ring.submit(Submission::default(), &request) {
                     Ok(()) => {
                         sent += 1;
                         next_due_ns = due_ns(sent);
                     }
-                    // The ring is full: the request is sent late, and counts from its due time.
+                    // The ring is full: the request is retried.
                     Err(SubmitError::Busy) => {
-                        self.measured.ring_full += 1;
-                        ready = Some(request);
+                        self.results.ring_full += 1;
+                        unsent = Some(request);
                     }
                     Err(other) => anyhow::bail!("the node stopped: {other}"),
                 }
@@ -243,32 +245,33 @@ impl Client {
     /// Reads the available reports; returns the number of answers among them.
     fn read(&mut self) -> anyhow::Result<u64> {
         let mut answered = 0;
-        let (load, sent, measured) = (&mut self.load, &self.sent, &mut self.measured);
-        let (pending, from_ns, timer) = (&mut self.pending, self.from_ns, &self.timer);
-        let is_kept = self.commit.is_some();
+        let (load, sent, results) = (&mut self.load, &self.sent, &mut self.results);
+        let (pending, warm_up_end_ns, timer) =
+            (&mut self.pending, self.warm_up_end_ns, &self.timer);
+        let has_journal = self.commit.is_some();
         self.ring.poll(|report| match report {
             Report::SessionMessage(stamp, message) => {
-                measured.events += u64::from(message.client_seq == 0);
-                let Some(tag) = load.heard(message) else {
+                results.events += u64::from(message.client_seq == 0);
+                let Some(tag) = load.on_report(message) else {
                     return;
                 };
                 answered += 1;
                 let request = sent[tag as usize % WINDOW];
-                if is_kept {
+                if has_journal {
                     pending.push_back((stamp.sequence, request.due_ns));
                 }
-                if request.due_ns >= from_ns {
-                    // Time of reading this report, not of the start of the batch.
+                if request.due_ns >= warm_up_end_ns {
+                    // Read per report: reading a batch takes time.
                     let ns = timer.ns().saturating_sub(request.due_ns).max(1);
-                    measured.accepted.saturating_record(ns);
-                    measured.requests += 1;
-                    let is_refused = matches!(message.body, ReportBody::Rejected { .. });
-                    measured.refused += u64::from(is_refused);
+                    results.accepted.saturating_record(ns);
+                    results.requests += 1;
+                    let is_rejected = matches!(message.body, ReportBody::Rejected { .. });
+                    results.rejected += u64::from(is_rejected);
                 }
             }
             Report::NotSubmitted { .. } => {
                 answered += 1;
-                measured.not_taken += 1;
+                results.not_submitted += 1;
             }
             Report::Opened(_)
             | Report::Submitted { .. }
@@ -297,17 +300,17 @@ impl Client {
                 break;
             }
             self.pending.pop_front();
-            if due_ns >= self.from_ns {
+            if due_ns >= self.warm_up_end_ns {
                 let ns = now_ns.saturating_sub(due_ns).max(1);
-                self.measured.durable.saturating_record(ns);
+                self.results.durable.saturating_record(ns);
             }
         }
     }
 }
 
-/// Page faults of the hot thread at the end of the warm-up, read by a separate thread: the client's
-/// thread makes no system call under load.
-fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
+/// Reads the hot thread's page faults at the end of the warm-up. A separate thread reads them: the
+/// client thread makes no system call under load.
+fn page_faults_at(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     let stats = stats.clone();
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(warm_up_s));
@@ -315,22 +318,22 @@ fn faults_after(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     })
 }
 
-/// Page faults since [`faults_after`].
-fn faults_since(warmed: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
-    let before = warmed.join().ok()??;
+/// Page faults since [`page_faults_at`].
+fn page_faults_since(at_warm_up_end: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
+    let before = at_warm_up_end.join().ok()??;
     Some(stats.page_faults()?.saturating_sub(before))
 }
 
 /// Assignment of threads to cores.
 fn threads(args: &Args, cores: usize) -> String {
     let engines = match args.layout {
-        Threads::Fused => format!("hot thread with all engines on core {}", args.hot_core),
-        Threads::Shared => format!(
+        LayoutArg::Fused => format!("hot thread with all engines on core {}", args.hot_core),
+        LayoutArg::Shared => format!(
             "hot thread on core {}, all engines on core {}",
             args.hot_core,
             args.hot_core + 1
         ),
-        Threads::Pinned => format!(
+        LayoutArg::Pinned => format!(
             "hot thread on core {}, {} engines on the cores from {} on",
             args.hot_core,
             args.instruments,
@@ -356,10 +359,11 @@ fn main() -> anyhow::Result<()> {
         None => tempfile::tempdir()?,
     };
     let dir = folder.path().join("journal");
-    if let Some(commands) = args.by_hand {
-        return by_hand(&args, &dir, commands);
+    if let Some(commands) = args.inline {
+        return inline(&args, &dir, commands);
     }
-    // Threads start on their creator's core: create the journal's before the client pins itself.
+    // A thread inherits its creator's core: the journal's thread is created before the client pins
+    // itself.
     if let Some(core) = args.journal_core {
         hop::pin(core);
     }
@@ -385,7 +389,7 @@ fn main() -> anyhow::Result<()> {
             args.seed
         );
     }
-    // The hot thread is parked meanwhile: its core is free for the echo.
+    // Waits until the hot thread has parked: the echo uses its core.
     std::thread::sleep(Duration::from_millis(20));
     let before = ping_pong(args.hot_core, ROUNDS);
     let hop_before = ring_hop(args.hot_core, ROUNDS);
@@ -394,50 +398,51 @@ fn main() -> anyhow::Result<()> {
         ring,
         load,
         commit: node.commit(),
-        sent: vec![Sent::default(); WINDOW].into_boxed_slice(),
+        sent: vec![InFlightRequest::default(); WINDOW].into_boxed_slice(),
         pending: VecDeque::with_capacity(1 << 20),
-        measured: Measured {
+        results: Results {
             accepted: histogram(),
             durable: histogram(),
             requests: 0,
-            refused: 0,
-            not_taken: 0,
+            rejected: 0,
+            not_submitted: 0,
             ring_full: 0,
             events: 0,
         },
-        from_ns: 0,
+        warm_up_end_ns: 0,
         timer: Timer::start(),
     };
     if !args.json {
-        println!("under way");
+        println!("running");
     }
-    let warmed = faults_after(node.stats(), args.warm_up);
+    let at_warm_up_end = page_faults_at(node.stats(), args.warm_up);
     client.run(&args)?;
-    let page_faults = faults_since(warmed, node.stats());
+    let page_faults = page_faults_since(at_warm_up_end, node.stats());
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
     let hop_after = ring_hop(args.hot_core, ROUNDS);
-    let (client_watch, hot_watch) = hop::watch(args.hot_core, args.rate, WATCH_TIME);
-    let writes = node.writes(args.warm_up + args.seconds);
-    let floor = bare::run(
-        bare::Load {
+    let (client_jitter, hot_jitter) =
+        hop::jitter_probe(args.hot_core, args.rate, JITTER_PROBE_TIME);
+    let writes = node.mean_write(args.warm_up + args.seconds);
+    let baseline = baseline::run(
+        baseline::Load {
             rate: args.rate,
-            seconds: args.seconds.min(FLOOR_SECONDS),
+            seconds: args.seconds.min(BASELINE_SECONDS_MAX),
             warm_up: 1,
             core: args.hot_core,
         },
         writes
-            .map(|writes| (writes, folder.path().join("bare")))
+            .map(|writes| (writes, folder.path().join("baseline")))
             .as_ref()
             .map(|(writes, dir)| (*writes, dir.as_path())),
     )?;
-    let measured = &client.measured;
-    let accepted = Spread::of(&measured.accepted);
-    let durable = (!args.no_journal).then(|| Spread::of(&measured.durable));
+    let results = &client.results;
+    let accepted = Percentiles::of(&results.accepted);
+    let durable = (!args.no_journal).then(|| Percentiles::of(&results.durable));
     if let Some(path) = &args.plot {
-        let mut curves = vec![Curve::new("accepted", &measured.accepted, 1_000.0)];
+        let mut curves = vec![Curve::new("accepted", &results.accepted, 1_000.0)];
         if !args.no_journal {
-            curves.push(Curve::new("durable", &measured.durable, 1_000.0));
+            curves.push(Curve::new("durable", &results.durable, 1_000.0));
         }
         let title = format!("From intended send to report, {} requests/s", args.rate);
         std::fs::write(path, plot::svg(&title, "us", &curves))
@@ -459,22 +464,22 @@ fn main() -> anyhow::Result<()> {
                     "journal": !args.no_journal,
                 },
                 "rate": args.rate,
-                "requests": measured.requests,
+                "requests": results.requests,
                 "layout": threads,
                 "cores": cores,
                 "accepted": accepted.json(),
-                "durable": durable.map(|spread| spread.json()),
+                "durable": durable.map(|percentiles| percentiles.json()),
                 "pingpong_p50_ns": before.p50_ns,
                 "pingpong_after_p50_ns": after.p50_ns,
-                "floor": floor.json(),
+                "floor": baseline.json(),
                 "floor_writes": writes.map(|writes| writes.json()),
                 "ring_hop": hop_before.json(),
                 "ring_hop_after": hop_after.json(),
-                "clock_watch": { "client_core": client_watch.json(), "hot_core": hot_watch.json() },
-                "refused": measured.refused,
-                "not_taken": measured.not_taken,
-                "ring_full": measured.ring_full,
-                "events": measured.events,
+                "clock_watch": { "client_core": client_jitter.json(), "hot_core": hot_jitter.json() },
+                "refused": results.rejected,
+                "not_taken": results.not_submitted,
+                "ring_full": results.ring_full,
+                "events": results.events,
                 "trades": stats.trades.load(Ordering::Relaxed),
                 "hot_page_faults": page_faults,
                 "parks": stats.parks.load(Ordering::Relaxed),
@@ -484,22 +489,22 @@ fn main() -> anyhow::Result<()> {
     }
     println!("cache line round trip: before {before}; after {after}");
     println!("ring round trip: before {hop_before}; after {hop_after}");
-    println!("delay of a thread that only reads the clock: client's core {client_watch}");
-    println!("                                             hot thread's  {hot_watch}");
+    println!("jitter of a thread that only reads the clock: client's core {client_jitter}");
+    println!("                                              hot thread's  {hot_jitter}");
     println!(
-        "{} requests, {} of them refused, {} not taken, ring full {} times, {} events, {} trades",
-        measured.requests,
-        measured.refused,
-        measured.not_taken,
-        measured.ring_full,
-        measured.events,
+        "{} requests, {} rejected, {} not submitted, ring full {} times, {} events, {} trades",
+        results.requests,
+        results.rejected,
+        results.not_submitted,
+        results.ring_full,
+        results.events,
         stats.trades.load(Ordering::Relaxed)
     );
     if let Some(faults) = page_faults {
         println!("{faults} page faults of the hot thread after the warm-up");
     }
     println!("accepted: {accepted}");
-    println!("floor:    {floor} (the same load over bare rings, echoed)");
+    println!("baseline: {baseline} (the same load, echoed over bare rings)");
     if let Some(writes) = writes {
         println!(
             "          with {} bytes written every {:.0} us, like the journal",
@@ -510,12 +515,12 @@ fn main() -> anyhow::Result<()> {
     if let Some(durable) = durable {
         println!("durable:  {durable}");
     }
-    println!("{}", allows(cores, args.no_journal));
+    println!("{}", core_count_note(cores, args.no_journal));
     Ok(())
 }
 
-/// Runs the path single-threaded.
-fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
+/// Runs the path on the calling thread.
+fn inline(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
     let mut config = Config::new(dir);
     config.layout = Layout::Fused;
     let backlog = Arc::new(Backlog::new(Bounds::NONE));
@@ -529,7 +534,7 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
         "cannot pin the hot thread to core {}",
         args.hot_core
     );
-    let costs = benches::by_hand::run(node, args.instruments, args.seed, commands)?;
+    let costs = benches::inline::run(node, args.instruments, args.seed, commands)?;
     if args.json {
         let costs: Vec<_> = costs.iter().map(|cost| cost.json()).collect();
         println!(
@@ -549,8 +554,8 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     Ok(())
 }
 
-/// Effect of the number of cores on the figures above.
-fn allows(cores: usize, no_journal: bool) -> &'static str {
+/// How the number of cores affects the figures above.
+fn core_count_note(cores: usize, no_journal: bool) -> &'static str {
     match (cores, no_journal) {
         (..=2, true) => {
             "two cores: client and hot thread have one each; any other thread takes time from one of them \
@@ -558,13 +563,13 @@ fn allows(cores: usize, no_journal: bool) -> &'static str {
         }
         (..=2, false) => {
             "two cores: client and hot thread spin on one each, and the journal's thread takes its time \
-            from one of them: its work per write is the floor of the tail. A third core removes that."
+            from one of them: its work per write bounds the tail from below. A third core removes that."
         }
         (3, _) => {
             "three cores: client, hot thread and journal have one each; engines share the hot thread's."
         }
         _ => {
-            "four cores or more: every spinning thread has one, so the layouts shared and pinned are worth a try."
+            "four cores or more: every spinning thread has one, so the layouts shared and pinned may be faster."
         }
     }
 }

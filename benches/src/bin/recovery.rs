@@ -73,8 +73,8 @@ fn fill(
             && last.get() < commands
             && last.get() - commit.position().get().min(last.get()) < UNDURABLE_MAX;
         if is_room {
-            let request = pending.take().unwrap_or_else(|| load.ask());
-            load.tagged(&request, sent);
+            let request = pending.take().unwrap_or_else(|| load.next_request());
+            load.set_tag(&request, sent);
             match front.submit(Submission::default(), &request) {
                 Ok(()) => sent += 1,
                 Err(SubmitError::Busy) => pending = Some(request),
@@ -96,7 +96,7 @@ fn read(
     front.poll(|report| match report {
         Report::SessionMessage(stamp, message) => {
             *last = stamp.sequence;
-            *answered += u64::from(load.heard(message).is_some());
+            *answered += u64::from(load.on_report(message).is_some());
         }
         _ => *answered += 1,
     })?;

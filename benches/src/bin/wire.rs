@@ -11,9 +11,9 @@ use benches::generate::{Shape, generate};
 use benches::hop::{self, histogram};
 use benches::wire::flow::{Counts, Flow, Load};
 use benches::wire::idle::Idle;
-use benches::wire::reference::{self, Judged};
+use benches::wire::reference::{self, Verified};
 use benches::wire::sample::{Sample, Sampler};
-use benches::wire::{echo, floors, setup::Caller};
+use benches::wire::{baselines, echo, setup::PlatformClient};
 use benches::xflow;
 use clap::Parser;
 use client::spinning::Connection;
@@ -24,16 +24,17 @@ use sequencer::inspect::Folder;
 use types::{InstrumentIx, OrderType, Side, StpMode, TimeInForce};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
-/// Roubles of each member, half of them in a trading hold, and units.
-const ROUBLES: u64 = 20_000_000_000;
-const UNITS: u64 = 400_000_000;
-/// Price in ticks: so low that nothing trades and money never runs out.
-const PRICE: i64 = 100;
-/// Bytes of an order and of all its answers until it is durable.
-const QUESTION: usize = 55;
-const ANSWER: usize = 46 + 99;
-/// Durable writes of the floor.
-const DURABLE_ROUNDS: u64 = 4_000;
+/// Initial roubles per member; half goes into the trading hold.
+const INITIAL_ROUBLES: u64 = 20_000_000_000;
+/// Initial instrument units per member of the flow.
+const INITIAL_UNITS: u64 = 400_000_000;
+/// Price of the closed loop: low enough that no order trades and the hold is never exhausted.
+const PRICE_TICKS: i64 = 100;
+/// Echo payload: bytes of a request, and of its responses until it is durable.
+const REQUEST_BYTES: usize = 55;
+const RESPONSE_BYTES: usize = 46 + 99;
+/// Writes in the durable-write baseline.
+const BASELINE_WRITES: u64 = 4_000;
 
 /// Latency and throughput of the trading protocol.
 #[derive(Parser)]
@@ -47,10 +48,10 @@ struct Args {
     /// Data folder of the platform, for its certificate.
     #[arg(long, default_value = "data")]
     data_dir: PathBuf,
-    /// Requests with one in flight.
+    /// Requests of the closed loop: one in flight at a time.
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
-    /// Members of the flow.
+    /// Members that send the flow.
     #[arg(long, default_value_t = 16)]
     users: u16,
     /// Sessions per member; at most 63 in total.
@@ -62,28 +63,29 @@ struct Args {
     /// Requests offered per second; default: as many as the windows allow.
     #[arg(long)]
     rate: Option<u64>,
-    /// Seconds of the flow.
+    /// Duration of the flow in seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Additional sessions that only send heartbeats.
     #[arg(long, default_value_t = 0)]
     idle: usize,
     /// Replay the run's journal in the reference book and compare every trade.
-    #[arg(long)]
-    judge: bool,
-    /// File with a flow, format `XFLOW001`; the run ends with it at the latest. Default: a
-    /// generated flow.
+    #[arg(long = "judge")]
+    verify: bool,
+    /// File with a flow in the `XFLOW001` format; the run ends at its last request at the latest.
+    /// Default: a generated flow.
     #[arg(long)]
     file: Option<PathBuf>,
-    /// Requests of a generated flow.
+    /// Number of requests in a generated flow.
     #[arg(long, default_value_t = 8_000_000)]
     flow: u64,
     /// Seed of a generated flow.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Core of this client, and of the echo's server.
+    /// Core of this client.
     #[arg(long, default_value_t = 0)]
     core: usize,
+    /// Core of the echo server.
     #[arg(long, default_value_t = 1)]
     echo_core: usize,
     /// Print one line of JSON.
@@ -100,7 +102,7 @@ fn order(instrument: u32, id: u64) -> ClientMessage {
         time_in_force: TimeInForce::Gtc,
         stp: StpMode::CancelNewest,
         flags: 0,
-        price_ticks: PRICE,
+        price_ticks: PRICE_TICKS,
         quantity_lots: 1,
         expire_at_ns: 0,
     }
@@ -115,7 +117,7 @@ fn cancel(id: u64) -> ClientMessage {
     .into()
 }
 
-/// The request with this number: an order, then its cancel.
+/// Odd numbers: a new order. Even numbers: the cancel of the order before.
 fn request(instrument: u32, number: u64) -> ClientMessage {
     match number % 2 {
         1 => order(instrument, number.div_ceil(2)),
@@ -123,8 +125,8 @@ fn request(instrument: u32, number: u64) -> ClientMessage {
     }
 }
 
-/// One request at a time, each sent after the durable answer of the previous one.
-fn one_at_a_time(
+/// One request in flight: each is sent after the durable answer to the previous one.
+fn closed_loop(
     connection: &mut Connection,
     instrument: u32,
     count: usize,
@@ -136,16 +138,16 @@ fn one_at_a_time(
         let request = connection.send(0, &request(instrument, number))?;
         let request = request.context("the send buffer is full")?;
         connection.flush();
-        let (mut hinted, mut answered) = (None, None);
-        while answered.is_none() {
+        let (mut accepted_after, mut durable_after) = (None, None);
+        while durable_after.is_none() {
             connection.poll()?;
             while let Some(report) = connection.recv() {
                 match &report.message {
-                    ServerMessage::Accepted(_) => hinted = Some(sent.elapsed()),
+                    ServerMessage::Accepted(_) => accepted_after = Some(sent.elapsed()),
                     ServerMessage::Rejected(m) => {
                         anyhow::bail!("request {number} was rejected: {}", m.reason);
                     }
-                    other if other.answers() == request => answered = Some(sent.elapsed()),
+                    other if other.answers() == request => durable_after = Some(sent.elapsed()),
                     _ => {}
                 }
             }
@@ -156,31 +158,32 @@ fn one_at_a_time(
         }
         if number as usize > warm_up {
             let ns = |at: Option<Duration>| at.map_or(0, |at| at.as_nanos() as u64);
-            accepted.saturating_record(ns(hinted));
-            durable.saturating_record(ns(answered));
+            accepted.saturating_record(ns(accepted_after));
+            durable.saturating_record(ns(durable_after));
         }
     }
     Ok((accepted, durable))
 }
 
-fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
+fn percentiles(histogram: &Histogram<u64>) -> serde_json::Value {
     let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1_000.0;
     serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
 }
 
 /// Rates and lags during the flow.
-fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
+fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
-    let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
+    let max_of = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
     // The processed rate of a follower is the arrival rate minus the growth of its lag.
-    let done_per_s = |of: fn(&Sample) -> f64| match samples {
+    let processed_per_s = |of: fn(&Sample) -> f64| match samples {
         [first, .., last] => {
-            let grown = (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64();
-            (per_s - grown).max(0.0).round()
+            let lag_growth =
+                (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64();
+            (per_s - lag_growth).max(0.0).round()
         }
         _ => 0.0,
     };
-    // After the first second of the flow.
+    // Counted from the first sample, one second into the flow.
     let page_faults = match samples {
         [first, .., last] => last.page_faults - first.page_faults,
         _ => 0.0,
@@ -193,22 +196,22 @@ fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         "replica_lag_ms": lags_ms.iter().copied().fold(0.0, f64::max),
         "replica_lags_ms": lags_ms,
         "replica_lag_p50_ms": benches::median(lags_ms.clone()),
-        "history_per_s": done_per_s(|s| s.history_lag),
-        "settlement_per_s": done_per_s(|s| s.settlement_lag),
-        "settlement_lag_records": most(|s| s.settlement_lag),
-        "intake_stage": most(|s| s.stage),
+        "history_per_s": processed_per_s(|s| s.history_lag),
+        "settlement_per_s": processed_per_s(|s| s.settlement_lag),
+        "settlement_lag_records": max_of(|s| s.settlement_lag),
+        "intake_stage": max_of(|s| s.stage),
         "hot_page_faults": page_faults,
-        "rss_mb": (most(|s| s.resident_bytes) / 1e6).round(),
+        "rss_mb": (max_of(|s| s.resident_bytes) / 1e6).round(),
     })
 }
 
-/// One member for single requests, then those of the flow, who also have units.
-fn members(caller: &Caller, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
+/// Creates one member for the closed loop, then the members of the flow, which also get units.
+fn members(platform: &PlatformClient, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
     let users = (0..=count)
-        .map(|_| caller.member(ROUBLES))
+        .map(|_| platform.member(INITIAL_ROUBLES))
         .collect::<anyhow::Result<Vec<_>>>()?;
     for user in &users[1..] {
-        caller.units(user, instrument, UNITS)?;
+        platform.units(user, instrument, INITIAL_UNITS)?;
     }
     Ok(users)
 }
@@ -221,13 +224,13 @@ fn main() -> anyhow::Result<()> {
     );
     anyhow::ensure!(
         args.users * args.sessions < 64,
-        "--users times --sessions must be below 64, the channels of a connection"
+        "--users x --sessions must be at most 63 (channels per connection)"
     );
-    // Before this thread is pinned to one of them.
+    // Read before this thread is pinned: afterwards it would be 1.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let caller = Caller { address: args.rpc };
-    let id = caller.instrument()?;
-    let users = members(&caller, &id, args.users)?;
+    let platform = PlatformClient { address: args.rpc };
+    let id = platform.instrument()?;
+    let users = members(&platform, &id, args.users)?;
     let fingerprint = args.data_dir.join("market/tls/fingerprint");
     let trust: Trust = std::fs::read_to_string(&fingerprint)
         .with_context(|| fingerprint.display().to_string())?
@@ -254,10 +257,10 @@ fn main() -> anyhow::Result<()> {
     );
 
     let mut connection = Connection::connect(args.trading, &trust)?;
-    let kopecks = i64::try_from(ROUBLES * 50)?;
+    let money_hold_minor = i64::try_from(INITIAL_ROUBLES * 50)?;
     let mut login = |channel: u16, user: &str, name: &str| {
         let options = LoginOptions {
-            money_hold_minor: kopecks,
+            money_hold_minor,
             ..LoginOptions::new(&format!("sandbox.trader.{user}"), name)
         };
         connection.login(channel, options)
@@ -267,31 +270,35 @@ fn main() -> anyhow::Result<()> {
         let user = &users[usize::from(1 + (channel - 1) / args.sessions)];
         login(channel, user, &format!("bench-{channel}"))?;
     }
-    let mut known = connection.instruments();
-    let traded = known.find(|definition| definition.id.as_str() == id);
+    let mut listed = connection.instruments();
+    let traded = listed.find(|definition| definition.id.as_str() == id);
     let instrument = traded
         .context("the gateway does not list the instrument")?
         .instrument;
-    drop(known);
-    let (accepted, durable) = one_at_a_time(&mut connection, instrument, args.requests)?;
+    drop(listed);
+    let (accepted, durable) = closed_loop(&mut connection, instrument, args.requests)?;
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
     let samples = sampler.stop();
     idle.stop()?;
-    let status = caller.status(&users[1])?;
+    let status = platform.status(&users[1])?;
     drop(connection);
-    let judged = match args.judge {
+    let verified = match args.verify {
         true => {
             let journal = Folder::new(&args.data_dir.join("journal"));
-            let judged = reference::judge(&journal, InstrumentIx(instrument), status.commit)?;
-            anyhow::ensure!(judged.trades >= counts.trades, "{judged:?} of {counts:?}");
-            Some(judged)
+            let verified = reference::verify(&journal, InstrumentIx(instrument), status.commit)?;
+            anyhow::ensure!(
+                verified.trades >= counts.trades,
+                "{verified:?} of {counts:?}"
+            );
+            Some(verified)
         }
         false => None,
     };
-    let echoed = echo::run(args.echo_core, QUESTION, ANSWER, args.requests)?;
-    let net = floors::net(args.echo_core, QUESTION, ANSWER, args.requests)?;
-    let durable_floor = floors::durable(&args.data_dir, cores, args.echo_core, DURABLE_ROUNDS)?;
+    let echoed = echo::run(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
+    let net = baselines::net(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
+    let durable_baseline =
+        baselines::durable(&args.data_dir, cores, args.echo_core, BASELINE_WRITES)?;
 
     let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
     let mut line = serde_json::json!({
@@ -302,11 +309,11 @@ fn main() -> anyhow::Result<()> {
         // Layout that the platform uses on this machine unless configured otherwise.
         "layout": format!("{:?}", Layout::for_cores(cores)).to_lowercase(),
         "bounds": status.bounds,
-        "echo": spread(&echoed),
-        "net": spread(&net),
-        "accepted": spread(&accepted),
-        "durable": spread(&durable),
-        "durable_floor": spread(&durable_floor),
+        "echo": percentiles(&echoed),
+        "net": percentiles(&net),
+        "accepted": percentiles(&accepted),
+        "durable": percentiles(&durable),
+        "durable_floor": percentiles(&durable_baseline),
         "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
         "reject_rate": share(counts.refused),
         "too_late_rate": share(counts.too_late),
@@ -314,12 +321,12 @@ fn main() -> anyhow::Result<()> {
         "trades": counts.trades,
         "trades_per_order": share(counts.trades),
         "duration_s": counts.seconds,
-        "judged": judged.map(|Judged { commands, trades }| {
+        "judged": verified.map(|Verified { commands, trades }| {
             serde_json::json!({ "commands": commands, "trades": trades })
         }),
     });
-    let observed = observed(&samples, &counts);
-    for (key, value) in observed.as_object().into_iter().flatten() {
+    let load_metrics = load_metrics(&samples, &counts);
+    for (key, value) in load_metrics.as_object().into_iter().flatten() {
         line[key] = value.clone();
     }
     if args.json {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, types::Value};
 
-use super::{flow::Ask, node::Node};
+use super::{flow::Request, node::Node};
 
 /// Tables in dependency order; others follow.
 pub(super) const ORDER: [&str; 7] = [
@@ -50,7 +50,11 @@ pub struct Captured {
 ///
 /// # Errors
 /// The ledger refuses a request, or its file cannot be read.
-pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::Result<Captured> {
+pub async fn capture(
+    folder: &Path,
+    requests: Vec<Request>,
+    limit: Duration,
+) -> anyhow::Result<Captured> {
     let db = Connection::open(folder.join("ledger.sqlite"))?;
     db.busy_timeout(Duration::from_secs(30))?;
     let mut tables = tables(&db)?;
@@ -59,15 +63,15 @@ pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::
     }
     let node = Node::start(folder, "").await?;
     let mut client = node.client();
-    let mut ends = Vec::with_capacity(asks.len());
+    let mut ends = Vec::with_capacity(requests.len());
     let mut operations = 0;
     let began = Instant::now();
-    for ask in asks {
+    for request in requests {
         if began.elapsed() > limit {
             break;
         }
-        operations += ask.operations;
-        client.create_operations(ask.message).await?;
+        operations += request.operations;
+        client.create_operations(request.message).await?;
         ends.push(
             tables
                 .iter()

@@ -19,7 +19,7 @@ const START_MINOR: u64 = 1_000_000_000;
 const AMOUNT_MINOR_MAX: u64 = 1_000;
 pub const INSTRUMENT: &str = types::CFA_RUB;
 const RESERVE: &str = "system:reserve:CFA-RUB";
-/// The house: the credit side of all postings if accounts are hot.
+/// The house account: the credit side of all postings when accounts are hot.
 const HOUSE: &str = "system:fees:CFA-RUB";
 /// Users credited per seeding request.
 const SEED_BATCH: u64 = 5_000;
@@ -57,7 +57,7 @@ impl Kind {
 }
 
 /// A request and the number of operations it writes.
-pub struct Ask {
+pub struct Request {
     pub message: CreateOperationsRequest,
     pub operations: usize,
 }
@@ -80,16 +80,16 @@ impl Flow {
         }
     }
 
-    /// The next requests that write this many operations: one, or two that belong together.
-    pub fn next(&mut self, operations: usize) -> Vec<Ask> {
+    /// The next requests, which write this many operations: one, or for two phases a pair.
+    pub fn next(&mut self, operations: usize) -> Vec<Request> {
         let news: Vec<NewOperation> = (0..operations).map(|_| self.operation()).collect();
-        let mut asks = Vec::with_capacity(2);
+        let mut requests = Vec::with_capacity(2);
         if self.kind == Kind::TwoPhase {
             let message = CreateOperationsRequest {
                 hold_steps: news.iter().map(open).collect(),
                 ..request()
             };
-            asks.push(Ask {
+            requests.push(Request {
                 message,
                 operations: 0,
             });
@@ -98,11 +98,11 @@ impl Flow {
             operations: news,
             ..request()
         };
-        asks.push(Ask {
+        requests.push(Request {
             message,
             operations,
         });
-        asks
+        requests
     }
 
     fn user(&mut self) -> u64 {

@@ -1,10 +1,10 @@
 //! Parts of the ledger benchmark: its load, the service under load, the bare statements, the
 //! verification.
 
-pub mod bare;
+pub mod baseline;
 pub mod capture;
+pub mod database;
 pub mod flow;
-pub mod judge;
 pub mod node;
-pub mod place;
 pub mod postgres;
+pub mod verify;

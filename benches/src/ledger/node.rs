@@ -14,7 +14,7 @@ use proto::ledger::v1::{
 use tokio::sync::Barrier;
 use tokio_util::sync::CancellationToken;
 
-use super::flow::{self, Ask};
+use super::flow::{self, Request};
 use crate::hop::histogram;
 
 pub type Client = LedgerServiceClient<rpc::Channel>;
@@ -85,11 +85,15 @@ impl Node {
     ///
     /// # Errors
     /// A request is refused.
-    pub async fn run(&self, clients: Vec<Vec<Ask>>, limit: Duration) -> anyhow::Result<Measured> {
+    pub async fn run(
+        &self,
+        clients: Vec<Vec<Request>>,
+        limit: Duration,
+    ) -> anyhow::Result<Measured> {
         let start = Arc::new(Barrier::new(clients.len() + 1));
         let tasks: Vec<_> = clients
             .into_iter()
-            .map(|asks| tokio::spawn(run_client(self.client(), asks, limit, start.clone())))
+            .map(|requests| tokio::spawn(run_client(self.client(), requests, limit, start.clone())))
             .collect();
         start.wait().await;
         let began = Instant::now();
@@ -128,7 +132,7 @@ impl Node {
 
 async fn run_client(
     mut client: Client,
-    asks: Vec<Ask>,
+    requests: Vec<Request>,
     limit: Duration,
     start: Arc<Barrier>,
 ) -> anyhow::Result<(Histogram<u64>, usize)> {
@@ -136,16 +140,16 @@ async fn run_client(
     let mut operations = 0;
     start.wait().await;
     let began = Instant::now();
-    for ask in asks {
+    for request in requests {
         let sent = Instant::now();
         if sent - began > limit {
             break;
         }
-        let answer = client.create_operations(ask.message).await?;
+        let answer = client.create_operations(request.message).await?;
         latency.saturating_record(sent.elapsed().as_nanos().max(1) as u64);
         let outcomes = answer.into_inner().outcomes.len();
-        anyhow::ensure!(outcomes == ask.operations, "{outcomes} outcomes");
-        operations += ask.operations;
+        anyhow::ensure!(outcomes == request.operations, "{outcomes} outcomes");
+        operations += request.operations;
     }
     Ok((latency, operations))
 }

@@ -11,18 +11,18 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 
-use super::bare::{Write, net};
+use super::baseline::{Write, net};
 use super::capture::{Captured, ORDER, Rows, Table};
-use super::flow::Ask;
+use super::flow::Request;
 use super::node::Node;
 
-/// A database of this run; dropped by [`Database::drop`].
-pub struct Database {
+/// A database of this run; dropped by [`PostgresDatabase::drop`].
+pub struct PostgresDatabase {
     server: String,
     name: String,
 }
 
-impl Database {
+impl PostgresDatabase {
     /// An empty database on the server of the URL, or a copy of another one without connections.
     ///
     /// # Errors
@@ -94,9 +94,9 @@ struct Typed {
 /// # Errors
 /// The ledger refuses a request, or its rows cannot be read.
 pub async fn capture(
-    database: &Database,
+    database: &PostgresDatabase,
     folder: &std::path::Path,
-    asks: Vec<Ask>,
+    requests: Vec<Request>,
     limit: Duration,
 ) -> anyhow::Result<Captured> {
     let mut db = database.connect().await?;
@@ -108,14 +108,14 @@ pub async fn capture(
     }
     let node = Node::start(folder, &database.url()).await?;
     let mut client = node.client();
-    let (mut ends, mut operations) = (Vec::with_capacity(asks.len()), 0);
+    let (mut ends, mut operations) = (Vec::with_capacity(requests.len()), 0);
     let began = Instant::now();
-    for ask in asks {
+    for request in requests {
         if began.elapsed() > limit {
             break;
         }
-        operations += ask.operations;
-        client.create_operations(ask.message).await?;
+        operations += request.operations;
+        client.create_operations(request.message).await?;
         let mut end = Vec::with_capacity(tables.len());
         for table in &tables {
             let sql = format!("SELECT COALESCE(MAX(seq), 0) FROM captured_{}", table.name);
@@ -269,7 +269,7 @@ async fn read(
 type Columns = Vec<Vec<Option<String>>>;
 
 /// Bare statements ready to run: one INSERT and one UPDATE per table that a transaction writes.
-pub struct Bare {
+pub struct Baseline {
     db: PgConnection,
     /// INSERT and UPDATE of each table.
     sql: Vec<[String; 2]>,
@@ -277,13 +277,13 @@ pub struct Bare {
     operations: f64,
 }
 
-impl Bare {
+impl Baseline {
     /// `merge`: requests per transaction.
     ///
     /// # Errors
     /// The database cannot be reached.
     pub async fn new(
-        database: &Database,
+        database: &PostgresDatabase,
         captured: Captured,
         merge: usize,
     ) -> anyhow::Result<Self> {

@@ -1,4 +1,4 @@
-//! The floor: the same transport on both sides, and a server that only echoes each message.
+//! Baseline: the same transport on both sides, and a server that only echoes each message.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use anyhow::Context;
 use hdrhistogram::Histogram;
 use transport::proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use transport::proto::{ClientConfig, ConnectionError, ServerConfig};
-use transport::{Driver, Endpoint, Incoming, Link, Taken};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Link};
 
 use crate::hop;
 
-/// Answers each message of `question` bytes with one of `answer` bytes.
+/// Answers each message of `request_bytes` with one of `response_bytes`.
 struct Echo {
-    question: usize,
-    answer: usize,
-    /// Bytes of an incomplete question.
+    request_bytes: usize,
+    response_bytes: usize,
+    /// Bytes of an incomplete request.
     pending: usize,
 }
 
@@ -27,13 +27,13 @@ impl Driver<()> for Echo {
         Incoming::Accept(())
     }
 
-    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         self.pending += bytes.len();
-        let count = self.pending / self.question;
-        self.pending %= self.question;
+        let count = self.pending / self.request_bytes;
+        self.pending %= self.request_bytes;
         let out = link.out();
-        out.resize(out.len() + count * self.answer, 7);
-        Taken {
+        out.resize(out.len() + count * self.response_bytes, 7);
+        ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
         }
@@ -62,9 +62,9 @@ impl Driver<()> for Count {
         self.is_open = true;
     }
 
-    fn data(&mut self, _: Instant, _: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, _: Instant, _: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         self.bytes += bytes.len();
-        Taken {
+        ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
         }
@@ -103,8 +103,8 @@ fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
 /// No socket, or no connection.
 pub fn run(
     core: usize,
-    question: usize,
-    answer: usize,
+    request_bytes: usize,
+    response_bytes: usize,
     rounds: usize,
 ) -> anyhow::Result<Histogram<u64>> {
     let (server, client) = configs()?;
@@ -115,8 +115,8 @@ pub fn run(
     let serving: JoinHandle<()> = std::thread::spawn(move || {
         hop::pin(core);
         let mut echo = Echo {
-            question,
-            answer,
+            request_bytes,
+            response_bytes,
             pending: 0,
         };
         while !over.load(Ordering::Relaxed) {
@@ -152,8 +152,8 @@ pub fn run(
             .link(key)
             .context("the echo server closed the connection")?;
         let out = link.out();
-        out.resize(out.len() + question, 7);
-        let wanted = count.bytes + answer;
+        out.resize(out.len() + request_bytes, 7);
+        let wanted = count.bytes + response_bytes;
         endpoint.flush(sent, &mut count);
         while count.bytes < wanted {
             poll(&mut endpoint, &mut count)?;

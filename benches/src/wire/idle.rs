@@ -43,8 +43,8 @@ impl Idle {
             connections.push(connection);
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let thread = std::thread::spawn(move || beat(&mut connections, &told));
+        let is_stopped = stop.clone();
+        let thread = std::thread::spawn(move || poll_until(&mut connections, &is_stopped));
         Ok(Self { stop, thread })
     }
 
@@ -59,7 +59,7 @@ impl Idle {
     }
 }
 
-fn beat(connections: &mut [Connection], stop: &AtomicBool) -> anyhow::Result<()> {
+fn poll_until(connections: &mut [Connection], stop: &AtomicBool) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         for connection in connections.iter_mut() {
             connection.poll().context("polling an idle session")?;

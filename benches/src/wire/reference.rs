@@ -36,14 +36,14 @@ struct Taker {
 /// Maker, taker, price in ticks, quantity in lots.
 type Trade = (Handle, Handle, i64, u64);
 
-/// Counts of one instrument in a run's journal.
+/// Verified commands and trades of one instrument in a run's journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct Verified {
     pub commands: u64,
     pub trades: u64,
 }
 
-/// The plain book. A side's key is its price, negated for buys, so that the best comes first.
+/// The reference book. A level's key is its price, negated for buys, so that the best comes first.
 #[derive(Default)]
 pub struct Reference {
     sides: [BTreeMap<i64, VecDeque<Resting>>; 2],
@@ -56,10 +56,14 @@ pub struct Reference {
 /// Replays the journal of a running platform, records 1 to `through`.
 ///
 /// # Errors
-/// A trade differs, the journal has a command that the flow does not send, or it is not written
-/// that far within half a minute.
-pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow::Result<Judged> {
-    let (mut book, mut judged, mut last) = (Reference::default(), Judged::default(), 0);
+/// A trade differs, the journal contains a command that the flow does not send, or it does not
+/// reach `through` within half a minute.
+pub fn verify(
+    journal: &Folder,
+    instrument: InstrumentIx,
+    through: u64,
+) -> anyhow::Result<Verified> {
+    let (mut book, mut verified, mut last) = (Reference::default(), Verified::default(), 0);
     let mut waited = Duration::ZERO;
     journal.follow(
         1..=through,
@@ -70,8 +74,8 @@ pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow
                 Route::Admission => return Ok(()),
                 _ => {}
             }
-            judged.commands += 1;
-            judged.trades += book.step(&record).map_err(|error| format!("{error:#}"))?;
+            verified.commands += 1;
+            verified.trades += book.apply(&record).map_err(|error| format!("{error:#}"))?;
             Ok(())
         },
         || {
@@ -84,7 +88,7 @@ pub fn judge(journal: &Folder, instrument: InstrumentIx, through: u64) -> anyhow
         last == through,
         "timed out: the journal ends at {last}, before {through}"
     );
-    Ok(judged)
+    Ok(verified)
 }
 
 fn key(side: Side, price: i64) -> i64 {
@@ -99,13 +103,13 @@ impl Reference {
     ///
     /// # Errors
     /// The trades differ, or the flow has no such command.
-    pub fn step(&mut self, record: &Record) -> anyhow::Result<u64> {
+    pub fn apply(&mut self, record: &Record) -> anyhow::Result<u64> {
         self.trades.clear();
         match &record.command.command {
             Command::New(new) => self.enter(new)?,
             Command::Amend(amend) => self.amend(amend)?,
             Command::Cancel(cancel) => {
-                self.part(cancel.handle);
+                self.remove(cancel.handle);
             }
             Command::SetInstrument(_) | Command::SetPhase(_) => {}
             other => bail!(
@@ -113,15 +117,15 @@ impl Reference {
                 record.command.sequence.get()
             ),
         }
-        let told = record.events.iter().filter_map(|event| match &event.event {
+        let journalled = record.events.iter().filter_map(|event| match &event.event {
             Event::Trade(t) => Some((t.maker, t.taker, t.price.0, t.quantity.get())),
             _ => None,
         });
         ensure!(
-            told.clone().eq(self.trades.iter().copied()),
+            journalled.clone().eq(self.trades.iter().copied()),
             "record {}: trades {:?}, expected by the reference {:?}",
             record.command.sequence.get(),
-            told.collect::<Vec<_>>(),
+            journalled.collect::<Vec<_>>(),
             self.trades,
         );
         Ok(self.trades.len() as u64)
@@ -182,13 +186,13 @@ impl Reference {
             total,
             ..*order
         };
-        self.part(amend.handle);
+        self.remove(amend.handle);
         self.take_and_rest(Taker { order, side, price });
         Ok(())
     }
 
     /// Removes an order from the book, if it rests.
-    fn part(&mut self, handle: Handle) {
+    fn remove(&mut self, handle: Handle) {
         let Some((side, at)) = self.places.remove(&handle) else {
             return;
         };

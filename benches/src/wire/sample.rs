@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::setup::Caller;
+use super::setup::PlatformClient;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -34,13 +34,13 @@ impl Sampler {
     /// Samples the platform with this JSON port.
     pub fn start(address: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let is_stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let caller = Caller { address };
+            let platform = PlatformClient { address };
             let mut samples = Vec::new();
-            while !told.load(Ordering::Relaxed) {
+            while !is_stopped.load(Ordering::Relaxed) {
                 std::thread::sleep(EVERY);
-                samples.extend(look(&caller));
+                samples.extend(take_sample(&platform));
             }
             samples
         });
@@ -54,8 +54,8 @@ impl Sampler {
     }
 }
 
-fn look(caller: &Caller) -> Option<Sample> {
-    let metrics = caller.metrics().ok()?;
+fn take_sample(platform: &PlatformClient) -> Option<Sample> {
+    let metrics = platform.metrics().ok()?;
     let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
     Some(Sample {
         at: Instant::now(),

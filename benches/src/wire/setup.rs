@@ -9,14 +9,14 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Longest time until a deposit is final on chain.
-const DEPOSIT_MAX: Duration = Duration::from_secs(60);
-/// Longest lag of the replica, and the pause between two calls.
-const BEHIND: Duration = Duration::from_secs(10);
+/// Longest wait until a deposit is final on chain.
+const FINAL_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for the replica, and the pause between two calls.
+const REPLICA_WAIT_MAX: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Calls of the platform's RPC port.
-pub struct Caller {
+pub struct PlatformClient {
     pub address: SocketAddr,
 }
 
@@ -28,7 +28,7 @@ pub struct Status {
     pub bounds: Value,
 }
 
-impl Caller {
+impl PlatformClient {
     /// One call in JSON; adds the context.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Caller {
         let link = intent.pointer("/intent/qrPayload").cloned();
         let pay = json!({ "qrPayload": link.context("no payment link")? });
         self.call(operator, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
-        self.balance_is(&user, "CFA-RUB", roubles)?;
+        self.wait_for_balance(&user, "CFA-RUB", roubles)?;
         Ok(user)
     }
 
@@ -94,7 +94,7 @@ impl Caller {
             json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "wire",
                     "amount": { "currencyCode": instrument, "amount": amount } }),
         )?;
-        self.balance_is(user, instrument, units)?;
+        self.wait_for_balance(user, instrument, units)?;
         self.call(
             &format!("sandbox.trader.{user}"),
             "dfa.market.v1.MarketService/OpenTradingHold",
@@ -104,7 +104,7 @@ impl Caller {
     }
 
     /// Waits until exactly this amount is available.
-    fn balance_is(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
+    fn wait_for_balance(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
         let balance = json!({ "subaccountId": format!("{user}:{asset}") });
         let since = Instant::now();
         loop {
@@ -118,7 +118,7 @@ impl Caller {
                 return Ok(());
             }
             anyhow::ensure!(
-                since.elapsed() < DEPOSIT_MAX,
+                since.elapsed() < FINAL_WAIT_MAX,
                 "timed out waiting for {amount} {asset}"
             );
             std::thread::sleep(Duration::from_millis(50));
@@ -137,7 +137,8 @@ impl Caller {
             match self.call(&token, method, json!({})) {
                 // Right after the load the replica may lag: the error asks for a retry.
                 Err(error)
-                    if error.to_string().contains("REPLICA_BEHIND") && since.elapsed() < BEHIND =>
+                    if error.to_string().contains("REPLICA_BEHIND")
+                        && since.elapsed() < REPLICA_WAIT_MAX =>
                 {
                     std::thread::sleep(RETRY);
                 }
@@ -209,7 +210,7 @@ impl Caller {
                 return Ok(id);
             }
             anyhow::ensure!(
-                since.elapsed() < DEPOSIT_MAX,
+                since.elapsed() < FINAL_WAIT_MAX,
                 "timed out waiting for the market to open"
             );
             std::thread::sleep(Duration::from_millis(50));

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use events::{BatchResult, Event, Failure, HandlerResult, Later, Log, Poison, Stopped, topics};
+use events::{
+    BatchResult, Event, Failure, HandlerResult, Log, Poison, RetryLater, Stopped, topics,
+};
 use prost::Message;
 use proto::convert;
 use proto::{
@@ -17,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, Refusal};
 use crate::model::{Operation, TradeLeg};
-use crate::service::{Asked, Service};
+use crate::service::{RequestMeta, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
 /// Trades per batch.
@@ -33,8 +35,8 @@ const GROUPS: [(&str, &str); 4] = [
 
 /// Reports blocked event consumers in the health of cfa.
 pub async fn show_events(log: Arc<dyn Log>, health: rpc::Health, shutdown: CancellationToken) {
-    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
-    events::report_health(log, &GROUPS.map(|(group, _)| group), tell, shutdown).await;
+    let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &GROUPS.map(|(group, _)| group), set_health, shutdown).await;
 }
 
 /// Spawns the consumers.
@@ -71,8 +73,8 @@ fn decode<M: Message + Default>(event: &Event) -> Result<M, Poison> {
         .map_err(|error| Poison(format!("{}: {error}", event.type_name)))
 }
 
-fn asked(event: &Event, key: &str) -> Asked {
-    Asked {
+fn request_meta(event: &Event, key: &str) -> RequestMeta {
+    RequestMeta {
         idempotency_key: key.to_owned(),
         correlation_id: event.correlation_id.clone(),
         actor: event.source.clone(),
@@ -84,7 +86,7 @@ fn asked(event: &Event, key: &str) -> Asked {
 fn failed(error: Error) -> Failure {
     match error {
         Error::Refused(refusal) => Poison(refusal.to_string()).into(),
-        error if error.is_transient() => Later(error.to_string()).into(),
+        error if error.is_transient() => RetryLater(error.to_string()).into(),
         error => error.into(),
     }
 }
@@ -156,10 +158,10 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
     let amount_minor = convert::money_minor(message.amount.as_ref())
         .map_err(|error| Poison(format!("amount {error}")))?;
     let amount = types::Decimal::from_minor(amount_minor, 2);
-    let asked = asked(event, &message.payment_id);
+    let meta = request_meta(event, &message.payment_id);
     match service
         .issue_rub(
-            &asked,
+            &meta,
             &message.user_id,
             amount,
             &message.payment_id,
@@ -225,9 +227,9 @@ async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> Batch
 /// Builds the operation of a trade.
 async fn operation_of(service: &Service, event: &Event) -> Result<Operation, Failure> {
     let leg = leg(event)?;
-    let asked = asked(event, &leg.trade_id);
+    let meta = request_meta(event, &leg.trade_id);
     service
-        .operation_of_trade(&asked, &leg)
+        .operation_of_trade(&meta, &leg)
         .await
         .map_err(failed)
 }

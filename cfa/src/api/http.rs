@@ -98,7 +98,7 @@ async fn instrument(
 ) -> Result<Json, HttpError> {
     let instrument = api
         .service
-        .known_instrument(&instrument_id)
+        .require_instrument(&instrument_id)
         .await
         .map_err(to_status)?;
     Ok(resource(

@@ -22,7 +22,7 @@ use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, InstrumentType, RedemptionReason};
 use crate::repo::OperationFilter;
 use crate::service::{
-    Asked, IssueInvestment, NewRedemption, NewTransfer, OperationResult, Service,
+    IssueInvestment, NewRedemption, NewTransfer, OperationResult, RequestMeta, Service,
 };
 use convert::to_status;
 
@@ -56,9 +56,9 @@ pub fn service(service: Arc<Service>, health: rpc::Health) -> rpc::Service {
 fn write_context(
     caller: &rpc::Caller,
     context: Option<proto::common::v1::RequestContext>,
-) -> Result<Asked, Status> {
+) -> Result<RequestMeta, Status> {
     let context = rpc::context::write(context)?;
-    Ok(Asked {
+    Ok(RequestMeta {
         idempotency_key: context.idempotency_key,
         correlation_id: context.correlation_id,
         actor: caller.subject.clone(),
@@ -206,7 +206,7 @@ impl Api {
     ) -> Result<pb::ListHoldersResponse, Status> {
         let instrument = self
             .service
-            .known_instrument(&request.instrument_id)
+            .require_instrument(&request.instrument_id)
             .await
             .map_err(to_status)?;
         caller.require_user(&instrument.issuer_id)?;
@@ -255,7 +255,7 @@ impl Api {
     ) -> Result<pb::IssueRedemption, Status> {
         let instrument = self
             .service
-            .known_instrument(&redemption.instrument_id)
+            .require_instrument(&redemption.instrument_id)
             .await
             .map_err(to_status)?;
         Ok(convert::redemption(redemption, instrument.decimals))
@@ -269,7 +269,7 @@ impl Api {
     ) -> Result<(), Status> {
         let instrument = self
             .service
-            .known_instrument(instrument_id)
+            .require_instrument(instrument_id)
             .await
             .map_err(to_status)?;
         caller.require_user(&instrument.issuer_id)
@@ -303,10 +303,10 @@ impl CfaRegistryService for Api {
         request: Request<pb::GetInstrumentRequest>,
     ) -> Answer<pb::GetInstrumentResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let instrument = self
             .service
-            .known_instrument(&message.instrument_id)
+            .require_instrument(&message.instrument_id)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::GetInstrumentResponse {
@@ -319,7 +319,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::ListInstrumentsRequest>,
     ) -> Answer<pb::ListInstrumentsResponse> {
         let mut message = request.into_inner();
-        rpc::context::read(message.context.take());
+        rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.instruments(message).await?))
     }
 
@@ -486,7 +486,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::GetRedemptionResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let found = if message.redemption_id.is_empty() {
             self.service
                 .repo
@@ -576,7 +576,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::GetTradeBatchRequest>,
     ) -> Answer<pb::GetTradeBatchResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let wait = Duration::from_millis(u64::from(message.wait_ms.min(BATCH_WAIT_MS_MAX)));
         let batch = self
             .service
@@ -594,7 +594,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::ListHoldersResponse> {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
-        rpc::context::read(message.context.take());
+        rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.holders(&caller, message).await?))
     }
 
@@ -603,7 +603,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::ReplayChainTransfersRequest>,
     ) -> Answer<pb::ReplayChainTransfersResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let replayed = self
             .service
             .replay_transfers(message.from_block)
@@ -619,7 +619,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::CheckIntegrityRequest>,
     ) -> Answer<pb::CheckIntegrityResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let algorithm = convert::hash_algorithm(message.algorithm).map_err(to_status)?;
         let integrity = self
             .service
@@ -637,7 +637,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::GetSupplyRequest>,
     ) -> Answer<pb::GetSupplyResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let instrument_id = if message.instrument_id.is_empty() {
             CFA_RUB.to_owned()
         } else {
@@ -661,7 +661,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::GetOperationResponse> {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         Ok(Response::new(pb::GetOperationResponse {
             operation: Some(self.operation(&caller, &message.operation_id).await?),
         }))
@@ -673,7 +673,7 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::ListOperationsResponse> {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
-        rpc::context::read(message.context.take());
+        rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.operations(&caller, message).await?))
     }
 
@@ -716,7 +716,7 @@ impl CfaRegistryService for Api {
         request: Request<pb::ListSuspendedDepositsRequest>,
     ) -> Answer<pb::ListSuspendedDepositsResponse> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let page = page::parse(
             message.pagination,
             page::filter_hash(&[&message.include_resolved.to_string()]),

@@ -10,7 +10,7 @@ use types::OperationType;
 use super::{Repo, code, damaged, decimal, optional_u64};
 use crate::error::Error;
 use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
-use crate::saga::{Chain, Facts, Payout};
+use crate::saga::{Chain, Payout, SagaProgress};
 
 /// Result of an insert.
 #[derive(Debug)]
@@ -362,13 +362,13 @@ impl Repo {
         values.push_bind(operation.block_number.map(|number| number as i64));
         values.push_bind(i64::from(operation.attempts));
         values.push_bind(&operation.correlation_id);
-        values.push_bind(operation.facts.gated);
-        values.push_bind(operation.facts.chain.code());
-        values.push_bind(operation.facts.payout.code());
-        values.push_bind(operation.facts.settled);
-        values.push_bind(operation.facts.minted_back);
-        values.push_bind(operation.facts.undone);
-        values.push_bind(operation.facts.blocked);
+        values.push_bind(operation.progress.gated);
+        values.push_bind(operation.progress.chain.code());
+        values.push_bind(operation.progress.payout.code());
+        values.push_bind(operation.progress.settled);
+        values.push_bind(operation.progress.minted_back);
+        values.push_bind(operation.progress.undone);
+        values.push_bind(operation.progress.blocked);
         values.push_unseparated(")");
         query.build().execute(&mut **tx).await?;
         Ok(Inserted::Done)
@@ -381,7 +381,7 @@ impl Repo {
         operation: &Operation,
     ) -> Result<(), Error> {
         operation.assert_whole();
-        let facts = &operation.facts;
+        let progress = &operation.progress;
         let done = sqlx::query(
             "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, \
                 tx_hash = $5, rejection = $6, rejection_message = $7,
@@ -406,13 +406,13 @@ impl Repo {
         .bind(operation.updated_at_us)
         .bind(operation.block_number.map(|number| number as i64))
         .bind(i64::from(operation.attempts))
-        .bind(facts.gated)
-        .bind(facts.chain.code())
-        .bind(facts.payout.code())
-        .bind(facts.settled)
-        .bind(facts.minted_back)
-        .bind(facts.undone)
-        .bind(facts.blocked)
+        .bind(progress.gated)
+        .bind(progress.chain.code())
+        .bind(progress.payout.code())
+        .bind(progress.settled)
+        .bind(progress.minted_back)
+        .bind(progress.undone)
+        .bind(progress.blocked)
         .execute(&mut **tx)
         .await?;
         assert_eq!(
@@ -586,7 +586,7 @@ fn decode(row: &SqliteRow) -> Result<Operation, Error> {
         block_number: optional_u64(row, "block_number")?,
         attempts: row.try_get::<i64, _>("attempts")? as u32,
         correlation_id: row.try_get("correlation_id")?,
-        facts: Facts {
+        progress: SagaProgress {
             gated: row.try_get("fact_gated")?,
             chain: Chain::from_code(row.try_get("fact_chain")?)
                 .ok_or_else(|| damaged("fact_chain"))?,

@@ -1,8 +1,8 @@
 //! Executes the steps of an operation until it waits for an event or ends.
 //!
-//! One worker at a time per operation. A step is executed first and its fact stored after. A crash
-//! between the two repeats the step, which is safe: calls to ledger and payments have keys derived
-//! from the operation, chain submissions have its id.
+//! One worker at a time per operation. A step is executed first and its progress stored after. A
+//! crash between the two repeats the step, which is safe: calls to ledger and payments have keys
+//! derived from the operation, chain submissions have its id.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Service {
     /// Executes steps until none is possible and returns the operation. An error leaves it
     /// unchanged for the next sweep.
     pub async fn drive(&self, operation_id: &str) -> Result<Operation, Error> {
-        let _turn = self.turns.lock(operation_id).await;
+        let _lock = self.object_locks.lock(operation_id).await;
         let operation = self
             .repo
             .operation(operation_id)
@@ -48,7 +48,7 @@ impl Service {
             let step = saga::next(
                 operation.flow,
                 operation.trade_id.is_empty(),
-                &operation.facts,
+                &operation.progress,
             );
             match step {
                 Step::Wait => break,
@@ -62,7 +62,7 @@ impl Service {
                     let payments = &self.peers.payments;
                     let cancelled = payments.cancel_payout(&context, payout_id, "BURN_REVERTED");
                     cancelled.await?;
-                    operation.facts.payout = Payout::Cancelled;
+                    operation.progress.payout = Payout::Cancelled;
                     self.save(&mut operation).await?;
                 }
                 Step::Settle => self.settle_gate(&mut operation).await?,
@@ -75,12 +75,12 @@ impl Service {
     }
 
     /// Like `drive`, but leaves a failed step to the sweep and returns the operation as stored.
-    pub(super) async fn drive_or_leave(&self, operation: Operation) -> Result<Operation, Error> {
+    pub(super) async fn drive_best_effort(&self, operation: Operation) -> Result<Operation, Error> {
         match self.drive(&operation.operation_id).await {
             Ok(operation) => Ok(operation),
             // trading money is not available yet and nothing was done: the caller retries
             Err(error @ Error::Unavailable(MARKET)) => {
-                let _turn = self.turns.lock(&operation.operation_id).await;
+                let _lock = self.object_locks.lock(&operation.operation_id).await;
                 if self.take_back(&operation).await? {
                     return Err(error);
                 }
@@ -116,7 +116,7 @@ impl Service {
             held
         } else {
             let posted = self.ledger_operation(operation).await?;
-            let instrument = self.known_instrument(&operation.instrument_id).await?;
+            let instrument = self.require_instrument(&operation.instrument_id).await?;
             let scales = [(instrument.instrument_id, instrument.decimals)];
             self.peers
                 .post(&operation.correlation_id, &[posted], &scales)
@@ -136,7 +136,7 @@ impl Service {
                 });
             }
         }
-        operation.facts.gated = true;
+        operation.progress.gated = true;
         operation.set_status(Status::Processing, self.now_us());
         self.repo.save_operation(operation).await
     }
@@ -159,7 +159,7 @@ impl Service {
 
     /// The ledger postings that mirror the chain action (T18).
     async fn ledger_operation(&self, operation: &Operation) -> Result<LedgerOperation, Error> {
-        let instrument = self.known_instrument(&operation.instrument_id).await?;
+        let instrument = self.require_instrument(&operation.instrument_id).await?;
         let amount = peers::units(&instrument, operation.units_minor)?;
         let units = |debit: String, credit: String, unsettled| Posting {
             debit,
@@ -341,7 +341,7 @@ impl Service {
     }
 
     async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
-        let instrument = self.known_instrument(&operation.instrument_id).await?;
+        let instrument = self.require_instrument(&operation.instrument_id).await?;
         let (action, users) = self.action(operation, &instrument)?;
         let submitted = async {
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
@@ -359,7 +359,7 @@ impl Service {
                     failpoint::reach(failpoint::BURN_SUBMITTED);
                 }
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
-                operation.facts.chain = Chain::Sent;
+                operation.progress.chain = Chain::Sent;
                 operation.set_status(Status::OnchainSubmitted, self.now_us());
                 let mut tx = self.repo.begin().await?;
                 self.repo.save_operation_in_tx(&mut tx, operation).await?;
@@ -381,7 +381,7 @@ impl Service {
                     "blockchain refused a transaction, retrying up to cfa.submit_attempts_max"
                 );
                 if operation.attempts >= self.config.submit_attempts_max {
-                    operation.facts.chain = Chain::Refused;
+                    operation.progress.chain = Chain::Refused;
                     return self.save(operation).await;
                 }
                 // Keeps `updated_at`: the sweep pages by it and would read the operation again.
@@ -408,7 +408,7 @@ impl Service {
                 &profile.bank_account,
             )
             .await;
-        operation.facts.payout = match started {
+        operation.progress.payout = match started {
             Ok(()) => {
                 failpoint::reach(failpoint::PAYOUT_STARTED);
                 Payout::Started
@@ -438,7 +438,7 @@ impl Service {
         }
         released?;
         failpoint::reach(failpoint::PAYOUT_RELEASED);
-        operation.facts.payout = Payout::Released;
+        operation.progress.payout = Payout::Released;
         self.save(operation).await
     }
 
@@ -473,7 +473,7 @@ impl Service {
                 )
                 .await?;
         }
-        operation.facts.settled = true;
+        operation.progress.settled = true;
         self.save(operation).await
     }
 
@@ -481,7 +481,7 @@ impl Service {
     /// after a final burn (T07).
     async fn mint_back(&self, operation: &mut Operation) -> Result<(), Error> {
         assert_eq!(
-            operation.facts.chain,
+            operation.progress.chain,
             Chain::Succeeded,
             "a mint-back needs a final burn of its operation"
         );
@@ -503,7 +503,7 @@ impl Service {
         match receipt.status {
             ReceiptStatus::Success => {
                 failpoint::reach(failpoint::MINTED_BACK);
-                operation.facts.minted_back = true;
+                operation.progress.minted_back = true;
             }
             ReceiptStatus::Reverted => {
                 operation.attempts += 1;
@@ -519,7 +519,7 @@ impl Service {
 
     async fn undo(&self, operation: &mut Operation) -> Result<(), Error> {
         if operation.flow == Flow::RedeemRub {
-            let reason = match operation.facts.chain {
+            let reason = match operation.progress.chain {
                 Chain::Succeeded => "Payout failed",
                 _ => "Burn reverted",
             };
@@ -537,14 +537,14 @@ impl Service {
                 )
                 .await?;
         }
-        operation.facts.undone = true;
+        operation.progress.undone = true;
         self.save(operation).await
     }
 
     async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
         let before = operation.status.as_str();
         let now_us = self.now_us();
-        assert!(!operation.facts.blocked, "a blocked operation waits");
+        assert!(!operation.progress.blocked, "a blocked operation waits");
         let (status, message) = match end {
             End::Finalized => (Status::Finalized, None),
             End::Reverted => (Status::Rejected, Some(REVERTED_MESSAGE)),
@@ -633,14 +633,14 @@ impl Service {
             if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
                 continue;
             }
-            let _turn = self.turns.lock(&operation.operation_id).await;
+            let _lock = self.object_locks.lock(&operation.operation_id).await;
             let Some(mut operation) = self.repo.operation(&operation.operation_id).await? else {
                 continue;
             };
-            if operation.facts.chain == Chain::Sent {
+            if operation.progress.chain == Chain::Sent {
                 let moved =
                     receipt.status == ReceiptStatus::Success && receipt.failed_trades.is_empty();
-                operation.facts.chain = if moved {
+                operation.progress.chain = if moved {
                     Chain::Succeeded
                 } else {
                     Chain::Reverted

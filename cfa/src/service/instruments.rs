@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use types::Decimal;
 
-use super::{Asked, Service, units};
+use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
@@ -56,13 +56,13 @@ impl Service {
     /// ACTIVE as soon as the contract is deployed.
     pub async fn register_instrument(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         request: NewInstrument,
     ) -> Result<Instrument, Error> {
         let instrument_id = request.symbol.to_uppercase();
         if let Some(known) = self
             .repo
-            .instrument_by_key(&request.issuer_id, &asked.idempotency_key)
+            .instrument_by_key(&request.issuer_id, &meta.idempotency_key)
             .await?
         {
             return self.complete_instrument(known).await;
@@ -70,11 +70,11 @@ impl Service {
         let instrument = check(
             &request,
             instrument_id,
-            &asked.idempotency_key,
+            &meta.idempotency_key,
             self.now_us(),
         )?;
         self.peers
-            .profile(&asked.correlation_id, &request.issuer_id)
+            .profile(&meta.correlation_id, &request.issuer_id)
             .await?;
         if self
             .repo
@@ -112,8 +112,8 @@ impl Service {
         &self,
         instrument: Instrument,
     ) -> Result<Instrument, Error> {
-        let _turn = self.turns.lock(&instrument.instrument_id).await;
-        let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
+        let _lock = self.object_locks.lock(&instrument.instrument_id).await;
+        let mut instrument = self.require_instrument(&instrument.instrument_id).await?;
         if instrument.status != InstrumentStatus::Draft {
             return Ok(instrument);
         }
@@ -243,12 +243,12 @@ impl Service {
 
     pub async fn update_instrument(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         instrument_id: &str,
         change: InstrumentChange,
     ) -> Result<Instrument, Error> {
-        let _turn = self.turns.lock(instrument_id).await;
-        let mut instrument = self.known_instrument(instrument_id).await?;
+        let _lock = self.object_locks.lock(instrument_id).await;
+        let mut instrument = self.require_instrument(instrument_id).await?;
         let before = instrument.clone();
         if let Some(status) = change.status
             && status != instrument.status
@@ -287,15 +287,15 @@ impl Service {
             .save_instrument_in_tx(&mut tx, &instrument)
             .await?;
         let events = [
-            publish::instrument_updated(&instrument, &asked.correlation_id),
+            publish::instrument_updated(&instrument, &meta.correlation_id),
             publish::audit(
                 "instrument.updated",
                 instrument_id,
-                &asked.actor,
+                &meta.actor,
                 before.status.as_str(),
                 instrument.status.as_str(),
                 "",
-                &asked.correlation_id,
+                &meta.correlation_id,
                 instrument.updated_at_us,
             ),
         ];

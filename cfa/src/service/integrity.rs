@@ -67,7 +67,7 @@ impl Service {
 
     /// Total supply, and a block at or after which it was read.
     pub async fn supply(&self, instrument_id: &str) -> Result<(Decimal, u64), Error> {
-        let instrument = self.known_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(instrument_id).await?;
         if instrument.contract_address.is_empty() {
             return Ok((Decimal::ZERO, self.chain.block_number().await?));
         }

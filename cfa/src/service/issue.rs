@@ -6,7 +6,7 @@ use types::{Decimal, Minor};
 use uuid::Uuid;
 
 use super::drive::{count, suspended};
-use super::{Asked, OperationResult, Service, units};
+use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -35,7 +35,7 @@ impl Service {
     /// written with the operation.
     pub async fn issue_rub(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         user_id: &str,
         amount: Decimal,
         payment_id: &str,
@@ -44,7 +44,7 @@ impl Service {
         let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
         if let Some(operation) = self
             .repo
-            .operation_by_key(Flow::IssueRub, user_id, &asked.idempotency_key)
+            .operation_by_key(Flow::IssueRub, user_id, &meta.idempotency_key)
             .await?
         {
             return Ok(replayed(operation, units_minor));
@@ -52,8 +52,8 @@ impl Service {
         let mut operation = Operation::new(
             Flow::IssueRub,
             user_id,
-            &asked.idempotency_key,
-            &asked.correlation_id,
+            &meta.idempotency_key,
+            &meta.correlation_id,
             self.now_us(),
         );
         operation.amount = amount;
@@ -63,8 +63,8 @@ impl Service {
         operation.external_ref = payment_id.to_owned();
         operation.to_user_id = user_id.to_owned();
 
-        let context = caused_by(&asked.correlation_id);
-        let profile = self.peers.profile(&asked.correlation_id, user_id).await;
+        let context = caused_by(&meta.correlation_id);
+        let profile = self.peers.profile(&meta.correlation_id, user_id).await;
         let refusal = match profile {
             // The money has arrived: it must not be lost in an error.
             Err(Error::Refused(Refusal::UserNotFound)) if delivered.is_some() => {
@@ -108,7 +108,7 @@ impl Service {
                 Status::Created.as_str(),
             ));
         }
-        let turn = self.deposits.lock(payment_id).await;
+        let lock = self.deposits.lock(payment_id).await;
         self.check_undecided(&operation).await?;
         let mut tx = self.repo.begin().await?;
         if let Some((consumer, event_id)) = delivered {
@@ -140,7 +140,7 @@ impl Service {
         }
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
-        drop(turn);
+        drop(lock);
         if operation.status == Status::Rejected {
             count(&operation);
             return Ok(OperationResult {
@@ -149,7 +149,7 @@ impl Service {
             });
         }
         Ok(OperationResult {
-            operation: self.drive_or_leave(operation).await?,
+            operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
     }
@@ -192,10 +192,10 @@ impl Service {
     /// exchanged in one chain transaction.
     pub async fn issue_investment(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         request: IssueInvestment,
     ) -> Result<OperationResult, Error> {
-        let instrument = self.known_instrument(&request.instrument_id).await?;
+        let instrument = self.require_instrument(&request.instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
             return Err(
                 Refusal::field("instrument_id", "CFA-RUB is issued against deposits only").into(),
@@ -207,7 +207,7 @@ impl Service {
             .operation_by_key(
                 Flow::IssueInvestment,
                 &request.investor_id,
-                &asked.idempotency_key,
+                &meta.idempotency_key,
             )
             .await?
         {
@@ -217,8 +217,8 @@ impl Service {
         let mut operation = Operation::new(
             Flow::IssueInvestment,
             &request.investor_id,
-            &asked.idempotency_key,
-            &asked.correlation_id,
+            &meta.idempotency_key,
+            &meta.correlation_id,
             self.now_us(),
         );
         operation.amount = request.amount;
@@ -230,14 +230,14 @@ impl Service {
         operation.to_user_id = request.investor_id.clone();
 
         self.peers
-            .profile(&asked.correlation_id, &request.investor_id)
+            .profile(&meta.correlation_id, &request.investor_id)
             .await?;
         let checked_amount = if request.payment_minor > 0 {
             Decimal::from_minor(request.payment_minor, CFA_RUB_DECIMALS)
         } else {
             request.amount
         };
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let (identity, investor) = (&self.peers.identity, &request.investor_id);
         let (limit, issue) = (LimitType::Trading, OperationType::Issuance);
         let limits = identity.check_limits(&context, investor, limit, issue, checked_amount, None);
@@ -294,7 +294,7 @@ impl Service {
         }
         tx.commit().await?;
         Ok(OperationResult {
-            operation: self.drive_or_leave(operation).await?,
+            operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
     }
@@ -324,7 +324,7 @@ impl Service {
     /// amount.
     pub async fn resolve_deposit(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         payment_id: &str,
         refund: bool,
     ) -> Result<Operation, Error> {
@@ -337,11 +337,10 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
-            self.require(PaymentStatus::Success, asked, &deposit)
-                .await?;
-            let retry = Asked {
-                idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
-                ..asked.clone()
+            self.require(PaymentStatus::Success, meta, &deposit).await?;
+            let retry = RequestMeta {
+                idempotency_key: format!("retry:{payment_id}:{}", meta.idempotency_key),
+                ..meta.clone()
             };
             let amount = Decimal::from_minor(deposit.amount_minor, CFA_RUB_DECIMALS);
             return Ok(self
@@ -351,7 +350,7 @@ impl Service {
         }
         // Excludes another operator, an issue of the same money, and the event that this refund
         // failed.
-        let _turn = self.deposits.lock(payment_id).await;
+        let _lock = self.deposits.lock(payment_id).await;
         let undecided = self.repo.suspended_deposit(payment_id).await?;
         let deposit = undecided
             .filter(|deposit| !deposit.resolved)
@@ -361,31 +360,28 @@ impl Service {
             .operation(&deposit.operation_id)
             .await?
             .ok_or(Refusal::OperationNotFound)?;
-        let (payout_id, state) = self
-            .latest_refund(&asked.correlation_id, payment_id)
-            .await?;
+        let (payout_id, state) = self.latest_refund(&meta.correlation_id, payment_id).await?;
         // A refund already paid by the bank, with its response lost, is only recorded: the payment
         // is REFUNDED.
         if state == Some(PaymentStatus::Success) {
-            self.require(PaymentStatus::Refunded, asked, &deposit)
+            self.require(PaymentStatus::Refunded, meta, &deposit)
                 .await?;
         } else {
-            self.require(PaymentStatus::Success, asked, &deposit)
-                .await?;
+            self.require(PaymentStatus::Success, meta, &deposit).await?;
             let profile = self
                 .peers
-                .profile(&asked.correlation_id, &deposit.user_id)
+                .profile(&meta.correlation_id, &deposit.user_id)
                 .await?;
             self.peers
                 .initiate_payout(
-                    &asked.correlation_id,
+                    &meta.correlation_id,
                     &payout_id,
                     &deposit.user_id,
                     Minor(deposit.amount_minor),
                     &profile.bank_account,
                 )
                 .await?;
-            let context = caused_by(&asked.correlation_id);
+            let context = caused_by(&meta.correlation_id);
             let released = self.peers.payments.release_payout(&context, &payout_id);
             released.await?;
         }
@@ -400,11 +396,11 @@ impl Service {
         let record = publish::audit(
             "deposit.refunded",
             &operation.operation_id,
-            &asked.actor,
+            &meta.actor,
             before,
             operation.status.as_str(),
             &deposit.reason,
-            &asked.correlation_id,
+            &meta.correlation_id,
             now_us,
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
@@ -415,10 +411,10 @@ impl Service {
     async fn require(
         &self,
         status: PaymentStatus,
-        asked: &Asked,
+        meta: &RequestMeta,
         deposit: &SuspendedDeposit,
     ) -> Result<(), Error> {
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let (user_id, amount) = (&deposit.user_id, Minor(deposit.amount_minor));
         let is_so =
             self.peers
@@ -461,7 +457,7 @@ impl Service {
         let payment_id = rest
             .split_once(':')
             .map_or(rest, |(payment_id, _)| payment_id);
-        let _turn = self.deposits.lock(payment_id).await;
+        let _lock = self.deposits.lock(payment_id).await;
         let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
             return Ok(());
         };

@@ -29,7 +29,7 @@ use types::{Amount, Decimal, Minor, derived, subaccount};
 
 use super::drive::count;
 use super::workers::leave;
-use super::{Asked, Service, unsigned};
+use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -71,24 +71,24 @@ impl Service {
     /// `OperationsOpen`, and `NothingToPay` for units that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         request: NewRedemption,
     ) -> Result<IssueRedemption, Error> {
         let instrument_id = request.instrument_id.as_str();
         if let Some(known) = self.repo.redemption_of_instrument(instrument_id).await? {
-            if known.idempotency_key == asked.idempotency_key {
+            if known.idempotency_key == meta.idempotency_key {
                 return Ok(known);
             }
             if known.status != RedemptionStatus::Failed {
                 return Err(Refusal::RedemptionExists.into());
             }
             if known.tx_hash.is_none() {
-                let instrument = self.known_instrument(instrument_id).await?;
+                let instrument = self.require_instrument(instrument_id).await?;
                 record_date(&instrument, &request, self.clock.now_us())?;
             }
-            return self.restart_redemption(asked, known).await;
+            return self.restart_redemption(meta, known).await;
         }
-        let instrument = self.known_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(instrument_id).await?;
         if instrument.instrument_id == CFA_RUB
             || matches!(
                 instrument.status,
@@ -101,9 +101,9 @@ impl Service {
         // The snapshot is at the end of the record day (R099).
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.owed(&instrument, cut_off_us).await?;
-        self.stop_trading(asked, instrument).await?;
+        self.stop_trading(meta, instrument).await?;
         self.wait_for_moving(instrument_id, request.wait).await?;
-        let instrument = self.known_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(instrument_id).await?;
         let (lines, total_minor) = self.owed(&instrument, cut_off_us).await?;
         if let Some(stranger) = lines.iter().find(|line| line.user_id.is_empty()) {
             tracing::warn!(
@@ -123,7 +123,7 @@ impl Service {
             parts_done: 0,
             attempt: 0,
             tx_hash: None,
-            idempotency_key: asked.idempotency_key.clone(),
+            idempotency_key: meta.idempotency_key.clone(),
             created_at_us: self.now_us(),
             finalized_at_us: None,
         };
@@ -138,11 +138,11 @@ impl Service {
         let record = publish::audit(
             "redemption.started",
             instrument_id,
-            &asked.actor,
+            &meta.actor,
             "",
             redemption.status.as_str(),
             redemption.reason.as_str(),
-            &asked.correlation_id,
+            &meta.correlation_id,
             redemption.created_at_us,
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
@@ -183,7 +183,7 @@ impl Service {
 
     async fn restart_redemption(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         mut redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
         let before = redemption.status.as_str();
@@ -194,7 +194,7 @@ impl Service {
             RedemptionStatus::Snapshot
         };
         redemption.attempt += 1;
-        redemption.idempotency_key = asked.idempotency_key.clone();
+        redemption.idempotency_key = meta.idempotency_key.clone();
         let mut tx = self.repo.begin().await?;
         if !self
             .repo
@@ -206,11 +206,11 @@ impl Service {
         let record = publish::audit(
             "redemption.restarted",
             &redemption.instrument_id,
-            &asked.actor,
+            &meta.actor,
             before,
             redemption.status.as_str(),
             redemption.reason.as_str(),
-            &asked.correlation_id,
+            &meta.correlation_id,
             self.now_us(),
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
@@ -235,9 +235,9 @@ impl Service {
         }
     }
 
-    async fn stop_trading(&self, asked: &Asked, instrument: Instrument) -> Result<(), Error> {
-        let _turn = self.turns.lock(&instrument.instrument_id).await;
-        let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
+    async fn stop_trading(&self, meta: &RequestMeta, instrument: Instrument) -> Result<(), Error> {
+        let _lock = self.object_locks.lock(&instrument.instrument_id).await;
+        let mut instrument = self.require_instrument(&instrument.instrument_id).await?;
         if instrument.status == InstrumentStatus::Matured {
             return Ok(());
         }
@@ -256,7 +256,7 @@ impl Service {
                 &mut tx,
                 &[publish::instrument_updated(
                     &instrument,
-                    &asked.correlation_id,
+                    &meta.correlation_id,
                 )],
             )
             .await?;
@@ -285,13 +285,13 @@ impl Service {
 
     /// Drives a redemption until it waits or ends.
     pub async fn drive_redemption(&self, redemption_id: &str) -> Result<IssueRedemption, Error> {
-        let _turn = self.turns.lock(redemption_id).await;
+        let _lock = self.object_locks.lock(redemption_id).await;
         let mut redemption = self
             .repo
             .redemption(redemption_id)
             .await?
             .ok_or(Refusal::RedemptionNotFound)?;
-        let instrument = self.known_instrument(&redemption.instrument_id).await?;
+        let instrument = self.require_instrument(&redemption.instrument_id).await?;
         let is_open = !matches!(
             redemption.status,
             RedemptionStatus::Finalized | RedemptionStatus::Failed
@@ -620,7 +620,7 @@ impl Service {
         let mut tx = self.repo.begin().await?;
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         for row in &mut rows {
-            row.facts.gated = true;
+            row.progress.gated = true;
             if row.status == Status::Created {
                 row.set_status(Status::Processing, now_us);
             }
@@ -731,15 +731,15 @@ impl Service {
             operation.set_status(Status::OnchainSubmitted, now_us);
             match receipt.status {
                 ReceiptStatus::Reverted => {
-                    operation.facts.chain = Chain::Reverted;
-                    operation.facts.undone = true;
+                    operation.progress.chain = Chain::Reverted;
+                    operation.progress.undone = true;
                     operation.rejection =
                         Some((Rejection::IntegrationError, REVERTED_MESSAGE.to_owned()));
                     operation.set_status(Status::Rejected, now_us);
                 }
                 ReceiptStatus::Success => {
-                    operation.facts.chain = Chain::Succeeded;
-                    operation.facts.settled = true;
+                    operation.progress.chain = Chain::Succeeded;
+                    operation.progress.settled = true;
                     operation.set_status(Status::Finalized, now_us);
                     events.push(publish::redeemed(operation));
                     if operation.payment_minor > 0 {
@@ -796,7 +796,7 @@ impl Service {
     /// Starts the redemptions of issues that have matured (R097).
     pub(super) async fn start_due_redemptions(&self) -> Result<(), Error> {
         for instrument in self.repo.due_instruments(self.clock.now_us()).await? {
-            let asked = Asked {
+            let meta = RequestMeta {
                 idempotency_key: format!("maturity:{}", instrument.instrument_id),
                 correlation_id: format!("maturity:{}", instrument.instrument_id),
                 actor: "cfa".into(),
@@ -809,7 +809,7 @@ impl Service {
                 // The next sweep retries.
                 wait: Duration::ZERO,
             };
-            let started = self.start_redemption(&asked, request).await;
+            let started = self.start_redemption(&meta, request).await;
             leave("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())

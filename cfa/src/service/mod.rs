@@ -53,7 +53,7 @@ const PEER_CALLS: usize = 8;
 
 /// The caller and the idempotency key.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct RequestMeta {
     pub idempotency_key: String,
     pub correlation_id: String,
     /// Subject of the credential, for the audit.
@@ -77,10 +77,10 @@ pub struct Service {
     pub config: CfaConfig,
     pub health: rpc::Health,
     /// One worker at a time per operation, batch, instrument or redemption.
-    turns: KeyedMutex<String>,
-    /// One decision at a time per deposit. Lock order: before `turns`.
+    object_locks: KeyedMutex<String>,
+    /// One decision at a time per deposit. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
-    registry_turn: tokio::sync::Mutex<()>,
+    registry_lock: tokio::sync::Mutex<()>,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
     /// Number of finished batches; wakes waiters when it changes.
@@ -105,9 +105,9 @@ impl Service {
             clock,
             config,
             health,
-            turns: KeyedMutex::default(),
+            object_locks: KeyedMutex::default(),
             deposits: KeyedMutex::default(),
-            registry_turn: tokio::sync::Mutex::new(()),
+            registry_lock: tokio::sync::Mutex::new(()),
             registered: Mutex::new(HashSet::new()),
             batches_done: watch::Sender::new(0),
         }
@@ -118,7 +118,7 @@ impl Service {
         clock::now_us()
     }
 
-    pub async fn known_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {
+    pub async fn require_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {
         Ok(self
             .repo
             .instrument(instrument_id)
@@ -127,7 +127,7 @@ impl Service {
     }
 
     async fn active_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {
-        let instrument = self.known_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(instrument_id).await?;
         if instrument.status != InstrumentStatus::Active {
             return Err(Refusal::InstrumentNotActive.into());
         }

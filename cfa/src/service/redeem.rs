@@ -6,7 +6,7 @@ use types::Decimal;
 
 use super::drive::count;
 use super::issue::{replayed, taken};
-use super::{Asked, OperationResult, Service, units};
+use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -22,7 +22,7 @@ impl Service {
     /// is a REJECTED operation.
     pub async fn redeem_rub(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         user_id: &str,
         amount: Decimal,
         payout_id: &str,
@@ -30,20 +30,20 @@ impl Service {
         let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
         if let Some(operation) = self
             .repo
-            .operation_by_key(Flow::RedeemRub, user_id, &asked.idempotency_key)
+            .operation_by_key(Flow::RedeemRub, user_id, &meta.idempotency_key)
             .await?
         {
             return Ok(replayed(operation, units_minor));
         }
-        let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
+        let profile = self.peers.profile(&meta.correlation_id, user_id).await?;
         if !profile.is_standard {
             return Err(Refusal::KycTooLowForWithdrawal.into());
         }
         let mut operation = Operation::new(
             Flow::RedeemRub,
             user_id,
-            &asked.idempotency_key,
-            &asked.correlation_id,
+            &meta.idempotency_key,
+            &meta.correlation_id,
             self.now_us(),
         );
         operation.amount = amount;
@@ -52,7 +52,7 @@ impl Service {
         operation.instrument_id = CFA_RUB.into();
         operation.external_ref = payout_id.to_owned();
         operation.from_user_id = user_id.to_owned();
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let identity = &self.peers.identity;
         let (limit, kind) = (LimitType::Withdrawal, OperationType::Withdrawal);
         let limits = identity.check_limits(&context, user_id, limit, kind, amount, None);
@@ -95,7 +95,7 @@ impl Service {
             });
         }
         tx.commit().await?;
-        let operation = self.drive_or_leave(operation).await?;
+        let operation = self.drive_best_effort(operation).await?;
         requested(&operation);
         Ok(OperationResult {
             operation,
@@ -120,7 +120,7 @@ impl Service {
         if !found.status.is_terminal() {
             let context = caused_by(&found.correlation_id);
             let state = self.peers.payments.payout(&context, payout_id).await?;
-            let _turn = self.turns.lock(&found.operation_id).await;
+            let _lock = self.object_locks.lock(&found.operation_id).await;
             let mut operation = self
                 .repo
                 .operation(&found.operation_id)
@@ -131,9 +131,10 @@ impl Service {
                 Some(PaymentStatus::Failed | PaymentStatus::Expired) => Some(Payout::Failed),
                 _ => None,
             };
-            if let (Some(news), Payout::Started | Payout::Released) = (news, operation.facts.payout)
+            if let (Some(news), Payout::Started | Payout::Released) =
+                (news, operation.progress.payout)
             {
-                operation.facts.payout = news;
+                operation.progress.payout = news;
                 operation.updated_at_us = self.now_us();
                 self.repo.save_operation(&operation).await?;
             }
@@ -149,13 +150,13 @@ impl Service {
     /// 1.5).
     pub async fn set_redemption_block(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         operation_id: &str,
         blocked: bool,
         reason: &str,
     ) -> Result<Operation, Error> {
         {
-            let _turn = self.turns.lock(operation_id).await;
+            let _lock = self.object_locks.lock(operation_id).await;
             let mut operation = self
                 .repo
                 .operation(operation_id)
@@ -164,14 +165,14 @@ impl Service {
             if operation.flow != Flow::RedeemRub {
                 return Err(Refusal::OperationState.into());
             }
-            if operation.facts.blocked == blocked {
+            if operation.progress.blocked == blocked {
                 return Ok(operation);
             }
             let before = operation.status;
             let now_us = self.now_us();
             if blocked {
                 let at_bank = matches!(
-                    operation.facts.payout,
+                    operation.progress.payout,
                     Payout::Released | Payout::Succeeded | Payout::Failed
                 );
                 if at_bank || !before.may_become(Status::Blocked) {
@@ -188,7 +189,7 @@ impl Service {
                 operation.set_status(back, now_us);
                 operation.rejection = None;
             }
-            operation.facts.blocked = blocked;
+            operation.progress.blocked = blocked;
             let action = if blocked {
                 "redemption.blocked"
             } else {
@@ -197,11 +198,11 @@ impl Service {
             let record = publish::audit(
                 action,
                 operation_id,
-                &asked.actor,
+                &meta.actor,
                 before.as_str(),
                 operation.status.as_str(),
                 reason,
-                &asked.correlation_id,
+                &meta.correlation_id,
                 now_us,
             );
             let mut tx = self.repo.begin().await?;
@@ -228,14 +229,14 @@ impl Service {
     /// (maturity).
     pub async fn redeem_investment(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         instrument_id: &str,
         holder_id: &str,
         amount: Decimal,
         redemption_id: &str,
         reason: RedemptionReason,
     ) -> Result<OperationResult, Error> {
-        let instrument = self.known_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
             return Err(
                 Refusal::field("instrument_id", "CFA-RUB is redeemed with RedeemCfaRub").into(),
@@ -244,7 +245,7 @@ impl Service {
         let units_minor = units("amount.amount", amount, instrument.decimals)?;
         if let Some(operation) = self
             .repo
-            .operation_by_key(Flow::RedeemInvestment, holder_id, &asked.idempotency_key)
+            .operation_by_key(Flow::RedeemInvestment, holder_id, &meta.idempotency_key)
             .await?
         {
             return Ok(replayed(operation, units_minor));
@@ -265,12 +266,12 @@ impl Service {
         if payment_minor == 0 {
             return Err(Refusal::NothingToPay.into());
         }
-        self.peers.profile(&asked.correlation_id, holder_id).await?;
+        self.peers.profile(&meta.correlation_id, holder_id).await?;
         let mut operation = Operation::new(
             Flow::RedeemInvestment,
             holder_id,
-            &asked.idempotency_key,
-            &asked.correlation_id,
+            &meta.idempotency_key,
+            &meta.correlation_id,
             self.now_us(),
         );
         operation.amount = amount;
@@ -280,7 +281,7 @@ impl Service {
         operation.external_ref = redemption_id.to_owned();
         operation.payment_minor = payment_minor;
         operation.from_user_id = holder_id.to_owned();
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let identity = &self.peers.identity;
         let hit = identity.check_sanctions(&context, holder_id, redemption_id);
         if let Some(reason) = hit.await? {
@@ -307,7 +308,7 @@ impl Service {
             });
         }
         Ok(OperationResult {
-            operation: self.drive_or_leave(operation).await?,
+            operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
     }

@@ -43,7 +43,7 @@ pub struct ListedHolder {
 impl Service {
     /// Applies all read blocks to the registry.
     pub async fn catch_up_registry(&self) -> Result<(), Error> {
-        let _turn = self.registry_turn.lock().await;
+        let _lock = self.registry_lock.lock().await;
         // Head first: a token is stored before its first transfer is sent, so none up to the head
         // is missed.
         let head = self.chain.stored_last_read_block().await?;

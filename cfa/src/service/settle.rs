@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::drive::count;
 use super::workers::leave;
-use super::{Asked, PEER_CALLS, Service, units, unsigned};
+use super::{PEER_CALLS, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -53,11 +53,11 @@ impl Service {
     /// submitting it if necessary.
     pub async fn settle_trades(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         batch_id: &str,
         legs: &[TradeLeg],
     ) -> Result<Batch, Error> {
-        let _turn = self.turns.lock(batch_id).await;
+        let _lock = self.object_locks.lock(batch_id).await;
         if let Some(batch) = self.repo.batch(batch_id).await? {
             return self.submit_batch(batch).await;
         }
@@ -76,7 +76,7 @@ impl Service {
             return Err(Refusal::field("trades.trade_id", "must not be empty or repeated").into());
         }
         let instruments = self.instruments_of(legs).await?;
-        let barred = self.barred(asked, legs).await?;
+        let barred = self.barred(meta, legs).await?;
         let now_us = self.now_us();
         let mut batch = Batch {
             batch_id: batch_id.to_owned(),
@@ -107,7 +107,7 @@ impl Service {
                     continue;
                 }
             };
-            let mut operation = operation_of(leg, units_minor, asked, now_us);
+            let mut operation = operation_of(leg, units_minor, meta, now_us);
             let bar = if instrument.status == InstrumentStatus::Draft {
                 let message = Refusal::InstrumentNotActive.to_string();
                 Some((Rejection::InstrumentNotActive, message))
@@ -127,15 +127,15 @@ impl Service {
                 .insert_operation_in_tx(&mut tx, &operation)
                 .await?
             {
-                match take_up(*stored, &operation, now_us) {
-                    TakenUp::Again(stored) => operation = *stored,
-                    TakenUp::Settled(tx_hash) => {
+                match include(*stored, &operation, now_us) {
+                    BatchInclusion::Included(stored) => operation = *stored,
+                    BatchInclusion::Settled(tx_hash) => {
                         settled_before = tx_hash.or(settled_before);
                         continue;
                     }
                     // Its own batch decides; the caller then retries this one.
-                    TakenUp::UnderWay => return Err(Error::Unavailable("Trade batch")),
-                    TakenUp::Other => {
+                    BatchInclusion::UnderWay => return Err(Error::Unavailable("Trade batch")),
+                    BatchInclusion::Other => {
                         leave_out(&mut batch, leg, "the id belongs to another trade");
                         continue;
                     }
@@ -191,7 +191,7 @@ impl Service {
     /// without their own address. Each party is checked once.
     async fn barred(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         legs: &[TradeLeg],
     ) -> Result<HashMap<String, (Rejection, String)>, Error> {
         let parties: BTreeSet<&String> = legs
@@ -201,7 +201,7 @@ impl Service {
         let parties: Vec<String> = parties.into_iter().cloned().collect();
         // Identity has no call for many users.
         let bars = stream::iter(parties).map(|party| async move {
-            let bar = self.bar(asked, &party).await?;
+            let bar = self.bar(meta, &party).await?;
             Ok::<_, Error>(bar.map(|bar| (party, bar)))
         });
         let bars: Vec<_> = bars.buffer_unordered(PEER_CALLS).try_collect().await?;
@@ -209,7 +209,11 @@ impl Service {
     }
 
     /// Why a party may not or cannot trade on chain.
-    async fn bar(&self, asked: &Asked, party: &str) -> Result<Option<(Rejection, String)>, Error> {
+    async fn bar(
+        &self,
+        meta: &RequestMeta,
+        party: &str,
+    ) -> Result<Option<(Rejection, String)>, Error> {
         match self.address_noted(party).await {
             Err(Error::Refused(refusal)) => {
                 return Ok(Some((Rejection::IntegrationError, refusal.to_string())));
@@ -217,7 +221,7 @@ impl Service {
             Err(error) => return Err(error),
             Ok(_) => {}
         }
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let identity = &self.peers.identity;
         let checked = identity.check_sanctions(&context, party, "trade settlement");
         match checked.await {
@@ -309,7 +313,7 @@ impl Service {
         batch_id: &str,
         receipt: &Receipt,
     ) -> Result<(), Error> {
-        let _turn = self.turns.lock(batch_id).await;
+        let _lock = self.object_locks.lock(batch_id).await;
         let Some(mut batch) = self.repo.batch(batch_id).await? else {
             return Ok(());
         };
@@ -359,13 +363,13 @@ impl Service {
             });
             match message {
                 None => {
-                    operation.facts.chain = Chain::Succeeded;
-                    operation.facts.settled = true;
+                    operation.progress.chain = Chain::Succeeded;
+                    operation.progress.settled = true;
                     operation.set_status(Status::Finalized, now_us);
                     events.push(publish::transferred(&operation));
                 }
                 Some(message) => {
-                    operation.facts.chain = Chain::Reverted;
+                    operation.progress.chain = Chain::Reverted;
                     operation.set_status(Status::Failed, now_us);
                     operation.rejection = Some((Rejection::IntegrationError, message.to_owned()));
                     batch.failed_trade_ids.push(operation.trade_id.clone());
@@ -438,7 +442,7 @@ impl Service {
                     leave("batch", &batch.batch_id, self.on_receipt(tx_hash).await);
                 }
                 None if first_refused.is_none() => {
-                    let _turn = self.turns.lock(&batch.batch_id).await;
+                    let _lock = self.object_locks.lock(&batch.batch_id).await;
                     if let Some(batch) = self.repo.batch(&batch.batch_id).await? {
                         first_refused = self.submit_batch(batch).await.err();
                     }
@@ -453,12 +457,12 @@ impl Service {
     /// starts only when settlement sends the trade, after the money.
     pub async fn operation_of_trade(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         leg: &TradeLeg,
     ) -> Result<Operation, Error> {
-        let instrument = self.known_instrument(&leg.instrument_id).await?;
+        let instrument = self.require_instrument(&leg.instrument_id).await?;
         let units_minor = units("quantity", leg.quantity, instrument.decimals)?;
-        Ok(operation_of(leg, units_minor, asked, self.now_us()))
+        Ok(operation_of(leg, units_minor, meta, self.now_us()))
     }
 
     /// Stores trades in one transaction, each event once.
@@ -483,14 +487,14 @@ impl Service {
 pub(super) fn operation_of(
     leg: &TradeLeg,
     units_minor: i64,
-    asked: &Asked,
+    meta: &RequestMeta,
     now_us: i64,
 ) -> Operation {
     let mut operation = Operation::new(
         Flow::Trade,
         &leg.seller_id,
         &leg.trade_id,
-        &asked.correlation_id,
+        &meta.correlation_id,
         now_us,
     );
     operation.amount = if leg.quantity.is_zero() {
@@ -511,9 +515,9 @@ pub(super) fn operation_of(
 }
 
 /// How a known trade affects its new batch.
-enum TakenUp {
+enum BatchInclusion {
     /// Stored from its event, or left out of an earlier batch.
-    Again(Box<Operation>),
+    Included(Box<Operation>),
     /// Settled by this transaction.
     Settled(Option<String>),
     /// In another batch that is not final.
@@ -522,7 +526,7 @@ enum TakenUp {
     Other,
 }
 
-fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
+fn include(mut stored: Operation, wanted: &Operation, now_us: i64) -> BatchInclusion {
     let is_same = stored.instrument_id == wanted.instrument_id
         && stored.units_minor == wanted.units_minor
         && stored.from_user_id == wanted.from_user_id
@@ -532,18 +536,18 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
         Status::Created | Status::Failed | Status::Rejected
     );
     if !is_same || (is_free && stored.flow != Flow::Trade) {
-        return TakenUp::Other;
+        return BatchInclusion::Other;
     }
     if stored.status == Status::Finalized {
-        return TakenUp::Settled(stored.tx_hash);
+        return BatchInclusion::Settled(stored.tx_hash);
     }
     if !is_free {
-        return TakenUp::UnderWay;
+        return BatchInclusion::UnderWay;
     }
     stored.attempts += 1;
     stored.payment_minor = wanted.payment_minor;
     stored.fee_minor = wanted.fee_minor;
-    stored.facts = wanted.facts;
+    stored.progress = wanted.progress;
     stored.rejection = wanted.rejection.clone();
     if stored.status == Status::Rejected && wanted.status == Status::Processing {
         // A sanctions hit was cleared: the trade is processed again.
@@ -553,7 +557,7 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
         stored.status = Status::Created;
     }
     stored.set_status(wanted.status, now_us);
-    TakenUp::Again(Box::new(stored))
+    BatchInclusion::Included(Box::new(stored))
 }
 
 /// Marks a trade as failed before the chain; settlement retries it once and then reverses it.

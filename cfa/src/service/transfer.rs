@@ -6,7 +6,7 @@ use types::Decimal;
 
 use super::issue::replayed;
 use super::settle::operation_of;
-use super::{Asked, OperationResult, Service, units};
+use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
@@ -31,24 +31,20 @@ pub struct NewTransfer {
 impl Service {
     pub async fn transfer(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         request: NewTransfer,
     ) -> Result<OperationResult, Error> {
-        let instrument = self.known_instrument(&request.instrument_id).await?;
+        let instrument = self.require_instrument(&request.instrument_id).await?;
         let units_minor = units("amount.amount", request.amount, instrument.decimals)?;
         if let Some(operation) = self
             .repo
-            .operation_by_key(
-                Flow::Transfer,
-                &request.from_user_id,
-                &asked.idempotency_key,
-            )
+            .operation_by_key(Flow::Transfer, &request.from_user_id, &meta.idempotency_key)
             .await?
         {
             return Ok(replayed(operation, units_minor));
         }
         if !request.trade_id.is_empty() {
-            return self.trade_transfer(asked, request, units_minor).await;
+            return self.trade_transfer(meta, request, units_minor).await;
         }
         if request.from_user_id == request.to_user_id {
             return Err(
@@ -64,8 +60,8 @@ impl Service {
         let mut operation = Operation::new(
             Flow::Transfer,
             &request.from_user_id,
-            &asked.idempotency_key,
-            &asked.correlation_id,
+            &meta.idempotency_key,
+            &meta.correlation_id,
             self.now_us(),
         );
         operation.amount = request.amount;
@@ -79,10 +75,10 @@ impl Service {
 
         let mut is_blocked = false;
         for user_id in [&request.from_user_id, &request.to_user_id] {
-            let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
+            let profile = self.peers.profile(&meta.correlation_id, user_id).await?;
             is_blocked |= profile.is_blocked;
         }
-        let context = caused_by(&asked.correlation_id);
+        let context = caused_by(&meta.correlation_id);
         let identity = &self.peers.identity;
         let limit = if instrument.instrument_id == CFA_RUB {
             LimitType::Withdrawal
@@ -125,7 +121,7 @@ impl Service {
             });
         }
         Ok(OperationResult {
-            operation: self.drive_or_leave(operation).await?,
+            operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
     }
@@ -139,7 +135,7 @@ impl Service {
     /// `Operation not found`; `ReferenceTaken` when the trade was another one.
     async fn trade_transfer(
         &self,
-        asked: &Asked,
+        meta: &RequestMeta,
         request: NewTransfer,
         units_minor: i64,
     ) -> Result<OperationResult, Error> {
@@ -153,7 +149,7 @@ impl Service {
             payment_minor: request.payment_minor,
             fee_minor: request.fee_minor,
         };
-        let wanted = operation_of(&leg, units_minor, asked, self.now_us());
+        let wanted = operation_of(&leg, units_minor, meta, self.now_us());
         if let Some(noted) = self.repo.operation_of_trade(&leg.trade_id).await? {
             return same_trade(noted, &wanted);
         }
@@ -161,7 +157,7 @@ impl Service {
             .peers
             .ledger
             .has_operation(
-                &caused_by(&asked.correlation_id),
+                &caused_by(&meta.correlation_id),
                 &leg.buyer_id,
                 OperationType::TradeBuy,
                 &leg.trade_id,

@@ -111,12 +111,12 @@ impl Service {
         if operation.status == Status::Blocked {
             return Ok(());
         }
-        if operation.facts.chain == Chain::Sent
+        if operation.progress.chain == Chain::Sent
             && let Some(tx_hash) = &operation.tx_hash
         {
             self.on_receipt(tx_hash).await?;
         }
-        if operation.flow == Flow::RedeemRub && operation.facts.payout == Payout::Released {
+        if operation.flow == Flow::RedeemRub && operation.progress.payout == Payout::Released {
             if ask_payouts {
                 self.finalize_redemption(&operation.external_ref).await?;
             }

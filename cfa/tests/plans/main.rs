@@ -213,7 +213,7 @@ async fn lists(world: &mut World, tx_hash: String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
     // Before startup: the log's first write may follow at any time.
     plans::record();

@@ -49,7 +49,7 @@ pub enum ChainError {
     #[error("connector store: {0}")]
     Sql(#[from] sqlx::Error),
     #[error("connector store: {0}")]
-    Damaged(String),
+    Corrupt(String),
     #[error("invalid response from the node: {0}")]
     Malformed(String),
     #[error("signing the transaction failed: {0}")]
@@ -287,7 +287,7 @@ impl Connector {
                     return Err(ChainError::Refused(reason));
                 }
                 Err(other) => {
-                    // Stored and possibly sent: `resend_unincluded` sends it again.
+                    // Stored and possibly sent: `resend_not_included` sends it again.
                     *next_nonce += 1;
                     return Err(other);
                 }
@@ -362,13 +362,13 @@ impl Connector {
     }
 
     /// Resends stored transactions that are in no block, oldest first.
-    pub(super) async fn resend_unincluded(&self) -> Result<usize, ChainError> {
+    pub(super) async fn resend_not_included(&self) -> Result<usize, ChainError> {
         let _next_nonce = self.inner.next_nonce.lock().await;
-        let unincluded = self.inner.repo.unincluded().await?;
-        for stored in &unincluded {
+        let not_included = self.inner.repo.not_included().await?;
+        for stored in &not_included {
             self.send(stored).await?;
         }
-        Ok(unincluded.len())
+        Ok(not_included.len())
     }
 
     /// The receipt, or `None` until the watcher has read the transaction's block. A read block has

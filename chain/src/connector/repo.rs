@@ -45,7 +45,7 @@ impl Repo {
     }
 
     /// Filters the transactions submitted here, in the same order.
-    pub async fn submitted(&self, tx_hashes: &[TxHash]) -> Result<Vec<TxHash>, ChainError> {
+    pub async fn filter_submitted(&self, tx_hashes: &[TxHash]) -> Result<Vec<TxHash>, ChainError> {
         let texts: Vec<String> = tx_hashes.iter().map(TxHash::to_string).collect();
         let texts = serde_json::to_string(&texts)
             .map_err(|error| ChainError::Malformed(error.to_string()))?;
@@ -64,7 +64,7 @@ impl Repo {
     }
 
     /// Stored transactions that are in no read block, by nonce.
-    pub async fn unincluded(&self) -> Result<Vec<StoredTransaction>, ChainError> {
+    pub async fn not_included(&self) -> Result<Vec<StoredTransaction>, ChainError> {
         let rows = sqlx::query(
             "SELECT nonce, tx_hash, raw, contract, block_number FROM submission \
              WHERE block_number IS NULL ORDER BY nonce",
@@ -156,15 +156,15 @@ impl Repo {
 fn decode(row: &SqliteRow) -> Result<StoredTransaction, ChainError> {
     let tx_hash: String = row.get("tx_hash");
     let contract: String = row.get("contract");
-    let damaged = |_| ChainError::Damaged("malformed submission row".into());
+    let corrupt = |_| ChainError::Corrupt("malformed submission row".into());
     Ok(StoredTransaction {
         submission: Submission {
-            tx_hash: tx_hash.parse().map_err(damaged)?,
+            tx_hash: tx_hash.parse().map_err(corrupt)?,
             nonce: row.get::<i64, _>("nonce") as u64,
             contract: if contract.is_empty() {
                 None
             } else {
-                Some(contract.parse().map_err(damaged)?)
+                Some(contract.parse().map_err(corrupt)?)
             },
         },
         raw: row.get("raw"),

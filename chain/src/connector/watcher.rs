@@ -49,7 +49,7 @@ impl Watcher {
                 () = shutdown.cancelled() => break,
                 () = next_block(&mut self.head, pause) => {}
                 _ = resend.tick() => {
-                    if let Err(error) = self.connector.resend_unincluded().await {
+                    if let Err(error) = self.connector.resend_not_included().await {
                         tracing::warn!(%error, "resending transactions that are in no read block failed");
                     }
                 }
@@ -91,7 +91,7 @@ impl Watcher {
 
     async fn read(&self, block: &BlockInfo) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
-        let ours = inner.repo.submitted(&block.tx_hashes).await?;
+        let ours = inner.repo.filter_submitted(&block.tx_hashes).await?;
         let receipts = if ours.is_empty() {
             Vec::new()
         } else {

@@ -174,7 +174,7 @@ impl DevChain {
             (state, block)
         })
         .await
-        .map_err(|error| StoreError::Damaged(format!("execution stopped: {error}")))?;
+        .map_err(|error| StoreError::Corrupt(format!("execution stopped: {error}")))?;
         for (tx_hash, reason) in &block.dropped {
             tracing::warn!(%tx_hash, reason, "transaction dropped");
         }

@@ -27,7 +27,7 @@ pub enum StoreError {
     #[error("development chain store: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("development chain store is damaged: {0}")]
-    Damaged(String),
+    Corrupt(String),
     #[error(
         "the chain in the data directory has chain id {stored}, but chain.chain_id is {configured}"
     )]
@@ -91,7 +91,7 @@ impl Store {
                 .await?;
         let stored = stored
             .parse()
-            .map_err(|_| StoreError::Damaged("chain_id".into()))?;
+            .map_err(|_| StoreError::Corrupt("chain_id".into()))?;
         if stored != chain_id {
             return Err(StoreError::OtherChain {
                 stored,
@@ -116,7 +116,7 @@ impl Store {
             let nonce: i64 = row.get("nonce");
             let info = AccountInfo {
                 balance: word(&row, "balance")?,
-                nonce: u64::try_from(nonce).map_err(|_| StoreError::Damaged("nonce".into()))?,
+                nonce: u64::try_from(nonce).map_err(|_| StoreError::Corrupt("nonce".into()))?,
                 code_hash: hash(&row, "code_hash")?,
                 code: None,
                 ..AccountInfo::default()
@@ -161,7 +161,7 @@ impl Store {
             .await?;
         for (position, stored) in transactions.iter().enumerate() {
             let receipt = serde_json::to_string(&stored.receipt)
-                .map_err(|error| StoreError::Damaged(error.to_string()))?;
+                .map_err(|error| StoreError::Corrupt(error.to_string()))?;
             sqlx::query(
                 "INSERT INTO transaction_ (hash, block_number, position, raw, receipt) \
                  VALUES ($1, $2, $3, $4, $5)",
@@ -272,7 +272,7 @@ async fn put_state(
 
 fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {
     let bytes: Vec<u8> = row.get("header");
-    Header::decode(&mut bytes.as_slice()).map_err(|error| StoreError::Damaged(error.to_string()))
+    Header::decode(&mut bytes.as_slice()).map_err(|error| StoreError::Corrupt(error.to_string()))
 }
 
 fn decode_transaction(row: &SqliteRow) -> Result<StoredTransaction, StoreError> {
@@ -280,18 +280,18 @@ fn decode_transaction(row: &SqliteRow) -> Result<StoredTransaction, StoreError> 
     Ok(StoredTransaction {
         raw: Bytes::from(row.get::<Vec<u8>, _>("raw")),
         receipt: serde_json::from_str(&receipt)
-            .map_err(|error| StoreError::Damaged(error.to_string()))?,
+            .map_err(|error| StoreError::Corrupt(error.to_string()))?,
     })
 }
 
 fn address(row: &SqliteRow) -> Result<Address, StoreError> {
     let bytes: Vec<u8> = row.get("address");
-    Address::try_from(bytes.as_slice()).map_err(|_| StoreError::Damaged("address".into()))
+    Address::try_from(bytes.as_slice()).map_err(|_| StoreError::Corrupt("address".into()))
 }
 
 fn hash(row: &SqliteRow, column: &'static str) -> Result<B256, StoreError> {
     let bytes: Vec<u8> = row.get(column);
-    B256::try_from(bytes.as_slice()).map_err(|_| StoreError::Damaged(column.into()))
+    B256::try_from(bytes.as_slice()).map_err(|_| StoreError::Corrupt(column.into()))
 }
 
 fn word(row: &SqliteRow, column: &'static str) -> Result<U256, StoreError> {

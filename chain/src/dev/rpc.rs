@@ -452,7 +452,7 @@ fn rpc_transaction(
     block_timestamp: u64,
 ) -> Result<Transaction, RpcFailure> {
     let envelope = TxEnvelope::decode_2718_exact(stored.raw.as_ref())
-        .map_err(|error| StoreError::Damaged(error.to_string()))?;
+        .map_err(|error| StoreError::Corrupt(error.to_string()))?;
     Ok(Transaction {
         inner: Recovered::new_unchecked(envelope, stored.receipt.from),
         block_hash: stored.receipt.block_hash,

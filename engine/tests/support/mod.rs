@@ -4,7 +4,7 @@
 use engine::{Book, BookConfig, EventSink, RestingOrder};
 use types::command::{
     Amend, Cancel, Command, ExpireOrders, Listed, MassCancel, MassScope, New, Route, SetInstrument,
-    SetPhase, SweepPlace,
+    SetPhase, SweepPosition,
 };
 use types::event::Event;
 use types::*;
@@ -79,7 +79,7 @@ pub fn limit(number: u32, side: Side, price: i64, quantity: u64) -> New {
         user: UserIx(number),
         session: SessionIx(number % 4),
         stp_group: StpGroup::of_user(UserIx(number)),
-        pool: HoldIx(0),
+        hold: HoldIx(0),
         fee_rate: FeeRate::TRADING,
         side,
         order_type: OrderType::Limit,
@@ -345,7 +345,7 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
-            through: SweepPlace::END,
+            through: SweepPosition::END,
             remaining: 0,
         }),
         "band" => Command::SetInstrument(SetInstrument {

@@ -89,7 +89,7 @@ impl Source for Member {
         }
     }
 
-    fn at_hand(&mut self) -> Option<Delivery> {
+    fn try_next(&mut self) -> Option<Delivery> {
         self.active.as_mut()?.ready.pop_front()
     }
 

@@ -346,7 +346,7 @@ fn partitions(
 
 struct Member {
     consumer: StreamConsumer<Context>,
-    /// Error found by [`Source::at_hand`], returned by the next call.
+    /// Error found by [`Source::try_next`], returned by the next call.
     failed: Option<KafkaError>,
 }
 
@@ -360,7 +360,7 @@ impl Source for Member {
         Ok(record::delivery(&message))
     }
 
-    fn at_hand(&mut self) -> Option<Delivery> {
+    fn try_next(&mut self) -> Option<Delivery> {
         let recv = pin!(self.consumer.recv());
         match recv.poll(&mut task::Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(message)) => Some(record::delivery(&message)),

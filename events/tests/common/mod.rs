@@ -17,7 +17,7 @@ use std::{
 
 use async_trait::async_trait;
 use events::{
-    Delivery, Event, Failure, Later, Log, Poison, Record, RetryPolicy, Stopped, Subscription,
+    Delivery, Event, Failure, Log, Poison, Record, RetryLater, RetryPolicy, Stopped, Subscription,
     consume_batches, consume_with, dlq, report_health, topics,
 };
 use tokio_util::sync::CancellationToken;
@@ -245,7 +245,7 @@ async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fi
                 return if *tries < FAST.attempts_max {
                     Err("a failure that counts".into())
                 } else {
-                    Err(Later("the peer is away".into()).into())
+                    Err(RetryLater("the peer is away".into()).into())
                 };
             }
             tx.send(event.subject).unwrap();
@@ -522,7 +522,7 @@ async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture
     for ends in [
         Ends::Behind(2, || "not now".into()),
         Ends::Whole,
-        Ends::Behind(1, || Later("the peer is away".into()).into()),
+        Ends::Behind(1, || RetryLater("the peer is away".into()).into()),
         Ends::Behind(3, || Poison("cannot be read".into()).into()),
         Ends::Behind(0, || "not now".into()),
     ] {

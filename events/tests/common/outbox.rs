@@ -51,7 +51,7 @@ pub trait Service: Queue {
 pub async fn all<S: Service>(mut fresh: impl AsyncFnMut() -> S) {
     only_a_committed_change_has_an_event(fresh().await).await;
     the_relay_is_woken_by_commits_and_loses_none(fresh().await).await;
-    a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(fresh().await).await;
+    relay_crash_around_publish_causes_one_effect_per_change(fresh().await).await;
     an_effect_that_is_rolled_back_is_not_in_the_inbox(fresh().await).await;
 }
 
@@ -179,9 +179,7 @@ async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
     in_time("a relay step", moved).await
 }
 
-async fn a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(
-    db: impl Service,
-) {
+async fn relay_crash_around_publish_causes_one_effect_per_change(db: impl Service) {
     let (_folder, log) = log().await;
     let log = Faulty {
         log,

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use admission::{CancelRequest, OpenOrder, OrderRef, Request};
-use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
+use events::{BatchResult, Event, Failure, HandlerResult, Poison, RetryLater, Stopped, topics};
 use prost::Message;
 use proto::convert::timestamp_us;
 use proto::{
@@ -26,13 +26,13 @@ use types::RejectReason::DuplicateRequest;
 use types::command::{BlockCause, MassCancel};
 use types::subaccount::{Purpose, SubAccountName};
 use types::{
-    CFA_RUB, CancelReason, Decimal, Handle, HoldIx, HoldPart, Id128, InstrumentId, Minor, PoolKind,
+    CFA_RUB, CancelReason, Decimal, Handle, HoldIx, HoldKind, HoldPart, Id128, InstrumentId, Minor,
     SessionIx, UserId, UserIx, order_hold, order_uuid,
 };
 use wire::DisconnectCode;
 
 use crate::Error;
-use crate::front::Order;
+use crate::front::FrontMessage;
 use crate::funding;
 use crate::instruments;
 use crate::market::{Asset, Market};
@@ -175,7 +175,7 @@ fn or_later(error: Failure) -> Failure {
         )
     };
     if is_away {
-        Later(error.to_string()).into()
+        RetryLater(error.to_string()).into()
     } else {
         error
     }
@@ -289,15 +289,15 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     let user = market.bind_user(user_id).await?;
     market.budgets.of(user).drop_figure();
     stop_trading(market, user).await?;
-    let end = Order::EndUser(user, DisconnectCode::UserBlocked);
-    market.orders.give(end).await;
+    let end = FrontMessage::EndUser(user, DisconnectCode::UserBlocked);
+    market.front.send(end).await;
     tracing::info!(user_id, "user blocked, orders cancelled");
     // The next event does not wait for the user's money: the sweeper closes what stays open.
     let own = market.clone();
     tokio::spawn(async move {
-        let pools = own.state(|state| state.core().admission().trading_pools(user).collect());
-        let pools: Vec<HoldIx> = pools.await?;
-        for hold in pools {
+        let holds = own.state(|state| state.core().admission().trading_holds(user).collect());
+        let holds: Vec<HoldIx> = holds.await?;
+        for hold in holds {
             funding::close_idle(&own, hold).await?;
         }
         Ok::<_, Status>(())
@@ -308,9 +308,9 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
 /// Refuses new orders of a user and cancels the open ones (`USER_BLOCKED`).
 async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
     let cause = BlockCause::Identity;
-    ask_or_known(market, Request::BlockUser { user, cause }).await?;
+    submit_or_existing(market, Request::BlockUser { user, cause }).await?;
     let cancel = MassCancel::of_blocked(user);
-    ask_or_known(market, Request::MassCancel((&cancel).into())).await
+    submit_or_existing(market, Request::MassCancel((&cancel).into())).await
 }
 
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
@@ -321,14 +321,14 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     // Bound, so that a block of a moment ago is found without waiting for the replica.
     let user = market.bind_user(user_id).await?;
     let cause = BlockCause::Identity;
-    ask_or_known(market, Request::UnblockUser { user, cause }).await?;
+    submit_or_existing(market, Request::UnblockUser { user, cause }).await?;
     Ok(())
 }
 
 /// Submits the request and waits until it, or the state that it repeats, is durable: the event that
 /// caused it is not redelivered after the handler returns.
-async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
-    match market.ask_unless(request, &[DuplicateRequest]).await? {
+async fn submit_or_existing(market: &Market, request: Request) -> Result<(), Status> {
+    match market.submit_unless(request, &[DuplicateRequest]).await? {
         Some(_) => Ok(()),
         None => market.durable(market.replica.assigned()).await,
     }
@@ -348,11 +348,11 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
             0 => Vec::new(),
             _ => {
                 let all = state.core().admission().orders();
-                let drawing = all.filter(|order| order.pool == hold.hold);
+                let drawing = all.filter(|order| order.hold == hold.hold);
                 drawing.map(|order| order.handle).collect()
             }
         };
-        let serves = hold.kind == PoolKind::Trading;
+        let serves = hold.kind == HoldKind::Trading;
         (serves.then_some(hold.hold), orders)
     })
 }
@@ -380,8 +380,8 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
     let Some(id) = Id128::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.
     };
-    let (pool, orders) = behind(market, id);
-    if pool.is_none() && orders.is_empty() {
+    let (hold, orders) = behind(market, id);
+    if hold.is_none() && orders.is_empty() {
         return Ok(());
     }
     tracing::error!(hold_id, %reason, orders = orders.len(), "hold of open orders ended elsewhere: cancelling them");
@@ -394,7 +394,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             reason,
             key_hash: Id128::NONE,
         });
-        match market.ask(request).await {
+        match market.submit(request).await {
             // The order has ended meanwhile.
             Ok(_) | Err(SubmitError::Refused(_)) => {}
             Err(error) => return Err(error.into()),
@@ -402,7 +402,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
     }
     let sequence = market.replica.assigned();
     market.durable(sequence).await?;
-    if let Some(hold) = pool {
+    if let Some(hold) = hold {
         funding::close_idle(market, hold).await?;
     }
     Ok(())

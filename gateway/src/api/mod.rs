@@ -21,7 +21,7 @@ use crate::funding::{self, HoldView};
 use crate::market::Market;
 use crate::orders::members::{self, Member};
 use crate::orders::{self, Actor, Answered, MassCancel};
-use crate::projection::repo::{self, Before, OrderFilter, TradeFilter};
+use crate::projection::repo::{self, OrderFilter, PageBound, TradeFilter};
 use crate::projection::rows::{OrderRow, TradeRow};
 use crate::refusal;
 
@@ -70,7 +70,7 @@ pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Sta
 
 /// Start of a page of orders or trades. Refuses a token of the version that ordered lists by time
 /// and id: its number has another meaning now.
-fn before(page: &rpc::page::Page) -> Result<Before, Status> {
+fn page_bound(page: &rpc::page::Page) -> Result<PageBound, Status> {
     let (key, id) = match &page.after {
         Some(after) => (after.created_us, after.id.as_str()),
         None => (i64::MAX, ""),
@@ -80,7 +80,7 @@ fn before(page: &rpc::page::Page) -> Result<Before, Status> {
         return Err(rpc::status::invalid_argument("pagination.page_token", why));
     }
     let limit = page.rows_limit();
-    Ok(Before { key, limit })
+    Ok(PageBound { key, limit })
 }
 
 /// Position of a row in a list of orders or trades, for the page token.
@@ -217,7 +217,7 @@ impl MarketService for Api {
         request: Request<GetOrderRequest>,
     ) -> Result<Response<GetOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         self.market.fresh().await?;
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         Ok(Response::new(GetOrderResponse {
@@ -230,7 +230,7 @@ impl MarketService for Api {
         request: Request<ListOrdersRequest>,
     ) -> Result<Response<ListOrdersResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let filter = OrderFilter {
             user_id: own_filter(&caller, message.user_id)?,
             instrument_id: message.instrument_id,
@@ -240,7 +240,7 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.fresh().await?;
-        let rows = repo::orders(&self.market.projection.db, &filter, before(&page)?).await;
+        let rows = repo::orders(&self.market.projection.db, &filter, page_bound(&page)?).await;
         let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
         Ok(Response::new(ListOrdersResponse {
@@ -254,7 +254,7 @@ impl MarketService for Api {
         request: Request<GetTradeRequest>,
     ) -> Result<Response<GetTradeResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let row = find_trade(&self.market, &caller, &message.trade_id).await?;
         Ok(Response::new(GetTradeResponse {
             trade: Some(render_trade(&self.market, &caller, &row)),
@@ -266,7 +266,7 @@ impl MarketService for Api {
         request: Request<ListTradesRequest>,
     ) -> Result<Response<ListTradesResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let filter = TradeFilter {
             user_id: own_filter(&caller, message.user_id)?,
             instrument_id: message.instrument_id,
@@ -274,7 +274,7 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.fresh().await?;
-        let rows = repo::trades(&self.market.projection.db, &filter, before(&page)?).await;
+        let rows = repo::trades(&self.market.projection.db, &filter, page_bound(&page)?).await;
         let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.key));
         Ok(Response::new(ListTradesResponse {
@@ -291,7 +291,7 @@ impl MarketService for Api {
         request: Request<GetOrderBookRequest>,
     ) -> Result<Response<GetOrderBookResponse>, Status> {
         let message = request.into_inner();
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let view = depth::book(&self.market, &message.instrument_id, message.depth).await?;
         Ok(Response::new(GetOrderBookResponse {
             snapshot: Some(view),
@@ -358,7 +358,7 @@ impl MarketService for Api {
         request: Request<ListTradingHoldsRequest>,
     ) -> Result<Response<ListTradingHoldsResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let user_id = own_filter(&caller, message.user_id)?;
         let hash = rpc::page::filter_hash(&[&user_id, &message.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
@@ -514,7 +514,7 @@ impl MarketService for Api {
         request: Request<GetMarketStatusRequest>,
     ) -> Result<Response<GetMarketStatusResponse>, Status> {
         let (caller, message) = opened(request)?;
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let own = match caller.acts_for_any_user() {
             true => None,
             false => caller.user_id.as_deref(),
@@ -553,17 +553,17 @@ mod tests {
             rpc::page::parse(Some(request), 9).unwrap()
         };
         let first = page(String::new());
-        assert_eq!(before(&first).unwrap().key, i64::MAX);
+        assert_eq!(page_bound(&first).unwrap().key, i64::MAX);
         let after = |key: Key| {
             let next = first.finish(&mut vec![(), ()], |()| key.clone());
             page(next.next_page_token)
         };
-        assert_eq!(before(&after(place(77))).unwrap().key, 77);
+        assert_eq!(page_bound(&after(place(77))).unwrap().key, 77);
         let old = Key {
             created_us: 1_700_000_000_123_456,
             id: "018bcfe5-687b-774f-8500-00004d000000".to_owned(),
         };
-        let refused = before(&after(old)).unwrap_err();
+        let refused = page_bound(&after(old)).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
     }
 }

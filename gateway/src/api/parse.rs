@@ -89,7 +89,7 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
         expire_at_ns,
         price: None,
         quantity: Lots::ZERO,
-        pool: None,
+        hold: None,
         limit_checked: false,
         key_hash: Id128::NONE,
     };

@@ -102,7 +102,7 @@ impl Feed {
         shutdown: &CancellationToken,
     ) -> Result<(), Error> {
         self.drain_outbox(health, shutdown).await?;
-        let mut follower = replica.follow_behind(PART, self.published);
+        let mut follower = replica.follow_detached(PART, self.published);
         let names = replica.names().clone();
         loop {
             let first = tokio::select! {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use types::{AssetIx, Minor, UserIx};
 use wire::LedgerBalance;
 
-use super::desk::Order;
+use super::desk::FrontMessage;
 use super::session::At;
 use super::{Front, RESUME_BYTES, connection};
 use crate::market::Market;
@@ -61,7 +61,10 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
         loop {
             market.balances.has_changed.notified().await;
             for some in market.balances.take().chunks(AT_ONCE) {
-                market.orders.give(Order::Balances(some.to_vec())).await;
+                market
+                    .front
+                    .send(FrontMessage::Balances(some.to_vec()))
+                    .await;
             }
             tokio::time::sleep(PACE).await;
         }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use types::SessionIx;
 
-use super::desk::Order;
+use super::desk::FrontMessage;
 use super::report::message;
 use super::window::Compared;
 use crate::Error;
@@ -64,7 +64,7 @@ pub async fn run(
 /// Compares one message of the next records that have messages.
 async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Error> {
     let replica = &market.replica;
-    let mut follower = replica.follow_behind(PART, replica.position());
+    let mut follower = replica.follow_detached(PART, replica.position());
     let (stamp, report) = loop {
         if let Some(found) = pick(&follower.next().await?, place) {
             break found;
@@ -81,7 +81,7 @@ async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Er
         rebuilt: rebuilt.freeze(),
         answer,
     };
-    market.orders.give(Order::Compare(sample)).await;
+    market.front.send(FrontMessage::Compare(sample)).await;
     // A front that stops does not answer.
     if let Ok(compared) = compared.await {
         judge(health, &stamp, &report, compared);

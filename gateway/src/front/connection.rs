@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use sequencer::{Submission, SubmitError};
 use transport::proto::ConnectionError;
-use transport::{Driver, Incoming, Link, Packets, Taken};
+use transport::{ConsumedBytes, Driver, Incoming, Link, Packets};
 use types::RejectReason;
 use types::command::RequestKind;
 use wire::{
@@ -19,7 +19,7 @@ use wire::{
     ServerHeartbeat, ServerMessage, SetTradingHold, Text, append,
 };
 
-use super::desk::Question;
+use super::desk::FrontRequest;
 use super::session::{At, PARKED_MAX, Parked};
 use super::state::{IN_FLIGHT_MAX, State};
 use super::{hold, limit, pieces};
@@ -193,7 +193,7 @@ impl Driver<Conn> for State {
         let count = self.addresses.get(&address).copied().unwrap_or(0);
         if self
             .failures
-            .is_shut_out(address, None, config.failed_logins_max)
+            .is_locked_out(address, None, config.failed_logins_max)
             || self.stopping.is_some()
             || count >= config.connections_per_address_max
             || self.connections >= config.connections_max as usize
@@ -223,7 +223,7 @@ impl Driver<Conn> for State {
         link.set_deadline(Some(at));
     }
 
-    fn data(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         link.user.last_received = now;
         let mut at = 0;
         for _ in 0..MESSAGES_MAX {
@@ -245,7 +245,7 @@ impl Driver<Conn> for State {
                 }
             }
         }
-        Taken {
+        ConsumedBytes {
             bytes: at,
             is_paused: at < bytes.len(),
         }
@@ -294,8 +294,8 @@ impl Driver<Conn> for State {
     }
 }
 
-fn done(bytes: usize) -> Taken {
-    Taken {
+fn done(bytes: usize) -> ConsumedBytes {
+    ConsumedBytes {
         bytes,
         is_paused: false,
     }
@@ -379,8 +379,8 @@ impl State {
             Channel::LoggingIn | Channel::Live(_) => return Err(DisconnectCode::LoginExpected),
         }
         let login = Box::new(*login);
-        let question = Question::Login { to, address, login };
-        match self.questions.try_send(question) {
+        let front_request = FrontRequest::Login { to, address, login };
+        match self.front_requests.try_send(front_request) {
             Ok(()) => *link.user.channel(channel) = Channel::LoggingIn,
             Err(_) => end_channel(link, now, channel, DisconnectCode::NotReady),
         }
@@ -395,7 +395,7 @@ impl State {
         wanted: &SetTradingHold,
     ) -> Result<(), DisconnectCode> {
         let reason = match *link.user.channel(channel) {
-            Channel::Live(at) => self.ask_for_hold(at, wanted),
+            Channel::Live(at) => self.request_hold(at, wanted),
             Channel::Free => return Err(DisconnectCode::LoginExpected),
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
@@ -427,7 +427,7 @@ impl State {
 
     /// Starts a change of a trading hold, one at a time per session. Each counts as a message.
     /// Returns the reason of a refusal.
-    fn ask_for_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
+    fn request_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
@@ -436,12 +436,12 @@ impl State {
         if std::mem::replace(&mut session.is_setting_hold, true) {
             return Some(RejectReason::Busy);
         }
-        let question = Question::Hold {
+        let front_request = FrontRequest::Hold {
             session: (at, session.epoch),
             user_id: session.user_id.clone(),
             wanted: *wanted,
         };
-        if self.questions.try_send(question).is_err() {
+        if self.front_requests.try_send(front_request).is_err() {
             session.is_setting_hold = false;
             return Some(RejectReason::NotReady);
         }
@@ -533,14 +533,14 @@ impl State {
             let spec = self.specs.get(new.instrument.index());
             let market = &self.market;
             if !limit::is_in_budget(spec, &session.budget, new, || market.day()) {
-                let question = Question::Limit {
+                let front_request = FrontRequest::Limit {
                     session: (at, session.epoch),
                     user: session.user,
                     user_id: session.user_id.clone(),
                     budget: session.budget.clone(),
                     new: Box::new(*new),
                 };
-                if self.questions.try_send(question).is_err() {
+                if self.front_requests.try_send(front_request).is_err() {
                     return Some(RejectReason::NotReady);
                 }
                 session.parked = Some(VecDeque::new());

@@ -1,5 +1,5 @@
 //! Queues between the front's thread and tokio. What takes time or other services goes out as a
-//! question and returns as a message to the front. Both queues are bounded and neither side waits
+//! request and returns as a message to the front. Both queues are bounded and neither side waits
 //! for the other.
 
 use std::collections::HashMap;
@@ -26,9 +26,9 @@ use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
 
-/// Capacity of the queue of questions, and of the queue to the front.
-const QUESTIONS_MAX: usize = 4_096;
-/// Questions answered concurrently.
+/// Capacity of the queue of requests, and of the queue to the front.
+const FRONT_REQUESTS_MAX: usize = 4_096;
+/// Requests answered concurrently.
 const AT_ONCE: usize = 512;
 /// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
@@ -40,8 +40,8 @@ const COUNTED_MAX: usize = 131_072;
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
-/// Questions of the front.
-pub enum Question {
+/// Requests of the front.
+pub enum FrontRequest {
     Login {
         to: (Key, u16),
         address: IpAddr,
@@ -66,7 +66,7 @@ pub enum Question {
         ix: SessionIx,
         after: u64,
         /// For a retransmission: the last message that the client asks for.
-        again_through: Option<u64>,
+        retransmit_through: Option<u64>,
     },
     OpenOrders {
         session: (At, Sequence),
@@ -81,7 +81,7 @@ pub enum Question {
 }
 
 /// Messages to the front.
-pub enum Order {
+pub enum FrontMessage {
     Login {
         to: (Key, u16),
         outcome: Result<Box<Admitted>, DisconnectCode>,
@@ -99,7 +99,7 @@ pub enum Order {
     Messages {
         session: (At, Sequence),
         after: u64,
-        is_again: bool,
+        is_retransmit: bool,
         outcome: Result<Vec<Bytes>, DisconnectCode>,
     },
     OpenOrders {
@@ -123,16 +123,16 @@ pub enum Order {
     Shutdown,
 }
 
-/// Sends messages to the front from any task.
+/// Queue of messages to the front. Any task sends.
 #[derive(Clone)]
-pub struct Orders {
-    queue: Arc<ArrayQueue<Order>>,
+pub struct FrontQueue {
+    queue: Arc<ArrayQueue<FrontMessage>>,
     parker: Arc<Parker>,
 }
 
-impl Orders {
+impl FrontQueue {
     pub fn new(parker: Arc<Parker>) -> Self {
-        let queue = Arc::new(ArrayQueue::new(QUESTIONS_MAX));
+        let queue = Arc::new(ArrayQueue::new(FRONT_REQUESTS_MAX));
         Self { queue, parker }
     }
 
@@ -141,7 +141,7 @@ impl Orders {
         &self.parker
     }
 
-    pub fn pop(&self) -> Option<Order> {
+    pub fn pop(&self) -> Option<FrontMessage> {
         self.queue.pop()
     }
 
@@ -150,9 +150,9 @@ impl Orders {
     }
 
     /// Queues a message to the front. Waits while the queue is full.
-    pub async fn give(&self, mut order: Order) {
-        while let Err(back) = self.queue.push(order) {
-            order = back;
+    pub async fn send(&self, mut message: FrontMessage) {
+        while let Err(back) = self.queue.push(message) {
+            message = back;
             self.parker.unpark();
             tokio::time::sleep(OFFER_PAUSE).await;
         }
@@ -167,7 +167,7 @@ pub struct Failures(Mutex<HashMap<(IpAddr, Option<String>), (u32, Instant)>>);
 impl Failures {
     /// True when logins from the address, under the session name if one is given, have failed too
     /// often within [`FAILURES_WINDOW`].
-    pub fn is_shut_out(&self, address: IpAddr, name: Option<&str>, failures_max: u32) -> bool {
+    pub fn is_locked_out(&self, address: IpAddr, name: Option<&str>, failures_max: u32) -> bool {
         let failures_max = match name {
             Some(_) => failures_max,
             None => failures_max.saturating_mul(NAMES_PER_ADDRESS),
@@ -196,18 +196,18 @@ impl Failures {
     }
 }
 
-/// Answers the front's questions.
+/// Answers the front's requests.
 pub struct Desk {
     pub market: Arc<Market>,
     pub auth: rpc::Authenticator,
     pub failures: Arc<Failures>,
-    pub orders: Orders,
+    pub front: FrontQueue,
     /// Login rate of each user.
     pub logins: Mutex<HashMap<UserIx, Rate>>,
 }
 
-pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
-    mpsc::channel(QUESTIONS_MAX)
+pub fn request_channel() -> (mpsc::Sender<FrontRequest>, mpsc::Receiver<FrontRequest>) {
+    mpsc::channel(FRONT_REQUESTS_MAX)
 }
 
 impl Desk {
@@ -218,36 +218,39 @@ impl Desk {
         rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
-    /// Answers questions until shutdown, up to [`AT_ONCE`] concurrently.
-    pub async fn run(self, mut questions: mpsc::Receiver<Question>, shutdown: CancellationToken) {
+    /// Answers requests until shutdown, up to [`AT_ONCE`] concurrently.
+    pub async fn run(
+        self,
+        mut requests: mpsc::Receiver<FrontRequest>,
+        shutdown: CancellationToken,
+    ) {
         let desk = Arc::new(self);
         let room = Arc::new(Semaphore::new(AT_ONCE));
         loop {
-            let question = tokio::select! {
-                question = questions.recv() => question,
+            let request = tokio::select! {
+                request = requests.recv() => request,
                 () = shutdown.cancelled() => return,
             };
-            let (Some(question), Ok(permit)) = (question, room.clone().acquire_owned().await)
-            else {
+            let (Some(request), Ok(permit)) = (request, room.clone().acquire_owned().await) else {
                 return;
             };
             let desk = desk.clone();
             tokio::spawn(async move {
                 let _permit = permit;
-                let order = desk.answer(question).await;
-                desk.orders.give(order).await;
+                let message = desk.answer(request).await;
+                desk.front.send(message).await;
             });
         }
     }
 
-    async fn answer(&self, question: Question) -> Order {
+    async fn answer(&self, request: FrontRequest) -> FrontMessage {
         let market = &self.market;
-        match question {
-            Question::Login { to, address, login } => {
+        match request {
+            FrontRequest::Login { to, address, login } => {
                 let outcome = login::admit(self, address, &login).await.map(Box::new);
-                Order::Login { to, outcome }
+                FrontMessage::Login { to, outcome }
             }
-            Question::Limit {
+            FrontRequest::Limit {
                 session,
                 user,
                 user_id,
@@ -255,42 +258,42 @@ impl Desk {
                 new,
             } => {
                 let outcome = limit::check(market, user, &user_id, &budget, &new).await;
-                Order::Limit { session, outcome }
+                FrontMessage::Limit { session, outcome }
             }
-            Question::Hold {
+            FrontRequest::Hold {
                 session,
                 user_id,
                 wanted,
             } => {
                 let answer = hold::answer(market, &user_id, wanted).await;
-                Order::Hold { session, answer }
+                FrontMessage::Hold { session, answer }
             }
-            Question::Messages {
+            FrontRequest::Messages {
                 session,
                 ix,
                 after,
-                again_through,
+                retransmit_through,
             } => {
-                let through = again_through.unwrap_or(u64::MAX);
+                let through = retransmit_through.unwrap_or(u64::MAX);
                 let outcome = resend::messages(market, ix, after, through).await;
-                Order::Messages {
+                FrontMessage::Messages {
                     session,
                     after,
-                    is_again: again_through.is_some(),
+                    is_retransmit: retransmit_through.is_some(),
                     outcome,
                 }
             }
-            Question::OpenOrders { session, listing } => {
+            FrontRequest::OpenOrders { session, listing } => {
                 let piece = pieces::open_orders(market, &listing).await;
-                Order::OpenOrders { session, piece }
+                FrontMessage::OpenOrders { session, piece }
             }
-            Question::Answer {
+            FrontRequest::Answer {
                 session,
                 ix,
                 client_seq,
             } => {
                 let message = resend::answer(market, ix, client_seq).await;
-                Order::Answer {
+                FrontMessage::Answer {
                     session,
                     client_seq,
                     message,

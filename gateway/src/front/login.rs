@@ -40,7 +40,10 @@ pub async fn admit(
     let market = &desk.market;
     check_form(market, login)?;
     let (name, failures_max) = (login.session_name.as_str(), market.config.failed_logins_max);
-    if desk.failures.is_shut_out(address, Some(name), failures_max) {
+    if desk
+        .failures
+        .is_locked_out(address, Some(name), failures_max)
+    {
         return Err(DisconnectCode::TooManyLogins);
     }
     let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {

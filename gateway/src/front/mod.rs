@@ -8,7 +8,7 @@
 //! | `state` | sessions, ring, messages that wait for durability |
 //! | `session`, `window`, `rate` | state of a session |
 //! | `report` | reports as messages of the protocol |
-//! | `desk` | questions to tokio and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `desk` | requests to tokio and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `compare` | samples of live messages compared with those of the journal |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
 //! | `server` | assembly |
@@ -51,10 +51,10 @@ use wire::{
 use self::connection::{
     Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
 };
-use self::desk::Question;
-pub use self::desk::{Order, Orders};
+use self::desk::FrontRequest;
+pub use self::desk::{FrontMessage, FrontQueue};
 use self::session::{At, Owner};
-use self::state::{Due, LAST_REPORTS, State, Told, reason_of};
+use self::state::{ClientAction, Due, LAST_REPORTS, State, reason_of};
 use crate::market::monotonic_ns;
 
 /// Unsent bytes of a connection below which a resume continues.
@@ -69,45 +69,45 @@ pub struct Front {
     endpoint: Endpoint<Conn>,
     state: State,
     commit: Commit,
-    orders: Orders,
+    queue: FrontQueue,
     /// Reused in each round.
-    told: Vec<Told>,
+    actions: Vec<ClientAction>,
     /// When a stopping front ended its connections.
     goodbye: Option<Instant>,
 }
 
 impl Front {
     /// Handles a message from tokio.
-    fn carry_out(&mut self, now: Instant, order: Order) {
-        match order {
-            Order::Login { to, outcome } => self.open(now, to, outcome),
-            Order::Limit { session, outcome } => {
+    fn on_message(&mut self, now: Instant, message: FrontMessage) {
+        match message {
+            FrontMessage::Login { to, outcome } => self.open(now, to, outcome),
+            FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
                     self.unpark(now, session.0, outcome);
                 }
             }
-            Order::Hold { session, answer } => {
+            FrontMessage::Hold { session, answer } => {
                 if self.is_current(session) {
                     self.state.sessions.row(session.0).is_setting_hold = false;
                     self.send(now, session.0, &answer.into());
                 }
             }
-            Order::Messages {
+            FrontMessage::Messages {
                 session,
                 after,
-                is_again,
+                is_retransmit,
                 outcome,
-            } => match (self.has_looked_up(session), is_again) {
+            } => match (self.has_looked_up(session), is_retransmit) {
                 (false, _) => {}
                 (true, false) => self.take_messages(now, session.0, after, outcome),
-                (true, true) => self.take_again(now, session.0, after, outcome),
+                (true, true) => self.on_retransmit_messages(now, session.0, after, outcome),
             },
-            Order::OpenOrders { session, piece } => {
+            FrontMessage::OpenOrders { session, piece } => {
                 if self.is_current(session) {
                     self.take_orders(now, session.0, piece);
                 }
             }
-            Order::Answer {
+            FrontMessage::Answer {
                 session,
                 client_seq,
                 message,
@@ -122,11 +122,11 @@ impl Front {
                     None => self.refuse(now, session.0, client_seq, RejectReason::AlreadySeen),
                 }
             }
-            Order::Instrument(spec) => {
+            FrontMessage::Instrument(spec) => {
                 self.state.instrument(spec);
                 self.broadcast(now, &spec);
             }
-            Order::Compare(sample) => {
+            FrontMessage::Compare(sample) => {
                 let sessions = &mut self.state.sessions;
                 let compared = match sessions.at(sample.session) {
                     Some(at) => {
@@ -137,15 +137,15 @@ impl Front {
                 };
                 let _ = sample.answer.send(compared);
             }
-            Order::Balances(balances) => self.take_balances(balances),
-            Order::EndUser(user, code) => {
+            FrontMessage::Balances(balances) => self.take_balances(balances),
+            FrontMessage::EndUser(user, code) => {
                 // The commands that ended the user's orders are durable: the client reads those
                 // reports before the end (B9 of the protocol's review).
                 self.read_reports(now);
                 self.release(now);
                 self.end_user(now, user, code);
             }
-            Order::Shutdown => {
+            FrontMessage::Shutdown => {
                 self.state.stopping.get_or_insert(now + LAST_REPORTS);
             }
         }
@@ -266,26 +266,28 @@ impl Front {
 
     /// Reads reports and sends what clients get at once.
     fn read_reports(&mut self, now: Instant) -> bool {
-        let mut told = std::mem::take(&mut self.told);
-        let did_work = self.state.read_reports(&mut told);
-        for told in told.drain(..) {
-            match told {
-                Told::Answered(at, stamp, report) => self.accepted(now, at, &stamp, &report),
-                Told::Refused(at, client_seq, request, reason) => {
-                    self.not_taken(now, at, client_seq, request, reason);
+        let mut actions = std::mem::take(&mut self.actions);
+        let did_work = self.state.read_reports(&mut actions);
+        for action in actions.drain(..) {
+            match action {
+                ClientAction::Answered(at, stamp, report) => {
+                    self.accepted(now, at, &stamp, &report)
                 }
-                Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
-                Told::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
+                ClientAction::Refused(at, client_seq, request, reason) => {
+                    self.on_submit_error(now, at, client_seq, request, reason);
+                }
+                ClientAction::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
+                ClientAction::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
                     self.send(now, at, &OrderToTrade { messages, allowed }.into());
                 }
-                Told::TakenOver(at, epoch) => {
+                ClientAction::TakenOver(at, epoch) => {
                     if self.state.sessions.row(at).epoch < epoch {
                         self.end_session(now, at, DisconnectCode::TakenOver);
                     }
                 }
             }
         }
-        self.told = told;
+        self.actions = actions;
         did_work
     }
 
@@ -307,26 +309,26 @@ impl Front {
     }
 
     /// Handles a request that is not in the journal, or was there before.
-    fn not_taken(
+    fn on_submit_error(
         &mut self,
         now: Instant,
         at: At,
         client_seq: u64,
         request: RequestKind,
-        not_taken: SubmitError,
+        error: SubmitError,
     ) {
-        self.state.stats.not_taken.increment(1);
-        if let SubmitError::Refused(reject) = not_taken
+        self.state.stats.submit_errors.increment(1);
+        if let SubmitError::Refused(reject) = error
             && reject.reason == RejectReason::AlreadySeen
         {
-            let seen = match reject.known {
+            let seen = match reject.details {
                 RejectDetails::ClientSeq(seen) => seen,
                 _ => 0,
             };
-            return self.answer_again(now, at, client_seq, seen);
+            return self.resend_answer(now, at, client_seq, seen);
         }
-        let reason = reason_of(not_taken);
-        let limit = match not_taken {
+        let reason = reason_of(error);
+        let limit = match error {
             // Refused by the hot thread for the session's rate.
             SubmitError::Refused(reject) if reject.reason == RejectReason::Throttle => {
                 self.state.wait_us(at).max(reject.limit())
@@ -340,7 +342,7 @@ impl Front {
     }
 
     /// Sends the original answer to a request again, under its number.
-    fn answer_again(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
+    fn resend_answer(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
         self.state.stats.resends.increment(1);
         let now_ns = self.state.monotonic_ns;
         let rate = self.state.market.config.throttle_per_s;
@@ -361,21 +363,21 @@ impl Front {
             return; // Its report is in flight.
         }
         session.rate.charge(now_ns, rate, RESEND_COST);
-        let question = Question::Answer {
+        let front_request = FrontRequest::Answer {
             session: (at, session.epoch),
             ix: session.ix,
             client_seq,
         };
-        if !self.state.look_up(at, question) {
+        if !self.state.look_up(at, front_request) {
             self.refuse(now, at, client_seq, RejectReason::AlreadySeen);
         }
     }
 
-    fn not_opened(&mut self, now: Instant, tag: u64, not_taken: SubmitError) {
+    fn not_opened(&mut self, now: Instant, tag: u64, error: SubmitError) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
-        let code = match not_taken {
+        let code = match error {
             // The self-trade group belongs to another member.
             SubmitError::Refused(reject) if reject.reason == RejectReason::NotOwner => {
                 DisconnectCode::BadField
@@ -536,13 +538,13 @@ impl Front {
             return (false, false);
         }
         if session.sent + 1 < session.window.first() {
-            let question = Question::Messages {
+            let front_request = FrontRequest::Messages {
                 session: (at, session.epoch),
                 ix: session.ix,
                 after: session.sent,
-                again_through: None,
+                retransmit_through: None,
             };
-            let is_fetching = self.state.look_up(at, question);
+            let is_fetching = self.state.look_up(at, front_request);
             self.state.sessions.row(at).is_fetching = is_fetching;
             return (false, false);
         }
@@ -608,9 +610,9 @@ impl Polled for Front {
         self.state.now_ns = self.state.market.port.clock().now_ns();
         self.state.monotonic_ns = monotonic_ns();
         let mut did_work = false;
-        while let Some(order) = self.orders.pop() {
+        while let Some(message) = self.queue.pop() {
             did_work = true;
-            self.carry_out(now, order);
+            self.on_message(now, message);
         }
         did_work |= self.read_reports(now);
         match self.endpoint.receive(now, &mut self.state) {
@@ -639,10 +641,7 @@ impl Polled for Front {
     fn has_work(&self) -> bool {
         let durable = self.commit.position();
         let is_due = self.state.due.front().is_some_and(|(at, _)| *at <= durable);
-        is_due
-            || !self.orders.is_empty()
-            || self.state.ring.has_report()
-            || self.endpoint.has_work()
+        is_due || !self.queue.is_empty() || self.state.ring.has_report() || self.endpoint.has_work()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

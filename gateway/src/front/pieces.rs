@@ -13,7 +13,7 @@ use wire::{
 };
 
 use super::connection::send_encoded;
-use super::desk::Question;
+use super::desk::FrontRequest;
 use super::session::At;
 use super::state::State;
 use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
@@ -237,11 +237,11 @@ impl Front {
             None => session.listing = None,
             Some(false) => {}
             Some(true) => {
-                let question = Question::OpenOrders {
+                let front_request = FrontRequest::OpenOrders {
                     session: (at, session.epoch),
                     listing: Box::new(listing.clone()),
                 };
-                listing.is_fetching = self.state.questions.try_send(question).is_ok();
+                listing.is_fetching = self.state.front_requests.try_send(front_request).is_ok();
             }
         }
         false
@@ -294,13 +294,13 @@ impl Front {
             return false;
         }
         if range.next < session.window.first() {
-            let question = Question::Messages {
+            let front_request = FrontRequest::Messages {
                 session: (at, session.epoch),
                 ix: session.ix,
                 after: range.next - 1,
-                again_through: Some(range.last),
+                retransmit_through: Some(range.last),
             };
-            let is_fetching = self.state.look_up(at, question);
+            let is_fetching = self.state.look_up(at, front_request);
             self.state.sessions.row(at).range = Some(Range {
                 is_fetching,
                 ..range
@@ -318,7 +318,7 @@ impl Front {
     }
 
     /// Sends messages of the range that are no longer in memory.
-    pub(super) fn take_again(
+    pub(super) fn on_retransmit_messages(
         &mut self,
         now: Instant,
         at: At,

@@ -9,7 +9,7 @@ use types::SessionIx;
 use wire::{DisconnectCode, ServerMessage, encode};
 
 use crate::market::Market;
-use crate::past::{Past, PastError};
+use crate::resend_source::{ResendError, ResendSource};
 
 /// Messages per piece.
 const PIECE_MESSAGES: usize = 16_384;
@@ -22,25 +22,27 @@ pub async fn messages(
     through: u64,
 ) -> Result<Vec<Bytes>, DisconnectCode> {
     let reading = async {
-        let past = Past::before(market, move |last| last(session).0 <= after).await?;
-        past.scan(market, Vec::new(), move |found, to, number, message| {
-            if to == session && number > after {
-                found.push(encoded(&message, number));
-            }
-            let is_last = to == session && number >= through;
-            match found.len() < PIECE_MESSAGES && !is_last {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
-            }
-        })
-        .await
+        let source =
+            ResendSource::newest_before(market, move |last| last(session).0 <= after).await?;
+        source
+            .scan(market, Vec::new(), move |found, to, number, message| {
+                if to == session && number > after {
+                    found.push(encoded(&message, number));
+                }
+                let is_last = to == session && number >= through;
+                match found.len() < PIECE_MESSAGES && !is_last {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
+            })
+            .await
     };
     match reading.await {
         // What is durable is in the journal, unless the journal was truncated.
         Ok(found) if found.is_empty() => Err(DisconnectCode::MessagesRemoved),
         Ok(found) => Ok(found),
         Err(error) if error.is_removed() => Err(DisconnectCode::MessagesRemoved),
-        Err(PastError::GivenUp) => Err(DisconnectCode::Shutdown),
+        Err(ResendError::GivenUp) => Err(DisconnectCode::Shutdown),
         Err(error) => {
             tracing::error!(%error, "cannot read the journal: session not resumed");
             Err(DisconnectCode::Internal)
@@ -52,20 +54,21 @@ pub async fn messages(
 pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -> Option<Bytes> {
     let reading = async {
         let is_before = move |last: &dyn Fn(SessionIx) -> (u64, u64)| last(session).1 < client_seq;
-        let past = Past::before_or_oldest(market, is_before).await?;
-        if past.client_seq(session) >= client_seq {
+        let source = ResendSource::newest_before_or_oldest(market, is_before).await?;
+        if source.client_seq(session) >= client_seq {
             return Ok(None);
         }
-        past.scan(market, None, move |found, to, number, message| {
-            if to == session && message.answers() == client_seq {
-                *found = Some(encoded(&message, number));
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        })
-        .await
+        source
+            .scan(market, None, move |found, to, number, message| {
+                if to == session && message.answers() == client_seq {
+                    *found = Some(encoded(&message, number));
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            })
+            .await
     };
-    let mut read: Result<_, PastError> = reading.await;
+    let mut read: Result<_, ResendError> = reading.await;
     if let Err(error) = &read
         && !error.is_removed()
     {

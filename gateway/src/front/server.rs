@@ -12,7 +12,7 @@ use transport::Endpoint;
 use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
 use types::InstrumentSpec;
 
-use super::desk::{Desk, Failures, Order, Orders, questions};
+use super::desk::{Desk, Failures, FrontMessage, FrontQueue, request_channel};
 use super::state::{RING, State};
 use super::{Conn, Front, tls};
 use crate::Error;
@@ -97,23 +97,23 @@ impl Bound {
         self,
         market: Arc<Market>,
         auth: rpc::Authenticator,
-        orders: Orders,
+        front_queue: FrontQueue,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let parker = orders.parker().clone();
+        let parker = front_queue.parker().clone();
         let failures = Arc::new(Failures::default());
-        let (asking, asked) = questions();
+        let (requests, received) = request_channel();
         let ring = market.port.rings(RING, parker.clone()).map_err(ended)?;
         market.commit.wake(parker.clone());
         let (ended_tx, mut has_ended) = oneshot::channel();
-        let state = State::new(market.clone(), asking, ring, failures.clone());
+        let state = State::new(market.clone(), requests, ring, failures.clone());
         let specs = state.specs.clone();
         let front = Front {
             endpoint: self.endpoint,
             state,
             commit: market.commit.clone(),
-            orders: orders.clone(),
-            told: Vec::new(),
+            queue: front_queue.clone(),
+            actions: Vec::new(),
             goodbye: None,
         };
         let watched = Box::new(Watched {
@@ -125,21 +125,21 @@ impl Bound {
             market: market.clone(),
             auth,
             failures,
-            orders: orders.clone(),
+            front: front_queue.clone(),
             logins: Default::default(),
         };
         let answering = CancellationToken::new();
-        let answers = tokio::spawn(desk.run(asked, answering.clone()));
+        let answers = tokio::spawn(desk.run(received, answering.clone()));
         let names = market.replica.names().clone();
         tokio::select! {
-            () = follow_instruments(&names, &orders, specs) => {}
+            () = follow_instruments(&names, &front_queue, specs) => {}
             _ = &mut has_ended => {
                 answering.cancel();
                 return Err(Error::Start("the front has ended".to_owned()));
             }
             () = shutdown.cancelled() => {}
         }
-        orders.give(Order::Shutdown).await;
+        front_queue.send(FrontMessage::Shutdown).await;
         let _ = tokio::time::timeout(GOODBYE * 2, has_ended).await;
         answering.cancel();
         let _ = answers.await;
@@ -147,8 +147,8 @@ impl Bound {
     }
 }
 
-fn ended(not_taken: sequencer::SubmitError) -> Error {
-    Error::Start(format!("the trading path refused the front: {not_taken}"))
+fn ended(error: sequencer::SubmitError) -> Error {
+    Error::Start(format!("the trading path refused the front: {error}"))
 }
 
 /// Moves the front to the thread that polls it.
@@ -164,13 +164,17 @@ fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<()
 }
 
 /// Sends the front every instrument that is new or has changed since `sent`.
-async fn follow_instruments(names: &Names, orders: &Orders, mut sent: Vec<InstrumentSpec>) {
+async fn follow_instruments(
+    names: &Names,
+    front_queue: &FrontQueue,
+    mut sent: Vec<InstrumentSpec>,
+) {
     let mut changes = names.instrument_changes();
     loop {
         let now = names.instruments();
         for (at, spec) in now.iter().enumerate() {
             if sent.get(at) != Some(spec) {
-                orders.give(Order::Instrument(*spec)).await;
+                front_queue.send(FrontMessage::Instrument(*spec)).await;
             }
         }
         sent = now;

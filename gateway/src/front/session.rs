@@ -19,7 +19,7 @@ use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 use super::balances::Unsent;
 use super::pieces::{Listing, Range};
 use super::rate::Rate;
-use super::window::{Pool, Window};
+use super::window::{PagePool, Window};
 use crate::budget::Budget;
 
 /// Index of a session in the front's table.
@@ -149,7 +149,7 @@ impl Session {
             expire_at_ns: m.expire_at_ns,
             price: (m.price_ticks != 0).then_some(Ticks(m.price_ticks)),
             quantity: Lots(m.quantity_lots),
-            pool: None,
+            hold: None,
             limit_checked: false,
             key_hash: Id128::NONE,
         })
@@ -205,7 +205,7 @@ pub struct Sessions {
     pub users: HashMap<UserIx, User>,
     /// Rate of each group's members together.
     pub groups: HashMap<MemberGroup, Rate>,
-    pub pool: Pool,
+    pub pool: PagePool,
     /// Sessions without a connection, longest first: their windows are evicted first.
     idle: VecDeque<At>,
     /// Messages kept per session.
@@ -219,7 +219,7 @@ impl Sessions {
             places: Vec::new(),
             users: HashMap::new(),
             groups: HashMap::new(),
-            pool: Pool::new(window_bytes_max),
+            pool: PagePool::new(window_bytes_max),
             idle: VecDeque::new(),
             messages_max,
         }
@@ -247,7 +247,7 @@ impl Sessions {
 
     /// Row and pool, borrowed together.
     #[inline]
-    pub fn parts(&mut self, at: At) -> (&mut Session, &mut Pool) {
+    pub fn parts(&mut self, at: At) -> (&mut Session, &mut PagePool) {
         (&mut self.rows[at], &mut self.pool)
     }
 

@@ -15,7 +15,7 @@ use transport::Key;
 use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, Question};
+use super::desk::{Failures, FrontRequest};
 use super::login::Admitted;
 use super::rate::Rate;
 use super::session::{At, Session, Sessions};
@@ -59,7 +59,7 @@ struct Closing {
 pub struct Counters {
     pub requests: Counter,
     pub throttled: Counter,
-    pub not_taken: Counter,
+    pub submit_errors: Counter,
     pub resends: Counter,
     pub logins: Counter,
     pub slow_consumers: Counter,
@@ -73,7 +73,7 @@ impl Counters {
         Self {
             requests: metrics::counter!("trading_requests_total"),
             throttled: metrics::counter!("trading_requests_throttled_total"),
-            not_taken: metrics::counter!("trading_requests_not_taken_total"),
+            submit_errors: metrics::counter!("trading_requests_not_taken_total"),
             resends: metrics::counter!("trading_answers_resent_total"),
             logins: metrics::counter!("trading_logins_total"),
             slow_consumers: metrics::counter!("trading_slow_consumers_total"),
@@ -85,7 +85,7 @@ impl Counters {
 
 pub struct State {
     pub market: Arc<Market>,
-    pub questions: mpsc::Sender<Question>,
+    pub front_requests: mpsc::Sender<FrontRequest>,
     pub ring: RingPort,
     pub in_flight: usize,
     pub sessions: Sessions,
@@ -123,7 +123,7 @@ pub struct State {
 impl State {
     pub fn new(
         market: Arc<Market>,
-        questions: mpsc::Sender<Question>,
+        front_requests: mpsc::Sender<FrontRequest>,
         ring: RingPort,
         failures: Arc<Failures>,
     ) -> Self {
@@ -132,7 +132,7 @@ impl State {
         Self {
             specs: market.replica.names().instruments(),
             market,
-            questions,
+            front_requests,
             ring,
             in_flight: 0,
             sessions,
@@ -246,8 +246,8 @@ impl State {
         did_work
     }
 
-    /// Reads the available reports. `told` receives what concerns a client at once.
-    pub fn read_reports(&mut self, told: &mut Vec<Told>) -> bool {
+    /// Reads the available reports. `actions` receives what a client is sent at once.
+    pub fn read_reports(&mut self, actions: &mut Vec<ClientAction>) -> bool {
         let Self {
             market,
             ring,
@@ -272,7 +272,7 @@ impl State {
                 if report.client_seq > session.answered {
                     session.answered = report.client_seq;
                     *in_flight = in_flight.saturating_sub(1);
-                    told.push(Told::Answered(at, *stamp, *report));
+                    actions.push(ClientAction::Answered(at, *stamp, *report));
                 }
             }
             Report::NotSubmitted {
@@ -285,11 +285,11 @@ impl State {
                 if let Some(ended) = closing.remove(tag) {
                     closings.extend((*reason == SubmitError::Busy).then_some(ended));
                 } else if logins.contains_key(tag) {
-                    told.push(Told::NotOpened(*tag, *reason));
+                    actions.push(ClientAction::NotOpened(*tag, *reason));
                 } else {
                     *in_flight = in_flight.saturating_sub(1);
                     if let Some(at) = sessions.at(*session) {
-                        told.push(Told::Refused(at, *client_seq, *request, *reason));
+                        actions.push(ClientAction::Refused(at, *client_seq, *request, *reason));
                     }
                 }
             }
@@ -305,11 +305,11 @@ impl State {
             }
             Report::OrderToTrade(session, ratio) => {
                 let at = sessions.at(*session);
-                told.extend(at.map(|at| Told::OrderToTrade(at, *ratio)));
+                actions.extend(at.map(|at| ClientAction::OrderToTrade(at, *ratio)));
             }
             Report::TakenOver { session, epoch } => {
                 let at = sessions.at(*session);
-                told.extend(at.map(|at| Told::TakenOver(at, *epoch)));
+                actions.extend(at.map(|at| ClientAction::TakenOver(at, *epoch)));
             }
         });
         match read {
@@ -331,15 +331,15 @@ fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &m
 }
 
 impl State {
-    /// Asks for what has left a session's window; false when its user has too many such questions
+    /// Asks for what has left a session's window; false when its user has too many such requests
     /// in flight. Each reads the journal from a checkpoint on, two at a time: without the limit,
-    /// one user's questions would delay the logins and resumes of all others.
-    pub fn look_up(&mut self, at: At, question: Question) -> bool {
+    /// one user's requests would delay the logins and resumes of all others.
+    pub fn look_up(&mut self, at: At, front_request: FrontRequest) -> bool {
         let user = self.sessions.row(at).user;
         if !self.looked_up.begin(user) {
             return false;
         }
-        let is_asked = self.questions.try_send(question).is_ok();
+        let is_asked = self.front_requests.try_send(front_request).is_ok();
         if !is_asked {
             self.looked_up.end(user);
         }
@@ -404,8 +404,8 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
     }
 }
 
-/// What a report means for a client at once.
-pub enum Told {
+/// What a client is sent at once because of a report.
+pub enum ClientAction {
     /// A request was admitted and matched.
     Answered(At, Stamp, Message),
     /// A request was not seen, or was seen before.
@@ -416,8 +416,8 @@ pub enum Told {
 }
 
 /// The reason in an unnumbered refusal.
-pub fn reason_of(not_taken: SubmitError) -> RejectReason {
-    match not_taken {
+pub fn reason_of(error: SubmitError) -> RejectReason {
+    match error {
         SubmitError::Busy => RejectReason::Busy,
         SubmitError::Stopping | SubmitError::JournalFailed => RejectReason::NotReady,
         SubmitError::Refused(reject) => reject.reason,

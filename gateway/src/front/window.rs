@@ -26,13 +26,13 @@ struct Page {
 }
 
 /// Pages for the windows of all sessions.
-pub struct Pool {
+pub struct PagePool {
     pages: Vec<Page>,
     free: Vec<u32>,
     pages_max: usize,
 }
 
-impl Pool {
+impl PagePool {
     /// Room for about `bytes_max` bytes of messages.
     pub fn new(bytes_max: usize) -> Self {
         Self {
@@ -106,7 +106,13 @@ impl Window {
     }
 
     /// Keeps the next message, encoded for channel 0.
-    pub fn push(&mut self, pool: &mut Pool, number: u64, message: &ServerMessage, answers: u64) {
+    pub fn push(
+        &mut self,
+        pool: &mut PagePool,
+        number: u64,
+        message: &ServerMessage,
+        answers: u64,
+    ) {
         assert_eq!(number, self.last + 1, "a session's numbers have no gap");
         let end = self.skip + self.count;
         if end == self.pages.len() * PLACES {
@@ -123,7 +129,7 @@ impl Window {
     }
 
     /// The bytes of a kept message.
-    pub fn get<'a>(&self, pool: &'a Pool, number: u64) -> &'a [u8] {
+    pub fn get<'a>(&self, pool: &'a PagePool, number: u64) -> &'a [u8] {
         let (page, at) = self.place(number);
         let page = &pool.pages[self.pages[page] as usize];
         let place = &page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
@@ -131,7 +137,7 @@ impl Window {
     }
 
     /// Compares a kept message with one encoded for channel 0.
-    pub fn compare(&self, pool: &Pool, number: u64, bytes: &[u8]) -> Compared {
+    pub fn compare(&self, pool: &PagePool, number: u64, bytes: &[u8]) -> Compared {
         if number < self.first() || number > self.last {
             return Compared::NotKept;
         }
@@ -142,7 +148,7 @@ impl Window {
     }
 
     /// Number of the kept message that answers a request. Cost: logarithmic in the window's length.
-    pub fn answer(&self, pool: &Pool, client_seq: u64) -> Option<u64> {
+    pub fn answer(&self, pool: &PagePool, client_seq: u64) -> Option<u64> {
         let (mut low, mut high) = (self.first(), self.last + 1);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -165,13 +171,13 @@ impl Window {
         None
     }
 
-    fn answers(&self, pool: &Pool, number: u64) -> u64 {
+    fn answers(&self, pool: &PagePool, number: u64) -> u64 {
         let (page, at) = self.place(number);
         pool.pages[self.pages[page] as usize].answers[at]
     }
 
     /// Drops the oldest page's messages, but none after `through`; true when a page was freed.
-    pub fn shrink(&mut self, pool: &mut Pool, through: u64) -> bool {
+    pub fn shrink(&mut self, pool: &mut PagePool, through: u64) -> bool {
         let goes = (PLACES - self.skip).min(self.count);
         if goes == 0 || self.first() + goes as u64 - 1 > through {
             return false;
@@ -184,7 +190,7 @@ impl Window {
     }
 
     /// Drops every message up to `through`, in whole pages.
-    pub fn clear(&mut self, pool: &mut Pool, through: u64) {
+    pub fn clear(&mut self, pool: &mut PagePool, through: u64) {
         while self.shrink(pool, through) {}
     }
 }
@@ -208,14 +214,14 @@ mod tests {
 
     #[test]
     fn messages_are_found_by_number_and_by_request_until_they_are_forgotten() {
-        let mut pool = Pool::new(1 << 20);
+        let mut pool = PagePool::new(1 << 20);
         let mut window = Window::after(10);
         // Every third message answers a request; requests have gaps.
         for number in 11..=400u64 {
             let answers = if number % 3 == 0 { number * 10 } else { 0 };
             window.push(&mut pool, number, &message(number), answers);
         }
-        let check = |window: &Window, pool: &Pool| {
+        let check = |window: &Window, pool: &PagePool| {
             for number in window.first()..=window.last {
                 let bytes = window.get(pool, number);
                 let (header, found) = wire::parse::<ServerMessage>(bytes).unwrap().unwrap();
@@ -249,7 +255,7 @@ mod tests {
 
     #[test]
     fn freed_pages_are_reused() {
-        let mut pool = Pool::new(0);
+        let mut pool = PagePool::new(0);
         let (mut one, mut other) = (Window::default(), Window::default());
         for round in 0..50u64 {
             for number in 1..=320 {

@@ -21,11 +21,11 @@ use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
 use types::RejectReason::{DuplicateRequest, HoldInUse};
 use types::command::BlockCause;
-use types::{AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, UserIx, derived};
+use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, derived};
 use uuid::Uuid;
 
 pub use release::release_to_holder;
-use release::{give_back_now, released};
+use release::{release_when_settled, released};
 
 use crate::market::{Asset, Market, SOURCE};
 use crate::orders::Answered;
@@ -80,8 +80,8 @@ async fn open_in_turn(
     asset: &Asset,
     new: &NewTrading,
 ) -> Result<HoldView, Status> {
-    if let Some((hold, pool)) = market.default_pool(user, asset.ix).await? {
-        if pool.hold_id == new.hold_id {
+    if let Some((hold, balance)) = market.default_hold(user, asset.ix).await? {
+        if balance.hold_id == new.hold_id {
             return view(market, hold).await;
         }
         return Err(rpc::status::already_exists(
@@ -107,7 +107,7 @@ async fn open_in_turn(
     if !hold.is_active() {
         return Err(refusal::request_expired());
     }
-    let kind = PoolKind::Trading;
+    let kind = HoldKind::Trading;
     let hold = bring_up(market, user, asset, kind, &hold, new.key_hash).await?;
     view(market, hold).await
 }
@@ -121,23 +121,23 @@ pub async fn bring_up(
     market: &Market,
     user: UserIx,
     asset: &Asset,
-    kind: PoolKind,
+    kind: HoldKind,
     hold: &Hold,
     key_hash: Id128,
 ) -> Result<HoldIx, Status> {
     let given = asset.minor(hold.amount)?;
     for _ in 0..FUNDING_TRIES {
         let known = market.state(|state| state.hold_of(hold.hold_id)).await?;
-        if let Some(pool) = known {
-            if pool.closed {
+        if let Some(market_hold) = known {
+            if market_hold.closed {
                 return Err(refusal::request_expired());
             }
-            if given <= pool.funded {
-                return Ok(pool.hold);
+            if given <= market_hold.funded {
+                return Ok(market_hold.hold);
             }
         }
         let (funded, funding_seq) =
-            known.map_or((Minor::ZERO, 0), |pool| (pool.funded, pool.funding_seq));
+            known.map_or((Minor::ZERO, 0), |hold| (hold.funded, hold.funding_seq));
         let request = Request::Fund(FundRequest {
             hold_id: hold.hold_id,
             kind,
@@ -148,14 +148,14 @@ pub async fn bring_up(
             key_hash,
         });
         // Refused if the hold has changed meanwhile: compute again.
-        if let Some(record) = market.ask_unless(request, &[DuplicateRequest]).await? {
+        if let Some(record) = market.submit_unless(request, &[DuplicateRequest]).await? {
             return match record.command.command {
                 types::Command::Fund(fund) => Ok(fund.hold),
                 _ => unreachable!("Fund is journalled as Fund"),
             };
         }
     }
-    Err(refusal::not_taken(&SubmitError::Busy))
+    Err(refusal::submit_error(&SubmitError::Busy))
 }
 
 /// AdjustTradingHold: sets the undrawn amount, once per key.
@@ -166,8 +166,8 @@ pub async fn adjust(
     target: Minor,
     key_hash: Id128,
 ) -> Result<Answered<HoldView>, Status> {
-    let pool = pool_row(market, hold).await?;
-    let _turn = market.funding_turn(pool.user).await;
+    let balance = balance_of(market, hold).await?;
+    let _turn = market.funding_turn(balance.user).await;
     // The previous lock holder may have been this very call: its command is durable.
     market.passed(market.commit.position()).await?;
     if market.answered(key_hash).await?.is_some() {
@@ -189,23 +189,23 @@ async fn set_in_turn(
     key: &str,
     key_hash: Id128,
 ) -> Result<HoldView, Status> {
-    let pool = pool_row(market, hold).await?;
-    if pool.closed {
+    let balance = balance_of(market, hold).await?;
+    if balance.closed {
         return Err(refusal::hold_not_found());
     }
-    let asset = market.asset_of(pool.asset);
-    if target > pool.free {
-        let more = target - pool.free;
-        grow(market, context, &pool, &asset, more, key, key_hash).await?;
-    } else if target < pool.free {
+    let asset = market.asset_of(balance.asset);
+    if target > balance.undrawn {
+        let more = target - balance.undrawn;
+        grow(market, context, &balance, &asset, more, key, key_hash).await?;
+    } else if target < balance.undrawn {
         let request = Request::Defund {
             hold,
-            amount_minor: pool.free - target,
-            funding_seq: pool.funding_seq + 1,
+            amount_minor: balance.undrawn - target,
+            funding_seq: balance.funding_seq + 1,
             key_hash,
         };
-        let record = market.ask_durable(request).await?;
-        released(market, pool.hold_id, record.command.sequence).await;
+        let record = market.submit_durable(request).await?;
+        released(market, balance.hold_id, record.command.sequence).await;
     }
     view(market, hold).await
 }
@@ -223,8 +223,8 @@ pub async fn cover(
     new: &NewHold<'_>,
 ) -> Result<(), Status> {
     for _ in 0..FUNDING_TRIES {
-        let balance = market.ledger.balance(context, new.subaccount_id).await?;
-        let available = asset.minor(balance.available)?;
+        let subaccount = market.ledger.balance(context, new.subaccount_id).await?;
+        let available = asset.minor(subaccount.available)?;
         let needed = new.amount.minor;
         if available >= needed {
             return Ok(());
@@ -233,50 +233,51 @@ pub async fn cover(
             return Ok(());
         }
         let missing = needed - available.or_zero();
-        let pool = market.default_pool(user, asset.ix).await?;
-        let Some((hold, pool)) = pool.filter(|(_, pool)| pool.free >= missing) else {
-            let pool = pool.as_ref().map(|(_, pool)| pool);
-            return Err(short(market, context, user_id, asset, needed, pool).await);
+        let balance = market.default_hold(user, asset.ix).await?;
+        let Some((hold, balance)) = balance.filter(|(_, balance)| balance.undrawn >= missing)
+        else {
+            let balance = balance.as_ref().map(|(_, balance)| balance);
+            return Err(short(market, context, user_id, asset, needed, balance).await);
         };
         let request = Request::Defund {
             hold,
             amount_minor: missing,
-            funding_seq: pool.funding_seq + 1,
+            funding_seq: balance.funding_seq + 1,
             key_hash: Id128::NONE,
         };
         // Refused if orders have drawn on the hold meanwhile, or it has changed: read again.
         let unless = [DuplicateRequest, HoldInUse];
-        if let Some(record) = market.ask_unless(request, &unless).await? {
-            give_back_now(market, pool.hold_id, record.command.sequence).await?;
+        if let Some(record) = market.submit_unless(request, &unless).await? {
+            release_when_settled(market, balance.hold_id, record.command.sequence).await?;
         }
     }
-    Err(refusal::not_taken(&SubmitError::Busy))
+    Err(refusal::submit_error(&SubmitError::Busy))
 }
 
 /// Adds available money to a hold.
 pub async fn grow(
     market: &Market,
     context: &Context,
-    pool: &HoldBalance,
+    balance: &HoldBalance,
     asset: &Asset,
     amount: Minor,
     key: &str,
     key_hash: Id128,
 ) -> Result<(), Status> {
-    let user_id = user_id(market, pool.user);
-    let key = format!("grow:{}:{key}", pool.hold_id);
+    let user_id = user_id(market, balance.user);
+    let key = format!("grow:{}:{key}", balance.hold_id);
     let (change, added) = (HoldChange::Grow, asset.amount(amount));
     let grown = market
         .ledger
-        .change_hold(context, &key, pool.hold_id, change, added, "");
+        .change_hold(context, &key, balance.hold_id, change, added, "");
     match grown.await {
         Err(error) if is_insufficient(&error) => {
-            return Err(short(market, context, &user_id, asset, amount, Some(pool)).await);
+            return Err(short(market, context, &user_id, asset, amount, Some(balance)).await);
         }
         other => other?,
     }
-    let hold = ledger_hold(market, context, pool.hold_id).await?;
-    bring_up(market, pool.user, asset, pool.kind, &hold, key_hash).await?;
+    let hold = ledger_hold(market, context, balance.hold_id).await?;
+    bring_up(market, balance.user, asset, balance.kind, &hold, key_hash).await?;
     Ok(())
 }
 
@@ -292,7 +293,7 @@ pub async fn open_or_set(
     let _turn = market.funding_turn(user).await;
     // Another login of the user may have opened it just now.
     let hold_id = Id128::from_u128(Uuid::now_v7().as_u128());
-    if let Some((hold, _)) = market.default_pool(user, asset.ix).await? {
+    if let Some((hold, _)) = market.default_hold(user, asset.ix).await? {
         let key = hold_id.to_string();
         return set_in_turn(market, context, hold, target, &key, Id128::NONE).await;
     }
@@ -310,18 +311,18 @@ pub async fn close(
     hold: HoldIx,
     key_hash: Id128,
 ) -> Result<HoldView, Status> {
-    let pool = pool_row(market, hold).await?;
-    let _turn = market.funding_turn(pool.user).await;
-    let pool = pool_row(market, hold).await?;
-    if !pool.closed {
+    let balance = balance_of(market, hold).await?;
+    let _turn = market.funding_turn(balance.user).await;
+    let balance = balance_of(market, hold).await?;
+    if !balance.closed {
         let record = market
-            .ask_durable(Request::CloseHold {
+            .submit_durable(Request::CloseHold {
                 hold,
-                funding_seq: pool.funding_seq + 1,
+                funding_seq: balance.funding_seq + 1,
                 key_hash,
             })
             .await?;
-        released(market, pool.hold_id, record.command.sequence).await;
+        released(market, balance.hold_id, record.command.sequence).await;
     }
     view(market, hold).await
 }
@@ -349,21 +350,21 @@ async fn close_if(
     hold: HoldIx,
     still: impl FnOnce(&State) -> bool,
 ) -> Result<(), Status> {
-    let pool = pool_row(market, hold).await?;
-    let _turn = market.funding_turn(pool.user).await;
-    let pool = pool_row(market, hold).await?;
-    if pool.closed || pool.open_orders > 0 || !market.replica.read(still) {
+    let balance = balance_of(market, hold).await?;
+    let _turn = market.funding_turn(balance.user).await;
+    let balance = balance_of(market, hold).await?;
+    if balance.closed || balance.open_orders > 0 || !market.replica.read(still) {
         return Ok(());
     }
     let request = Request::CloseHold {
         hold,
-        funding_seq: pool.funding_seq + 1,
+        funding_seq: balance.funding_seq + 1,
         key_hash: Id128::NONE,
     };
     let unless = [DuplicateRequest, HoldInUse];
-    if let Some(record) = market.ask_unless(request, &unless).await? {
+    if let Some(record) = market.submit_unless(request, &unless).await? {
         let (own, sequence) = (market.clone(), record.command.sequence);
-        tokio::spawn(async move { released(&own, pool.hold_id, sequence).await });
+        tokio::spawn(async move { released(&own, balance.hold_id, sequence).await });
     }
     Ok(())
 }
@@ -387,8 +388,8 @@ pub async fn list(
         };
         let newest_first = state.trading_holds().rev().filter(is_of).take(rows);
         let viewed = newest_first.filter_map(|hold| {
-            let pool = admission.pool(hold.hold)?;
-            Some((hold.hold, view_of(admission, pool)))
+            let balance = admission.hold(hold.hold)?;
+            Some((hold.hold, view_of(admission, balance)))
         });
         viewed.collect()
     });
@@ -432,8 +433,8 @@ pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), 
         .state(|state| {
             let admission = state.core().admission();
             let hold = admission.hold_ix(id)?;
-            let pool = admission.pool(hold)?;
-            (pool.kind == PoolKind::Trading).then(|| (hold, view_of(admission, pool)))
+            let balance = admission.hold(hold)?;
+            (balance.kind == HoldKind::Trading).then(|| (hold, view_of(admission, balance)))
         })
         .await?;
     found.ok_or_else(refusal::hold_not_found)
@@ -443,36 +444,36 @@ async fn view(market: &Market, hold: HoldIx) -> Result<HoldView, Status> {
     let view = market
         .state(|state| {
             let admission = state.core().admission();
-            Some(view_of(admission, admission.pool(hold)?))
+            Some(view_of(admission, admission.hold(hold)?))
         })
         .await?;
     view.ok_or_else(refusal::hold_not_found)
 }
 
-fn view_of(admission: &Admission, pool: &HoldBalance) -> HoldView {
-    let asset = match pool.asset.instrument() {
+fn view_of(admission: &Admission, balance: &HoldBalance) -> HoldView {
+    let asset = match balance.asset.instrument() {
         None => Asset::MONEY,
-        Some(ix) => Asset::units(*admission.spec(ix).expect("a pool's instrument is known")),
+        Some(ix) => Asset::units(*admission.spec(ix).expect("a hold's instrument is known")),
     };
     let user_id = admission
-        .user(pool.user)
-        .expect("a pool's user is bound")
+        .user(balance.user)
+        .expect("a hold's user is bound")
         .id
         .to_string();
     HoldView {
-        hold_id: pool.hold_id,
+        hold_id: balance.hold_id,
         subaccount_id: asset.subaccount(&user_id),
         user_id,
         instrument_id: asset.id().to_owned(),
-        undrawn: Decimal::from_minor(pool.free.0, asset.decimals()),
-        drawn: Decimal::from_minor(pool.reserved.0, asset.decimals()),
-        closed: pool.closed,
+        undrawn: Decimal::from_minor(balance.undrawn.0, asset.decimals()),
+        drawn: Decimal::from_minor(balance.reserved.0, asset.decimals()),
+        closed: balance.closed,
     }
 }
 
-pub async fn pool_row(market: &Market, hold: HoldIx) -> Result<HoldBalance, Status> {
-    let pool = market.state(|state| state.core().admission().pool(hold).copied());
-    pool.await?.ok_or_else(refusal::hold_not_found)
+pub async fn balance_of(market: &Market, hold: HoldIx) -> Result<HoldBalance, Status> {
+    let balance = market.state(|state| state.core().admission().hold(hold).copied());
+    balance.await?.ok_or_else(refusal::hold_not_found)
 }
 
 fn user_id(market: &Market, user: UserIx) -> String {
@@ -501,7 +502,7 @@ pub async fn short(
     user_id: &str,
     asset: &Asset,
     required: Minor,
-    pool: Option<&HoldBalance>,
+    balance: Option<&HoldBalance>,
 ) -> Status {
     let digits = asset.decimals();
     let subaccount_id = asset.subaccount(user_id);
@@ -510,15 +511,15 @@ pub async fn short(
         ..Shortfall::default()
     };
     // The figures explain the refusal, which is returned without them too.
-    if let Ok(balance) = market.ledger.balance(context, &subaccount_id).await {
-        short.balance = balance.balance;
-        short.held = balance.held;
-        short.unsettled = balance.unsettled;
-        short.available = balance.available;
+    if let Ok(subaccount) = market.ledger.balance(context, &subaccount_id).await {
+        short.balance = subaccount.balance;
+        short.held = subaccount.held;
+        short.unsettled = subaccount.unsettled;
+        short.available = subaccount.available;
     }
-    if let Some(pool) = pool {
-        short.undrawn = Decimal::from_minor(pool.free.0, digits);
-        short.drawn = Decimal::from_minor(pool.reserved.0, digits);
+    if let Some(balance) = balance {
+        short.undrawn = Decimal::from_minor(balance.undrawn.0, digits);
+        short.drawn = Decimal::from_minor(balance.reserved.0, digits);
     }
     refusal::insufficient_balance(&short)
 }

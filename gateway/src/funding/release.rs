@@ -7,45 +7,45 @@ use replica::Hold;
 use rpc::Context;
 use service_clients::ledger::HoldChange;
 use tonic::Status;
-use types::{Id128, Minor, PoolKind, Sequence};
+use types::{HoldKind, Id128, Minor, Sequence};
 
 use super::{ledger_hold, user_id};
 use crate::market::Market;
 use crate::refusal;
 
 /// Time limit of one wait for settlement: if it has ended, tasks and locks must not pile up.
-const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
+const RELEASE_MAX: Duration = Duration::from_secs(30);
 
 /// Releases in the ledger what the journal has taken out of a hold: all of a closed one, the
 /// defunded part of an open one. Waits for settlement, since before it part of the money may still
 /// be in the hold of an order that was just cancelled. Idempotent: the missing amount is computed
 /// from both sides, and the keys derive from it.
 pub async fn release_to_holder(market: &Market, hold_id: Id128) -> Result<(), Status> {
-    let Some(pool) = market.hold_of(hold_id) else {
+    let Some(market_hold) = market.hold_of(hold_id) else {
         return Ok(());
     };
-    if pool.taken_at == Sequence::ZERO || settlement_releases(&pool) {
+    if market_hold.taken_at == Sequence::ZERO || settlement_releases(&market_hold) {
         return Ok(());
     }
-    market.posted(pool.taken_at).await?;
+    market.posted(market_hold.taken_at).await?;
     // Two calls that read the same figures would both release the difference.
     let _one_at_a_time = market.release_lock.lock().await;
-    let Some(pool) = market.hold_of(hold_id) else {
+    let Some(market_hold) = market.hold_of(hold_id) else {
         return Ok(());
     };
-    if !market.is_posted(pool.taken_at) {
+    if !market.is_posted(market_hold.taken_at) {
         // More was taken meanwhile: the call that took it releases it.
         return Ok(());
     }
-    let asset = market.asset_of(pool.asset);
-    let user_id = user_id(market, pool.user);
+    let asset = market.asset_of(market_hold.asset);
+    let user_id = user_id(market, market_hold.user);
     let mut context = Context::new("market");
     context.user_id = user_id;
     let hold = ledger_hold(market, &context, hold_id).await?;
     if !hold.is_active() {
         return Ok(());
     }
-    if pool.closed {
+    if market_hold.closed {
         let released = market.ledger.release_hold(&context, hold_id, &hold.reason);
         return match released.await {
             Err(error) if error.reason().as_deref() != Some("HOLD_NOT_ACTIVE") => Err(error.into()),
@@ -53,13 +53,13 @@ pub async fn release_to_holder(market: &Market, hold_id: Id128) -> Result<(), St
             Ok(()) | Err(_) => Ok(()),
         };
     }
-    let missing = pool.defunded - asset.minor(hold.released)?;
+    let missing = market_hold.defunded - asset.minor(hold.released)?;
     if missing <= Minor::ZERO {
         return Ok(());
     }
     // The stored form of the key: a repeat after an upgrade must find it.
     const ACTION: &str = concat!("give", " back");
-    let key = format!("{ACTION}:{hold_id}:{}", pool.defunded);
+    let key = format!("{ACTION}:{hold_id}:{}", market_hold.defunded);
     let (change, missing) = (HoldChange::Shrink, asset.amount(missing));
     let shrunk = market
         .ledger
@@ -68,12 +68,12 @@ pub async fn release_to_holder(market: &Market, hold_id: Id128) -> Result<(), St
 }
 
 /// Settlement releases the hold of an order that reached the journal.
-pub fn settlement_releases(pool: &Hold) -> bool {
-    pool.kind == PoolKind::Order && pool.orders > 0
+pub fn settlement_releases(hold: &Hold) -> bool {
+    hold.kind == HoldKind::Order && hold.orders > 0
 }
 
 /// Releases and waits for the end. The release continues if the caller stops waiting.
-pub(super) async fn give_back_now(
+pub(super) async fn release_when_settled(
     market: &Arc<Market>,
     hold_id: Id128,
     sequence: Sequence,
@@ -84,7 +84,7 @@ pub(super) async fn give_back_now(
             own.passed(sequence).await?;
             release_to_holder(&own, hold_id).await
         };
-        let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
+        let given = tokio::time::timeout(RELEASE_MAX, given).await;
         // The sweeper continues.
         given.unwrap_or_else(|_| Err(rpc::status::unavailable("Settlement", 1_000)))
     });
@@ -97,7 +97,7 @@ pub(super) async fn give_back_now(
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
     let release_lock = tokio::spawn(async move {
-        if let Err(status) = give_back_now(&own, hold_id, sequence).await {
+        if let Err(status) = release_when_settled(&own, hold_id, sequence).await {
             // The sweeper retries.
             tracing::warn!(%status, %hold_id, "release of a trading hold pending: the sweeper retries");
         }

@@ -6,8 +6,8 @@ use sequencer::{Record, SubmitError};
 use tonic::Status;
 use types::command::MassScope;
 use types::{
-    CancelReason, Decimal, Event, EventEnvelope, Handle, Id128, InstrumentSpec, Lots, Minor,
-    PoolKind, RejectReason, SessionIx, Side, Ticks, UserIx, derived,
+    CancelReason, Decimal, Event, EventEnvelope, Handle, HoldKind, Id128, InstrumentSpec, Lots,
+    Minor, RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
 use super::{Actor, Answered, find, shown};
@@ -43,15 +43,15 @@ pub async fn cancel(
         reason,
         key_hash,
     });
-    let record = match market.ask(request).await {
+    let record = match market.submit(request).await {
         Ok(record) => record,
-        Err(error) => match gone_or_before(market, &error, key_hash).await? {
+        Err(error) => match map_change_error(market, &error, key_hash).await? {
             Some(answered) => return Ok(answered),
-            None => return Err(refusal::not_taken(&error)),
+            None => return Err(refusal::submit_error(&error)),
         },
     };
     let row = shown(market, &record, &row.order_id).await?;
-    refuse_if_gone(&record)?;
+    check_change_result(&record)?;
     Ok(Answered::now(row))
 }
 
@@ -112,14 +112,14 @@ pub async fn amend(
     };
     let mut grown = false;
     let record = loop {
-        let error = match market.ask(Request::Amend(request)).await {
+        let error = match market.submit(Request::Amend(request)).await {
             Ok(record) => break record,
             Err(error) => error,
         };
         let SubmitError::Refused(reject) = &error else {
-            return Err(refusal::not_taken(&error));
+            return Err(refusal::submit_error(&error));
         };
-        match (reject.reason, reject.known) {
+        match (reject.reason, reject.details) {
             (RejectReason::LimitExceeded, _) if !request.limit_checked => {
                 let quantity = change
                     .quantity
@@ -131,19 +131,19 @@ pub async fn amend(
                     .await?;
                 request.limit_checked = true;
             }
-            (RejectReason::InsufficientBalance, RejectDetails::Balance { free, main, fee }) => {
-                let short = main + fee - free;
+            (RejectReason::InsufficientBalance, RejectDetails::Balance { undrawn, main, fee }) => {
+                let short = main + fee - undrawn;
                 cover_growth(market, context, row, handle, short, grown).await?;
                 grown = true;
             }
-            _ => match gone_or_before(market, &error, key_hash).await? {
+            _ => match map_change_error(market, &error, key_hash).await? {
                 Some(answered) => return Ok(answered),
-                None => return Err(refusal::not_taken(&error)),
+                None => return Err(refusal::submit_error(&error)),
             },
         }
     };
     let row = shown(market, &record, &row.order_id).await?;
-    refuse_if_gone(&record)?;
+    check_change_result(&record)?;
     Ok(Answered::now(row))
 }
 
@@ -176,22 +176,22 @@ async fn cover_growth(
     short: Minor,
     grown: bool,
 ) -> Result<(), Status> {
-    let pool = market.state(|state| {
+    let balance = market.state(|state| {
         let admission = state.core().admission();
-        admission.pool(admission.order(handle)?.pool).copied()
+        admission.hold(admission.order(handle)?.hold).copied()
     });
-    let pool = pool.await?.ok_or_else(refusal::order_not_open)?;
-    let asset = market.asset_of(pool.asset);
-    if grown || pool.kind != PoolKind::Order {
+    let balance = balance.await?.ok_or_else(refusal::order_not_open)?;
+    let asset = market.asset_of(balance.asset);
+    if grown || balance.kind != HoldKind::Order {
         return Err(
-            funding::short(market, context, &row.user_id, &asset, short, Some(&pool)).await,
+            funding::short(market, context, &row.user_id, &asset, short, Some(&balance)).await,
         );
     }
-    let _turn = market.funding_turn(pool.user).await;
+    let _turn = market.funding_turn(balance.user).await;
     funding::grow(
         market,
         context,
-        &pool,
+        &balance,
         &asset,
         short,
         &context.idempotency_key,
@@ -253,10 +253,10 @@ pub(super) async fn cancel_all(
     request: Request,
     key_hash: Id128,
 ) -> Result<Answered<u32>, Status> {
-    let record = match market.ask(request).await {
+    let record = match market.submit(request).await {
         Ok(record) => record,
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            if !matches!(reject.known, RejectDetails::Request(_)) {
+            if !matches!(reject.details, RejectDetails::Request(_)) {
                 market.note_answered(key_hash).await?;
                 return Ok(Answered::now(0));
             }
@@ -265,7 +265,7 @@ pub(super) async fn cancel_all(
                 answer.map_or(0, |answer| answer.cancelled),
             ));
         }
-        Err(error) => return Err(refusal::not_taken(&error)),
+        Err(error) => return Err(refusal::submit_error(&error)),
     };
     market.written(record.command.sequence).await?;
     let is_end = |e: &&EventEnvelope| matches!(e.event, Event::Cancelled(_));
@@ -294,7 +294,7 @@ async fn answered_order(
 
 /// Answers to refusals that are no plain errors: the order has ended (its handle is no longer in
 /// use), or the call was answered before.
-async fn gone_or_before(
+async fn map_change_error(
     market: &Market,
     error: &SubmitError,
     key_hash: Id128,
@@ -313,7 +313,7 @@ async fn gone_or_before(
 }
 
 /// Fails if the book found the order ended or refused the change.
-fn refuse_if_gone(record: &Record) -> Result<(), Status> {
+fn check_change_result(record: &Record) -> Result<(), Status> {
     for envelope in &record.events {
         match &envelope.event {
             Event::CancelRejected(_) => return Err(refusal::order_not_open()),

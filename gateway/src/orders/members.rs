@@ -34,7 +34,7 @@ pub async fn set_bounds(
         bounds,
         key_hash,
     });
-    ask(market, request).await
+    submit(market, request).await
 }
 
 /// Puts a user into a group, or with [`MemberGroup::NONE`] into none. The user's sessions count in
@@ -50,17 +50,17 @@ pub async fn set_group(
         group,
         key_hash,
     });
-    ask(market, request).await
+    submit(market, request).await
 }
 
-async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> {
-    match market.ask(request).await {
+async fn submit(market: &Market, request: Request) -> Result<Answered<()>, Status> {
+    match market.submit(request).await {
         Ok(record) => {
             market.durable(record.command.sequence).await?;
             Ok(Answered::now(()))
         }
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            match reject.known {
+            match reject.details {
                 RejectDetails::Request(seen) => {
                     market.durable(seen.sequence).await?;
                     Ok(Answered::before(()))
@@ -72,6 +72,6 @@ async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> 
                 }
             }
         }
-        Err(error) => Err(refusal::not_taken(&error)),
+        Err(error) => Err(refusal::submit_error(&error)),
     }
 }

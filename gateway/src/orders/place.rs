@@ -13,7 +13,7 @@ use sequencer::{Record, SubmitError};
 use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
-    Done, HoldIx, Id128, InstrumentSpec, Minor, PoolKind, RejectReason, Side, Ticks, derived,
+    FillTotals, HoldIx, HoldKind, Id128, InstrumentSpec, Minor, RejectReason, Side, Ticks, derived,
     reserve,
 };
 
@@ -39,7 +39,7 @@ struct Placing<'a> {
 }
 
 /// Outcome of a submitted order.
-enum Asked {
+enum SubmitOutcome {
     Entered(Record),
     /// Admission refused the call as a repeat.
     Repeated(Reject),
@@ -48,7 +48,7 @@ enum Asked {
 }
 
 /// Outcome of creating an order's own hold.
-enum Made {
+enum OwnHold {
     /// The hold and its amount of the asset.
     Held(HoldIx, Minor),
     /// The first call with this key has used it up.
@@ -87,33 +87,33 @@ pub async fn place(
         client_order_id,
         request,
     };
-    let asked = match placing.ask().await? {
-        Asked::NotCovered => placing.ask_with_own_hold().await?,
-        asked => asked,
+    let outcome = match placing.submit().await? {
+        SubmitOutcome::NotCovered => placing.submit_with_own_hold().await?,
+        outcome => outcome,
     };
-    placing.answer(asked).await
+    placing.answer(outcome).await
 }
 
 impl Placing<'_> {
     /// Submits the order, and asks identity if the day's budget does not cover it.
-    async fn ask(&mut self) -> Result<Asked, Status> {
+    async fn submit(&mut self) -> Result<SubmitOutcome, Status> {
         loop {
-            let reject = match self.market.ask(Request::New(self.request)).await {
-                Ok(record) => return Ok(Asked::Entered(record)),
+            let reject = match self.market.submit(Request::New(self.request)).await {
+                Ok(record) => return Ok(SubmitOutcome::Entered(record)),
                 Err(SubmitError::Refused(reject)) => reject,
-                Err(error) => return Err(refusal::not_taken(&error)),
+                Err(error) => return Err(refusal::submit_error(&error)),
             };
-            match (reject.reason, reject.known) {
+            match (reject.reason, reject.details) {
                 (RejectReason::LimitExceeded, RejectDetails::Budget { needed, .. })
                     if !self.request.limit_checked =>
                 {
                     self.check_limit(needed).await?;
                 }
-                (RejectReason::DuplicateRequest, _) => return Ok(Asked::Repeated(reject)),
+                (RejectReason::DuplicateRequest, _) => return Ok(SubmitOutcome::Repeated(reject)),
                 (RejectReason::InsufficientBalance | RejectReason::NoTradingHold, _)
-                    if self.request.pool.is_none() =>
+                    if self.request.hold.is_none() =>
                 {
-                    return Ok(Asked::NotCovered);
+                    return Ok(SubmitOutcome::NotCovered);
                 }
                 // The sweeper closed the hold while this call was in flight.
                 (RejectReason::UnknownHold, _) => return Err(refusal::request_expired()),
@@ -136,11 +136,11 @@ impl Placing<'_> {
     /// Creates the order's own hold and enters the order with it. Releases the hold of a refused
     /// order. If the same call may be retried, the hold stays for that, and the sweeper releases it
     /// if no retry comes (`design.md` 4).
-    async fn ask_with_own_hold(&mut self) -> Result<Asked, Status> {
+    async fn submit_with_own_hold(&mut self) -> Result<SubmitOutcome, Status> {
         // The hold would lock money for an order that cannot enter: the journal has no space, or
         // its followers lag.
         if self.market.commit.stalled().is_some() {
-            return Err(refusal::not_taken(&SubmitError::Busy));
+            return Err(refusal::submit_error(&SubmitError::Busy));
         }
         if let Some(reason) = self.market.port.stage().reason() {
             return Err(refusal::refused(&reason.into()));
@@ -152,21 +152,23 @@ impl Placing<'_> {
             let notional = self.spec.terms.value(price, self.request.quantity);
             self.check_limit(notional.ok_or_else(overflow)?).await?;
         }
-        let Some(pool) = self.own_hold(near.unwrap_or(lowest), far).await? else {
+        let Some(hold) = self.own_hold(near.unwrap_or(lowest), far).await? else {
             // The first call with this key has used its hold up: its answer is in flight.
             self.market.state(|_| ()).await?;
-            return Ok(Asked::Repeated(RejectReason::DuplicateRequest.into()));
+            return Ok(SubmitOutcome::Repeated(
+                RejectReason::DuplicateRequest.into(),
+            ));
         };
-        self.request.pool = Some(pool);
-        let asked = self.ask().await;
-        if let Err(status) = &asked
+        self.request.hold = Some(hold);
+        let outcome = self.submit().await;
+        if let Err(status) = &outcome
             && !is_retryable(status)
-            && let Err(status) = funding::close_idle(self.market, pool).await
+            && let Err(status) = funding::close_idle(self.market, hold).await
         {
             // The sweeper closes it later.
-            tracing::warn!(%status, pool = pool.get(), "hold of a refused order not closed: the sweeper retries");
+            tracing::warn!(%status, hold_ix = hold.get(), "hold of a refused order not closed: the sweeper retries");
         }
-        asked
+        outcome
     }
 
     /// Prices that size the order's own hold: `near`, or first `far` if that is another price.
@@ -196,8 +198,15 @@ impl Placing<'_> {
     fn need(&self, price: Ticks) -> Option<Minor> {
         let (spec, request) = (&self.spec, &self.request);
         let (side, quantity) = (request.side, request.quantity);
-        let done = Done::default();
-        let need = reserve(&spec.terms, side, price, quantity, done, spec.fee_rate);
+        let fill_totals = FillTotals::default();
+        let need = reserve(
+            &spec.terms,
+            side,
+            price,
+            quantity,
+            fill_totals,
+            spec.fee_rate,
+        );
         need.ok().map(|need| need.total())
     }
 
@@ -207,20 +216,20 @@ impl Placing<'_> {
         near: Ticks,
         far: Option<Ticks>,
     ) -> Result<Option<HoldIx>, Status> {
-        let mut made = match far {
+        let mut own_hold = match far {
             Some(far) => self.hold_of(far, false).await?,
-            None => Made::Short,
+            None => OwnHold::Short,
         };
-        if matches!(made, Made::Short) {
-            made = self.hold_of(near, true).await?;
+        if matches!(own_hold, OwnHold::Short) {
+            own_hold = self.hold_of(near, true).await?;
         }
-        let Made::Held(pool, amount) = made else {
+        let OwnHold::Held(hold, amount) = own_hold else {
             return Ok(None);
         };
         if self.request.side == Side::Buy && self.request.price.is_none() {
             self.request.price = self.highest_price(amount);
         }
-        Ok(Some(pool))
+        Ok(Some(hold))
     }
 
     /// The highest price that `amount` covers; `None` if it covers the far limit of the band. The
@@ -243,7 +252,7 @@ impl Placing<'_> {
 
     /// Creates the hold in the ledger, then journals it. With `covers`, a shortfall of available
     /// money comes from the user's trading hold, and `Insufficient balance` is an error.
-    async fn hold_of(&self, price: Ticks, covers: bool) -> Result<Made, Status> {
+    async fn hold_of(&self, price: Ticks, covers: bool) -> Result<OwnHold, Status> {
         let (market, context, request) = (self.market, self.context, &self.request);
         let user_id = &context.user_id;
         let asset = match request.side {
@@ -267,7 +276,7 @@ impl Placing<'_> {
         let hold = match market.ledger.create_hold(context, new).await {
             Err(error) if funding::is_insufficient(&error) => {
                 if !covers {
-                    return Ok(Made::Short);
+                    return Ok(OwnHold::Short);
                 }
                 return Err(funding::short(market, context, user_id, &asset, need, None).await);
             }
@@ -276,30 +285,30 @@ impl Placing<'_> {
         // The ledger has the hold, the journal does not know it yet.
         service_kit::failpoint::reach("market.hold_placed");
         if !hold.is_active() {
-            return Ok(Made::Ended);
+            return Ok(OwnHold::Ended);
         }
         let amount = asset.minor(hold.amount)?;
         // The key is the order's, not the hold's.
-        let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
-        let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
-        Ok(Made::Held(pool, amount))
+        let (kind, key_hash) = (HoldKind::Order, Id128::NONE);
+        let hold = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
+        Ok(OwnHold::Held(hold, amount))
     }
 
-    async fn answer(&self, asked: Asked) -> Result<Answered<OrderRow>, Status> {
+    async fn answer(&self, outcome: SubmitOutcome) -> Result<Answered<OrderRow>, Status> {
         let market = self.market;
-        match asked {
-            Asked::Entered(record) => {
+        match outcome {
+            SubmitOutcome::Entered(record) => {
                 market.durable(record.command.sequence).await?;
                 let (spec, user_id) = (&self.spec, &self.context.user_id);
                 let row = entered(market, spec, user_id, self.client_order_id, &record);
                 Ok(Answered::now(row))
             }
-            Asked::Repeated(reject) => {
+            SubmitOutcome::Repeated(reject) => {
                 let answer = market.answered_by(&reject, self.request.key_hash).await?;
                 let answer = answer.ok_or_else(refusal::request_expired)?;
                 find(market, &answer.order_id).await.map(Answered::before)
             }
-            Asked::NotCovered => {
+            SubmitOutcome::NotCovered => {
                 unreachable!("an order with a hold of its own is covered or refused")
             }
         }

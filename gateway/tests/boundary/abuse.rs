@@ -24,7 +24,7 @@ fn is_ack(message: &ServerMessage) -> bool {
 
 /// B8 of the protocol's review: the end of the stream ends the connection, as if it were lost.
 #[tokio::test]
-async fn a_client_that_finishes_its_stream_is_ended_and_its_orders_are_cancelled() {
+async fn finished_stream_ends_session_and_cancels_its_orders() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "100000", "0").await;

@@ -95,7 +95,7 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
 /// also of a book that has not changed for longer than that, and the next one has the next order.
 // rows: R178, R309
 #[tokio::test]
-async fn r178_a_snapshot_is_of_its_call_also_of_a_book_that_is_at_rest_for_3600_s() {
+async fn r178_snapshot_of_a_book_idle_for_3600_s_is_current() {
     const AGE_MAX_S: i64 = 3_600;
     let machine = Machine::at(1_800_000_000_000_000_000);
     let folder = tempfile::tempdir().unwrap();

@@ -268,7 +268,7 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
 }
 
 #[tokio::test]
-async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_it() {
+async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "10").await;

@@ -183,12 +183,12 @@ async fn a_market_with_a_truncated_journal_is_the_same_market() {
     trade(&world, gone + 2, 10_000).await;
     world.stop().await;
     // The next start needs the records that the history has.
-    let told = gateway::told_through(&folder.path().join("gateway")).await;
+    let told = gateway::published_through(&folder.path().join("gateway")).await;
     let journal = Folder::new(&folder.path().join("journal"))
         .verify()
         .unwrap();
     assert!((1..=journal.last).contains(&told.unwrap().get()));
-    let nothing = gateway::told_through(&folder.path().join("none")).await;
+    let nothing = gateway::published_through(&folder.path().join("none")).await;
     assert_eq!(nothing.unwrap(), types::Sequence::ZERO);
 }
 

@@ -58,7 +58,7 @@ async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<()
 }
 
 #[tokio::test]
-async fn a_clock_a_day_ahead_keeps_new_orders_out_until_supervision_confirms_it() {
+async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
     let settings = on(&machine);
     let process = settings.clock.clone().unwrap();

@@ -17,7 +17,7 @@ async fn until_failing(health: &Health, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_go_on() {
+async fn journal_readers_report_missing_descriptors_and_recover() {
     let folder = tempfile::tempdir().unwrap();
     let storage = Arc::new(MemoryStorage::default());
     let settings = Settings {

@@ -1,6 +1,8 @@
 //! The answer to PlaceOrder: the order as its record left it, without the history.
 
-use proto::market::v1::{Order, OrderSide, OrderStatus, OrderType, SelfTradePrevention, TimeInForce};
+use proto::market::v1::{
+    Order, OrderSide, OrderStatus, OrderType, SelfTradePrevention, TimeInForce,
+};
 use sqlx::{Connection, SqliteConnection};
 
 use crate::world::*;

@@ -49,7 +49,7 @@ async fn until_held(world: &mut World, amount: &str) {
 
 // rows: R160
 #[tokio::test]
-async fn t49_money_out_of_a_trading_hold_is_free_only_after_settlement_has_passed() {
+async fn t49_defunded_money_is_released_after_settlement() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings {
         linger_ms: 1_000,

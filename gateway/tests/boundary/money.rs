@@ -59,7 +59,7 @@ async fn read_to(reports: &mut Reports, last: u64) -> Vec<(u64, ServerMessage)> 
 
 // rows: R160 R343
 #[tokio::test]
-async fn r343_a_session_gets_every_change_of_a_trading_hold_and_again_after_a_reconnect() {
+async fn r343_trading_hold_changes_are_reported_and_resent() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -224,7 +224,7 @@ fn balance(message: &ServerMessage) -> Option<(u32, i64)> {
 
 // rows: R343
 #[tokio::test]
-async fn r343_sessions_get_the_ledger_balances_of_their_own_user_only_unnumbered() {
+async fn r343_sessions_receive_own_balances_only_unnumbered() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;

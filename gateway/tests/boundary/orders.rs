@@ -61,7 +61,7 @@ async fn r137_an_order_is_placed_and_reads_back_with_every_field() {
 
 // rows: R339
 #[tokio::test]
-async fn r339_a_value_that_an_enumeration_does_not_have_is_refused_under_its_field() {
+async fn r339_unknown_enum_value_is_refused_under_its_field() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;

@@ -55,7 +55,7 @@ fn fill(
 
 // rows: R162 R163 R170
 #[tokio::test]
-async fn r162_r163_r170_a_sweep_takes_the_best_price_first_and_the_earlier_order_of_a_price() {
+async fn r162_r163_r170_taker_follows_price_time_priority() {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path()).await;
     let far = world.place(sell("ann", "102", "1")).await.unwrap();
@@ -149,7 +149,7 @@ async fn r164_r165_r168_orders_match_at_an_equal_price_and_not_one_tick_away() {
 
 // rows: R166 R167 R168 R169 R324
 #[tokio::test]
-async fn r166_r167_r169_the_smaller_quantity_trades_at_the_resting_price_and_the_rest_stays() {
+async fn r166_r167_r169_smaller_quantity_trades_at_resting_price() {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path()).await;
     let sold = world.place(sell("ann", "100", "7")).await.unwrap();

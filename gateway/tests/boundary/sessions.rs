@@ -1172,7 +1172,7 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
 /// connection enters stay open, although the grace is a millisecond.
 // rows: R343
 #[tokio::test]
-async fn r343_a_late_death_of_the_old_connection_leaves_the_resumed_session_open() {
+async fn r343_late_close_of_old_connection_keeps_resumed_session() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
         grace_ms: 1,
@@ -1471,7 +1471,7 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
 }
 
 #[tokio::test]
-async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_alone() {
+async fn in_flight_request_of_an_ended_session_affects_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path(), Settings::default()).await;
     let mut raw = Raw::connect(&world).await;
@@ -1506,7 +1506,7 @@ async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_al
 
 // rows: R345
 #[tokio::test]
-async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled() {
+async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path(), Settings::unthrottled()).await;
     let mut raw = Raw::connect(&world).await;
@@ -1596,7 +1596,7 @@ async fn r345_the_orders_of_a_peer_that_falls_silent_are_cancelled() {
 
 // rows: R343
 #[tokio::test]
-async fn r343_heartbeats_follow_the_requested_interval_and_do_not_replace_a_login() {
+async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.login_timeout_ms = 4_000;
@@ -1631,7 +1631,7 @@ async fn r343_heartbeats_follow_the_requested_interval_and_do_not_replace_a_logi
 }
 
 #[tokio::test]
-async fn connections_are_bounded_per_address_and_in_all_and_a_closed_one_makes_room() {
+async fn connections_are_limited_per_address_and_in_total() {
     for (per_address, in_all) in [(2, 1_024), (512, 2)] {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::default();
@@ -1656,7 +1656,7 @@ async fn connections_are_bounded_per_address_and_in_all_and_a_closed_one_makes_r
 
 // `design.md` 7: connections begun under foreign addresses make no state above the limit.
 #[tokio::test]
-async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_address() {
+async fn address_is_validated_past_64_half_open_connections() {
     use transport::proto as quic;
     const BOUND: usize = 64;
     let folder = tempfile::tempdir().unwrap();

@@ -22,7 +22,7 @@ async fn an_accepted_call_is_answered_after_the_shutdown() {
 }
 
 #[tokio::test]
-async fn a_session_gets_the_numbered_reports_of_what_was_accepted_before_its_end() {
+async fn session_receives_reports_of_requests_accepted_before_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "100000", "0").await;

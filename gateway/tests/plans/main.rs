@@ -106,7 +106,7 @@ async fn issue(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     plans::record();
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use events::{BatchResult, Event, Later, Poison, Stopped, topics};
+use events::{BatchResult, Event, Poison, RetryLater, Stopped, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa,
@@ -22,8 +22,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use types::{CFA_RUB, subaccount};
 
 use crate::{
-    committer::{Asked, Committer},
-    fold::{Act, Batch, Command, NewOperation, NewPosting, Target},
+    committer::{Committer, InboxCommand},
+    fold::{Batch, Command, CommandKind, NewOperation, NewPosting, Target},
     model::{Amount, Id, OperationType},
     reconcile::Reconciler,
     refusal::Refusal,
@@ -91,14 +91,14 @@ pub fn spawn(
 
 /// Accepts events in one transaction, up to the first that fails.
 async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event>) -> BatchResult {
-    let mut asked = Vec::new();
+    let mut commands = Vec::new();
     let mut indices = Vec::new();
     let mut unreadable = None;
     for (index, event) in events.iter().enumerate() {
         match effect(event) {
             Ok(None) => {}
             Ok(Some(effect)) => {
-                asked.push(ask(event, effect));
+                commands.push(inbox_command(event, effect));
                 indices.push(index);
             }
             Err(poison) => {
@@ -110,21 +110,24 @@ async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event
             }
         }
     }
-    if !asked.is_empty() {
-        take(committer, consumer, &events, asked, &indices).await?;
+    if !commands.is_empty() {
+        take(committer, consumer, &events, commands, &indices).await?;
     }
     unreadable.map_or(Ok(()), Err)
 }
 
-fn ask(event: &Event, (act, context): (Act, Option<RequestContext>)) -> Asked {
-    let mut context = rpc::context::read(context);
+fn inbox_command(
+    event: &Event,
+    (kind, context): (CommandKind, Option<RequestContext>),
+) -> InboxCommand {
+    let mut context = rpc::context::record_read_context(context);
     if !event.correlation_id.is_empty() {
         context.correlation_id.clone_from(&event.correlation_id);
     }
-    Asked {
+    InboxCommand {
         event_id: event.id,
         command: Command {
-            act,
+            kind,
             key: None,
             is_service: true,
         },
@@ -137,14 +140,14 @@ async fn take(
     committer: &Committer,
     consumer: &'static str,
     events: &[Event],
-    asked: Vec<Asked>,
+    commands: Vec<InboxCommand>,
     indices: &[usize],
 ) -> BatchResult {
     let stopped = |handled: usize, error| Err(Stopped { handled, error });
-    let outcomes = match committer.take(consumer, asked).await {
+    let outcomes = match committer.take(consumer, commands).await {
         Ok(outcomes) => outcomes,
         Err(error) if error.is_away() => {
-            return stopped(indices[0], Later(error.to_string()).into());
+            return stopped(indices[0], RetryLater(error.to_string()).into());
         }
         Err(error) => return stopped(indices[0], error.into()),
     };
@@ -162,7 +165,7 @@ async fn take(
     Ok(())
 }
 
-type Effect = Option<(Act, Option<RequestContext>)>;
+type Effect = Option<(CommandKind, Option<RequestContext>)>;
 
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(event.payload.as_slice())
@@ -190,13 +193,13 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
         "UserCreated" => {
             let user: identity::UserCreatedEvent = read(event)?;
             let user_id = required("user_id", user.user_id)?;
-            Some((Act::CreateUser { user_id }, user.context))
+            Some((CommandKind::CreateUser { user_id }, user.context))
         }
         "UserBlocked" => {
             let user: identity::UserBlockedEvent = read(event)?;
             let user_id = required("user_id", user.user_id)?;
             Some((
-                Act::BlockUser {
+                CommandKind::BlockUser {
                     user_id,
                     blocked: true,
                 },
@@ -207,7 +210,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
             let user: identity::UserUnblockedEvent = read(event)?;
             let user_id = required("user_id", user.user_id)?;
             Some((
-                Act::BlockUser {
+                CommandKind::BlockUser {
                     user_id,
                     blocked: false,
                 },
@@ -220,7 +223,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
                 .map_err(|_| Poison("decimals must be at most 18".to_owned()))?;
             let instrument_id = required("instrument_id", instrument.instrument_id)?;
             Some((
-                Act::LearnScale {
+                CommandKind::LearnScale {
                     instrument_id,
                     decimals,
                 },
@@ -246,7 +249,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
                 _ => return Err(Poison("receipt has no status".to_owned())),
             };
             let tx_hash = required("tx_hash", receipt.tx_hash.to_ascii_lowercase())?;
-            Some((Act::Receipt { tx_hash, reverted }, receipt.context))
+            Some((CommandKind::Receipt { tx_hash, reverted }, receipt.context))
         }
         // BlockRead is handled by the reconciler, in its own group.
         _ => None,
@@ -254,7 +257,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
 }
 
 /// The command of the event that this operation of the CFA service should have had.
-pub fn act_of(operation: CfaOperation) -> Result<Option<Act>, Poison> {
+pub fn command_kind_of(operation: CfaOperation) -> Result<Option<CommandKind>, Poison> {
     let amount = Some(MonetaryAmount {
         currency_code: operation.instrument_id.clone(),
         amount: operation.amount.map(convert::to_decimal),
@@ -286,7 +289,7 @@ pub fn act_of(operation: CfaOperation) -> Result<Option<Act>, Poison> {
         })?,
         _ => None,
     };
-    Ok(effect.map(|(act, _)| act))
+    Ok(effect.map(|(kind, _)| kind))
 }
 
 /// Transaction hashes of a block; none for another event.
@@ -304,13 +307,13 @@ fn confirmed(
     operation_id: String,
     tx_hash: &str,
     context: Option<RequestContext>,
-) -> Result<(Act, Option<RequestContext>), Poison> {
+) -> Result<(CommandKind, Option<RequestContext>), Poison> {
     let external_ref = required("operation_id", operation_id)?;
-    let act = Act::Confirm {
+    let kind = CommandKind::Confirm {
         targets: vec![Target::Reference { kind, external_ref }],
         tx_hash: hash(tx_hash),
     };
-    Ok((act, context))
+    Ok((kind, context))
 }
 
 /// CFA-RUB: posts the deposit now (D21). Other instruments: the CFA service posted the issuance,
@@ -354,7 +357,10 @@ fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
         };
         let targets = vec![target(&to, ""), target(&from, ":sell"), target(&to, ":fee")];
         let tx_hash = hash(&event.tx_hash);
-        return Ok(Some((Act::Confirm { targets, tx_hash }, event.context)));
+        return Ok(Some((
+            CommandKind::Confirm { targets, tx_hash },
+            event.context,
+        )));
     }
     let posting = NewPosting {
         debit_subaccount_id: subaccount::of_user(&from, &event.instrument_id).into(),
@@ -405,8 +411,8 @@ fn final_operation(
     })
 }
 
-fn post(operation: NewOperation) -> Act {
-    Act::Post(Batch {
+fn post(operation: NewOperation) -> CommandKind {
+    CommandKind::Post(Batch {
         operations: vec![Ok(operation)],
         from_event: true,
         ..Batch::default()

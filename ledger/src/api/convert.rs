@@ -54,30 +54,30 @@ fn bare_status(refused: &Refused, in_batch: bool) -> Status {
         };
         return rpc::status::invalid_argument(field, problem.clone());
     }
-    let mut facts = std::collections::HashMap::new();
+    let mut metadata = std::collections::HashMap::new();
     if let Refusal::InsufficientBalance(Some(shortage)) = refusal {
-        facts.insert("subaccount_id".to_owned(), shortage.subaccount_id.clone());
-        facts.insert("balance".to_owned(), shortage.balance.to_string());
-        facts.insert("held".to_owned(), shortage.held.to_string());
-        facts.insert("unsettled".to_owned(), shortage.unsettled.to_string());
-        facts.insert("available".to_owned(), shortage.available.to_string());
+        metadata.insert("subaccount_id".to_owned(), shortage.subaccount_id.clone());
+        metadata.insert("balance".to_owned(), shortage.balance.to_string());
+        metadata.insert("held".to_owned(), shortage.held.to_string());
+        metadata.insert("unsettled".to_owned(), shortage.unsettled.to_string());
+        metadata.insert("available".to_owned(), shortage.available.to_string());
     }
     if let Refusal::LimitExceeded(Some(excess)) = refusal {
-        facts.insert("limit_id".to_owned(), excess.limit_id.clone());
-        facts.insert("subaccount_id".to_owned(), excess.subaccount_id.clone());
-        facts.insert("instrument_id".to_owned(), excess.instrument_id.clone());
-        facts.insert("window_seconds".to_owned(), excess.window_s.to_string());
-        facts.insert("limit".to_owned(), excess.amount.to_string());
-        facts.insert("used".to_owned(), excess.used.to_string());
-        facts.insert("left".to_owned(), excess.left.to_string());
-        facts.insert("asked".to_owned(), excess.asked.to_string());
+        metadata.insert("limit_id".to_owned(), excess.limit_id.clone());
+        metadata.insert("subaccount_id".to_owned(), excess.subaccount_id.clone());
+        metadata.insert("instrument_id".to_owned(), excess.instrument_id.clone());
+        metadata.insert("window_seconds".to_owned(), excess.window_s.to_string());
+        metadata.insert("limit".to_owned(), excess.amount.to_string());
+        metadata.insert("used".to_owned(), excess.used.to_string());
+        metadata.insert("left".to_owned(), excess.left.to_string());
+        metadata.insert("asked".to_owned(), excess.asked.to_string());
     }
     match refused.at.filter(|_| in_batch) {
         Some(Position::Operation(index)) => {
-            facts.insert("operation_index".to_owned(), index.to_string())
+            metadata.insert("operation_index".to_owned(), index.to_string())
         }
         Some(Position::HoldStep(index)) => {
-            facts.insert("hold_step_index".to_owned(), index.to_string())
+            metadata.insert("hold_step_index".to_owned(), index.to_string())
         }
         None => None,
     };
@@ -87,7 +87,7 @@ fn bare_status(refused: &Refused, in_batch: bool) -> Status {
         Class::Exists => Code::AlreadyExists,
         Class::Invalid => Code::InvalidArgument,
     };
-    rpc::status::with_metadata(code, refusal.reason(), refusal.to_string(), facts)
+    rpc::status::with_metadata(code, refusal.reason(), refusal.to_string(), metadata)
 }
 
 fn bad(field: &str) -> impl FnOnce(ConvertError) -> Refusal {

@@ -12,7 +12,7 @@ use tonic::{Response, Status};
 
 use super::{Api, Writer, convert, reads, refused, respond};
 use crate::{
-    fold::{Act, Answer as Made, LimitTerms, Replay},
+    fold::{Answer as CommandAnswer, CommandKind, LimitTerms, Replay},
     limit::{Kinds, Side, VelocityLimit},
     model::{AccountType, OperationType},
     refusal::Refusal,
@@ -28,12 +28,12 @@ impl Api {
     ) -> Answer<wire::SetVelocityLimitResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::SetLimit {
+        let kind = CommandKind::SetLimit {
             limit: terms(message.limit).map_err(refused)?,
             actor: caller.subject.clone(),
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
-        let (limit, replay) = self.change_limit(writer, act).await?;
+        let (limit, replay) = self.change_limit(writer, kind).await?;
         Ok(respond(
             wire::SetVelocityLimitResponse { limit: Some(limit) },
             replay,
@@ -47,12 +47,12 @@ impl Api {
     ) -> Answer<wire::RemoveVelocityLimitResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::RemoveLimit {
+        let kind = CommandKind::RemoveLimit {
             limit_id: convert::id("limit_id", message.limit_id).map_err(refused)?,
             actor: caller.subject.clone(),
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
-        let (limit, replay) = self.change_limit(writer, act).await?;
+        let (limit, replay) = self.change_limit(writer, kind).await?;
         Ok(respond(
             wire::RemoveVelocityLimitResponse { limit: Some(limit) },
             replay,
@@ -62,14 +62,14 @@ impl Api {
     async fn change_limit(
         &self,
         writer: Writer,
-        act: Act,
+        kind: CommandKind,
     ) -> Result<(wire::VelocityLimit, Replay), Status> {
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, false))?;
-        match answered.answer {
-            Made::Limit(limit) => Ok((to_limit(&limit), answered.replay)),
+        match result.answer {
+            CommandAnswer::Limit(limit) => Ok((to_limit(&limit), result.replay)),
             _ => Err(super::writes::wrong()),
         }
     }
@@ -79,7 +79,7 @@ impl Api {
         _: &Caller,
         message: wire::ListVelocityLimitsRequest,
     ) -> Answer<wire::ListVelocityLimitsResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         reads::filter("user_id", &message.user_id)?;
         reads::filter("instrument_id", &message.instrument_id)?;
         let hash = page::filter_hash(&[&message.user_id, &message.instrument_id]);
@@ -89,7 +89,7 @@ impl Api {
             .limits(
                 &message.user_id,
                 &message.instrument_id,
-                reads::before(&page),
+                reads::page_bound(&page),
             )
             .await
             .map_err(reads::failed)?;

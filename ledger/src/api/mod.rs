@@ -25,7 +25,7 @@ use tonic::{
 use crate::{
     Clock, Error,
     committer::{Committer, LARGE_WEIGHT_MIN},
-    fold::{Act, Answer, Answered, CallKey, Command, Outcome, Replay},
+    fold::{Answer, CallKey, Command, CommandKind, CommandResult, Outcome, Replay},
     refusal::{Refusal, Refused},
     repo::Store,
 };
@@ -66,9 +66,9 @@ impl Writer {
         }
     }
 
-    fn command(self, act: Act) -> (Command, Context) {
+    fn command(self, kind: CommandKind) -> (Command, Context) {
         let command = Command {
-            act,
+            kind,
             key: Some(self.key),
             is_service: self.is_service,
         };
@@ -78,8 +78,8 @@ impl Writer {
 
 impl Api {
     /// Commits a command. The outer error is operational, the inner one is the refusal.
-    async fn commit(&self, writer: Writer, act: Act) -> Result<Outcome, Status> {
-        self.submit(writer.command(act)).await
+    async fn commit(&self, writer: Writer, kind: CommandKind) -> Result<Outcome, Status> {
+        self.submit(writer.command(kind)).await
     }
 
     async fn submit(&self, (command, context): (Command, Context)) -> Result<Outcome, Status> {
@@ -96,10 +96,10 @@ impl Api {
     async fn commit_prepared<T>(
         &self,
         writer: Writer,
-        act: Act,
+        kind: CommandKind,
         prepare: impl Fn(Outcome) -> T,
     ) -> Result<T, Status> {
-        let command = writer.command(act);
+        let command = writer.command(kind);
         if command.0.weight() < LARGE_WEIGHT_MIN {
             return Ok(prepare(self.submit(command).await?));
         }
@@ -127,7 +127,7 @@ impl Api {
 /// Number of keys reused with different content, of the call and of its operations.
 fn differences(outcome: &Outcome) -> usize {
     match outcome {
-        Ok(Answered {
+        Ok(CommandResult {
             replay: Replay::Different,
             ..
         })
@@ -135,7 +135,7 @@ fn differences(outcome: &Outcome) -> usize {
             replay: Replay::Different,
             ..
         }) => 1,
-        Ok(Answered {
+        Ok(CommandResult {
             answer: Answer::Batch { outcomes },
             ..
         }) => outcomes

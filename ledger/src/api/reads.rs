@@ -1,7 +1,7 @@
 //! The reads of LedgerService. A user sees its own rows, staff and services see all (D32).
 //!
 //! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or filter
-//! that no write accepts is refused with the same error.
+//! value that a write would reject is rejected here with the same error.
 
 use proto::{convert::to_decimal, ledger::v1 as wire};
 use rpc::{
@@ -17,14 +17,14 @@ use crate::{
     model::{HoldStatus, Operation, OperationStatus, OperationType, Posting, SubAccount},
     names::SubAccountName,
     refusal::Refusal,
-    repo::{Before, HoldFilter, OperationFilter, TrialBalance},
+    repo::{HoldFilter, OperationFilter, PageBound, TrialBalance},
 };
 
 type Answer<T> = Result<Response<T>, Status>;
 
-pub(super) fn before(page: &Page) -> Before<'_> {
+pub(super) fn page_bound(page: &Page) -> PageBound<'_> {
     let (created_at_us, id) = page.bound();
-    Before {
+    PageBound {
         created_at_us,
         id,
         limit: page.rows_limit(),
@@ -45,8 +45,8 @@ pub(super) fn filter(field: &str, text: &str) -> Result<(), Status> {
     convert::filter(field, text).map_err(refused)
 }
 
-/// User of a list: staff may omit it, a user gets its own.
-fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
+/// Effective user_id of a list. Empty means all users for staff, the caller for a user.
+fn effective_user_id(caller: &Caller, user_id: String) -> Result<String, Status> {
     filter("user_id", &user_id)?;
     match &caller.user_id {
         Some(own) if user_id.is_empty() && !caller.acts_for_any_user() => Ok(own.clone()),
@@ -57,7 +57,7 @@ fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
     }
 }
 
-fn unless_zero<T>(
+fn optional_enum<T>(
     code: i32,
     field: &str,
     from_code: impl Fn(i32) -> Option<T>,
@@ -76,7 +76,7 @@ impl Api {
         caller: &Caller,
         message: wire::GetAccountRequest,
     ) -> Answer<wire::GetAccountResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         named("account_id", &message.account_id)?;
         let account = self
             .store
@@ -96,12 +96,12 @@ impl Api {
         caller: &Caller,
         message: wire::ListAccountsRequest,
     ) -> Answer<wire::ListAccountsResponse> {
-        rpc::context::read(message.context);
-        let user_id = own_or_any(caller, message.user_id)?;
+        rpc::context::record_read_context(message.context);
+        let user_id = effective_user_id(caller, message.user_id)?;
         let page = page::parse(message.pagination, page::filter_hash(&[&user_id]))?;
         let mut rows = self
             .store
-            .accounts(&user_id, before(&page))
+            .accounts(&user_id, page_bound(&page))
             .await
             .map_err(failed)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -135,7 +135,7 @@ impl Api {
         caller: &Caller,
         message: wire::GetSubAccountRequest,
     ) -> Answer<wire::GetSubAccountResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let row = self.subaccount(caller, &message.subaccount_id).await?;
         Ok(Response::new(wire::GetSubAccountResponse {
             subaccount: Some(convert::to_subaccount(&row)),
@@ -147,14 +147,14 @@ impl Api {
         caller: &Caller,
         message: wire::ListSubAccountsRequest,
     ) -> Answer<wire::ListSubAccountsResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         filter("instrument_id", &message.instrument_id)?;
-        let user_id = own_or_any(caller, message.user_id)?;
+        let user_id = effective_user_id(caller, message.user_id)?;
         let hash = page::filter_hash(&[&user_id, &message.instrument_id]);
         let page = page::parse(message.pagination, hash)?;
         let found = self
             .store
-            .subaccounts(&user_id, &message.instrument_id, before(&page))
+            .subaccounts(&user_id, &message.instrument_id, page_bound(&page))
             .await;
         let mut rows = found.map_err(failed)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -198,7 +198,7 @@ impl Api {
         caller: &Caller,
         message: wire::GetOperationRequest,
     ) -> Answer<wire::GetOperationResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         named("operation_id", &message.operation_id)?;
         let (operation, postings) = self.operation(caller, &message.operation_id).await?;
         Ok(Response::new(wire::GetOperationResponse {
@@ -212,9 +212,9 @@ impl Api {
         caller: &Caller,
         message: wire::ListOperationsRequest,
     ) -> Answer<wire::ListOperationsResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         filter("idempotency_key", &message.idempotency_key)?;
-        let user_id = own_or_any(caller, message.user_id)?;
+        let user_id = effective_user_id(caller, message.user_id)?;
         let hash = page::filter_hash(&[
             &user_id,
             &message.r#type.to_string(),
@@ -224,13 +224,13 @@ impl Api {
         let page = page::parse(message.pagination, hash)?;
         let filter = OperationFilter {
             user_id: &user_id,
-            kind: unless_zero(message.r#type, "type", OperationType::from_code)?,
-            status: unless_zero(message.status, "status", OperationStatus::from_code)?,
+            kind: optional_enum(message.r#type, "type", OperationType::from_code)?,
+            status: optional_enum(message.status, "status", OperationStatus::from_code)?,
             idempotency_key: &message.idempotency_key,
         };
         let mut rows = self
             .store
-            .operations(&filter, before(&page))
+            .operations(&filter, page_bound(&page))
             .await
             .map_err(failed)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -248,7 +248,7 @@ impl Api {
         caller: &Caller,
         message: wire::GetHoldRequest,
     ) -> Answer<wire::GetHoldResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         named("hold_id", &message.hold_id)?;
         let hold = self.store.hold(&message.hold_id).await.map_err(failed)?;
         let hold = hold
@@ -264,11 +264,11 @@ impl Api {
         caller: &Caller,
         message: wire::ListHoldsRequest,
     ) -> Answer<wire::ListHoldsResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         filter("subaccount_id", &message.subaccount_id)?;
         convert::text_filter("owner", &message.owner).map_err(refused)?;
         filter("parent_hold_id", &message.parent_hold_id)?;
-        let user_id = own_or_any(caller, String::new())?;
+        let user_id = effective_user_id(caller, String::new())?;
         let hash = page::filter_hash(&[
             &message.subaccount_id,
             &message.status.to_string(),
@@ -279,14 +279,14 @@ impl Api {
         let page = page::parse(message.pagination, hash)?;
         let filter = HoldFilter {
             subaccount_id: &message.subaccount_id,
-            status: unless_zero(message.status, "status", HoldStatus::from_code)?,
+            status: optional_enum(message.status, "status", HoldStatus::from_code)?,
             owner: &message.owner,
             parent_hold_id: &message.parent_hold_id,
             user_id: &user_id,
         };
         let mut rows = self
             .store
-            .holds(&filter, before(&page))
+            .holds(&filter, page_bound(&page))
             .await
             .map_err(failed)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -304,7 +304,7 @@ impl Api {
         _: &Caller,
         message: wire::GetSourcePositionRequest,
     ) -> Answer<wire::GetSourcePositionResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         named("source", &message.source)?;
         let through_sequence = self
             .store
@@ -322,7 +322,7 @@ impl Api {
         _: &Caller,
         message: wire::GetTrialBalanceRequest,
     ) -> Answer<wire::GetTrialBalanceResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         filter("instrument_id", &message.instrument_id)?;
         let found = self
             .store

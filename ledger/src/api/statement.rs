@@ -36,7 +36,7 @@ impl Api {
         caller: &Caller,
         message: wire::GetBalanceRequest,
     ) -> Answer<wire::GetBalanceResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let row = self.subaccount(caller, &message.subaccount_id).await?;
         let Some(as_of) = message.as_of else {
             let version = row.version;
@@ -51,7 +51,7 @@ impl Api {
                 version,
             }));
         };
-        let at_us = self.past("as_of", timestamp_us(&as_of))?;
+        let at_us = self.require_past_time("as_of", timestamp_us(&as_of))?;
         let version = self
             .store
             .version_through(&row, at_us)
@@ -72,16 +72,16 @@ impl Api {
         caller: &Caller,
         message: wire::GetStatementRequest,
     ) -> Answer<wire::GetStatementResponse> {
-        rpc::context::read(message.context);
+        rpc::context::record_read_context(message.context);
         let from_us = message
             .from
             .as_ref()
-            .map(|at| self.past("from", timestamp_us(at)))
+            .map(|at| self.require_past_time("from", timestamp_us(at)))
             .transpose()?;
         let to_us = message
             .to
             .as_ref()
-            .map(|at| self.past("to", timestamp_us(at)))
+            .map(|at| self.require_past_time("to", timestamp_us(at)))
             .transpose()?;
         if let (Some(from_us), Some(to_us)) = (from_us, to_us)
             && from_us > to_us
@@ -171,7 +171,7 @@ impl Api {
     }
 
     /// Requires a time that is not in the future.
-    fn past(&self, field: &str, at_us: i64) -> Result<i64, Status> {
+    fn require_past_time(&self, field: &str, at_us: i64) -> Result<i64, Status> {
         if at_us > self.clock.now_us() {
             return Err(refused(Refusal::invalid(
                 field,

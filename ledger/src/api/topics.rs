@@ -141,11 +141,11 @@ async fn send(
 /// Result of a request: its request id, and the response or an error.
 struct Answer {
     request_id: String,
-    result: Result<Given, Status>,
+    result: Result<TopicResponse, Status>,
 }
 
-/// A response, and the facts that its error reply must contain if it cannot be sent.
-struct Given {
+/// A response, and what its error reply must contain if it cannot be sent.
+struct TopicResponse {
     payload: Vec<u8>,
     is_replay: bool,
     /// Committed ids; `None` for a read.
@@ -156,9 +156,9 @@ impl Answer {
     /// The error that replaces an answer that cannot be sent.
     fn unsent(&self) -> Answer {
         let status = match &self.result {
-            Ok(given) => {
-                let bytes = given.payload.len();
-                let text = match &given.committed {
+            Ok(topic_response) => {
+                let bytes = topic_response.payload.len();
+                let text = match &topic_response.committed {
                     Some(ids) => format!(
                         "Reply of {bytes} bytes is too large, the operation is committed: {ids}"
                     ),
@@ -234,15 +234,15 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
         .record
         .header(CORRELATION)
         .map(str::to_owned)
-        .filter(|given| !given.is_empty())
+        .filter(|text| !text.is_empty())
         .unwrap_or(answer.request_id);
     let mut headers = vec![(CORRELATION.to_owned(), correlation)];
     let payload = match answer.result {
-        Ok(given) => {
-            if given.is_replay {
+        Ok(topic_response) => {
+            if topic_response.is_replay {
                 headers.push((REPLAYED.to_owned(), "true".to_owned()));
             }
-            given.payload
+            topic_response.payload
         }
         Err(status) => {
             if status.metadata().contains_key(REPLAYED) {
@@ -311,7 +311,7 @@ where
     let result = method(request).await.map(|response| {
         let is_replay = response.metadata().contains_key(REPLAYED);
         let message = response.into_inner();
-        Given {
+        TopicResponse {
             payload: message.encode_to_vec(),
             is_replay,
             committed: committed(&message),

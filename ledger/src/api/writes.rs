@@ -6,7 +6,7 @@ use tonic::{Response, Status};
 
 use super::{Api, Writer, convert, refused, respond};
 use crate::{
-    fold::{Act, Answer, Answered, Batch, Outcome, Posted, Replay, Source, Target},
+    fold::{Answer, Batch, CommandKind, CommandResult, Outcome, Posted, Replay, Source, Target},
     model::OperationType,
     refusal::Refusal,
 };
@@ -55,8 +55,8 @@ fn to_postings(posted: &Posted) -> Vec<wire::Posting> {
     posted.postings.iter().map(convert::to_posting).collect()
 }
 
-fn single(answered: Answered) -> Result<Posted, Status> {
-    let Answer::Batch { outcomes } = answered.answer else {
+fn single(result: CommandResult) -> Result<Posted, Status> {
+    let Answer::Batch { outcomes } = result.answer else {
         return Err(wrong());
     };
     outcomes
@@ -68,7 +68,7 @@ fn single(answered: Answered) -> Result<Posted, Status> {
 
 /// The response to a batch.
 fn to_outcomes(outcome: Outcome) -> Answer_<wire::CreateOperationsResponse> {
-    let Answered { answer, replay } = outcome.map_err(|no| convert::status(&no, true))?;
+    let CommandResult { answer, replay } = outcome.map_err(|no| convert::status(&no, true))?;
     let Answer::Batch { outcomes } = answer else {
         return Err(wrong());
     };
@@ -121,12 +121,12 @@ impl Api {
             scales: scales(message.instrument_scales)?,
             ..Batch::default()
         };
-        let answered = self
-            .commit(writer, Act::Post(batch))
+        let result = self
+            .commit(writer, CommandKind::Post(batch))
             .await?
             .map_err(|no| convert::status(&no, false))?;
-        let replay = answered.replay;
-        let posted = single(answered)?;
+        let replay = result.replay;
+        let posted = single(result)?;
         let message = wire::CreateOperationResponse {
             operation: Some(convert::to_operation(&posted.operation)),
             postings: to_postings(&posted),
@@ -174,7 +174,7 @@ impl Api {
             scales: scales(message.instrument_scales)?,
             from_event: false,
         };
-        self.commit_prepared(writer, Act::Post(batch), to_outcomes)
+        self.commit_prepared(writer, CommandKind::Post(batch), to_outcomes)
             .await?
     }
 
@@ -186,13 +186,13 @@ impl Api {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
         let id = convert::id("operation_id", message.operation_id).map_err(refused)?;
-        let act = Act::Finalize {
+        let kind = CommandKind::Finalize {
             targets: vec![Target::Id(id.clone())],
             tx_hash: convert::tx_hash("onchain_tx_hash", Some(message.onchain_tx_hash))
                 .map_err(refused)?,
         };
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, false))?;
         let operation = self
@@ -204,7 +204,7 @@ impl Api {
         let message = wire::FinalizeOperationResponse {
             operation: Some(convert::to_operation(&operation)),
         };
-        Ok(respond(message, answered.replay))
+        Ok(respond(message, result.replay))
     }
 
     pub(super) async fn finalize_operations(
@@ -221,21 +221,21 @@ impl Api {
             .map(|(index, id)| convert::id(&format!("operation_ids[{index}]"), id).map(Target::Id))
             .collect::<Result<Vec<_>, _>>()
             .map_err(refused)?;
-        let act = Act::Finalize {
+        let kind = CommandKind::Finalize {
             targets,
             tx_hash: convert::tx_hash("onchain_tx_hash", Some(message.onchain_tx_hash))
                 .map_err(refused)?,
         };
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, true))?;
-        let Answer::Finalized { moved } = answered.answer else {
+        let Answer::Finalized { moved } = result.answer else {
             return Err(wrong());
         };
         Ok(respond(
             wire::FinalizeOperationsResponse { finalized: moved },
-            answered.replay,
+            result.replay,
         ))
     }
 
@@ -246,16 +246,16 @@ impl Api {
     ) -> Answer_<wire::ReverseOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::Reverse {
+        let kind = CommandKind::Reverse {
             operation_id: convert::id("operation_id", message.operation_id).map_err(refused)?,
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, false))?;
-        let replay = answered.replay;
-        let posted = single(answered)?;
+        let replay = result.replay;
+        let posted = single(result)?;
         let message = wire::ReverseOperationResponse {
             operation: Some(convert::to_operation(&posted.operation)),
             postings: to_postings(&posted),
@@ -270,8 +270,8 @@ impl Api {
     ) -> Answer_<wire::CreateHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::CreateHold(convert::new_hold(message.hold).map_err(refused)?);
-        let (hold, _, replay) = self.hold(writer, act).await?;
+        let kind = CommandKind::CreateHold(convert::new_hold(message.hold).map_err(refused)?);
+        let (hold, _, replay) = self.hold(writer, kind).await?;
         Ok(respond(
             wire::CreateHoldResponse { hold: Some(hold) },
             replay,
@@ -285,11 +285,11 @@ impl Api {
     ) -> Answer_<wire::ReleaseHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::ReleaseHold {
+        let kind = CommandKind::ReleaseHold {
             hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
-        let (hold, _, replay) = self.hold(writer, act).await?;
+        let (hold, _, replay) = self.hold(writer, kind).await?;
         Ok(respond(
             wire::ReleaseHoldResponse { hold: Some(hold) },
             replay,
@@ -313,7 +313,7 @@ impl Api {
             })?,
         };
         let amount = message.amount.as_ref();
-        let act = Act::ConsumeHold {
+        let kind = CommandKind::ConsumeHold {
             hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
             amount: amount
                 .map(|amount| convert::amount("amount", Some(amount)))
@@ -323,7 +323,7 @@ impl Api {
             external_ref: convert::optional_id("external_ref", message.external_ref)
                 .map_err(refused)?,
         };
-        let (hold, operation, replay) = self.hold(writer, act).await?;
+        let (hold, operation, replay) = self.hold(writer, kind).await?;
         let message = wire::ConsumeHoldResponse {
             hold: Some(hold),
             operation: operation.map(|posted| convert::to_operation(&posted.operation)),
@@ -338,7 +338,7 @@ impl Api {
     ) -> Answer_<wire::AdjustHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, convert::digest(&message));
-        let act = Act::AdjustHold {
+        let kind = CommandKind::AdjustHold {
             hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
             remaining: convert::amount_or_zero(
                 "remaining_amount",
@@ -346,7 +346,7 @@ impl Api {
             )
             .map_err(refused)?,
         };
-        let (hold, _, replay) = self.hold(writer, act).await?;
+        let (hold, _, replay) = self.hold(writer, kind).await?;
         Ok(respond(
             wire::AdjustHoldResponse { hold: Some(hold) },
             replay,
@@ -356,15 +356,15 @@ impl Api {
     async fn hold(
         &self,
         writer: Writer,
-        act: Act,
+        kind: CommandKind,
     ) -> Result<(wire::Hold, Option<Posted>, Replay), Status> {
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, false))?;
-        match answered.answer {
+        match result.answer {
             Answer::Hold { hold, operation } => {
-                Ok((convert::to_hold(&hold), operation, answered.replay))
+                Ok((convert::to_hold(&hold), operation, result.replay))
             }
             _ => Err(wrong()),
         }
@@ -381,20 +381,20 @@ impl Api {
         let status = convert::subaccount_status(message.status).map_err(refused)?;
         let reason = convert::text("reason", message.reason).map_err(refused)?;
         tracing::info!(%subaccount_id, %status, reason, "sub-account status change requested");
-        let act = Act::SetStatus {
+        let kind = CommandKind::SetStatus {
             subaccount_id,
             status,
         };
-        let answered = self
-            .commit(writer, act)
+        let result = self
+            .commit(writer, kind)
             .await?
             .map_err(|no| convert::status(&no, false))?;
-        let Answer::SubAccount(subaccount) = answered.answer else {
+        let Answer::SubAccount(subaccount) = result.answer else {
             return Err(wrong());
         };
         let message = wire::SetSubAccountStatusResponse {
             subaccount: Some(convert::to_subaccount(&subaccount)),
         };
-        Ok(respond(message, answered.replay))
+        Ok(respond(message, result.replay))
     }
 }

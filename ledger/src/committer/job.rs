@@ -5,12 +5,12 @@ use uuid::Uuid;
 
 use crate::{
     Error,
-    fold::{Act, Answer, Answered, Command, Outcome},
+    fold::{Answer, Command, CommandKind, CommandResult, Outcome},
 };
 
 /// The command of a consumed event. The event enters the inbox in the transaction of its effects.
 #[derive(Debug)]
-pub struct Asked {
+pub struct InboxCommand {
     pub event_id: Uuid,
     pub command: Command,
     pub context: rpc::Context,
@@ -36,10 +36,10 @@ pub(super) enum Reply {
 
 impl Reply {
     /// Sends the outcome of the fold to an early caller.
-    pub(super) fn tell(&self, outcome: &mut Outcome) {
+    pub(super) fn send_early(&self, outcome: &mut Outcome) {
         if let Reply::Early { folded, .. } = self {
-            let told = std::mem::replace(outcome, Ok(Answered::new(Answer::Done)));
-            let _ = folded.send(told);
+            let early = std::mem::replace(outcome, Ok(CommandResult::new(Answer::Done)));
+            let _ = folded.send(early);
         }
     }
 }
@@ -52,7 +52,7 @@ pub(super) enum Job {
     },
     Events {
         consumer: &'static str,
-        asked: Vec<Asked>,
+        inbox: Vec<InboxCommand>,
         reply: oneshot::Sender<Result<Vec<Outcome>, Error>>,
     },
 }
@@ -64,14 +64,17 @@ impl Job {
         match self {
             Job::Events { .. } => true,
             Job::One { command, .. } => {
-                matches!(command.act, Act::SetLimit { .. } | Act::RemoveLimit { .. })
+                matches!(
+                    command.kind,
+                    CommandKind::SetLimit { .. } | CommandKind::RemoveLimit { .. }
+                )
             }
         }
     }
 
     pub(super) fn weight(&self) -> usize {
         match self {
-            Job::Events { asked, .. } => asked.iter().map(|asked| asked.command.weight()).sum(),
+            Job::Events { inbox, .. } => inbox.iter().map(|item| item.command.weight()).sum(),
             Job::One { command, .. } => command.weight(),
         }
     }
@@ -106,10 +109,12 @@ pub(super) fn answer(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
 impl Command {
     /// Number of operations and hold steps.
     pub fn weight(&self) -> usize {
-        match &self.act {
-            Act::Post(batch) => batch.operations.len() + batch.steps.len(),
-            Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => targets.len(),
-            Act::ExpireHolds(due) => due.len(),
+        match &self.kind {
+            CommandKind::Post(batch) => batch.operations.len() + batch.steps.len(),
+            CommandKind::Finalize { targets, .. } | CommandKind::Confirm { targets, .. } => {
+                targets.len()
+            }
+            CommandKind::ExpireHolds(due) => due.len(),
             _ => 1,
         }
     }

@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-pub use job::{Asked, Early};
+pub use job::{Early, InboxCommand};
 use job::{Job, Reply};
 use worker::Worker;
 
@@ -71,7 +71,7 @@ impl Committer {
         shutdown: CancellationToken,
     ) -> Result<(Self, oneshot::Receiver<()>), Error> {
         let (queue, receiver) = mpsc::channel(QUEUE_COMMANDS_MAX);
-        let has_thread = store.keeps_its_thread();
+        let has_thread = store.blocks_thread();
         let worker = Arc::new(Mutex::new(Worker::new(store, clock, health)));
         let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let committer = Committer {
@@ -175,12 +175,12 @@ impl Committer {
     pub async fn take(
         &self,
         consumer: &'static str,
-        asked: Vec<Asked>,
+        inbox: Vec<InboxCommand>,
     ) -> Result<Vec<Outcome>, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Events {
             consumer,
-            asked,
+            inbox,
             reply,
         })
         .await?;

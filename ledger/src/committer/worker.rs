@@ -14,15 +14,15 @@ use events::EventRef;
 use service_kit::{backoff, discipline::STEP_MAX_NS};
 use uuid::Uuid;
 
-use super::job::{Asked, Job, answer};
+use super::job::{InboxCommand, Job, answer};
 use crate::{
     Clock, Error,
     book::Book,
-    facts::Effect,
-    fold::{self, Act, Answer, Answered, Command, OnProgress, Outcome},
-    ids::Fresh,
+    effects::Effect,
+    fold::{self, Answer, Command, CommandKind, CommandResult, OnProgress, Outcome},
+    ids::IdGenerator,
     publish,
-    repo::{Again, Group, Store},
+    repo::{Group, RetryKind, Store},
 };
 
 /// How long a group is retried; below the deadline of a call, so that the caller learns that the
@@ -100,7 +100,7 @@ impl Worker {
         tracing::error!(%error, "ledger write failed");
         self.health.set_failing("store", "the last write failed");
         // A group that lost too many conflicts may be retried by its callers too.
-        let is_away = error.is_away() || self.store.again(&error) != Again::No;
+        let is_away = error.is_away() || self.store.retry_kind(&error) != RetryKind::Never;
         let text = error.to_string();
         for job in group {
             let text = text.clone();
@@ -123,20 +123,22 @@ impl Worker {
             };
             tries += 1;
             let is_over = began.elapsed() >= PATIENCE;
-            let again = self.store.again(&error);
-            if again != Again::Lost {
+            let retry = self.store.retry_kind(&error);
+            if retry != RetryKind::Lost {
                 // The store answered.
                 self.is_away = false;
             }
-            let why = match again {
-                Again::No => return Err(error),
-                Again::Contention if is_over || tries >= CONTENTION_TRIES_MAX => return Err(error),
-                Again::Contention => "contention",
-                Again::Lost if is_over || self.is_away => {
+            let why = match retry {
+                RetryKind::Never => return Err(error),
+                RetryKind::Contention if is_over || tries >= CONTENTION_TRIES_MAX => {
+                    return Err(error);
+                }
+                RetryKind::Contention => "contention",
+                RetryKind::Lost if is_over || self.is_away => {
                     self.is_away = true;
                     return Err(error);
                 }
-                Again::Lost => "connection",
+                RetryKind::Lost => "connection",
             };
             tracing::debug!(%error, tries, "commit failed, retrying the group");
             metrics::counter!("ledger_commit_retries_total", "reason" => why).increment(1);
@@ -148,11 +150,11 @@ impl Worker {
     async fn attempt_once(&self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         if let [
             Job::Events {
-                consumer, asked, ..
+                consumer, inbox, ..
             },
         ] = group
         {
-            return self.take_events(consumer, asked).await;
+            return self.take_events(consumer, inbox).await;
         }
         let commands: Vec<(&Command, &rpc::Context)> = group
             .iter()
@@ -170,18 +172,18 @@ impl Worker {
             outcomes = fold_all(book, &commands, false, on_progress);
             for (job, outcome) in group.iter().zip(&mut outcomes) {
                 if let Job::One { reply, .. } = job {
-                    reply.tell(outcome);
+                    reply.send_early(outcome);
                 }
             }
         };
         let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
-        let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
-            publish::tell(&book.facts, &contexts, book.now_us, tell)
+        let events = |book: &Book, emit: &mut dyn FnMut(EventRef<'_>)| {
+            publish::emit_events(&book.effects, &contexts, book.now_us, emit)
         };
         let book = tx.fold_and_save(book, &mut fold, &events).await?;
         let has_chores = commands
             .iter()
-            .any(|(command, _)| matches!(command.act, Act::ForgetParked { .. }));
+            .any(|(command, _)| matches!(command.kind, CommandKind::ForgetPendingReceipts { .. }));
         if !book.is_clean() || has_chores {
             finish(tx, &book, &commands).await?;
         }
@@ -193,9 +195,9 @@ impl Worker {
     async fn take_events(
         &self,
         consumer: &str,
-        asked: &[Asked],
+        inbox: &[InboxCommand],
     ) -> Result<(Vec<Outcome>, Book), Error> {
-        let mut taken = asked;
+        let mut taken = inbox;
         let mut refused = None;
         loop {
             let (mut outcomes, book) = self.take_together(consumer, taken).await?;
@@ -217,16 +219,16 @@ impl Worker {
     async fn take_together(
         &self,
         consumer: &str,
-        asked: &[Asked],
+        inbox: &[InboxCommand],
     ) -> Result<(Vec<Outcome>, Book), Error> {
         let mut tx = self.store.begin().await?;
-        let event_ids: Vec<Uuid> = asked.iter().map(|asked| asked.event_id).collect();
+        let event_ids: Vec<Uuid> = inbox.iter().map(|item| item.event_id).collect();
         let are_new = tx.accept(consumer, &event_ids).await?;
-        let commands: Vec<(&Command, &rpc::Context)> = asked
+        let commands: Vec<(&Command, &rpc::Context)> = inbox
             .iter()
             .zip(&are_new)
             .filter(|(_, is_new)| **is_new)
-            .map(|(asked, _)| (&asked.command, &asked.context))
+            .map(|(item, _)| (&item.command, &item.context))
             .collect();
         let mut book = self.load(&mut *tx, &commands).await?;
         let folded = fold_all(&mut book, &commands, true, &mut |_| {});
@@ -234,12 +236,12 @@ impl Worker {
         let changes_nothing = book.is_clean()
             && commands
                 .iter()
-                .all(|(command, _)| command.act.is_settled_by_itself());
+                .all(|(command, _)| command.kind.is_idempotent());
         if !is_refused && !changes_nothing {
             let contexts: Vec<&rpc::Context> =
                 commands.iter().map(|(_, context)| *context).collect();
-            let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
-                publish::tell(&book.facts, &contexts, book.now_us, tell)
+            let events = |book: &Book, emit: &mut dyn FnMut(EventRef<'_>)| {
+                publish::emit_events(&book.effects, &contexts, book.now_us, emit)
             };
             tx.save(&book, &events).await?;
             finish(tx, &book, &commands).await?;
@@ -247,7 +249,7 @@ impl Worker {
         let mut folded = folded.into_iter();
         let outcomes = are_new.iter().map_while(|is_new| match is_new {
             true => folded.next(),
-            false => Some(Ok(Answered::new(Answer::Done))),
+            false => Some(Ok(CommandResult::new(Answer::Done))),
         });
         let mut outcomes: Vec<Outcome> = outcomes.collect();
         if let Some(refused) = outcomes.iter().position(Result::is_err) {
@@ -283,8 +285,8 @@ fn fold_all(
     ends_at_refusal: bool,
     on_progress: OnProgress<'_>,
 ) -> Vec<Outcome> {
-    let mut fresh = Fresh::at(book.now_us);
-    let mut ids = || fresh.id();
+    let mut generator = IdGenerator::at(book.now_us);
+    let mut ids = || generator.id();
     let mut outcomes = Vec::with_capacity(commands.len());
     for (index, (command, _)) in commands.iter().enumerate() {
         let outcome = fold::fold(book, index, command, &mut ids, on_progress);
@@ -317,8 +319,8 @@ async fn finish(
 fn count(book: &Book) {
     let mut operations: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
     let mut postings = 0;
-    for (_, fact) in &book.facts {
-        match fact {
+    for (_, effect) in &book.effects {
+        match effect {
             Effect::OperationCreated { kind, status, .. } => {
                 *operations
                     .entry((kind.as_str(), status.as_str()))
@@ -350,10 +352,13 @@ fn count(book: &Book) {
     metrics::gauge!("ledger_holds_total").increment(f64::from(opened));
 }
 
-impl Act {
+impl CommandKind {
     /// A replay changes nothing: a final or failed operation stays so.
-    fn is_settled_by_itself(&self) -> bool {
-        matches!(self, Act::Confirm { .. } | Act::Receipt { .. })
+    fn is_idempotent(&self) -> bool {
+        matches!(
+            self,
+            CommandKind::Confirm { .. } | CommandKind::Receipt { .. }
+        )
     }
 }
 

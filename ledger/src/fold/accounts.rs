@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use types::{CFA_RUB, InstrumentId, Minor, UserId, subaccount};
 
-use super::{Answer, Answered, Outcome};
+use super::{Answer, CommandResult, Outcome};
 use crate::{
     book::Book,
     model::{
@@ -118,7 +118,7 @@ pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     ensure_user(book, user_id);
     ensure_account(book, user_id, AccountType::Invest);
     to_credit(book, &subaccount::of_user(user_id, CFA_RUB).into())?;
-    Ok(Answered::new(Answer::Done))
+    Ok(CommandResult::new(Answer::Done))
 }
 
 /// UserBlocked and UserUnblocked: all current sub-accounts of the user, and those opened while
@@ -150,7 +150,7 @@ pub fn block_user(book: &mut Book, user_id: &Id, blocked: bool) -> Outcome {
             put(book, subaccount);
         }
     }
-    Ok(Answered::new(Answer::Done))
+    Ok(CommandResult::new(Answer::Done))
 }
 
 /// ACTIVE <-> FROZEN by staff, ACTIVE -> CLOSED when empty (D15). A sub-account of a blocked user
@@ -183,14 +183,14 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
         }
     }
     put(book, subaccount.clone());
-    Ok(Answered::new(Answer::SubAccount(subaccount)))
+    Ok(CommandResult::new(Answer::SubAccount(subaccount)))
 }
 
 /// Binds the decimals of an instrument and opens its reserve. The first binding stays; different
 /// decimals are refused.
 pub fn learn_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
     bind_scale(book, instrument_id, decimals)?;
-    Ok(Answered::new(Answer::Done))
+    Ok(CommandResult::new(Answer::Done))
 }
 
 pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(), Refusal> {

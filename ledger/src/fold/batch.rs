@@ -4,7 +4,7 @@
 //! that source (`design.md` 4).
 
 use super::{
-    Answer, Answered, Batch, Command, Ids, NewOperation, OnProgress, Outcome, Posted, Replay,
+    Answer, Batch, Command, CommandResult, Ids, NewOperation, OnProgress, Outcome, Posted, Replay,
     Source, StoredAnswer, StoredOutcome, accounts,
     operations::{create, posted},
     steps,
@@ -34,7 +34,7 @@ pub fn post(
     if let Some(source) = &batch.source
         && advance(book, source, command.digest())? == Advance::Repeat
     {
-        return Ok(Answered {
+        return Ok(CommandResult {
             answer: Answer::Batch {
                 outcomes: stored_operations(book, batch),
             },
@@ -54,7 +54,7 @@ pub fn post(
         [Ok(posted)] if batch.single => posted.replay,
         _ => Replay::No,
     };
-    Ok(Answered {
+    Ok(CommandResult {
         answer: Answer::Batch { outcomes },
         replay,
     })
@@ -81,7 +81,7 @@ fn run(
         while let Some(step) = steps.next_if(|step| place(step) <= index) {
             run_step(book, command, batch, step, ids)?;
         }
-        let mark = book.mark();
+        let savepoint = book.savepoint();
         let outcome = match operation {
             Ok(new) => create(book, command, batch.scope(), new, ids),
             Err(malformed) => Err(malformed.clone().into()),
@@ -90,7 +90,7 @@ fn run(
             if !batch.independent {
                 return Err(refused.clone().at(Position::Operation(index)));
             }
-            book.rollback(mark);
+            book.rollback(savepoint);
             bind_refusal(book, operation, &refused.refusal);
         }
         outcomes.push(outcome);

@@ -14,7 +14,7 @@ use crate::{
 /// One write, with its caller.
 #[derive(Debug)]
 pub struct Command {
-    pub act: Act,
+    pub kind: CommandKind,
     /// `None` for work that is idempotent by nature (consumed events, sweepers).
     pub key: Option<CallKey>,
     /// The caller is a service: it may touch holds of services (`design.md` 4), and operations that
@@ -32,7 +32,7 @@ pub struct CallKey {
 }
 
 #[derive(Debug)]
-pub enum Act {
+pub enum CommandKind {
     Post(Batch),
     CreateHold(NewHold),
     ReleaseHold {
@@ -98,7 +98,7 @@ pub enum Act {
         decimals: u8,
     },
     /// Drops parked notices about operations that were never created; done by the store alone.
-    ForgetParked {
+    ForgetPendingReceipts {
         before_us: i64,
     },
 }
@@ -273,14 +273,14 @@ pub enum Answer {
 }
 
 #[derive(Debug)]
-pub struct Answered {
+pub struct CommandResult {
     pub answer: Answer,
     pub replay: Replay,
 }
 
-impl Answered {
+impl CommandResult {
     pub fn new(answer: Answer) -> Self {
-        Answered {
+        CommandResult {
             answer,
             replay: Replay::No,
         }
@@ -348,10 +348,10 @@ impl Command {
 
     /// The answer to store. Operations of a single call are found by their own key, so nothing more
     /// is stored for them.
-    pub(super) fn to_store(&self, answered: &Answered) -> Option<StoredAnswer> {
-        let outcome = match (&self.act, &answered.answer) {
-            (Act::Post(batch), _) if batch.single => return None,
-            (Act::Reverse { .. }, _) => return None,
+    pub(super) fn to_store(&self, result: &CommandResult) -> Option<StoredAnswer> {
+        let outcome = match (&self.kind, &result.answer) {
+            (CommandKind::Post(batch), _) if batch.single => return None,
+            (CommandKind::Reverse { .. }, _) => return None,
             (_, Answer::Batch { outcomes }) => StoredOutcome::Batch(
                 outcomes
                     .iter()

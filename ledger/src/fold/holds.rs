@@ -8,12 +8,12 @@ use std::sync::Arc;
 use types::Minor;
 
 use super::{
-    Act, Answer, Answered, Command, Ids, NewHold, NewOperation, NewPosting, Outcome, accounts,
-    operations,
+    Answer, Command, CommandKind, CommandResult, Ids, NewHold, NewOperation, NewPosting, Outcome,
+    accounts, operations,
 };
 use crate::{
     book::Book,
-    facts::Effect,
+    effects::Effect,
     model::{Amount, Hold, HoldStatus, HoldTerms, Id, Scope, SubAccount, SubAccountStatus},
     names::SubAccountName,
     refusal::Refusal,
@@ -27,7 +27,7 @@ const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 /// refused (T31).
 pub fn expire_touched(book: &mut Book, command: &Command) {
     book.expired_now.clear();
-    if matches!(command.act, Act::ExpireHolds(_)) {
+    if matches!(command.kind, CommandKind::ExpireHolds(_)) {
         return;
     }
     let mut touched = Vec::new();
@@ -74,7 +74,7 @@ fn expire(book: &mut Book, mut hold: Hold, told: bool) {
     hold.status = HoldStatus::Expired;
     hold.expiry_told = told;
     return_to_parent_of(book, &hold, rest);
-    book.tell(Effect::HoldReleased {
+    book.push_effect(Effect::HoldReleased {
         hold_id: hold.terms.hold_id.clone(),
         subaccount_id: hold.terms.subaccount_id.clone(),
         reason: "Expired".to_owned(),
@@ -88,7 +88,7 @@ pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Ou
         if stored.terms.subaccount_id != new.subaccount_id {
             return Err(Refusal::HoldExists.into());
         }
-        return Ok(Answered {
+        return Ok(CommandResult {
             answer: Answer::Hold {
                 hold: stored.clone(),
                 operation: None,
@@ -97,7 +97,7 @@ pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Ou
         });
     }
     let hold = open(book, command, new, ids)?;
-    Ok(Answered::new(Answer::Hold {
+    Ok(CommandResult::new(Answer::Hold {
         hold,
         operation: None,
     }))
@@ -160,7 +160,7 @@ pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
         expiry_told: false,
         updated_at_us: book.now_us,
     };
-    book.tell(Effect::HoldCreated {
+    book.push_effect(Effect::HoldCreated {
         hold_id: hold.terms.hold_id.clone(),
         subaccount_id: hold.terms.subaccount_id.clone(),
         amount: hold.units(amount),
@@ -175,7 +175,7 @@ pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -
     let hold = usable(book, command, hold_id)?;
     let rest = hold.remaining;
     let hold = let_go(book, hold, rest, Some((HoldStatus::Released, reason)));
-    Ok(Answered::new(Answer::Hold {
+    Ok(CommandResult::new(Answer::Hold {
         hold,
         operation: None,
     }))
@@ -184,12 +184,12 @@ pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -
 /// ConsumeHold: all or part (T03). With a destination the posting is written in the same
 /// transaction (T10).
 pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
-    let Act::ConsumeHold {
+    let CommandKind::ConsumeHold {
         hold_id,
         amount,
         operation_kind,
         external_ref,
-    } = &command.act
+    } = &command.kind
     else {
         unreachable!("called for ConsumeHold only");
     };
@@ -249,7 +249,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
         .get(hold_id)
         .cloned()
         .ok_or(Refusal::HoldNotFound)?;
-    Ok(Answered::new(Answer::Hold { hold, operation }))
+    Ok(CommandResult::new(Answer::Hold { hold, operation }))
 }
 
 /// Consumes `amount` of a hold. The caller updates the sub-account.
@@ -258,7 +258,7 @@ pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
     hold.consumed += amount;
     if hold.remaining.is_zero() {
         hold.status = HoldStatus::Consumed;
-        book.tell(Effect::HoldConsumed {
+        book.push_effect(Effect::HoldConsumed {
             hold_id: hold.terms.hold_id.clone(),
             subaccount_id: hold.terms.subaccount_id.clone(),
         });
@@ -280,7 +280,7 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
         let surplus = hold.remaining - target;
         let_go(book, hold, surplus, None)
     };
-    Ok(Answered::new(Answer::Hold {
+    Ok(CommandResult::new(Answer::Hold {
         hold,
         operation: None,
     }))
@@ -345,7 +345,7 @@ pub(super) fn let_go(
         hold.status = status;
         let (hold_id, subaccount_id) =
             (hold.terms.hold_id.clone(), hold.terms.subaccount_id.clone());
-        book.tell(match status {
+        book.push_effect(match status {
             HoldStatus::Consumed => Effect::HoldConsumed {
                 hold_id,
                 subaccount_id,

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use super::{
-    Answer, Answered, Command, Ids, Outcome, Replay, Target, accounts, limits,
+    Answer, Command, CommandResult, Ids, Outcome, Replay, Target, accounts, limits,
     operations::{self, Move},
 };
 use crate::{
     book::Book,
-    facts::Effect,
-    model::{Id, Operation, OperationStatus, OperationTerms, Parked, Scope},
+    effects::Effect,
+    model::{Id, Operation, OperationStatus, OperationTerms, PendingReceipt, Scope},
     refusal::{Position, Refusal, Refused},
 };
 
@@ -37,7 +37,7 @@ pub fn finalize(
                 .map_err(|refusal| Refused::from(refusal).at(Position::Operation(index)))?,
         );
     }
-    Ok(Answered {
+    Ok(CommandResult {
         answer: Answer::Finalized { moved },
         replay: if moved == 0 { Replay::Same } else { Replay::No },
     })
@@ -80,7 +80,7 @@ pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Out
             None => park(book, target_key(target), tx_hash.cloned(), false),
         }
     }
-    Ok(Answered::new(Answer::Finalized { moved }))
+    Ok(CommandResult::new(Answer::Finalized { moved }))
 }
 
 /// A receipt for a hash: the operations become final, or fail with reversing entries if it
@@ -101,7 +101,7 @@ pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outco
         }
         moved += u32::from(book.operations.get(&id).map(|operation| operation.status) != before);
     }
-    Ok(Answered::new(Answer::Finalized { moved }))
+    Ok(CommandResult::new(Answer::Finalized { moved }))
 }
 
 /// Moves one open operation to FINALIZED; false if it had ended before.
@@ -204,8 +204,8 @@ fn own_flight(operation: &Operation, command: &Command) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn answer(book: &Book, id: &Id, replay: Replay) -> Answered {
-    Answered {
+fn answer(book: &Book, id: &Id, replay: Replay) -> CommandResult {
+    CommandResult {
         answer: Answer::Batch {
             outcomes: operations::posted(book, id, replay)
                 .map(Ok)
@@ -286,7 +286,7 @@ fn reverse_one(
 
 fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, reason: &str) {
     let operation_id = operation.terms.operation_id.clone();
-    book.tell(Effect::StatusChanged {
+    book.push_effect(Effect::StatusChanged {
         operation_id: operation_id.clone(),
         old: operation.status,
         new,
@@ -297,15 +297,15 @@ fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, r
 }
 
 /// Applies notices that were parked before the operation was created.
-pub fn apply_parked(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
-    if book.parked.is_empty() {
+pub fn apply_pending_receipts(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
+    if book.pending_receipts.is_empty() {
         return Ok(());
     }
     let Some(operation) = book.operations.get(operation_id).cloned() else {
         return Ok(());
     };
-    for key in parked_keys(&operation) {
-        let Some(news) = book.parked.get(&key).cloned() else {
+    for key in pending_receipt_keys(&operation) {
+        let Some(news) = book.pending_receipts.get(&key).cloned() else {
             continue;
         };
         if news.reverted {
@@ -313,19 +313,19 @@ pub fn apply_parked(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), 
         } else {
             finalize_one(book, operation_id, news.tx_hash.as_ref());
         }
-        book.parked.remove(&key);
+        book.pending_receipts.remove(&key);
     }
     Ok(())
 }
 
 fn park(book: &mut Book, key: Id, tx_hash: Option<Id>, reverted: bool) {
-    let news = Parked {
+    let news = PendingReceipt {
         tx_hash,
         reverted,
         at_us: book.now_us,
     };
-    if book.parked.get(&key).is_none() {
-        book.parked.put(key, news);
+    if book.pending_receipts.get(&key).is_none() {
+        book.pending_receipts.put(key, news);
     }
 }
 
@@ -360,9 +360,9 @@ pub fn target_key(target: &Target) -> Id {
 }
 
 /// Keys under which notices about this operation may be parked.
-fn parked_keys(operation: &Operation) -> Vec<Id> {
+fn pending_receipt_keys(operation: &Operation) -> Vec<Id> {
     let terms = &operation.terms;
-    new_operation_parked_keys(
+    new_operation_receipt_keys(
         &terms.user_id,
         &terms.idempotency_key,
         terms
@@ -373,7 +373,7 @@ fn parked_keys(operation: &Operation) -> Vec<Id> {
     )
 }
 
-pub fn new_operation_parked_keys(
+pub fn new_operation_receipt_keys(
     user_id: &Id,
     key: &Id,
     reference: Option<(crate::model::OperationType, &Id)>,

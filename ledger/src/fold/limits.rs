@@ -7,10 +7,10 @@
 
 use types::{Minor, SYSTEM_USER};
 
-use super::{Act, Answer, Answered, Command, LimitTerms, Outcome};
+use super::{Answer, Command, CommandKind, CommandResult, LimitTerms, Outcome};
 use crate::{
     book::Book,
-    facts::Effect,
+    effects::Effect,
     limit::{Side, VelocityLimit, WINDOW_S_MAX},
     model::{Id, Operation, OperationType, Posting, Scope},
     refusal::{Excess, Refusal},
@@ -59,9 +59,9 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
         updated_at_us: book.now_us,
     };
     if let Some(known) = known.as_ref().filter(|known| known.has_terms_of(&limit)) {
-        return Ok(Answered::new(Answer::Limit(known.clone())));
+        return Ok(CommandResult::new(Answer::Limit(known.clone())));
     }
-    book.tell(Effect::LimitChanged {
+    book.push_effect(Effect::LimitChanged {
         limit_id: limit.limit_id.clone(),
         before: known.map_or_else(String::new, |known| known.in_words()),
         after: limit.in_words(),
@@ -69,7 +69,7 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
         reason: reason.to_owned(),
     });
     book.limits.put(limit.limit_id.clone(), limit.clone());
-    Ok(Answered::new(Answer::Limit(limit)))
+    Ok(CommandResult::new(Answer::Limit(limit)))
 }
 
 pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outcome {
@@ -78,7 +78,7 @@ pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outc
         .get(limit_id)
         .cloned()
         .ok_or(Refusal::LimitNotFound)?;
-    book.tell(Effect::LimitChanged {
+    book.push_effect(Effect::LimitChanged {
         limit_id: limit_id.clone(),
         before: known.in_words(),
         after: String::new(),
@@ -86,7 +86,7 @@ pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outc
         reason: reason.to_owned(),
     });
     book.limits.remove(limit_id);
-    Ok(Answered::new(Answer::Limit(known)))
+    Ok(CommandResult::new(Answer::Limit(known)))
 }
 
 /// Counts the postings of an operation that was just written.
@@ -101,8 +101,8 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
         return Ok(());
     };
     let (kind, scope) = (operation.terms.kind, operation.terms.scope);
-    let has_happened =
-        scope == Scope::Event || matches!(&command.act, Act::Post(batch) if batch.source.is_some());
+    let has_happened = scope == Scope::Event
+        || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
     for posting in book.postings_of(operation_id).to_vec() {
         let is_promised = command.is_service && posting.hold_id.is_some();
         for (limit, subaccount_id) in applying(book, kind, &posting) {

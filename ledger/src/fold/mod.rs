@@ -17,8 +17,9 @@ mod read_set;
 mod steps;
 
 pub use command::{
-    Act, Answer, Answered, Batch, CallKey, Command, LimitTerms, NewHold, NewOperation, NewPosting,
-    Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, StoredRefusal, Target,
+    Answer, Batch, CallKey, Command, CommandKind, CommandResult, LimitTerms, NewHold, NewOperation,
+    NewPosting, Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, StoredRefusal,
+    Target,
 };
 pub use read_set::ReadSet;
 
@@ -32,7 +33,7 @@ use crate::{
 pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 
 /// Result of a command.
-pub type Outcome = Result<Answered, Refused>;
+pub type Outcome = Result<CommandResult, Refused>;
 
 /// Called between two operations of a batch, and between two commands: earlier rows stay, unless
 /// the batch is refused.
@@ -56,16 +57,16 @@ pub fn fold(
     if let Some(stored) = stored {
         return replay(book, command, stored);
     }
-    let mark = book.mark();
-    let outcome = act(book, command, ids, on_progress);
+    let savepoint = book.savepoint();
+    let outcome = dispatch(book, command, ids, on_progress);
     match &outcome {
-        Ok(answered) => {
-            if let (Some(key), Some(stored)) = (answer_key, command.to_store(answered)) {
+        Ok(result) => {
+            if let (Some(key), Some(stored)) = (answer_key, command.to_store(result)) {
                 book.answers.put(key, stored);
             }
         }
         Err(refused) => {
-            book.rollback(mark);
+            book.rollback(savepoint);
             if let Some(key) = answer_key.filter(|_| refused.refusal.stays_bound()) {
                 let stored = StoredAnswer::refused(refused, command.digest());
                 book.answers.put(key, stored);
@@ -75,47 +76,57 @@ pub fn fold(
     outcome
 }
 
-fn act(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgress) -> Outcome {
-    match &command.act {
-        Act::Post(batch) => batch::post(book, command, batch, ids, on_progress),
-        Act::CreateHold(hold) => holds::create(book, command, hold, ids),
-        Act::ReleaseHold { hold_id, reason } => holds::release(book, command, hold_id, reason),
-        Act::ConsumeHold { .. } => holds::consume(book, command, ids),
-        Act::AdjustHold { hold_id, remaining } => holds::adjust(book, command, hold_id, remaining),
-        Act::ExpireHolds(due) => {
-            holds::sweep(book, due);
-            Ok(Answered::new(Answer::Done))
+fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgress) -> Outcome {
+    match &command.kind {
+        CommandKind::Post(batch) => batch::post(book, command, batch, ids, on_progress),
+        CommandKind::CreateHold(hold) => holds::create(book, command, hold, ids),
+        CommandKind::ReleaseHold { hold_id, reason } => {
+            holds::release(book, command, hold_id, reason)
         }
-        Act::Finalize { targets, tx_hash } => {
+        CommandKind::ConsumeHold { .. } => holds::consume(book, command, ids),
+        CommandKind::AdjustHold { hold_id, remaining } => {
+            holds::adjust(book, command, hold_id, remaining)
+        }
+        CommandKind::ExpireHolds(due) => {
+            holds::sweep(book, due);
+            Ok(CommandResult::new(Answer::Done))
+        }
+        CommandKind::Finalize { targets, tx_hash } => {
             lifecycle::finalize(book, command, targets, tx_hash.as_ref())
         }
-        Act::Confirm { targets, tx_hash } => lifecycle::confirm(book, targets, tx_hash.as_ref()),
-        Act::Receipt { tx_hash, reverted } => lifecycle::receipt(book, tx_hash, *reverted, ids),
-        Act::Reverse {
+        CommandKind::Confirm { targets, tx_hash } => {
+            lifecycle::confirm(book, targets, tx_hash.as_ref())
+        }
+        CommandKind::Receipt { tx_hash, reverted } => {
+            lifecycle::receipt(book, tx_hash, *reverted, ids)
+        }
+        CommandKind::Reverse {
             operation_id,
             reason,
         } => lifecycle::reverse(book, command, operation_id, reason, ids),
-        Act::SetStatus {
+        CommandKind::SetStatus {
             subaccount_id,
             status,
         } => accounts::set_status(book, subaccount_id, *status),
-        Act::CreateUser { user_id } => accounts::create_user(book, user_id),
-        Act::BlockUser { user_id, blocked } => accounts::block_user(book, user_id, *blocked),
-        Act::LearnScale {
+        CommandKind::CreateUser { user_id } => accounts::create_user(book, user_id),
+        CommandKind::BlockUser { user_id, blocked } => {
+            accounts::block_user(book, user_id, *blocked)
+        }
+        CommandKind::LearnScale {
             instrument_id,
             decimals,
         } => accounts::learn_scale(book, instrument_id, *decimals),
-        Act::SetLimit {
+        CommandKind::SetLimit {
             limit,
             actor,
             reason,
         } => limits::set(book, limit, actor, reason),
-        Act::RemoveLimit {
+        CommandKind::RemoveLimit {
             limit_id,
             actor,
             reason,
         } => limits::remove(book, limit_id, actor, reason),
-        Act::ForgetParked { .. } => Ok(Answered::new(Answer::Done)),
+        CommandKind::ForgetPendingReceipts { .. } => Ok(CommandResult::new(Answer::Done)),
     }
 }
 
@@ -125,8 +136,8 @@ fn act(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgress) ->
 fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
     let key = command.key.as_ref()?;
     let owner = |hold_id: &Id| Some(book.holds.get(hold_id)?.terms.user_id.clone());
-    let (call, user) = match &command.act {
-        Act::Post(batch) if batch.single => {
+    let (call, user) = match &command.kind {
+        CommandKind::Post(batch) if batch.single => {
             let operation = batch.operations.first()?.as_ref().ok()?;
             return Some((
                 Call::CreateOperation,
@@ -135,21 +146,21 @@ fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
             ));
         }
         // A batch with a source is answered by its stored position.
-        Act::Post(batch) if batch.source.is_some() => return None,
-        Act::Post(_) => (Call::CreateOperations, key.user_id.clone()),
-        Act::CreateHold(hold) => (Call::CreateHold, accounts::owner(&hold.subaccount_id)?),
-        Act::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)?),
-        Act::ConsumeHold { hold_id, .. } => (Call::ConsumeHold, owner(hold_id)?),
-        Act::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)?),
-        Act::Reverse { operation_id, .. } => (
+        CommandKind::Post(batch) if batch.source.is_some() => return None,
+        CommandKind::Post(_) => (Call::CreateOperations, key.user_id.clone()),
+        CommandKind::CreateHold(hold) => (Call::CreateHold, accounts::owner(&hold.subaccount_id)?),
+        CommandKind::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)?),
+        CommandKind::ConsumeHold { hold_id, .. } => (Call::ConsumeHold, owner(hold_id)?),
+        CommandKind::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)?),
+        CommandKind::Reverse { operation_id, .. } => (
             Call::ReverseOperation,
             book.operations.get(operation_id)?.terms.user_id.clone(),
         ),
-        Act::SetStatus { subaccount_id, .. } => {
+        CommandKind::SetStatus { subaccount_id, .. } => {
             (Call::SetSubAccountStatus, accounts::owner(subaccount_id)?)
         }
-        Act::SetLimit { .. } => (Call::SetVelocityLimit, key.user_id.clone()),
-        Act::RemoveLimit { .. } => (Call::RemoveVelocityLimit, key.user_id.clone()),
+        CommandKind::SetLimit { .. } => (Call::SetVelocityLimit, key.user_id.clone()),
+        CommandKind::RemoveLimit { .. } => (Call::RemoveVelocityLimit, key.user_id.clone()),
         _ => return None,
     };
     Some((call, user, key.key.clone()))
@@ -162,7 +173,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
         StoredOutcome::Refused { reason, at } => {
             let refusal = Refusal::from_bound_reason(&reason)
                 .unwrap_or_else(|| panic!("stored answer has the unknown reason {reason}"));
-            return Err(Refused::again(refusal, at, replay));
+            return Err(Refused::replayed(refusal, at, replay));
         }
         StoredOutcome::Hold { hold, operation_id } => Answer::Hold {
             hold,
@@ -174,7 +185,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
                 .map(|outcome| match outcome {
                     Ok(id) => operations::posted(book, &id, Replay::Same)
                         .ok_or(Refusal::OperationNotFound.into()),
-                    Err(stored) => Err(Refused::again(stored.refusal(), None, Replay::Same)),
+                    Err(stored) => Err(Refused::replayed(stored.refusal(), None, Replay::Same)),
                 })
                 .collect(),
         },
@@ -184,5 +195,5 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
             None => return Err(Refusal::SubAccountNotFound.into()),
         },
     };
-    Ok(Answered { answer, replay })
+    Ok(CommandResult { answer, replay })
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use types::{CFA_RUB, Minor, UserId, subaccount};
 
 use super::{
-    Act, Command, Ids, NewOperation, NewPosting, Posted, Replay, StoredAnswer, StoredOutcome,
-    accounts, holds, lifecycle, limits,
+    Command, CommandKind, Ids, NewOperation, NewPosting, Posted, Replay, StoredAnswer,
+    StoredOutcome, accounts, holds, lifecycle, limits,
 };
 use crate::{
     book::Book,
-    facts::Effect,
+    effects::Effect,
     model::{
         Call, Id, Link, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
         SubAccount, SubAccountStatus, Units,
@@ -41,7 +41,7 @@ pub fn create(
         let id = stored.terms.operation_id.clone();
         return Ok(posted(book, &id, replay).expect("found by its key a moment ago"));
     }
-    if matches!(&command.act, Act::Post(batch) if !batch.single) {
+    if matches!(&command.kind, CommandKind::Post(batch) if !batch.single) {
         let key = (
             Call::CreateOperation,
             new.user_id.clone(),
@@ -53,7 +53,7 @@ pub fn create(
         }) = book.answers.get(&key)
         {
             let refusal = Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus);
-            return Err(Refused::again(
+            return Err(Refused::replayed(
                 refusal,
                 None,
                 Replay::of(*digest == new.digest),
@@ -132,7 +132,7 @@ pub fn create(
     if new.is_final {
         lifecycle::finalize_one(book, &operation_id, new.tx_hash.as_ref());
     }
-    lifecycle::apply_parked(book, &operation_id, ids)?;
+    lifecycle::apply_pending_receipts(book, &operation_id, ids)?;
     Ok(posted(book, &operation_id, Replay::No).expect("written a moment ago"))
 }
 
@@ -232,7 +232,7 @@ pub fn write(
     ids: Ids,
 ) -> Result<(), Refusal> {
     let terms = operation.terms.clone();
-    book.tell(Effect::OperationCreated {
+    book.push_effect(Effect::OperationCreated {
         operation_id: terms.operation_id.clone(),
         kind: terms.kind,
         user_id: terms.user_id.clone(),
@@ -355,12 +355,17 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
             credit_previous,
         },
     };
-    tell(book, &posting, debit_before, credit_before);
+    push_posting_effects(book, &posting, debit_before, credit_before);
     Ok(posting)
 }
 
-fn tell(book: &mut Book, posting: &Posting, debit_before: Minor, credit_before: Minor) {
-    book.tell(Effect::PostingCreated {
+fn push_posting_effects(
+    book: &mut Book,
+    posting: &Posting,
+    debit_before: Minor,
+    credit_before: Minor,
+) {
+    book.push_effect(Effect::PostingCreated {
         posting_id: posting.posting_id.clone(),
         operation_id: posting.operation_id.clone(),
         debit_subaccount_id: posting.debit_subaccount_id.clone(),
@@ -381,7 +386,7 @@ fn tell(book: &mut Book, posting: &Posting, debit_before: Minor, credit_before: 
             posting.credit_balance_after,
         ),
     ] {
-        book.tell(Effect::BalanceUpdated {
+        book.push_effect(Effect::BalanceUpdated {
             subaccount_id: subaccount_id.clone(),
             old: decimal(old),
             new: decimal(new),

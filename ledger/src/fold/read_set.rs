@@ -12,7 +12,7 @@ use std::{
 use foldhash::fast::RandomState;
 use types::{CFA_RUB, subaccount};
 
-use super::{Act, Command, NewHold, NewOperation, StepKind, Target, lifecycle};
+use super::{Command, CommandKind, NewHold, NewOperation, StepKind, Target, lifecycle};
 use crate::{
     book::ReferenceKey,
     model::{Call, Hold, Id, Operation, Posting, Scope},
@@ -37,7 +37,7 @@ pub struct ReadSet {
     /// (user, key, call), ordered as [`Self::operation_keys`].
     pub answer_keys: Vec<(Id, Id, i32)>,
     pub sources: BTreeSet<Id>,
-    pub parked: BTreeSet<Id>,
+    pub pending_receipts: BTreeSet<Id>,
     /// No notices are parked, so none needs to be looked up.
     pub no_news: bool,
 }
@@ -49,8 +49,8 @@ impl ReadSet {
             self.hold_ids.insert(hold_id.clone());
         });
         let key = command.key.as_ref().map(|key| key.key.clone());
-        match &command.act {
-            Act::Post(batch) => {
+        match &command.kind {
+            CommandKind::Post(batch) => {
                 for operation in batch.operations.iter().flatten() {
                     self.add_new_operation(operation);
                     if batch.from_event {
@@ -79,30 +79,30 @@ impl ReadSet {
                     self.add_answer(Call::CreateOperations, key.user_id.clone(), key.key.clone());
                 }
             }
-            Act::CreateHold(hold) => {
+            CommandKind::CreateHold(hold) => {
                 self.add_new_hold(hold);
                 if let (Some(user), Some(key)) = (super::accounts::owner(&hold.subaccount_id), key)
                 {
                     self.add_answer(Call::CreateHold, user, key);
                 }
             }
-            Act::ConsumeHold {
+            CommandKind::ConsumeHold {
                 operation_kind,
                 external_ref,
                 ..
             } => {
                 if let Some(reference) = external_ref {
                     self.add_reference(*operation_kind, reference);
-                    self.parked
+                    self.pending_receipts
                         .insert(lifecycle::target_key(&Target::Reference {
                             kind: *operation_kind,
                             external_ref: reference.clone(),
                         }));
                 }
             }
-            Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => {
+            CommandKind::Finalize { targets, .. } | CommandKind::Confirm { targets, .. } => {
                 for target in targets {
-                    self.parked.insert(lifecycle::target_key(target));
+                    self.pending_receipts.insert(lifecycle::target_key(target));
                     match target {
                         Target::Id(id) => {
                             self.operation_ids.insert(id.clone());
@@ -116,29 +116,29 @@ impl ReadSet {
                     }
                 }
             }
-            Act::Receipt { tx_hash, .. } => {
+            CommandKind::Receipt { tx_hash, .. } => {
                 self.tx_hashes.insert(tx_hash.clone());
-                self.parked.insert(lifecycle::tx_key(tx_hash));
+                self.pending_receipts.insert(lifecycle::tx_key(tx_hash));
             }
-            Act::Reverse { operation_id, .. } => {
+            CommandKind::Reverse { operation_id, .. } => {
                 self.operation_ids.insert(operation_id.clone());
             }
-            Act::SetStatus { subaccount_id, .. } => {
+            CommandKind::SetStatus { subaccount_id, .. } => {
                 self.add_subaccount(subaccount_id);
                 if let (Some(user), Some(key)) = (super::accounts::owner(subaccount_id), key) {
                     self.add_answer(Call::SetSubAccountStatus, user, key);
                 }
             }
-            Act::CreateUser { user_id } | Act::BlockUser { user_id, .. } => {
+            CommandKind::CreateUser { user_id } | CommandKind::BlockUser { user_id, .. } => {
                 self.add_subaccount(&subaccount::of_user(user_id, CFA_RUB).into());
                 self.add_accounts(user_id);
                 self.whole_users.insert(user_id.clone());
             }
-            Act::LearnScale { instrument_id, .. } => {
+            CommandKind::LearnScale { instrument_id, .. } => {
                 self.add_subaccount(&subaccount::reserve(instrument_id).into())
             }
-            Act::SetLimit { .. } | Act::RemoveLimit { .. } => {
-                let call = if matches!(&command.act, Act::SetLimit { .. }) {
+            CommandKind::SetLimit { .. } | CommandKind::RemoveLimit { .. } => {
+                let call = if matches!(&command.kind, CommandKind::SetLimit { .. }) {
                     Call::SetVelocityLimit
                 } else {
                     Call::RemoveVelocityLimit
@@ -147,10 +147,10 @@ impl ReadSet {
                     self.add_answer(call, key.user_id.clone(), key.key.clone());
                 }
             }
-            Act::ReleaseHold { .. }
-            | Act::AdjustHold { .. }
-            | Act::ExpireHolds(_)
-            | Act::ForgetParked { .. } => {}
+            CommandKind::ReleaseHold { .. }
+            | CommandKind::AdjustHold { .. }
+            | CommandKind::ExpireHolds(_)
+            | CommandKind::ForgetPendingReceipts { .. } => {}
         }
     }
 
@@ -165,17 +165,17 @@ impl ReadSet {
             return;
         };
         let owner = |hold_id: &Id| Some(hold(hold_id)?.terms.user_id.clone());
-        let (call, user) = match &command.act {
-            Act::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)),
-            Act::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)),
-            Act::ConsumeHold { hold_id, .. } => {
+        let (call, user) = match &command.kind {
+            CommandKind::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)),
+            CommandKind::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)),
+            CommandKind::ConsumeHold { hold_id, .. } => {
                 let user = owner(hold_id);
                 if let Some(user) = &user {
                     self.add_operation_key(Scope::Consume, user, &key);
                 }
                 (Call::ConsumeHold, user)
             }
-            Act::Reverse { operation_id, .. } => {
+            CommandKind::Reverse { operation_id, .. } => {
                 let user = operation(operation_id).map(|operation| operation.terms.user_id.clone());
                 if let Some(user) = &user {
                     self.add_operation_key(Scope::Reverse, user, &key);
@@ -219,12 +219,13 @@ impl ReadSet {
             self.add_reference(kind, reference);
         }
         if !self.no_news {
-            self.parked.extend(lifecycle::new_operation_parked_keys(
-                &new.user_id,
-                &new.idempotency_key,
-                reference,
-                new.tx_hash.as_ref(),
-            ));
+            self.pending_receipts
+                .extend(lifecycle::new_operation_receipt_keys(
+                    &new.user_id,
+                    &new.idempotency_key,
+                    reference,
+                    new.tx_hash.as_ref(),
+                ));
         }
         for posting in &new.postings {
             for id in [&posting.debit_subaccount_id, &posting.credit_subaccount_id] {
@@ -288,8 +289,8 @@ impl ReadSet {
 impl Command {
     /// Calls `see` with every hold id of the command.
     pub fn each_hold(&self, see: &mut dyn FnMut(&Id)) {
-        match &self.act {
-            Act::Post(batch) => {
+        match &self.kind {
+            CommandKind::Post(batch) => {
                 for operation in batch.operations.iter().flatten() {
                     operation
                         .postings
@@ -314,13 +315,13 @@ impl Command {
                     }
                 }
             }
-            Act::CreateHold(hold) => hold.hold_id.iter().for_each(see),
-            Act::ReleaseHold { hold_id, .. }
-            | Act::ConsumeHold { hold_id, .. }
-            | Act::AdjustHold { hold_id, .. } => {
+            CommandKind::CreateHold(hold) => hold.hold_id.iter().for_each(see),
+            CommandKind::ReleaseHold { hold_id, .. }
+            | CommandKind::ConsumeHold { hold_id, .. }
+            | CommandKind::AdjustHold { hold_id, .. } => {
                 see(hold_id);
             }
-            Act::ExpireHolds(hold_ids) => hold_ids.iter().for_each(see),
+            CommandKind::ExpireHolds(hold_ids) => hold_ids.iter().for_each(see),
             _ => {}
         }
     }
@@ -328,13 +329,13 @@ impl Command {
     /// Calls `see` with every instrument whose decimals the command may bind, or reads without a
     /// sub-account.
     pub fn each_new_scale(&self, see: &mut dyn FnMut(&Id)) {
-        match &self.act {
-            Act::Post(batch) => batch
+        match &self.kind {
+            CommandKind::Post(batch) => batch
                 .scales
                 .iter()
                 .for_each(|(instrument_id, _)| see(instrument_id)),
-            Act::LearnScale { instrument_id, .. } => see(instrument_id),
-            Act::SetLimit { limit, .. } => see(&limit.instrument_id),
+            CommandKind::LearnScale { instrument_id, .. } => see(instrument_id),
+            CommandKind::SetLimit { limit, .. } => see(&limit.instrument_id),
             _ => {}
         }
     }

@@ -49,7 +49,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
             amount,
             reason,
         } => {
-            let Some((hold, amount)) = what_remains(
+            let Some((hold, amount)) = releasable(
                 book,
                 command,
                 hold_id,
@@ -80,7 +80,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
         } => {
             let ends = amount.is_none();
             let Some((hold, amount)) =
-                what_remains(book, command, hold_id, amount.as_ref(), "shrink.amount")?
+                releasable(book, command, hold_id, amount.as_ref(), "shrink.amount")?
             else {
                 return Ok(());
             };
@@ -97,7 +97,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
 
 /// The hold and the amount that a step returns; `None` if the hold has ended and the step asked for
 /// all that remains.
-fn what_remains(
+fn releasable(
     book: &Book,
     command: &Command,
     hold_id: &Id,

@@ -12,11 +12,11 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Database, Encode, Executor, FromRow, IntoArguments, Pool, Type};
 use types::Minor;
 
-use super::{dialect::Dialect, read::Before, rows, statement};
+use super::{dialect::Dialect, read::PageBound, rows, statement};
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command, ReadSet},
+    fold::{Command, CommandKind, ReadSet},
     limit::{Kinds, Side, VelocityLimit},
     model::{AccountType, Id, SubAccount},
     names::SubAccountName,
@@ -94,7 +94,7 @@ pub trait Limits {
         &self,
         user_id: &str,
         instrument_id: &str,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<VelocityLimit>, Error>;
 }
 
@@ -112,18 +112,18 @@ where
         &self,
         user_id: &str,
         instrument_id: &str,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<VelocityLimit>, Error> {
         let sql = format!(
             "{LIMIT} WHERE (l.created_at_us, l.limit_id) < ($1, $2) AND ($3 = '' OR l.user_id = $3 OR l.user_id = '') \
              AND ($4 = '' OR l.instrument_id = $4) ORDER BY l.created_at_us DESC, l.limit_id DESC LIMIT $5"
         );
         let found: Vec<LimitRow> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(before.created_at_us)
-            .bind(before.id)
+            .bind(bound.created_at_us)
+            .bind(bound.id)
             .bind(user_id)
             .bind(instrument_id)
-            .bind(before.limit)
+            .bind(bound.limit)
             .fetch_all(self)
             .await?;
         found.into_iter().map(VelocityLimit::try_from).collect()
@@ -131,44 +131,47 @@ where
 }
 
 /// Scope of the limits to read: rows in the working set, and rows that its commands may create.
-pub struct About {
+pub struct LimitScope {
     pub instruments: BTreeSet<Id>,
     pub users: BTreeSet<Id>,
     /// Limits named by commands.
     pub named: BTreeSet<Id>,
 }
 
-impl About {
+impl LimitScope {
     pub fn of(commands: &[&Command], book: &Book) -> Self {
-        let mut wanted = ReadSet::default();
+        let mut read_set = ReadSet::default();
         let mut named = BTreeSet::new();
         for command in commands {
-            wanted.add(command);
-            match &command.act {
-                Act::SetLimit { limit, .. } => named.insert(limit.limit_id.clone()),
-                Act::RemoveLimit { limit_id, .. } => named.insert(limit_id.clone()),
+            read_set.add(command);
+            match &command.kind {
+                CommandKind::SetLimit { limit, .. } => named.insert(limit.limit_id.clone()),
+                CommandKind::RemoveLimit { limit_id, .. } => named.insert(limit_id.clone()),
                 _ => false,
             };
         }
-        let mut about = About {
+        let mut scope = LimitScope {
             instruments: book.scales.keys().cloned().collect(),
             users: book.users.keys().cloned().collect(),
             named,
         };
         for row in book.subaccounts.values() {
-            about.instruments.insert(row.terms.instrument_id.clone());
-            about.users.insert(row.terms.user_id.clone());
+            scope.instruments.insert(row.terms.instrument_id.clone());
+            scope.users.insert(row.terms.user_id.clone());
         }
-        for name in (wanted.subaccount_ids.iter()).filter_map(|id| SubAccountName::parse(id)) {
-            about.instruments.insert(name.instrument_id.into());
-            about.users.insert(name.user_id.into());
+        for name in (read_set.subaccount_ids.iter()).filter_map(|id| SubAccountName::parse(id)) {
+            scope.instruments.insert(name.instrument_id.into());
+            scope.users.insert(name.user_id.into());
         }
-        about
+        scope
     }
 }
 
 /// The sub-accounts of the working set within the scope of a limit.
-pub fn about<'a>(limit: &'a VelocityLimit, book: &'a Book) -> impl Iterator<Item = &'a SubAccount> {
+pub fn limited_subaccounts<'a>(
+    limit: &'a VelocityLimit,
+    book: &'a Book,
+) -> impl Iterator<Item = &'a SubAccount> {
     (book.subaccounts.values()).filter(|row| limit.is_about(&row.terms.subaccount_id))
 }
 
@@ -177,8 +180,8 @@ pub fn is_small(of: &SubAccount) -> bool {
     of.version < FEW
 }
 
-/// The sub-accounts of [`about`], each with a version at or before the window's start. The time of
-/// a posting decides.
+/// The sub-accounts of [`limited_subaccounts`], each with a version at or before the window's
+/// start. The time of a posting decides.
 pub async fn places<DB>(
     tx: &mut DB::Connection,
     limit: &VelocityLimit,
@@ -192,10 +195,10 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    let about: Vec<&SubAccount> = about(limit, book).collect();
+    let rows: Vec<&SubAccount> = limited_subaccounts(limit, book).collect();
     let since_us = limit.since_us(book.now_us);
-    let mut places = Vec::with_capacity(about.len());
-    for row in about {
+    let mut places = Vec::with_capacity(rows.len());
+    for row in rows {
         let from = if is_small(row) {
             0
         } else {
@@ -226,7 +229,7 @@ pub fn used_sql(side: Side, places_join: &str) -> String {
 }
 
 /// Loads a limit and its usage into the working set.
-pub fn keep(book: &mut Book, limit: VelocityLimit, used: Vec<(String, i64, i64)>) {
+pub fn load_limit(book: &mut Book, limit: VelocityLimit, used: Vec<(String, i64, i64)>) {
     for (subaccount_id, high, low) in used {
         book.used.load(
             (limit.limit_id.clone(), subaccount_id.into()),

@@ -9,8 +9,8 @@
 
 mod audit;
 mod dialect;
-mod keep;
 mod limits;
+mod load;
 mod postgres;
 mod read;
 mod rows;
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use audit::{SealedOperation, SealedPosting};
-pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
+pub use read::{HoldFilter, OperationFilter, PageBound, Reads, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
 
@@ -60,7 +60,7 @@ impl Store {
                 writes: Arc::new(writes),
             }
         };
-        if store.has_lost_its_chain().await? {
+        if store.is_audit_chain_missing().await? {
             return Err(Error::Broken(
                 "chain of blocks is missing, operations exist: restore a backup".to_owned(),
             ));
@@ -68,9 +68,9 @@ impl Store {
         Ok(store)
     }
 
-    /// As [`Writes::keeps_its_thread`].
-    pub fn keeps_its_thread(&self) -> bool {
-        self.writes.keeps_its_thread()
+    /// As [`Writes::blocks_thread`].
+    pub fn blocks_thread(&self) -> bool {
+        self.writes.blocks_thread()
     }
 
     /// Begins a write transaction.
@@ -95,8 +95,8 @@ impl Store {
     }
 
     /// Whether a group that failed with `error` may be retried.
-    pub fn again(&self, error: &Error) -> Again {
-        self.writes.again(error)
+    pub fn retry_kind(&self, error: &Error) -> RetryKind {
+        self.writes.retry_kind(error)
     }
 
     pub async fn close(&self) {
@@ -126,9 +126,9 @@ pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, 
 
 /// How to handle a failed group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Again {
+pub enum RetryKind {
     /// It would fail again, or the error is unknown.
-    No,
+    Never,
     /// Conflict with another process. Nothing was written; a retry sees the other's rows.
     Contention,
     /// The connection was lost. The group may have been committed: a retry finds the keys of its
@@ -141,7 +141,7 @@ pub enum Again {
 pub trait Writes: Send + Sync {
     /// True if a write blocks its thread until the disk answers. It then needs its own thread, or
     /// that of a caller that waits for it anyway.
-    fn keeps_its_thread(&self) -> bool {
+    fn blocks_thread(&self) -> bool {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
@@ -149,7 +149,7 @@ pub trait Writes: Send + Sync {
     /// remains.
     async fn catch_up(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
-    fn again(&self, error: &Error) -> Again;
+    fn retry_kind(&self, error: &Error) -> RetryKind;
     /// Waits for all connections to be returned and closes them, including those of [`Reads`].
     async fn close(&self);
 }
@@ -158,7 +158,7 @@ pub trait Writes: Send + Sync {
 pub type Events<'a> = dyn Fn(&Book, &mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
 
 /// Folds the commands of a group into its working set. Calls its argument between two operations,
-/// which may flush the rows made so far ([`Book::give`]).
+/// which may flush the rows made so far ([`Book::drain_ready`]).
 pub type Fold<'a> = dyn FnMut(&mut Book, &mut dyn FnMut(&mut Book)) + Send + 'a;
 
 /// One write transaction; dropping it without [`Group::commit`] rolls it back.

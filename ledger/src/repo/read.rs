@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A page of a list: rows strictly before this position, newest first.
-pub struct Before<'a> {
+pub struct PageBound<'a> {
     pub created_at_us: i64,
     pub id: &'a str,
     pub limit: i64,
@@ -63,23 +63,27 @@ pub struct TrialBalance {
 #[async_trait]
 pub trait Reads: History + Limits + Send + Sync {
     async fn account(&self, account_id: &str) -> Result<Option<Account>, Error>;
-    async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error>;
+    async fn accounts(&self, user_id: &str, bound: PageBound<'_>) -> Result<Vec<Account>, Error>;
     async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error>;
     async fn subaccounts(
         &self,
         user_id: &str,
         instrument_id: &str,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error>;
     async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error>;
     async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error>;
     async fn operations(
         &self,
         wanted: &OperationFilter<'_>,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<Operation>, Error>;
     async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error>;
-    async fn holds(&self, wanted: &HoldFilter<'_>, before: Before<'_>) -> Result<Vec<Hold>, Error>;
+    async fn holds(
+        &self,
+        wanted: &HoldFilter<'_>,
+        bound: PageBound<'_>,
+    ) -> Result<Vec<Hold>, Error>;
     /// Active holds past their expiry.
     async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error>;
     async fn holds_active(&self) -> Result<i64, Error>;
@@ -91,7 +95,7 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error>;
     /// True if operations exist without any block: each is sealed with its group, so they were not
     /// made by a ledger, or the blocks were deleted.
-    async fn has_lost_its_chain(&self) -> Result<bool, Error>;
+    async fn is_audit_chain_missing(&self) -> Result<bool, Error>;
 }
 
 /// Columns of the trial balance. Each sum is split into two halves of 32 bits and cannot overflow.
@@ -127,12 +131,12 @@ where
             .transpose()
     }
 
-    async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error> {
+    async fn accounts(&self, user_id: &str, bound: PageBound<'_>) -> Result<Vec<Account>, Error> {
         let mut query =
             QueryBuilder::new("SELECT * FROM accounts WHERE (created_at_us, account_id) < (");
-        push_before(&mut query, &before);
+        push_bound(&mut query, &bound);
         filter(&mut query, "user_id", user_id);
-        push_order(&mut query, "account_id", &before);
+        push_order(&mut query, "account_id", &bound);
         let found: Vec<AccountRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Account::try_from).collect()
     }
@@ -150,15 +154,15 @@ where
         &self,
         user_id: &str,
         instrument_id: &str,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error> {
         let mut query = QueryBuilder::new(rows::SUB_ACCOUNT);
         query.push(" WHERE (s.created_at_us, s.subaccount_id) < (");
-        push_before(&mut query, &before);
+        push_bound(&mut query, &bound);
         filter(&mut query, "s.user_id", user_id);
         filter(&mut query, "s.instrument_id", instrument_id);
         query.push(" ORDER BY s.created_at_us DESC, s.subaccount_id DESC LIMIT ");
-        query.push_bind(before.limit);
+        query.push_bind(bound.limit);
         let found: Vec<SubAccountRow> = query.build_query_as().fetch_all(self).await?;
         Ok(found.into_iter().map(SubAccount::from).collect())
     }
@@ -187,12 +191,12 @@ where
     async fn operations(
         &self,
         wanted: &OperationFilter<'_>,
-        before: Before<'_>,
+        bound: PageBound<'_>,
     ) -> Result<Vec<Operation>, Error> {
         let mut query = QueryBuilder::new("");
         let narrow = |query: &mut QueryBuilder<DB>, of: &str| {
             query.push(format!("({of}.created_at_us, {of}.operation_id) < ("));
-            push_before(query, &before);
+            push_bound(query, &bound);
             filter(query, "o.user_id", wanted.user_id);
             filter(query, "o.idempotency_key", wanted.idempotency_key);
             filter_code(query, "o.kind", wanted.kind.map(OperationType::code));
@@ -200,7 +204,7 @@ where
             query.push(format!(
                 " ORDER BY {of}.created_at_us DESC, {of}.operation_id DESC LIMIT "
             ));
-            query.push_bind(before.limit);
+            query.push_bind(bound.limit);
         };
         // A key is selective enough without the user.
         if wanted.user_id.is_empty() || !wanted.idempotency_key.is_empty() {
@@ -217,7 +221,7 @@ where
                 query.push(") f");
                 between = " UNION ALL SELECT * FROM (";
             }
-            push_order(&mut query, "operation_id", &before);
+            push_order(&mut query, "operation_id", &bound);
         }
         let found: Vec<OperationRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Operation::try_from).collect()
@@ -233,10 +237,14 @@ where
             .transpose()
     }
 
-    async fn holds(&self, wanted: &HoldFilter<'_>, before: Before<'_>) -> Result<Vec<Hold>, Error> {
+    async fn holds(
+        &self,
+        wanted: &HoldFilter<'_>,
+        bound: PageBound<'_>,
+    ) -> Result<Vec<Hold>, Error> {
         let mut query = QueryBuilder::new(rows::HOLD);
         query.push(" WHERE (h.created_at_us, h.hold_id) < (");
-        push_before(&mut query, &before);
+        push_bound(&mut query, &bound);
         filter(&mut query, "h.subaccount_id", wanted.subaccount_id);
         filter(&mut query, "h.owner", wanted.owner);
         filter(&mut query, "h.parent_hold_id", wanted.parent_hold_id);
@@ -256,7 +264,7 @@ where
             status => filter_code(&mut query, "h.status", status.map(HoldStatus::code)),
         }
         query.push(" ORDER BY h.created_at_us DESC, h.hold_id DESC LIMIT ");
-        query.push_bind(before.limit);
+        query.push_bind(bound.limit);
         let found: Vec<HoldRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Hold::try_from).collect()
     }
@@ -327,7 +335,7 @@ where
             .collect())
     }
 
-    async fn has_lost_its_chain(&self) -> Result<bool, Error> {
+    async fn is_audit_chain_missing(&self) -> Result<bool, Error> {
         Ok(sqlx::query_scalar::<DB, bool>(
             "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks WHERE block > 0)",
         )
@@ -336,23 +344,23 @@ where
     }
 }
 
-fn push_before<DB: Database>(query: &mut QueryBuilder<DB>, before: &Before<'_>)
+fn push_bound<DB: Database>(query: &mut QueryBuilder<DB>, bound: &PageBound<'_>)
 where
     for<'q> String: Encode<'q, DB> + Type<DB>,
     for<'q> i64: Encode<'q, DB> + Type<DB>,
 {
-    query.push_bind(before.created_at_us);
+    query.push_bind(bound.created_at_us);
     query.push(", ");
-    query.push_bind(before.id.to_owned());
+    query.push_bind(bound.id.to_owned());
     query.push(")");
 }
 
-fn push_order<DB: Database>(query: &mut QueryBuilder<DB>, id: &str, before: &Before<'_>)
+fn push_order<DB: Database>(query: &mut QueryBuilder<DB>, id: &str, bound: &PageBound<'_>)
 where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
 {
     query.push(format!(" ORDER BY created_at_us DESC, {id} DESC LIMIT "));
-    query.push_bind(before.limit);
+    query.push_bind(bound.limit);
 }
 
 fn filter<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: &str)

@@ -10,7 +10,8 @@ use crate::{
     fold::{StoredAnswer, StoredOutcome, StoredRefusal},
     model::{
         Account, AccountType, Hold, HoldStatus, HoldTerms, Id, Link, Operation, OperationStatus,
-        OperationTerms, OperationType, Parked, Posting, Scope, SubAccount, SubAccountTerms, Units,
+        OperationTerms, OperationType, PendingReceipt, Posting, Scope, SubAccount, SubAccountTerms,
+        Units,
     },
     refusal::Position,
 };
@@ -301,7 +302,7 @@ impl From<&Hold> for HoldRow {
 }
 
 events::row! {
-    pub struct ParkedRow {
+    pub struct PendingReceiptRow {
         pub match_key: String,
         pub(super) tx_hash: Option<String>,
         pub(super) reverted: bool,
@@ -309,9 +310,9 @@ events::row! {
     }
 }
 
-impl From<ParkedRow> for Parked {
-    fn from(row: ParkedRow) -> Self {
-        Parked {
+impl From<PendingReceiptRow> for PendingReceipt {
+    fn from(row: PendingReceiptRow) -> Self {
+        PendingReceipt {
             tx_hash: some_id(row.tx_hash),
             reverted: row.reverted,
             at_us: row.at_us,

@@ -814,7 +814,7 @@ async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
 }
 
 #[tokio::test]
-async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_return_nothing() {
+async fn consumed_child_hold_may_grow_and_ended_hold_returns_zero() {
     let world = World::new().await;
     world.fund("u1", RUB, "10").await;
     trading_hold(&world, "pool", "u1", RUB, "10").await;

@@ -285,7 +285,7 @@ async fn r237_a_limit_is_about_its_user_account_side_and_types() {
 
 // rows: R237 R216
 #[tokio::test]
-async fn r237_a_reversed_operation_counts_no_more_and_a_reversal_is_never_refused() {
+async fn r237_reversal_frees_the_limit_and_is_never_refused() {
     let world = world().await;
     put(&world, limit("out", PostingSide::Debit, "100")).await;
     put(&world, limit("in", PostingSide::Credit, "100")).await;

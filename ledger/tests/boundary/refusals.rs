@@ -821,7 +821,7 @@ pub const FINALITIES: &[Case<FinalizeOperationRequest>] = &[
 
 // rows: R199 R200 R203 R228 R316 R322 R339
 #[tokio::test]
-async fn d23_every_bad_field_of_what_ends_a_hold_or_an_operation_is_named_in_call_and_topic() {
+async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
     let world = World::new().await;
     let made = world.fund("u1", RUB, "100").await.operation_id;
     let hold_id = world.hold("u1", RUB, "10").await.hold_id;

@@ -48,7 +48,7 @@ fn server() -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     plans::record();
     let world = World::new().await;
     life::live(&world).await;

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
 use events::{
     Embedded, Kafka, Log,
-    dlq::{self, Letter},
+    dlq::{self, DeadLetter},
     topics,
 };
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ async fn letters(
     verb: &str,
     topics: &[&str],
     group: Option<&str>,
-) -> anyhow::Result<Vec<Letter>> {
+) -> anyhow::Result<Vec<DeadLetter>> {
     let failing = log.failing();
     let letters = if verb == "replay" {
         dlq::replay(log, topics, group).await
@@ -135,7 +135,7 @@ async fn letters(
     letters.context("event log")
 }
 
-fn to_json(letter: &Letter) -> Value {
+fn to_json(letter: &DeadLetter) -> Value {
     json!({
         "topic": letter.topic,
         "position": letter.position.to_string(),

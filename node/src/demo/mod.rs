@@ -1,15 +1,15 @@
 //! `platform demo`: an asset's life cycle over public interfaces alone. Each step is checked; the
 //! first difference is an error.
 
-mod cast;
-mod story;
+mod participants;
+mod scenario;
 mod trading;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-pub use cast::Cast;
-pub use story::{Story, same_number, text};
+pub use participants::Participants;
+pub use scenario::{Scenario, same_number, text};
 
 use crate::cli::call::Target;
 
@@ -26,15 +26,15 @@ pub struct Stage {
 /// # Errors
 /// Any difference from the expected result.
 pub async fn run(stage: Stage) -> anyhow::Result<()> {
-    let mut story = Story::new(stage.target.clone(), stage.json);
-    let cast = Cast::enter(&mut story).await?;
-    deposits(&mut story, &cast).await?;
-    issue(&mut story, &cast).await?;
-    let trades = trading::play(&mut story, &cast, stage.trading).await?;
-    redemption(&mut story, &cast).await?;
-    refused_redemption(&mut story, &cast).await?;
-    maturity(&mut story, &cast).await?;
-    let reconciliation = reconcile(&mut story).await?;
+    let mut scenario = Scenario::new(stage.target.clone(), stage.json);
+    let parties = Participants::enter(&mut scenario).await?;
+    deposits(&mut scenario, &parties).await?;
+    issue(&mut scenario, &parties).await?;
+    let trades = trading::play(&mut scenario, &parties, stage.trading).await?;
+    redemption(&mut scenario, &parties).await?;
+    refused_redemption(&mut scenario, &parties).await?;
+    maturity(&mut scenario, &parties).await?;
+    let reconciliation = reconcile(&mut scenario).await?;
     let proof = crate::proof::take(&stage.target).await?;
     if !proof.ok {
         bail!(
@@ -42,19 +42,19 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
             serde_json::to_string(&proof)?
         );
     }
-    story.step(
+    scenario.step(
         "Proof of balances: chain supply = -reserve = sum of holders, for every instrument",
         &[],
     );
 
-    let count = story.steps_count();
+    let count = scenario.steps_count();
     let summary = json!({
         "reconciliation": reconciliation,
         "proof": "ok",
-        "instrument": cast.bond,
+        "instrument": parties.bond,
         "trades_settled": trades,
-        "users": { "issuer": cast.issuer, "alice": cast.alice, "bob": cast.bob },
-        "steps": story.into_steps(),
+        "users": { "issuer": parties.issuer, "alice": parties.alice, "bob": parties.bob },
+        "steps": scenario.into_steps(),
     });
     if stage.json {
         println!("{}", serde_json::to_string_pretty(&summary)?);
@@ -67,15 +67,17 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
 }
 
 /// Roubles in through the fast payment system, CFA-RUB issued by the contract.
-async fn deposits(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
+async fn deposits(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     for (name, user, amount) in [
-        ("Alice", &cast.alice, "100000.00"),
-        ("Bob", &cast.bob, "50000.00"),
-        ("The issuer", &cast.issuer, "5000.00"),
+        ("Alice", &parties.alice, "100000.00"),
+        ("Bob", &parties.bob, "50000.00"),
+        ("The issuer", &parties.issuer, "5000.00"),
     ] {
-        let payment_id = deposit(story, user, amount).await?;
-        story.balance_is(&format!("{user}:CFA-RUB"), amount).await?;
-        story.step(
+        let payment_id = deposit(scenario, user, amount).await?;
+        scenario
+            .balance_is(&format!("{user}:CFA-RUB"), amount)
+            .await?;
+        scenario.step(
             &format!(
                 "{name} paid RUB {amount} by QR code; the bank's webhook was verified and CFA-RUB \
                  minted on chain and in the ledger"
@@ -87,8 +89,8 @@ async fn deposits(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
 }
 
 /// One deposit from intent to final issue; returns the payment id.
-pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<String> {
-    let intent = story
+pub async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Result<String> {
+    let intent = scenario
         .call(
             &format!("sandbox.investor.{user}"),
             "dfa.payments.v1.PaymentsService/CreatePaymentIntent",
@@ -98,14 +100,14 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
         .await?;
     let payment_id = text(&intent, "/intent/paymentId")?.to_owned();
     let qr = text(&intent, "/intent/qrPayload")?;
-    story
+    scenario
         .call(
             "sandbox.operator",
             "dfa.sandbox.v1.SandboxBankService/Pay",
             json!({ "qrPayload": qr }),
         )
         .await?;
-    story
+    scenario
         .until(
             "the deposit to be issued",
             "sandbox.auditor",
@@ -120,49 +122,49 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
 }
 
 /// Registers a bond, deploys its contract and sells it to Bob.
-async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
-    let registered = story
+async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    let registered = scenario
         .call(
             "sandbox.operator",
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
-                "symbol": cast.bond, "name": "Demonstration bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
-                "issuerId": cast.issuer, "currencyCode": "RUB",
+                "symbol": parties.bond, "name": "Demonstration bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
+                "issuerId": parties.issuer, "currencyCode": "RUB",
                 "issueLimit": { "value": "1000" }, "nominal": { "value": "1000.00" },
-                "coupons": [{ "paysAt": cast::now(), "amount": { "value": "50.00" } }],
-                "maturesAt": cast.matures_at, "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
+                "coupons": [{ "paysAt": participants::now(), "amount": { "value": "50.00" } }],
+                "maturesAt": parties.matures_at, "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
                 "priceBandLow": { "value": "500.00" }, "priceBandHigh": { "value": "1500.00" },
             }),
         )
         .await?;
     let address = text(&registered, "/instrument/smartContractAddress")?.to_owned();
     if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-        story
+        scenario
             .call(
                 "sandbox.operator",
                 "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
-                json!({ "instrumentId": cast.bond, "status": "INSTRUMENT_STATUS_ACTIVE" }),
+                json!({ "instrumentId": parties.bond, "status": "INSTRUMENT_STATUS_ACTIVE" }),
             )
             .await?;
     }
-    story.step(
+    scenario.step(
         "The bond was registered and its contract deployed",
-        &[("instrument_id", &cast.bond), ("contract", &address)],
+        &[("instrument_id", &parties.bond), ("contract", &address)],
     );
 
-    let issued = story
+    let issued = scenario
         .call(
             "sandbox.operator",
             "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
             json!({
-                "instrumentId": cast.bond, "investorId": cast.bob, "bookbuildingId": "demo",
-                "amount": { "currencyCode": cast.bond, "amount": { "value": "20" } },
+                "instrumentId": parties.bond, "investorId": parties.bob, "bookbuildingId": "demo",
+                "amount": { "currencyCode": parties.bond, "amount": { "value": "20" } },
                 "payment": { "currencyCode": "CFA-RUB", "amount": { "value": "20000.00" } },
             }),
         )
         .await?;
     let operation = text(&issued, "/operation/operationId")?.to_owned();
-    story
+    scenario
         .until(
             "the issue to be final",
             "sandbox.auditor",
@@ -173,16 +175,16 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
             },
         )
         .await?;
-    story
-        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "20")
+    scenario
+        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "20")
         .await?;
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.bob), "30000.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.bob), "30000.00")
         .await?;
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.issuer), "25000.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.issuer), "25000.00")
         .await?;
-    story.step(
+    scenario.step(
         "20 bonds were issued to Bob against 20000.00 CFA-RUB, in one exchange",
         &[("operation_id", &operation)],
     );
@@ -190,11 +192,11 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
 }
 
 /// Alice redeems 10000 roubles to her bank account.
-async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
-    let (operation, payout) = redeem(story, &cast.alice, "10000.00").await?;
-    let done = wait_final(story, &operation, "OPERATION_STATUS_FINALIZED").await?;
+async fn redemption(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    let (operation, payout) = redeem(scenario, &parties.alice, "10000.00").await?;
+    let done = wait_final(scenario, &operation, "OPERATION_STATUS_FINALIZED").await?;
     let hold = text(&done, "/operation/holdId")?.to_owned();
-    let hold_state = story
+    let hold_state = scenario
         .call(
             "sandbox.auditor",
             "dfa.ledger.v1.LedgerService/GetHold",
@@ -204,10 +206,10 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     if hold_state.pointer("/hold/status") != Some(&json!("HOLD_STATUS_CONSUMED")) {
         bail!("the hold of the redemption is not consumed: {hold_state}");
     }
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.alice), "80880.89")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.alice), "80880.89")
         .await?;
-    story.step(
+    scenario.step(
         "Alice redeemed 10000.00 CFA-RUB: blocked, burned, paid out by the bank, confirmed",
         &[("operation_id", &operation), ("payout_id", &payout)],
     );
@@ -215,18 +217,18 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
 }
 
 /// The bank refuses Bob's account: the burned tokens are returned.
-async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
-    let fault = |fault: &str| json!({ "fault": fault, "account": cast.bob_account });
-    story
+async fn refused_redemption(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    let fault = |fault: &str| json!({ "fault": fault, "account": parties.bob_account });
+    scenario
         .call(
             "sandbox.operator",
             "dfa.sandbox.v1.SandboxBankService/SetFault",
             fault("BANK_FAULT_REFUSE_TRANSFER"),
         )
         .await?;
-    let (operation, payout) = redeem(story, &cast.bob, "5000.00").await?;
-    let failed = wait_final(story, &operation, "OPERATION_STATUS_FAILED").await?;
-    story
+    let (operation, payout) = redeem(scenario, &parties.bob, "5000.00").await?;
+    let failed = wait_final(scenario, &operation, "OPERATION_STATUS_FAILED").await?;
+    scenario
         .call(
             "sandbox.operator",
             "dfa.sandbox.v1.SandboxBankService/SetFault",
@@ -237,19 +239,19 @@ async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()
     if message != "Payout failed, tokens returned" {
         bail!("the refused redemption has the message `{message}`");
     }
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.bob), "39110.00")
         .await?;
-    story.step(
+    scenario.step(
         "The bank refused Bob's payout of 5000.00: status FAILED, tokens returned on chain, hold released",
         &[("operation_id", &operation), ("payout_id", &payout)],
     );
     Ok(())
 }
 
-async fn redeem(story: &Story, user: &str, amount: &str) -> anyhow::Result<(String, String)> {
+async fn redeem(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Result<(String, String)> {
     let payout = uuid::Uuid::now_v7().to_string();
-    let answer = story
+    let answer = scenario
         .call(
             &format!("sandbox.investor.{user}"),
             "dfa.cfa.v1.CfaRegistryService/RedeemCfaRub",
@@ -260,8 +262,8 @@ async fn redeem(story: &Story, user: &str, amount: &str) -> anyhow::Result<(Stri
     Ok((text(&answer, "/operation/operationId")?.to_owned(), payout))
 }
 
-async fn wait_final(story: &Story, operation: &str, status: &str) -> anyhow::Result<Value> {
-    story
+async fn wait_final(scenario: &Scenario, operation: &str, status: &str) -> anyhow::Result<Value> {
+    scenario
         .until(
             &format!("operation {operation} to become {status}"),
             "sandbox.auditor",
@@ -273,16 +275,20 @@ async fn wait_final(story: &Story, operation: &str, status: &str) -> anyhow::Res
 }
 
 /// The bond matures: holders receive nominal and coupon, the tokens are burned.
-async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
-    let started = story
+async fn maturity(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    let started = scenario
         .call(
             "sandbox.operator",
             "dfa.cfa.v1.CfaRegistryService/StartRedemption",
-            json!({ "instrumentId": cast.bond, "reason": "REDEMPTION_REASON_MATURITY", "recordDate": cast::now() }),
+            json!({
+                "instrumentId": parties.bond,
+                "reason": "REDEMPTION_REASON_MATURITY",
+                "recordDate": participants::now(),
+            }),
         )
         .await?;
     let redemption_id = text(&started, "/redemption/redemptionId")?.to_owned();
-    let done = story
+    let done = scenario
         .until(
             "the bond to be redeemed",
             "sandbox.auditor",
@@ -299,34 +305,34 @@ async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     if !same_number(total, "21000.00") {
         bail!("20 bonds at 1050.00 are 21000.00, the redemption reports {total}");
     }
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.alice), "90330.89")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.alice), "90330.89")
         .await?;
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.bob), "50660.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.bob), "50660.00")
         .await?;
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.issuer), "4000.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.issuer), "4000.00")
         .await?;
-    story
-        .balance_is(&format!("{}:{}", cast.alice, cast.bond), "0")
+    scenario
+        .balance_is(&format!("{}:{}", parties.alice, parties.bond), "0")
         .await?;
-    story
-        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "0")
+    scenario
+        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "0")
         .await?;
-    story.step(
+    scenario.step(
         "The bond matured: 21000.00 CFA-RUB from the issuer to the holders, all bonds burned",
         &[("redemption_id", &redemption_id)],
     );
     Ok(())
 }
 
-async fn reconcile(story: &mut Story) -> anyhow::Result<String> {
-    let report = story
+async fn reconcile(scenario: &mut Scenario) -> anyhow::Result<String> {
+    let report = scenario
         .call(
             "sandbox.treasury",
             "dfa.payments.v1.PaymentsService/Reconcile",
-            json!({ "businessDate": cast::now() }),
+            json!({ "businessDate": participants::now() }),
         )
         .await
         .context("reconciliation")?;
@@ -335,7 +341,7 @@ async fn reconcile(story: &mut Story) -> anyhow::Result<String> {
         bail!("bank and supply do not balance: {report}");
     }
     let report_id = text(&report, "/report/reportId")?.to_owned();
-    story.step(
+    scenario.step(
         "Bank balance equals the supply of CFA-RUB: Balanced",
         &[("report_id", &report_id)],
     );

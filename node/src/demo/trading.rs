@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use types::{OrderType, Side, TimeInForce};
 use wire::{Cancel, NewOrder, ServerMessage};
 
-use super::cast::Cast;
-use super::story::{Story, same_number, text};
+use super::participants::Participants;
+use super::scenario::{Scenario, same_number, text};
 
 const CHANNEL: u16 = 0;
 
@@ -23,11 +23,11 @@ struct Terminal {
 }
 
 impl Terminal {
-    async fn open(gateway: SocketAddr, cast: &Cast) -> anyhow::Result<Self> {
+    async fn open(gateway: SocketAddr, parties: &Participants) -> anyhow::Result<Self> {
         let (connection, reports) = Connection::connect(gateway, Trust::Loopback)
             .await
             .context("connect")?;
-        let token = format!("sandbox.trader.{}", cast.alice);
+        let token = format!("sandbox.trader.{}", parties.alice);
         connection
             .login(CHANNEL, LoginOptions::new(&token, "demo"))
             .await
@@ -35,7 +35,7 @@ impl Terminal {
         let instrument = connection
             .instruments()
             .iter()
-            .find(|definition| definition.id.as_str() == cast.bond)
+            .find(|definition| definition.id.as_str() == parties.bond)
             .map(|definition| definition.instrument)
             .context("the gateway does not know the bond")?;
         Ok(Self {
@@ -106,31 +106,35 @@ impl Terminal {
 }
 
 /// Runs the trading day; returns the number of trades, all settled.
-pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow::Result<u64> {
-    let alice_token = format!("sandbox.investor.{}", cast.alice);
-    let hold = story
+pub async fn play(
+    scenario: &mut Scenario,
+    parties: &Participants,
+    gateway: SocketAddr,
+) -> anyhow::Result<u64> {
+    let alice_token = format!("sandbox.investor.{}", parties.alice);
+    let hold = scenario
         .call(
             &alice_token,
             "dfa.market.v1.MarketService/OpenTradingHold",
-            json!({ "userId": cast.alice, "instrumentId": "CFA-RUB", "amount": { "value": "20000.00" } }),
+            json!({ "userId": parties.alice, "instrumentId": "CFA-RUB", "amount": { "value": "20000.00" } }),
         )
         .await?;
     let hold_id = text(&hold, "/tradingHold/holdId")?.to_owned();
-    story.step(
+    scenario.step(
         "Alice blocked 20000.00 CFA-RUB for trading",
         &[("hold_id", &hold_id)],
     );
 
-    until_listed(story, cast).await?;
-    let mut alice = Terminal::open(gateway, cast).await?;
+    until_listed(scenario, parties).await?;
+    let mut alice = Terminal::open(gateway, parties).await?;
 
     let engine_id = alice.place(1, OrderType::Limit, 101_000, 10).await?;
-    story.step(
+    scenario.step(
         "Alice bids for 10 bonds at 1010.00 over the binary protocol; the order is durable",
         &[("engine_order_id", &engine_id.to_string())],
     );
     for (price, quantity) in [("1005.00", 4u64), ("1010.00", 3)] {
-        let order = sell(story, cast, price, &quantity.to_string()).await?;
+        let order = sell(scenario, parties, price, &quantity.to_string()).await?;
         if order.pointer("/order/status") != Some(&json!("ORDER_STATUS_FILLED")) {
             bail!("expected Bob's order to be filled at once: {order}");
         }
@@ -138,7 +142,7 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         if fill != (101_000, quantity) {
             bail!("expected a fill of {quantity} at 1010.00, got {fill:?}");
         }
-        story.step(
+        scenario.step(
             &format!("Bob sells {quantity} at {price} over gRPC: traded at 1010.00, the resting order's price"),
             &[("order_id", text(&order, "/order/orderId")?)],
         );
@@ -162,9 +166,9 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     if left != 3 {
         bail!("expected 3 open bonds, {left} were cancelled");
     }
-    story.step("Alice cancels the 3 that are left", &[]);
+    scenario.step("Alice cancels the 3 that are left", &[]);
 
-    let offer = sell(story, cast, "1020.00", "5").await?;
+    let offer = sell(scenario, parties, "1020.00", "5").await?;
     let offer_id = text(&offer, "/order/orderId")?.to_owned();
     if offer.pointer("/order/status") != Some(&json!("ORDER_STATUS_OPEN")) {
         bail!("expected Bob's offer to rest: {offer}");
@@ -174,13 +178,13 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     if fill != (102_000, 2) {
         bail!("expected a fill of 2 at 1020.00, got {fill:?}");
     }
-    story.step(
+    scenario.step(
         "Alice buys 2 at the market from Bob's offer of 5 at 1020.00",
         &[("order_id", &offer_id)],
     );
-    let cancelled = story
+    let cancelled = scenario
         .call(
-            &format!("sandbox.investor.{}", cast.bob),
+            &format!("sandbox.investor.{}", parties.bob),
             "dfa.market.v1.MarketService/CancelOrder",
             json!({ "orderId": offer_id }),
         )
@@ -190,14 +194,14 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     {
         bail!("expected Bob's offer to be cancelled with 2 filled: {cancelled}");
     }
-    story.step(
+    scenario.step(
         "Bob cancels the rest of the offer",
         &[("order_id", &offer_id)],
     );
     drop(alice);
 
-    let trades = settled(story, cast, 3).await?;
-    story
+    let trades = settled(scenario, parties, 3).await?;
+    scenario
         .call(
             &alice_token,
             "dfa.market.v1.MarketService/CloseTradingHold",
@@ -205,17 +209,17 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         )
         .await?;
     // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00, plus a fee of 9.11 paid by the buyer.
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.alice), "90880.89")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.alice), "90880.89")
         .await?;
-    story
-        .balance_is(&format!("{}:{}", cast.alice, cast.bond), "9")
+    scenario
+        .balance_is(&format!("{}:{}", parties.alice, parties.bond), "9")
         .await?;
-    story
-        .balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00")
+    scenario
+        .balance_is(&format!("{}:CFA-RUB", parties.bob), "39110.00")
         .await?;
-    story
-        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "11")
+    scenario
+        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "11")
         .await?;
     let ids: Vec<(&str, &str)> = trades
         .iter()
@@ -223,17 +227,23 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         .collect();
     let summary = "Every trade was delivered against payment, in the ledger and on chain; Alice closed \
                    her trading hold";
-    story.step(summary, &ids);
+    scenario.step(summary, &ids);
     Ok(trades.len() as u64)
 }
 
-async fn sell(story: &Story, cast: &Cast, price: &str, quantity: &str) -> anyhow::Result<Value> {
-    story
+async fn sell(
+    scenario: &Scenario,
+    parties: &Participants,
+    price: &str,
+    quantity: &str,
+) -> anyhow::Result<Value> {
+    scenario
         .call(
-            &format!("sandbox.investor.{}", cast.bob),
+            &format!("sandbox.investor.{}", parties.bob),
             "dfa.market.v1.MarketService/PlaceOrder",
             json!({ "order": {
-                "userId": cast.bob, "instrumentId": cast.bond, "side": "ORDER_SIDE_SELL", "type": "ORDER_TYPE_LIMIT",
+                "userId": parties.bob, "instrumentId": parties.bond,
+                "side": "ORDER_SIDE_SELL", "type": "ORDER_TYPE_LIMIT",
                 "timeInForce": "TIME_IN_FORCE_GTC", "price": { "value": price }, "quantity": { "value": quantity },
             } }),
         )
@@ -241,13 +251,17 @@ async fn sell(story: &Story, cast: &Cast, price: &str, quantity: &str) -> anyhow
 }
 
 /// Waits until `count` trades of the bond are settled.
-async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec<Value>> {
-    let answer = story
+async fn settled(
+    scenario: &Scenario,
+    parties: &Participants,
+    count: usize,
+) -> anyhow::Result<Vec<Value>> {
+    let answer = scenario
         .until(
             "the trades to be settled",
             "sandbox.auditor",
             "dfa.market.v1.MarketService/ListTrades",
-            json!({ "instrumentId": cast.bond }),
+            json!({ "instrumentId": parties.bond }),
             |answer| {
                 answer["trades"].as_array().is_some_and(|trades| {
                     trades.len() == count
@@ -262,8 +276,8 @@ async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec
 }
 
 /// Waits until the market trades the bond.
-async fn until_listed(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
-    story
+async fn until_listed(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    scenario
         .until(
             "the market to know the bond",
             "sandbox.auditor",
@@ -272,7 +286,7 @@ async fn until_listed(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
             |answer| {
                 answer["instruments"].as_array().is_some_and(|all| {
                     all.iter().any(|one| {
-                        one["instrumentId"] == json!(cast.bond)
+                        one["instrumentId"] == json!(parties.bond)
                             && one["phase"] == json!("TRADING_PHASE_OPEN")
                     })
                 })

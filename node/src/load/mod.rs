@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use wire::InstrumentDefinition;
 
 use crate::cli::call::Target;
-use crate::demo::Story;
+use crate::demo::Scenario;
 use crate::replay::members::{self, Member};
 pub use plan::Profile;
 use plan::{BAND, MONEY_PER_ORDER, Plan, UNITS_PER_ORDER};
@@ -70,10 +70,10 @@ pub async fn run(load: Load) -> anyhow::Result<()> {
     if let Some(folder) = &load.hdr {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    let mut story = Story::new(load.target.clone(), load.json);
-    let instrument = members::list(&mut story, "LOAD", "Load", BAND).await?;
+    let mut scenario = Scenario::new(load.target.clone(), load.json);
+    let instrument = members::list(&mut scenario, "LOAD", "Load", BAND).await?;
     let needs = needs(load.members, total)?;
-    let members = members::enter(&mut story, &instrument, &needs).await?;
+    let members = members::enter(&mut scenario, &instrument, &needs).await?;
 
     let interrupted = Arc::new(AtomicBool::new(false));
     let listening = tokio::spawn(interrupt(interrupted.clone()));

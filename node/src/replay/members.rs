@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use serde_json::json;
 
 use super::lobster::{Kind, Row};
-use crate::demo::{Story, text};
+use crate::demo::{Scenario, text};
 
 /// Members of each kind. Buyers, sellers and takers are disjoint, so no order meets one of the same
 /// user.
@@ -63,13 +63,13 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
 ///
 /// Tick of one kopeck, lot of one, price band in kopecks.
 pub async fn list(
-    story: &mut Story,
+    scenario: &mut Scenario,
     symbol: &str,
     name: &str,
     band: (i64, i64),
 ) -> anyhow::Result<String> {
     let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
-    let issuer = story
+    let issuer = scenario
         .call(
             "sandbox.operator",
             "dfa.identity.v1.IdentityService/CreateUser",
@@ -77,7 +77,7 @@ pub async fn list(
         )
         .await?;
     let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
-    let registered = story
+    let registered = scenario
         .call(
             "sandbox.operator",
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
@@ -91,7 +91,7 @@ pub async fn list(
         .await?;
     let instrument = text(&registered, "/instrumentId")?.to_owned();
     if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-        story
+        scenario
             .call(
                 "sandbox.operator",
                 "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
@@ -99,7 +99,7 @@ pub async fn list(
             )
             .await?;
     }
-    story
+    scenario
         .until(
             "the market to know the instrument",
             "sandbox.auditor",
@@ -115,7 +115,7 @@ pub async fn list(
             },
         )
         .await?;
-    story.step(
+    scenario.step(
         "The instrument was registered; its band admits every price",
         &[("instrument_id", &instrument)],
     );
@@ -126,13 +126,13 @@ pub async fn list(
 ///
 /// The amounts are deposited, issued and blocked for trading.
 pub async fn enter(
-    story: &mut Story,
+    scenario: &mut Scenario,
     instrument: &str,
     needs: &[(i64, u64)],
 ) -> anyhow::Result<Vec<Member>> {
     let mut members = Vec::new();
     for (at, (money_minor, units)) in needs.iter().copied().enumerate() {
-        let answer = story
+        let answer = scenario
             .call(
                 "sandbox.operator",
                 "dfa.identity.v1.IdentityService/CreateUser",
@@ -145,7 +145,7 @@ pub async fn enter(
             units,
         };
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
-            story
+            scenario
                 .call(
                     "sandbox.operator",
                     "dfa.identity.v1.IdentityService/SetLimit",
@@ -157,28 +157,28 @@ pub async fn enter(
         members.push(member);
     }
     for member in &members {
-        fund(story, instrument, member).await?;
+        fund(scenario, instrument, member).await?;
     }
     Ok(members)
 }
 
-async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::Result<()> {
+async fn fund(scenario: &mut Scenario, instrument: &str, member: &Member) -> anyhow::Result<()> {
     let user = &member.user;
     if member.money_minor > 0 {
         let amount = types::Decimal::from_minor(member.money_minor, 2).to_string();
-        let payment = deposit(story, user, &amount).await?;
-        story
+        let payment = deposit(scenario, user, &amount).await?;
+        scenario
             .balance_is(&format!("{user}:CFA-RUB"), &amount)
             .await?;
-        open_hold(story, user, types::CFA_RUB, &amount).await?;
-        story.step(
+        open_hold(scenario, user, types::CFA_RUB, &amount).await?;
+        scenario.step(
             &format!("A member deposited {amount} and blocked it for trading"),
             &[("user_id", user), ("payment_id", &payment)],
         );
     }
     if member.units > 0 {
         let units = member.units.to_string();
-        let issued = story
+        let issued = scenario
             .call(
                 "sandbox.operator",
                 "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
@@ -193,11 +193,11 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
         ) {
             bail!("units were not issued: {issued}");
         }
-        story
+        scenario
             .balance_is(&format!("{user}:{instrument}"), &units)
             .await?;
-        open_hold(story, user, instrument, &units).await?;
-        story.step(
+        open_hold(scenario, user, instrument, &units).await?;
+        scenario.step(
             &format!("A member was issued {units} units and blocked them for trading"),
             &[("user_id", user)],
         );
@@ -206,12 +206,12 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
 }
 
 async fn open_hold(
-    story: &Story,
+    scenario: &Scenario,
     user: &str,
     instrument: &str,
     amount: &str,
 ) -> anyhow::Result<()> {
-    story
+    scenario
         .call(
             &format!("sandbox.trader.{user}"),
             "dfa.market.v1.MarketService/OpenTradingHold",
@@ -222,8 +222,8 @@ async fn open_hold(
 }
 
 /// A large deposit, by bank transfer.
-async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<String> {
-    let intent = story
+async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Result<String> {
+    let intent = scenario
         .call(
             &format!("sandbox.investor.{user}"),
             "dfa.payments.v1.PaymentsService/CreatePaymentIntent",
@@ -233,7 +233,7 @@ async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<Stri
         .await?;
     let payment_id = text(&intent, "/intent/paymentId")?.to_owned();
     let payload = text(&intent, "/intent/qrPayload")?;
-    story
+    scenario
         .call(
             "sandbox.operator",
             "dfa.sandbox.v1.SandboxBankService/Pay",

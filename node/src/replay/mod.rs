@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use service_kit::clock::now_ns;
 
 use crate::cli::call::Target;
-use crate::demo::Story;
+use crate::demo::Scenario;
 use lobster::{Kind, Row};
 
 /// Source of the rows.
@@ -50,10 +50,10 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         Source::Synthetic { seed, rows } => synthetic::generate(*seed, *rows),
     };
     let expected = naive::expect(&rows);
-    let mut story = Story::new(replay.target.clone(), replay.json);
-    let instrument = list(&mut story, &rows).await?;
-    let members = members::enter(&mut story, &instrument, &members::needs(&rows)?).await?;
-    let before = settled_trades(&story).await?;
+    let mut scenario = Scenario::new(replay.target.clone(), replay.json);
+    let instrument = list(&mut scenario, &rows).await?;
+    let members = members::enter(&mut scenario, &instrument, &members::needs(&rows)?).await?;
+    let before = settled_trades(&scenario).await?;
 
     let bar = bar(rows.len() as u64, replay.json);
     let watch = Watch::start(replay.target.clone(), before);
@@ -158,7 +158,7 @@ fn bar(length: u64, quiet: bool) -> indicatif::ProgressBar {
 }
 
 /// Registers an instrument with a band that admits every price of the file.
-async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
+async fn list(scenario: &mut Scenario, rows: &[Row]) -> anyhow::Result<String> {
     let traded = |row: &&Row| matches!(row.kind, Kind::New | Kind::Execute);
     let prices = || rows.iter().filter(traded).map(|row| row.price_x10000);
     if let Some(odd) = prices().find(|price| price % 100 != 0 || *price <= 0) {
@@ -167,7 +167,7 @@ async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
     let low = prices().min().context("the file has no orders")? / 100;
     let high = prices().max().context("the file has no orders")? / 100;
     members::list(
-        story,
+        scenario,
         "REPLAY",
         "Replayed order flow",
         ((low / 2).max(1), high * 2),
@@ -175,8 +175,8 @@ async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
     .await
 }
 
-async fn settled_trades(story: &Story) -> anyhow::Result<u64> {
-    let status = story
+async fn settled_trades(scenario: &Scenario) -> anyhow::Result<u64> {
+    let status = scenario
         .call(
             "sandbox.auditor",
             "dfa.market.v1.MarketService/GetMarketStatus",
@@ -224,10 +224,10 @@ impl Watch {
         let target_count = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
         let (stopping, wanted) = (stop.clone(), target_count.clone());
         let looks = tokio::spawn(async move {
-            let story = Story::new(target, true);
+            let scenario = Scenario::new(target, true);
             let mut seen = BTreeMap::new();
             loop {
-                let polled = settled_trades(&story).await;
+                let polled = settled_trades(&scenario).await;
                 let is_stopping = stopping.load(Ordering::SeqCst);
                 // A busy platform may refuse a poll; the next one returns at least this count.
                 let settled = match polled {

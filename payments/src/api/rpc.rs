@@ -15,8 +15,8 @@ use service_kit::clock;
 use types::BusinessDay;
 
 use crate::{
-    repo::{Before, Filter, intents, payouts},
-    service::{Claim, Fault, Gateway, NewIntent, NewPayout, Taken},
+    repo::{Filter, PageBound, intents, payouts},
+    service::{Claim, Fault, Gateway, NewIntent, NewPayout, WebhookSubject},
 };
 
 /// Longest id or account number accepted from a caller, in bytes.
@@ -53,7 +53,7 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::GetPaymentIntentRequest>,
     ) -> Result<Response<pb::GetPaymentIntentResponse>, Status> {
-        rpc::context::read(request.get_ref().context.clone());
+        rpc::context::record_read_context(request.get_ref().context.clone());
         let found = intents::get(self.0.db.read(), &request.get_ref().payment_id)
             .await
             .map_err(Fault::from)?
@@ -70,7 +70,7 @@ impl PaymentsService for Api {
     ) -> Result<Response<pb::ListPaymentIntentsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let status = status_filter(ask.status)?;
         let filter_hash = page::filter_hash(&[&ask.user_id, status]);
         let page = page::parse(ask.pagination, filter_hash)?;
@@ -78,7 +78,7 @@ impl PaymentsService for Api {
             user_id: &ask.user_id,
             status,
         };
-        let mut rows = intents::list(self.0.db.read(), filter, before(&page))
+        let mut rows = intents::list(self.0.db.read(), filter, page_bound(&page))
             .await
             .map_err(Fault::from)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -96,7 +96,7 @@ impl PaymentsService for Api {
         request: Request<pb::HandlePaymentWebhookRequest>,
     ) -> Result<Response<pb::HandlePaymentWebhookResponse>, Status> {
         let (metadata, _, ask) = request.into_parts();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let webhook = ask.webhook.unwrap_or_default();
         if webhook.provider_payload.len() > BODY_BYTES_MAX {
             let problem = format!("is longer than {BODY_BYTES_MAX} bytes");
@@ -118,10 +118,12 @@ impl PaymentsService for Api {
         };
         let body = webhook.provider_payload.as_bytes();
         match self.0.take_webhook(signed, body, Some(claim)).await? {
-            Taken::Payment(intent) => Ok(Response::new(pb::HandlePaymentWebhookResponse {
-                intent: Some(convert::intent(&intent)),
-            })),
-            Taken::Payout => Err(invalid_argument(
+            WebhookSubject::Payment(intent) => {
+                Ok(Response::new(pb::HandlePaymentWebhookResponse {
+                    intent: Some(convert::intent(&intent)),
+                }))
+            }
+            WebhookSubject::Payout => Err(invalid_argument(
                 "webhook.provider_payload",
                 "is about a transfer, not about a payment",
             )),
@@ -189,7 +191,7 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::GetPayoutRequest>,
     ) -> Result<Response<pb::GetPayoutResponse>, Status> {
-        rpc::context::read(request.get_ref().context.clone());
+        rpc::context::record_read_context(request.get_ref().context.clone());
         let found = payouts::get(self.0.db.read(), &request.get_ref().payout_id)
             .await
             .map_err(Fault::from)?
@@ -206,7 +208,7 @@ impl PaymentsService for Api {
     ) -> Result<Response<pb::ListPayoutsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let status = status_filter(ask.status)?;
         let filter_hash = page::filter_hash(&[&ask.user_id, status]);
         let page = page::parse(ask.pagination, filter_hash)?;
@@ -214,7 +216,7 @@ impl PaymentsService for Api {
             user_id: &ask.user_id,
             status,
         };
-        let mut rows = payouts::list(self.0.db.read(), filter, before(&page))
+        let mut rows = payouts::list(self.0.db.read(), filter, page_bound(&page))
             .await
             .map_err(Fault::from)?;
         let pagination = page.finish(&mut rows, |row| Key {
@@ -252,7 +254,7 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::GetLatestReportRequest>,
     ) -> Result<Response<pb::GetLatestReportResponse>, Status> {
-        rpc::context::read(request.into_inner().context);
+        rpc::context::record_read_context(request.into_inner().context);
         let report = self.0.latest_report().await?;
         Ok(Response::new(pb::GetLatestReportResponse {
             report: Some(convert::report(&report)),
@@ -292,9 +294,9 @@ fn status_filter(status: i32) -> Result<&'static str, Status> {
     Ok(convert::status("status", status)?.map_or("", |status| status.as_str()))
 }
 
-fn before(page: &page::Page) -> Before<'_> {
+fn page_bound(page: &page::Page) -> PageBound<'_> {
     let (created_at_us, id) = page.bound();
-    Before {
+    PageBound {
         created_at_us,
         id,
         limit: page.rows_limit(),

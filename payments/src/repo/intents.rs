@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Before, Filter, name, page};
+use super::{Filter, PageBound, name, page};
 use rail::Rub;
 use types::PaymentStatus;
 
@@ -85,9 +85,9 @@ pub async fn by_key(
 pub async fn list(
     db: impl SqliteExecutor<'_>,
     filter: Filter<'_>,
-    before: Before<'_>,
+    bound: PageBound<'_>,
 ) -> sqlx::Result<Vec<Intent>> {
-    page("intents", "payment_id", filter, before)
+    page("intents", "payment_id", filter, bound)
         .build()
         .fetch_all(db)
         .await?

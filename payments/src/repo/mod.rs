@@ -19,7 +19,7 @@ pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migr
 
 /// Position of a page: rows strictly before it in (created, id) order.
 #[derive(Clone, Copy, Debug)]
-pub struct Before<'a> {
+pub struct PageBound<'a> {
     pub created_at_us: i64,
     pub id: &'a str,
     pub limit: i64,
@@ -34,7 +34,7 @@ pub struct Filter<'a> {
 
 /// A page of a table, newest first. Names the index: with both filters SQLite would scan the index
 /// of the status instead of the user's.
-fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryBuilder<Sqlite> {
+fn page(table: &str, id: &str, filter: Filter<'_>, bound: PageBound<'_>) -> QueryBuilder<Sqlite> {
     let by = match (filter.user_id, filter.status) {
         ("", "") => "time",
         ("", _) => "status",
@@ -43,15 +43,15 @@ fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryB
     let mut query = QueryBuilder::new(format!(
         "SELECT * FROM {table} INDEXED BY {table}_by_{by} WHERE (created_at_us, {id}) < ("
     ));
-    query.push_bind(before.created_at_us).push(", ");
-    query.push_bind(before.id).push(")");
+    query.push_bind(bound.created_at_us).push(", ");
+    query.push_bind(bound.id).push(")");
     for (column, value) in [("user_id", filter.user_id), ("status", filter.status)] {
         if !value.is_empty() {
             query.push(format!(" AND {column} = ")).push_bind(value);
         }
     }
     query.push(format!(" ORDER BY created_at_us DESC, {id} DESC LIMIT "));
-    query.push_bind(before.limit);
+    query.push_bind(bound.limit);
     query
 }
 

@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Before, Filter, name, page};
+use super::{Filter, PageBound, name, page};
 use rail::Rub;
 
 use crate::payout::Payout;
@@ -102,9 +102,9 @@ pub async fn recorded(
 pub async fn list(
     db: impl SqliteExecutor<'_>,
     filter: Filter<'_>,
-    before: Before<'_>,
+    bound: PageBound<'_>,
 ) -> sqlx::Result<Vec<Payout>> {
-    page("payouts", "payout_id", filter, before)
+    page("payouts", "payout_id", filter, bound)
         .build()
         .fetch_all(db)
         .await?

@@ -143,34 +143,34 @@ impl Gateway {
     }
 
     /// Applies a bank report, from a webhook or a poll.
-    pub async fn take_payment_word(&self, word: &PaymentOutcome) -> Result<Intent, Fault> {
+    pub async fn on_payment_report(&self, report: &PaymentOutcome) -> Result<Intent, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
-        let Some(mut intent) = intents::get(&mut *tx, &word.payment_id).await? else {
-            self.note_unmatched(tx, word, "unknown payment", now_us)
+        let Some(mut intent) = intents::get(&mut *tx, &report.payment_id).await? else {
+            self.note_unmatched(tx, report, "unknown payment", now_us)
                 .await?;
             return Err(Fault::IntentNotFound);
         };
-        if word.amount != Some(intent.amount) {
+        if report.amount != Some(intent.amount) {
             if intent.status != PaymentStatus::Success {
-                self.note_unmatched(tx, word, "amount differs", now_us)
+                self.note_unmatched(tx, report, "amount differs", now_us)
                     .await?;
             }
             tracing::warn!(payment_id = intent.payment_id, expected = %intent.amount,
-                reported = ?word.amount, "payment report has another amount than the intent");
+                reported = ?report.amount, "payment report has another amount than the intent");
             return Err(Fault::AmountMismatch);
         }
-        if let Some((event_id, body)) = &word.webhook {
-            let (status, id) = (word.status.as_str(), &word.payment_id);
+        if let Some((event_id, body)) = &report.webhook {
+            let (status, id) = (report.status.as_str(), &report.payment_id);
             if !receipts::note_webhook_in_tx(&mut tx, event_id, id, status, body, now_us).await? {
                 metrics::counter!("payment_webhooks_repeated_total").increment(1);
                 return Ok(intent);
             }
         }
         let mut deposited_now = false;
-        match on_report(intent.status, word.status) {
+        match on_report(intent.status, report.status) {
             Step::Unchanged => {
-                if word.status != intent.status {
+                if report.status != intent.status {
                     metrics::counter!("payment_reports_outranked_total").increment(1);
                 }
             }
@@ -207,12 +207,12 @@ impl Gateway {
     async fn note_unmatched(
         &self,
         mut tx: events::Tx,
-        word: &PaymentOutcome,
+        report: &PaymentOutcome,
         reason: &str,
         now_us: i64,
     ) -> Result<(), Fault> {
-        if let (PaymentStatus::Success, Some(amount)) = (word.status, word.amount) {
-            receipts::note_unmatched_in_tx(&mut tx, &word.payment_id, amount, reason, now_us)
+        if let (PaymentStatus::Success, Some(amount)) = (report.status, report.amount) {
+            receipts::note_unmatched_in_tx(&mut tx, &report.payment_id, amount, reason, now_us)
                 .await?;
             tx.commit().await?;
         }
@@ -239,10 +239,10 @@ impl Gateway {
         };
         let open = reported
             .as_ref()
-            .is_none_or(|word| word.status == PaymentStatus::Pending);
+            .is_none_or(|report| report.status == PaymentStatus::Pending);
         if open && now_us >= intent.expires_at_us {
             // The last poll found no money: the service itself reports EXPIRED.
-            self.take_payment_word(&PaymentOutcome {
+            self.on_payment_report(&PaymentOutcome {
                 payment_id: intent.payment_id.clone(),
                 status: PaymentStatus::Expired,
                 amount: Some(intent.amount),
@@ -251,8 +251,8 @@ impl Gateway {
             .await?;
             return Ok(());
         }
-        if let Some(word) = reported.filter(|_| !open) {
-            match self.take_payment_word(&word).await {
+        if let Some(report) = reported.filter(|_| !open) {
+            match self.on_payment_report(&report).await {
                 Ok(_) => return Ok(()),
                 // Stays pending and in suspense for an operator; the bank may still correct its
                 // report.

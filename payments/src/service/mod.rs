@@ -13,7 +13,7 @@ use crate::{config::PaymentsConfig, tokens::Tokens};
 
 pub use deposits::NewIntent;
 pub use payouts::NewPayout;
-pub use webhook::{Claim, Taken};
+pub use webhook::{Claim, WebhookSubject};
 
 /// Dependencies of the use cases.
 pub struct Gateway {

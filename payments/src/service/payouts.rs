@@ -5,7 +5,7 @@ use service_clients::caused_by;
 use super::{Fault, Gateway};
 use rail::{
     Rub,
-    client::{BankError, Ordered},
+    client::{BankError, TransferOrderResult},
     messages::{Status, TransferReport},
 };
 use service_kit::{backoff::doubled_us, clock};
@@ -14,7 +14,7 @@ use types::PaymentStatus;
 use crate::{
     api::publish::{self as emit, UserChange},
     payout::{
-        Cancel, Next, Outcome, Payout, TransferOutcome, next, on_bank_word, on_cancel,
+        Cancel, Next, Outcome, Payout, TransferOutcome, next, on_cancel, on_transfer_report,
         refund_candidate,
     },
     reconcile::TokenState,
@@ -79,7 +79,7 @@ fn refused_order(payout: &Payout, error: BankError) -> Result<TransferOutcome, B
 }
 
 /// Logs a refusal that a retry does not cure: an operator must act.
-fn tell_refused(payout: &Payout, error: &BankError) {
+fn log_refused_order(payout: &Payout, error: &BankError) {
     if matches!(error, BankError::Refused { .. }) {
         tracing::error!(
             payout_id = payout.payout_id,
@@ -307,13 +307,13 @@ impl Gateway {
     pub async fn on_transfer_report(
         &self,
         payout_id: &str,
-        word: &TransferOutcome,
+        report: &TransferOutcome,
     ) -> Result<Payout, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         let found = payouts::get(&mut *tx, payout_id).await?;
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
-        let outcome = on_bank_word(&payout, word);
+        let outcome = on_transfer_report(&payout, report);
         let event = match outcome {
             Outcome::Unchanged => return Ok(payout),
             Outcome::Accepted => None,
@@ -323,7 +323,7 @@ impl Gateway {
             }
             Outcome::Failed => {
                 payout.status = PaymentStatus::Failed;
-                if let TransferOutcome::Refused { code, message, .. } = word {
+                if let TransferOutcome::Refused { code, message, .. } = report {
                     payout.failure_code.clone_from(code);
                     payout.failure_message.clone_from(message);
                 }
@@ -332,7 +332,7 @@ impl Gateway {
         };
         let (TransferOutcome::Accepted { transfer_id }
         | TransferOutcome::Executed { transfer_id }
-        | TransferOutcome::Refused { transfer_id, .. }) = word;
+        | TransferOutcome::Refused { transfer_id, .. }) = report;
         payout.bank_transfer_id.clone_from(transfer_id);
         if outcome == Outcome::Accepted {
             // From here on pauses count polls, not orders.
@@ -391,21 +391,21 @@ impl Gateway {
             ordered.amount,
             &purpose,
         );
-        let word = match self.bank_seen(answer.await) {
-            Ok(Ordered::Taken(report)) => TransferOutcome::from(report),
-            Ok(Ordered::Refused(report)) => TransferOutcome::from(TransferReport {
+        let report = match self.bank_seen(answer.await) {
+            Ok(TransferOrderResult::Accepted(report)) => TransferOutcome::from(report),
+            Ok(TransferOrderResult::Refused(report)) => TransferOutcome::from(TransferReport {
                 status: Status::Failed,
                 ..report
             }),
             Err(error) => match refused_order(payout, error) {
-                Ok(word) => word,
+                Ok(report) => report,
                 Err(error) => {
-                    tell_refused(payout, &error);
+                    log_refused_order(payout, &error);
                     return Err(error.into());
                 }
             },
         };
-        self.on_transfer_report(&ordered.payout_id, &word).await?;
+        self.on_transfer_report(&ordered.payout_id, &report).await?;
         Ok(())
     }
 

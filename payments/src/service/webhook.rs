@@ -23,7 +23,7 @@ pub struct Claim {
 
 /// Subject of a webhook.
 #[derive(Debug)]
-pub enum Taken {
+pub enum WebhookSubject {
     Payment(Box<Intent>),
     Payout,
 }
@@ -35,7 +35,7 @@ impl Gateway {
         signed: Signed<'_>,
         body: &[u8],
         claim: Option<Claim>,
-    ) -> Result<Taken, Fault> {
+    ) -> Result<WebhookSubject, Fault> {
         let now_s = clock::now_us() / 1_000_000;
         if let Err(InvalidSignature) = self.verifier.verify(signed, body, now_s) {
             count("INVALID_SIGNATURE");
@@ -67,14 +67,14 @@ impl Gateway {
                     // The unsigned claim differs from the signed body.
                     return Err(Fault::InvalidSignature);
                 }
-                let word = PaymentOutcome {
+                let report = PaymentOutcome {
                     payment_id,
                     status,
                     amount,
                     webhook: Some((signed.id.to_owned(), body.to_vec())),
                 };
-                let intent = self.take_payment_word(&word).await?;
-                Ok(Taken::Payment(Box::new(intent)))
+                let intent = self.on_payment_report(&report).await?;
+                Ok(WebhookSubject::Payment(Box::new(intent)))
             }
             Notice::Transfer { report, .. } => {
                 count(PaymentStatus::from(report.status).as_str());
@@ -86,7 +86,7 @@ impl Gateway {
                 }
                 let payout_id = report.request_id.clone();
                 self.on_transfer_report(&payout_id, &report.into()).await?;
-                Ok(Taken::Payout)
+                Ok(WebhookSubject::Payout)
             }
         }
     }

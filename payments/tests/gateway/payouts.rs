@@ -711,7 +711,7 @@ async fn r127_a_lost_response_is_retried_with_the_same_request_id() {
 
 // rows: R128
 #[tokio::test]
-async fn r128_one_payout_that_cannot_be_polled_does_not_stop_the_reconciliation() {
+async fn r128_unpollable_payout_does_not_stop_reconciliation() {
     let lossy = Lossy {
         bank_url: Arc::default(),
         to_lose: Arc::default(),

@@ -125,7 +125,7 @@ async fn reconciliations(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     plans::record();
     let world = World::start_with(|setup| setup.payments.daily_reconciliation = true).await;
     deposits(&world).await;

@@ -87,7 +87,7 @@ impl SandboxBankService for Api {
         &self,
         request: Request<pb::GetBankBalanceRequest>,
     ) -> Result<Response<pb::GetBankBalanceResponse>, Status> {
-        rpc::context::read(request.into_inner().context);
+        rpc::context::record_read_context(request.into_inner().context);
         let balance = repo::balance(self.0.db.read(), &self.0.config.account_number).await;
         let balance = balance.map_err(|error| internal(&error))?;
         Ok(Response::new(pb::GetBankBalanceResponse {
@@ -100,7 +100,7 @@ impl SandboxBankService for Api {
         request: Request<pb::ListTransfersRequest>,
     ) -> Result<Response<pb::ListTransfersResponse>, Status> {
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
         let (created_at_us, id) = page.bound();
         let rows = repo::list_transfers(self.0.db.read(), created_at_us, id, page.rows_limit());

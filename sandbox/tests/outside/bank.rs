@@ -9,7 +9,7 @@ use proto::{
 };
 use rail::{
     Rub, account,
-    client::{BankClient, BankError, Ordered},
+    client::{BankClient, BankError, TransferOrderResult},
     keys::Keys,
     messages::{CreateQr, Kopecks, Status},
     policy::ClientPolicy,
@@ -133,9 +133,9 @@ fn rub(kopecks: i64) -> Rub {
     Rub::from_kopecks(kopecks)
 }
 
-fn report(ordered: Ordered) -> rail::messages::TransferReport {
+fn report(ordered: TransferOrderResult) -> rail::messages::TransferReport {
     match ordered {
-        Ordered::Taken(report) | Ordered::Refused(report) => report,
+        TransferOrderResult::Accepted(report) | TransferOrderResult::Refused(report) => report,
     }
 }
 
@@ -310,7 +310,7 @@ async fn r135_one_request_id_is_one_transfer() {
                 .initiate_transfer(request_id, account, rub(kopecks), "x")
                 .await
                 .unwrap();
-            let Ordered::Refused(refused) = refused else {
+            let TransferOrderResult::Refused(refused) = refused else {
                 panic!("{request_id} was accepted");
             };
             assert_eq!(refused.status, Status::Failed);
@@ -344,7 +344,7 @@ async fn money_and_transfers_survive_a_restart() {
         .initiate_transfer("r2", &to, rub(6_001), "x")
         .await
         .unwrap();
-    assert!(matches!(over, Ordered::Refused(_)));
+    assert!(matches!(over, TransferOrderResult::Refused(_)));
 
     let world = World::open(world.stop().await).await;
     let client = world.client();

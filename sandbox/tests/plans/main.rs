@@ -199,9 +199,8 @@ async fn money(folder: &Path) {
     let amount = Rub::from_kopecks(4_000);
     let ordered = client.initiate_transfer("r1", &to, amount, "x").await;
     let transfer_id = match ordered.unwrap() {
-        rail::client::Ordered::Taken(report) | rail::client::Ordered::Refused(report) => {
-            report.transfer_id
-        }
+        rail::client::TransferOrderResult::Accepted(report)
+        | rail::client::TransferOrderResult::Refused(report) => report.transfer_id,
     };
     until(|| async {
         let report = client.transfer_status(&transfer_id).await.unwrap();
@@ -218,7 +217,7 @@ async fn money(folder: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     plans::record();
     let _ = rustls::crypto::ring::default_provider().install_default();
     let folder = tempfile::tempdir().unwrap();

@@ -70,7 +70,7 @@ impl Hot {
             let place = self.busy[at];
             did_work |= self.engine_pool.step(place);
             let (core, flights) = (&mut self.core, &mut self.flights);
-            let (walks, clock) = (&mut self.walks, &self.config.clock);
+            let (scan_limiter, clock) = (&mut self.scan_limiter, &self.config.clock);
             let engine_ring = &mut self.engine_rings[place];
             let expiry_ns = engine_ring.next_expiry_ns;
             did_work |= engine_ring.drain(|report| match report {
@@ -82,7 +82,7 @@ impl Hot {
                 } => {
                     if *looks > 0 {
                         let member = flights.member(*sequence);
-                        walks.charge(member, clock.now_ns(), u64::from(*looks));
+                        scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
                     }
                     flights.done(*sequence);
                 }

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Hot;
-use crate::port::Look;
+use crate::port::Inspection;
 
 impl Hot {
     /// Runs `read` between two commands: waits until nothing is in flight and borrows the books.
-    pub(super) fn show(&mut self, read: Look) {
+    pub(super) fn show(&mut self, read: Inspection) {
         while !self.flights.is_empty() {
             self.pump();
         }

@@ -48,7 +48,7 @@ impl Hot {
         filtered: Option<UserIx>,
         now_ns: u64,
     ) -> Result<(UserIx, u64), SubmitError> {
-        let refused = filtered.and_then(|user| self.walks.refuses(user, now_ns));
+        let refused = filtered.and_then(|user| self.scan_limiter.refuses(user, now_ns));
         if let Some(reject) = refused {
             return Err(SubmitError::Refused(reject));
         }
@@ -109,10 +109,10 @@ impl Hot {
     /// the last slice, a session at the first.
     fn owed_now(&mut self, owed: ReplyTo) -> ReplyTo {
         let place = self.flights.vacant();
-        let goes_on = place.command.goes_on_behind().is_some();
+        let has_more_slices = place.command.next_slice_after().is_some();
         if let Command::CancelSlice(CancelSlice { of, .. }) = place.command {
             let mut waiting = self.sweeping.iter_mut();
-            let waiting = waiting.find(|waiting| waiting.of == of && !goes_on);
+            let waiting = waiting.find(|waiting| waiting.of == of && !has_more_slices);
             let take = |waiting: &mut Sweeping| {
                 std::mem::replace(&mut waiting.owed, ReplyTo::Reply(Reply::None))
             };
@@ -120,7 +120,7 @@ impl Hot {
         }
         match owed {
             ReplyTo::Reply(Reply::None) | ReplyTo::Ring { .. } => owed,
-            ReplyTo::Reply(_) if !goes_on => owed,
+            ReplyTo::Reply(_) if !has_more_slices => owed,
             ReplyTo::Reply(_) => {
                 let (of, events) = (place.sequence, Vec::new());
                 self.sweeping.push(Sweeping { of, owed, events });
@@ -142,14 +142,14 @@ impl Hot {
         self.start(Listed::by_instrument(&listed).count(), owed);
         for list in Listed::by_instrument(&listed) {
             let at = ring_index_of(list);
-            self.push_when_free(at, |engine_ring, last| {
+            self.push_blocking(at, |engine_ring, last| {
                 engine_ring.push_sweep(last, list.len())
             });
             if self.engine_rings[at].is_first() {
                 self.busy.push(at);
             }
             for order in list {
-                self.push_when_free(at, |engine_ring, _| engine_ring.push_listed(*order));
+                self.push_blocking(at, |engine_ring, _| engine_ring.push_listed(*order));
             }
             self.engine_pool.ring(at);
         }
@@ -159,7 +159,7 @@ impl Hot {
     /// Retries until there is a free slot, while the engine works. A list longer than the ring
     /// waits for the engine without a time limit; a panicked engine thread ends the hot thread.
     #[inline]
-    pub(super) fn push_when_free(
+    pub(super) fn push_blocking(
         &mut self,
         at: usize,
         push: impl Fn(&mut EngineRing, &Envelope) -> bool,
@@ -210,7 +210,7 @@ fn gather_slice(
     };
     let at = sweeping.iter().position(|waiting| waiting.of == of)?;
     sweeping[at].events.extend_from_slice(events);
-    let is_last = command.command.goes_on_behind().is_none();
+    let is_last = command.command.next_slice_after().is_none();
     is_last.then(|| sweeping.swap_remove(at).events)
 }
 

@@ -79,8 +79,8 @@ impl Meters {
         } else {
             return None;
         };
-        let known = RejectDetails::Most(wait_ns.div_ceil(1_000));
-        (wait_ns > 0).then_some(Reject { reason, known })
+        let details = RejectDetails::Max(wait_ns.div_ceil(1_000));
+        (wait_ns > 0).then_some(Reject { reason, details })
     }
 
     /// Counts an admitted order message. `order_ns`: its time, if it is an order or amend.
@@ -180,7 +180,7 @@ impl Hot {
         let request = self.request(source);
         if let Request::New(new) = request
             && new.time_in_force == TimeInForce::Fok
-            && let Some(reject) = self.walks.refuses(new.user, now_ns)
+            && let Some(reject) = self.scan_limiter.refuses(new.user, now_ns)
         {
             return Some(reject);
         }
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_trades_is_warned_and_then_slowed_down_until_it_trades() {
+    fn otr_warns_then_throttles_member_without_trades() {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
         meters.at(START_NS);
         let send = |meters: &mut Meters, count| {

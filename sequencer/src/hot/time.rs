@@ -80,7 +80,7 @@ impl Hot {
     }
 
     /// Submits the timer commands that are due. One that is refused as `BUSY` stays due.
-    pub(super) fn on_time(&mut self) -> bool {
+    pub(super) fn submit_due_timers(&mut self) -> bool {
         let Some(next_ns) = self.next_ns() else {
             return false;
         };

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use admission::{OrderRef, Request};
-use types::{Command, PoolKind, UserIx};
+use types::{Command, HoldKind, UserIx};
 
 use super::{Hot, ROOM_WAIT, Source};
 use crate::port::SubmitError;
@@ -50,10 +50,10 @@ impl Hot {
     #[inline]
     fn changes_trading_hold(&self, source: Source) -> bool {
         match self.request(source) {
-            Request::Fund(r) => r.kind == PoolKind::Trading,
+            Request::Fund(r) => r.kind == HoldKind::Trading,
             Request::Defund { hold, .. } | Request::CloseHold { hold, .. } => {
-                let pool = self.core.admission().pool(*hold);
-                pool.is_some_and(|pool| pool.kind == PoolKind::Trading)
+                let balance = self.core.admission().hold(*hold);
+                balance.is_some_and(|balance| balance.kind == HoldKind::Trading)
             }
             _ => false,
         }

@@ -12,8 +12,8 @@ use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Config, Port, Record, SequencerHandle};
 use service_kit::clock::{Disciplined, Source};
 use types::{
-    AssetIx, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams,
-    InstrumentSpec, Lots, Minor, Phase, PoolKind, SessionIx, Side, Ticks, UserId, UserIx,
+    AssetIx, Command, Event, FeeRate, HoldKind, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, SessionIx, Side, Ticks, UserId, UserIx,
 };
 
 pub const START_NS: u64 = 1_700_000_000_000_000_000;
@@ -155,7 +155,7 @@ pub async fn open_desk(port: Port, instruments: usize) -> Desk {
         for (number, asset) in std::iter::once(AssetIx::MONEY).chain(assets).enumerate() {
             let fund = FundRequest {
                 hold_id: Id128::from_u128(1 + at as u128 * 1_000 + number as u128),
-                kind: PoolKind::Trading,
+                kind: HoldKind::Trading,
                 user: desk.users[at],
                 asset,
                 amount_minor: Minor(100_000_000_000),

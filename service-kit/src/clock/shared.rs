@@ -60,7 +60,7 @@ impl Disciplined {
         let outcome = change(&mut rule);
         self.publish(&rule);
         let stepped_ns = i128::from(rule.segment().time_ns) - i128::from(now_ns);
-        tell(was, rule.state(), stepped_ns);
+        log_transition(was, rule.state(), stepped_ns);
         outcome
     }
 
@@ -161,7 +161,7 @@ fn read(source: &dyn Source, is_synchronised: bool) -> Reading {
     }
 }
 
-fn tell(was: State, is: State, stepped_ns: i128) {
+fn log_transition(was: State, is: State, stepped_ns: i128) {
     let (suspect_ns, slew_ns) = match is {
         State::Normal { slew_ns } => (0, slew_ns),
         State::Suspect { offset_ns } => (offset_ns, 0),

@@ -12,7 +12,7 @@ use types::command::Bust;
 use types::{Id128, derived};
 
 use super::retry::{retry_call, retry_store};
-use super::{Halt, Shared, now_ns, now_us, trouble};
+use super::{Halt, Shared, failure, now_ns, now_us};
 use crate::repo::Stored;
 use crate::request::SOURCE;
 use crate::saga::{ATTEMPTS_MAX, Step, StepResult};
@@ -239,7 +239,7 @@ impl BatchDriver {
         id: &str,
         call: impl FnMut() -> F,
     ) -> Result<T, Halt> {
-        retry_call(&self.shared, trouble::CHAIN, id, call).await
+        retry_call(&self.shared, failure::CHAIN, id, call).await
     }
 
     fn indices(&self, trade_ids: &[Id128]) -> Vec<u32> {

@@ -1,6 +1,6 @@
 //! Scheduling of comparisons between journal and ledger, and the rule for a break. Pure.
 //!
-//! A comparison costs a ledger read, so touched pools are compared only every N batches. A
+//! A comparison costs a ledger read, so touched trading holds are compared only every N batches. A
 //! difference is compared repeatedly until it disappears, a break included, so its end is detected.
 //! A surplus in the ledger is normal while funding is in progress (the ledger comes first).
 
@@ -20,7 +20,7 @@ const AGAIN_MS: u64 = 1_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A trading hold with its children.
-    Pool(HoldIx),
+    TradingHold(HoldIx),
     /// One hold of an order.
     Part(Id128),
 }
@@ -29,11 +29,11 @@ pub enum Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// No difference, or not old enough for a break.
-    Nothing,
+    NoBreak,
     /// The difference has lasted: a break.
     Break(Break),
     /// A break has ended: both sides agree.
-    Over,
+    Resolved,
 }
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ struct Suspect {
     since_ns: u64,
     looked_ns: u64,
     /// Reported as a break.
-    told: bool,
+    is_reported: bool,
 }
 
 impl Checks {
@@ -68,27 +68,30 @@ impl Checks {
         }
     }
 
-    /// Adds the pools of a batch; returns true if a comparison is due.
-    pub fn take(&mut self, pools: HashSet<HoldIx>, batches: u64) -> bool {
-        self.touched.extend(pools);
+    /// Adds the trading holds of a batch; returns true if a comparison is due.
+    pub fn take(&mut self, trading_holds: HashSet<HoldIx>, batches: u64) -> bool {
+        self.touched.extend(trading_holds);
         batches.is_multiple_of(self.every)
     }
 
-    /// Removes one round of pools from those touched.
+    /// Removes one round of trading holds from those touched.
     pub fn touched(&mut self) -> Vec<HoldIx> {
         let round: Vec<_> = self.touched.iter().take(ROUND_MAX).copied().collect();
-        self.touched.retain(|pool| !round.contains(pool));
+        self.touched
+            .retain(|trading_hold| !round.contains(trading_hold));
         round
     }
 
-    /// Schedules a comparison of a pool.
-    pub fn suspect(&mut self, pool: HoldIx) {
-        self.suspects.entry(Subject::Pool(pool)).or_default();
+    /// Schedules a comparison of a trading hold.
+    pub fn suspect(&mut self, trading_hold: HoldIx) {
+        self.suspects
+            .entry(Subject::TradingHold(trading_hold))
+            .or_default();
     }
 
     /// Keeps comparing a subject that is already a break.
     pub fn follow(&mut self, subject: Subject) {
-        self.suspects.entry(subject).or_default().told = true;
+        self.suspects.entry(subject).or_default().is_reported = true;
     }
 
     pub fn is_due(&self, now_ns: u64) -> bool {
@@ -100,24 +103,27 @@ impl Checks {
         (!self.suspects.is_empty()).then(|| at.saturating_sub(now_ns).div_ceil(1_000_000))
     }
 
-    /// Subjects to compare now: the given pools, and the differing ones compared longest ago.
-    pub fn to_check(&self, pools: Vec<HoldIx>) -> BTreeSet<Subject> {
+    /// Subjects to compare now: the given ones, and those that differ, compared longest ago.
+    pub fn to_check(&self, trading_holds: Vec<HoldIx>) -> BTreeSet<Subject> {
         let mut suspects: Vec<_> = self.suspects.iter().collect();
         suspects.sort_by_key(|(_, suspect)| suspect.looked_ns);
         let suspects = suspects.into_iter().map(|(subject, _)| *subject);
-        let pools = pools.into_iter().map(Subject::Pool);
-        suspects.take(ROUND_MAX).chain(pools).collect()
+        let trading_holds = trading_holds.into_iter().map(Subject::TradingHold);
+        suspects.take(ROUND_MAX).chain(trading_holds).collect()
     }
 
     /// Evaluates one comparison.
     pub fn judge(&mut self, subject: Subject, difference: Option<Break>, now_ns: u64) -> Verdict {
         self.last_ns = now_ns;
         let Some(found) = difference else {
-            let was_told = self.suspects.remove(&subject).is_some_and(|s| s.told);
-            return if was_told {
-                Verdict::Over
+            let was_reported = self
+                .suspects
+                .remove(&subject)
+                .is_some_and(|s| s.is_reported);
+            return if was_reported {
+                Verdict::Resolved
             } else {
-                Verdict::Nothing
+                Verdict::NoBreak
             };
         };
         let suspect = self.suspects.entry(subject).or_default();
@@ -129,10 +135,10 @@ impl Checks {
             BreakName::HoldSurplus => self.surplus_ns,
             BreakName::HoldShort | BreakName::OrderHoldDiffers => self.short_ns,
         };
-        if suspect.told || now_ns - suspect.since_ns < patience_ns {
-            return Verdict::Nothing;
+        if suspect.is_reported || now_ns - suspect.since_ns < patience_ns {
+            return Verdict::NoBreak;
         }
-        suspect.told = true;
+        suspect.is_reported = true;
         Verdict::Break(found)
     }
 }
@@ -146,7 +152,7 @@ mod tests {
         Some(Break {
             name,
             at: Sequence(9),
-            pool: HoldIx(1),
+            trading_hold: HoldIx(1),
             user: UserIx(0),
             hold: Id128::NONE,
             expected: Minor(2),
@@ -158,29 +164,29 @@ mod tests {
     fn a_difference_is_a_break_once_and_only_when_it_lasts() {
         let config = SettlementConfig::default();
         let mut checks = Checks::new(&config);
-        let pool = Subject::Pool(HoldIx(1));
+        let trading_hold = Subject::TradingHold(HoldIx(1));
         let at = |ms: u64| 1_000_000_000 + ms * 1_000_000;
         let mut judge = |name: Option<BreakName>, ms| {
-            let verdict = checks.judge(pool, name.and_then(difference), at(ms));
+            let verdict = checks.judge(trading_hold, name.and_then(difference), at(ms));
             (verdict, checks.to_check(Vec::new()).len())
         };
         let (short, surplus) = (Some(BreakName::HoldShort), Some(BreakName::HoldSurplus));
-        assert_eq!(judge(short, 0), (Verdict::Nothing, 1));
-        assert_eq!(judge(surplus, config.short_ms), (Verdict::Nothing, 1));
+        assert_eq!(judge(short, 0), (Verdict::NoBreak, 1));
+        assert_eq!(judge(surplus, config.short_ms), (Verdict::NoBreak, 1));
         let (verdict, _) = judge(short, config.short_ms);
         assert!(matches!(verdict, Verdict::Break(found) if found.name == BreakName::HoldShort));
         // Reported once, compared until it agrees.
-        assert_eq!(judge(short, 9_000), (Verdict::Nothing, 1));
-        assert_eq!(judge(None, 9_001), (Verdict::Over, 0));
-        assert_eq!(judge(None, 9_002), (Verdict::Nothing, 0));
+        assert_eq!(judge(short, 9_000), (Verdict::NoBreak, 1));
+        assert_eq!(judge(None, 9_001), (Verdict::Resolved, 0));
+        assert_eq!(judge(None, 9_002), (Verdict::NoBreak, 0));
     }
 
     #[test]
     fn differences_are_compared_every_second_in_turn() {
         let mut checks = Checks::new(&SettlementConfig::default());
         assert_eq!(checks.due_in_ms(1), None);
-        for pool in 0..40 {
-            checks.follow(Subject::Pool(HoldIx(pool)));
+        for trading_hold in 0..40 {
+            checks.follow(Subject::TradingHold(HoldIx(trading_hold)));
         }
         let (second, mut seen) = (1_000_000_000, BTreeSet::new());
         for round in 1..=2 {

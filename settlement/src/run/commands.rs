@@ -18,7 +18,7 @@ use types::command::{BlockCause, BlockUser, MassCancel, Settled, UnblockUser};
 use types::{Command, Sequence, UserId, UserIx};
 
 use super::retry::until_journalled;
-use super::{Halt, Shared, now_us, trouble};
+use super::{Halt, Shared, failure, now_us};
 use crate::progress::{Progress, Suspension};
 use crate::repo::StoreError;
 
@@ -44,7 +44,7 @@ pub fn journal_port(port: Port) -> JournalPort {
 
 /// Why a block or unblock has to be retried.
 #[derive(Debug, thiserror::Error)]
-enum Undone {
+enum BlockError {
     #[error(transparent)]
     SubmitError(#[from] SubmitError),
     #[error(transparent)]
@@ -168,15 +168,15 @@ impl Commands {
     async fn noted(
         &self,
         user_id: &str,
-        work: impl Future<Output = Result<(), Undone>>,
+        work: impl Future<Output = Result<(), BlockError>>,
     ) -> Result<bool, Halt> {
-        let troubles = &self.shared.troubles;
+        let failures = &self.shared.failures;
         match self.shared.unless_stopped(work).await? {
-            Ok(()) => troubles.clear(trouble::JOURNAL, user_id),
-            Err(Undone::Replica(error)) => return Err(error.into()),
+            Ok(()) => failures.clear(failure::JOURNAL, user_id),
+            Err(BlockError::Replica(error)) => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(user_id, %error, "cannot journal a block or unblock of the user; retrying");
-                troubles.note(trouble::JOURNAL, user_id, &error.to_string(), false);
+                failures.note(failure::JOURNAL, user_id, &error.to_string(), false);
                 return Ok(false);
             }
         }
@@ -208,7 +208,7 @@ impl Commands {
     }
 
     /// Blocks new orders of the user.
-    async fn block(&self, user_id: &str) -> Result<(), Undone> {
+    async fn block(&self, user_id: &str) -> Result<(), BlockError> {
         let Some(user) = self.user(user_id).await? else {
             return Ok(());
         };
@@ -223,7 +223,7 @@ impl Commands {
     }
 
     /// Cancels the open orders of a blocked user.
-    async fn cancel(&self, user_id: &str) -> Result<(), Undone> {
+    async fn cancel(&self, user_id: &str) -> Result<(), BlockError> {
         if let Some(user) = self.user(user_id).await? {
             let cancel = MassCancel::of_blocked(user);
             (self.journal)(Command::MassCancel(cancel)).await?;
@@ -231,7 +231,7 @@ impl Commands {
         Ok(())
     }
 
-    async fn lift(&self, user_id: &str) -> Result<(), Undone> {
+    async fn lift(&self, user_id: &str) -> Result<(), BlockError> {
         let shared = &self.shared;
         if let Some(user) = self.user(user_id).await? {
             if shared.suspended.borrow().get(user_id) != Some(&Suspension::Agrees) {
@@ -252,7 +252,7 @@ impl Commands {
     }
 
     /// Index of a user. A user with a hold is bound.
-    async fn user(&self, user_id: &str) -> Result<Option<UserIx>, Undone> {
+    async fn user(&self, user_id: &str) -> Result<Option<UserIx>, BlockError> {
         let Ok(id) = UserId::new(user_id) else {
             return Ok(None);
         };
@@ -264,9 +264,9 @@ impl Commands {
         Ok(names.user_ix(&id))
     }
 
-    async fn reached(&self, sequence: Sequence) -> Result<(), Undone> {
+    async fn reached(&self, sequence: Sequence) -> Result<(), BlockError> {
         let reached = tokio::time::timeout(PATIENCE, self.replica.wait(sequence)).await;
-        Ok(reached.map_err(|_| Undone::Behind)??)
+        Ok(reached.map_err(|_| BlockError::Behind)??)
     }
 
     /// Repeats a command until it is journalled.

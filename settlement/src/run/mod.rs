@@ -9,12 +9,12 @@
 mod chain;
 mod check;
 mod commands;
+mod failure;
 mod halt;
 mod ledger;
 mod poster;
 mod recover;
 mod retry;
-mod trouble;
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -41,8 +41,8 @@ use crate::repo::{BreakRow, Repo, StoreError};
 use crate::request::SOURCE;
 use commands::Commands;
 pub use commands::{JournalPort, journal_port};
+use failure::CurrentFailures;
 use halt::Halt;
-use trouble::Troubles;
 
 /// Settings.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -61,7 +61,7 @@ pub struct SettlementConfig {
     pub wait_ms: u64,
     /// Maximum batches submitted to the chain and not final.
     pub chain_batches_max: usize,
-    /// Batches between two comparisons of the touched pools with the ledger.
+    /// Batches between two comparisons of the touched trading holds with the ledger.
     pub check_batches: u64,
     /// How long a trading hold may be short of the journal before it is a break.
     pub short_ms: u64,
@@ -134,14 +134,14 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const ENDED: &str = "ended";
 
 /// State that survives a restart of the workers.
-struct Kept {
+struct SharedState {
     config: SettlementConfig,
     node: NodeId,
     repo: Repo,
     tracker: Tracker,
     ledger: LedgerClient,
     cfa: CfaClient,
-    troubles: Troubles,
+    failures: CurrentFailures,
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Held from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
@@ -149,7 +149,7 @@ struct Kept {
 
 /// State of one run of the workers.
 struct Shared {
-    kept: Arc<Kept>,
+    state: Arc<SharedState>,
     /// Notified when the poster continues from the ledger's position.
     is_recovered: tokio::sync::Notify,
     /// Cancelled at shutdown or when a worker ends.
@@ -157,10 +157,10 @@ struct Shared {
 }
 
 impl Deref for Shared {
-    type Target = Kept;
+    type Target = SharedState;
 
-    fn deref(&self) -> &Kept {
-        &self.kept
+    fn deref(&self) -> &SharedState {
+        &self.state
     }
 }
 
@@ -172,7 +172,7 @@ impl Shared {
     }
 }
 
-impl Kept {
+impl SharedState {
     /// Publishes the stored suspensions.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
@@ -190,7 +190,7 @@ impl Kept {
 
 /// A running settlement.
 pub struct SettlementHandle {
-    kept: Arc<Kept>,
+    state: Arc<SharedState>,
     keeper: JoinHandle<()>,
 }
 
@@ -223,7 +223,7 @@ pub fn start(
         let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
         let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
         let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
-        let kept = Arc::new(Kept {
+        let state = Arc::new(SharedState {
             config,
             node,
             repo,
@@ -231,14 +231,14 @@ pub fn start(
             // The workers retry every step themselves.
             ledger: LedgerClient::new(deps.ledger.clone(), SOURCE).with_policy(Policy::once()),
             cfa: CfaClient::new(deps.cfa.clone(), SOURCE).with_policy(Policy::once()),
-            troubles: Troubles::new(),
+            failures: CurrentFailures::new(),
             suspended: watch::Sender::default(),
             publishing: tokio::sync::Mutex::default(),
         });
-        kept.publish_suspensions().await?;
-        let first = begin(&kept, &deps, &shutdown).await?;
+        state.publish_suspensions().await?;
+        let first = begin(&state, &deps, &shutdown).await?;
         let keeper = tokio::spawn(keep(deps, shutdown, first));
-        Ok(SettlementHandle { kept, keeper })
+        Ok(SettlementHandle { state, keeper })
     })
 }
 
@@ -250,14 +250,14 @@ struct Run {
 
 /// Starts the workers at the ledger's position.
 async fn begin(
-    kept: &Arc<Kept>,
+    state: &Arc<SharedState>,
     deps: &SettlementDeps,
     shutdown: &CancellationToken,
 ) -> Result<Run, StoreError> {
-    let open = kept.repo.open_batches().await?;
-    let bust = kept.repo.bust_trades().await?;
+    let open = state.repo.open_batches().await?;
+    let bust = state.repo.bust_trades().await?;
     let shared = Arc::new(Shared {
-        kept: kept.clone(),
+        state: state.clone(),
         is_recovered: tokio::sync::Notify::new(),
         shutdown: shutdown.child_token(),
     });
@@ -274,10 +274,10 @@ async fn begin(
     let reporting = commands.clone().report_progress();
     let following = commands.follow_suspensions();
     let workers = vec![
-        watched(&shared, trouble::JOURNAL, poster.run(open)),
-        watched(&shared, trouble::CHAIN, bringing),
-        watched(&shared, trouble::JOURNAL, reporting),
-        watched(&shared, trouble::JOURNAL, following),
+        watched(&shared, failure::JOURNAL, poster.run(open)),
+        watched(&shared, failure::CHAIN, bringing),
+        watched(&shared, failure::JOURNAL, reporting),
+        watched(&shared, failure::JOURNAL, following),
     ];
     Ok(Run { shared, workers })
 }
@@ -302,7 +302,7 @@ fn watched(
                 severity = "critical",
                 "settlement worker failed; restarting all workers, the market accepts no orders meanwhile"
             );
-            shared.troubles.note(part, ENDED, reason, true);
+            shared.failures.note(part, ENDED, reason, true);
             shared.tracker.suspend();
         }
         shared.shutdown.cancel();
@@ -316,7 +316,7 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
     let mut failed = 0;
     loop {
         let Run { shared, workers } = run;
-        let kept = shared.kept.clone();
+        let state = shared.state.clone();
         let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
         let steady = async {
             shared.is_recovered.notified().await;
@@ -327,9 +327,9 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
             biased;
             ended = &mut ending => ended,
             () = steady, if failed > 0 => {
-                if kept.tracker.resume() {
-                    for part in [trouble::JOURNAL, trouble::CHAIN] {
-                        kept.troubles.clear(part, ENDED);
+                if state.tracker.resume() {
+                    for part in [failure::JOURNAL, failure::CHAIN] {
+                        state.failures.clear(part, ENDED);
                     }
                     failed = 0;
                 }
@@ -340,7 +340,7 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
         if shutdown.is_cancelled() || !has_failed {
             return;
         }
-        kept.troubles.begin_again(ENDED);
+        state.failures.reset(ENDED);
         run = loop {
             let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
             let pausing = shutdown.run_until_cancelled(tokio::time::sleep(pause));
@@ -348,30 +348,30 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
                 return;
             }
             failed += 1;
-            match begin(&kept, &deps, &shutdown).await {
+            match begin(&state, &deps, &shutdown).await {
                 Ok(run) => break run,
                 Err(error) => {
                     let reason = error.to_string();
                     tracing::error!(reason, "settlement cannot read its store; retrying");
-                    kept.troubles.note(trouble::STORE, ENDED, &reason, true);
+                    state.failures.note(failure::STORE, ENDED, &reason, true);
                 }
             }
         };
-        kept.troubles.clear(trouble::STORE, ENDED);
+        state.failures.clear(failure::STORE, ENDED);
     }
 }
 
 impl SettlementHandle {
     pub fn stats(&self) -> Stats {
-        let kept = &self.kept;
-        kept.tracker.stats(kept.troubles.stuck())
+        let state = &self.state;
+        state.tracker.stats(state.failures.stuck())
     }
 
     /// Health of settlement, with the waiting id and the reason per part.
     ///
     /// Parts: `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`.
     pub fn health(&self) -> rpc::Health {
-        self.kept.troubles.health()
+        self.state.failures.health()
     }
 
     /// Waits until the ledger has all postings up to `sequence`.
@@ -385,7 +385,7 @@ impl SettlementHandle {
     }
 
     async fn wait(&self, until: impl FnMut(&Progress) -> bool) {
-        let mut progress = self.kept.tracker.watch();
+        let mut progress = self.state.tracker.watch();
         let reached = progress.wait_for(until).await;
         drop(reached.expect("the tracker outlives its handle"));
     }
@@ -396,12 +396,12 @@ impl SettlementHandle {
     /// # Errors
     /// The store cannot be read.
     pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
-        self.kept.repo.breaks().await
+        self.state.repo.breaks().await
     }
 
     /// Users to block or to unblock, by user id. Persistent until the unblock is in the journal.
     pub fn suspensions(&self) -> BTreeMap<String, Suspension> {
-        self.kept.suspended.borrow().clone()
+        self.state.suspended.borrow().clone()
     }
 
     /// Waits for the workers to end after shutdown. A restart resumes unfinished steps.
@@ -410,7 +410,7 @@ impl SettlementHandle {
             if self.keeper.await.is_err() {
                 tracing::error!("settlement's supervisor task panicked");
             }
-            self.kept.repo.close().await;
+            self.state.repo.close().await;
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Follows the replica, seals batches, posts them to the ledger.
 //!
 //! Start: sealed batches are posted again unchanged (the ledger ignores known ones), the replica
-//! supplies copies at the ledger's position, and order holds are loaded from the ledger and
-//! compared. Planning continues from there. The ledger's position is authoritative, not this
+//! supplies the trading state at the ledger's position, and order holds are loaded from the ledger
+//! and compared. Planning continues from there. The ledger's position is authoritative, not this
 //! store's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -19,7 +19,7 @@ use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
 use super::retry::{retry_call, retry_store};
-use super::{Halt, Shared, monotonic_ns, now_ns, now_us, trouble};
+use super::{Halt, Shared, failure, monotonic_ns, now_ns, now_us};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
 use crate::saga::{Saga, State, StepResult};
@@ -111,7 +111,7 @@ impl Poster {
             // While the chain is busy, one larger batch is cheaper than another small one.
             let has_room = self.shared.tracker.flights() < self.shared.config.chain_batches_max;
             let is_eager = !self.is_behind && has_room;
-            if settler.is_due(monotonic_ns(), self.carve_due_ns(), is_eager) {
+            if settler.is_due(monotonic_ns(), self.split_due_ns(), is_eager) {
                 self.seal(&mut settler).await?;
                 continue;
             }
@@ -129,7 +129,7 @@ impl Poster {
     /// The clock for order ages: wall clock at the journal's tail, journal time during catch-up.
     ///
     /// An order gets its own holds if it is still open one second behind the tail (`design.md` 4).
-    fn carve_ns(&self) -> u64 {
+    fn age_clock_ns(&self) -> u64 {
         if self.is_behind {
             self.applied_ns
         } else {
@@ -139,10 +139,10 @@ impl Poster {
 
     /// The same for the decision whether a batch is due. Batches fill up during catch-up, so
     /// unsplit orders make one due only once per wait time.
-    fn carve_due_ns(&self) -> Option<u64> {
+    fn split_due_ns(&self) -> Option<u64> {
         let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
         let may_ask = !self.is_behind || waited_ms >= self.shared.config.wait_ms;
-        may_ask.then(|| self.carve_ns())
+        may_ask.then(|| self.age_clock_ns())
     }
 
     /// Applies the available records and seals full batches on the way. Returns false if there were
@@ -161,7 +161,7 @@ impl Poster {
             }
             settler.apply(applied, monotonic_ns());
             self.position = applied.sequence();
-            if !applied.is_settlements_own() {
+            if !applied.is_settlement_progress() {
                 self.others = self.position;
             } else if self.position > self.started {
                 self.shared.tracker.own_read();
@@ -198,7 +198,7 @@ impl Poster {
     /// Waits for work.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
-            .due_in_ns(monotonic_ns(), self.carve_due_ns(), false)
+            .due_in_ns(monotonic_ns(), self.split_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
         // Compared only if everything applied is posted.
@@ -228,25 +228,25 @@ impl Poster {
     /// Reports in the health that the journal cannot be read.
     fn show_waits(&mut self) {
         let waits = self.waits.borrow_and_update();
-        let own = waits.get(trouble::JOURNAL);
-        let troubles = &self.shared.troubles;
+        let own = waits.get(failure::JOURNAL);
+        let failures = &self.shared.failures;
         match own.or_else(|| waits.get(replica::PART)) {
-            Some(reason) => troubles.note(trouble::JOURNAL, READING, reason, false),
-            None => troubles.clear(trouble::JOURNAL, READING),
+            Some(reason) => failures.note(failure::JOURNAL, READING, reason, false),
+            None => failures.clear(failure::JOURNAL, READING),
         }
     }
 
     /// Waits for a file descriptor. The health is failing until a read succeeds.
     pub(super) async fn pause(&self, reason: &str) -> Result<(), Halt> {
-        let troubles = &self.shared.troubles;
-        troubles.note(trouble::JOURNAL, READING, reason, false);
+        let failures = &self.shared.failures;
+        failures.note(failure::JOURNAL, READING, reason, false);
         let pause = tokio::time::sleep(READ_RETRY);
         self.shared.unless_stopped(pause).await
     }
 
     /// Seals the open batch, stores it, posts it.
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
-        let batches = settler.seal(self.carve_ns());
+        let batches = settler.seal(self.age_clock_ns());
         self.sealed_ns = monotonic_ns();
         let rows: Vec<Stored> = batches.iter().map(stored).collect();
         let Some(first) = rows.first() else {
@@ -278,11 +278,11 @@ impl Poster {
         self.batches += 1;
         let touched: HashSet<HoldIx> = batches
             .iter()
-            .flat_map(|b| b.plan.pools.iter().copied())
+            .flat_map(|b| b.plan.trading_holds.iter().copied())
             .collect();
         if self.checks.take(touched, self.batches) {
-            let pools = self.checks.touched();
-            self.check(settler, pools).await?;
+            let trading_holds = self.checks.touched();
+            self.check(settler, trading_holds).await?;
         }
         Ok(())
     }
@@ -293,7 +293,7 @@ impl Poster {
             .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
         let shared = &self.shared;
         let started_ns = monotonic_ns();
-        let replayed = retry_call(shared, trouble::LEDGER, &row.batch_id, || {
+        let replayed = retry_call(shared, failure::LEDGER, &row.batch_id, || {
             shared.ledger.create_sealed_operations(&sealed)
         })
         .await?;
@@ -340,7 +340,7 @@ impl Poster {
         self.posted.send(row).map_err(|_| Halt::Stopped)
     }
 
-    /// Whether the batch moves the ledger's position. Parts and carve batches do not.
+    /// Whether the batch moves the ledger's position. Parts and split batches do not.
     fn is_main(&self, row: &Stored) -> bool {
         row.source == derived::settlement_source(self.shared.node)
     }
@@ -364,14 +364,14 @@ impl Poster {
     }
 
     pub(super) fn publish(&self, settler: &Settler) {
-        let copies = settler.copies();
+        let trading_state = settler.trading_state();
         // Callers have posted everything sealed.
         self.durable.set(settler.sealed());
         self.shared.tracker.moved(
-            copies.position(),
+            trading_state.position(),
             self.others,
             settler.covered(),
-            copies.trades(),
+            trading_state.trades(),
             settler.open_trades(),
         );
     }

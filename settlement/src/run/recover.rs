@@ -10,12 +10,12 @@ use super::check::{Subject, Verdict};
 use super::ledger::{self, Scales};
 use super::poster::{Poster, READING};
 use super::retry::{retry_call, retry_store};
-use super::{Halt, monotonic_ns, now_us, trouble};
+use super::{Halt, failure, monotonic_ns, now_us};
 use crate::batch::Settler;
-use crate::copies::Copies;
 use crate::repo::BreakRow;
 use crate::request::SOURCE;
 use crate::split::{self, Break};
+use crate::trading_state::TradingState;
 
 impl Poster {
     /// Copies the replica's state at the ledger's position and loads the split order holds.
@@ -23,56 +23,56 @@ impl Poster {
         let shared = self.shared.clone();
         let ledger = &shared.ledger;
         let context = Context::new(SOURCE);
-        let (source, carve_source) = (
+        let (source, split_source) = (
             derived::settlement_source(shared.node),
-            derived::carve_source(shared.node),
+            derived::split_source(shared.node),
         );
-        let (position, carve_number) = retry_call(&shared, trouble::LEDGER, &source, || {
+        let (position, split_number) = retry_call(&shared, failure::LEDGER, &source, || {
             futures::future::try_join(
                 ledger.source_position(&context, &source),
-                ledger.source_position(&context, &carve_source),
+                ledger.source_position(&context, &split_source),
             )
         })
         .await?;
         let position = Sequence(position);
-        let (copies, follower) = self.begin(position).await?;
-        let scales = scales(&copies);
-        let holds = retry_call(&shared, trouble::LEDGER, &source, || {
+        let (trading_state, follower) = self.begin(position).await?;
+        let scales = scales(&trading_state);
+        let holds = retry_call(&shared, failure::LEDGER, &source, || {
             ledger::holds(ledger, &scales)
         })
         .await?;
-        let (carved, mut breaks) = split::splits_in_ledger(&copies, &holds);
+        let (split_holds, mut breaks) = split::splits_in_ledger(&trading_state, &holds);
         let mut totals: HashMap<_, Minor> = HashMap::new();
         for hold in holds.values() {
             *totals.entry(hold.parent.unwrap_or(hold.hold)).or_default() += hold.remaining;
         }
-        for (ix, hold) in copies.holds() {
+        for (ix, hold) in trading_state.holds() {
             let found = totals.get(&hold.hold_id).copied().unwrap_or_default();
-            if let Some(found) = split::compare(&copies, ix, found) {
+            if let Some(found) = split::compare(&trading_state, ix, found) {
                 // Funding may be in progress: compared again before it is a break.
-                self.checks.suspect(found.pool);
+                self.checks.suspect(found.trading_hold);
             }
         }
         for found in breaks.drain(..) {
-            self.raise(&copies, &found).await?;
+            self.raise(&trading_state, &found).await?;
         }
-        self.follow_breaks(&copies).await?;
-        tracing::info!(%position, orders = carved.len(), "settlement resumes at the ledger's position");
+        self.follow_breaks(&trading_state).await?;
+        tracing::info!(%position, orders = split_holds.len(), "settlement resumes at the ledger's position");
         let settler = Settler::new(
             shared.node,
             shared.config.limits(),
-            copies,
-            carved,
+            trading_state,
+            split_holds,
             position,
-            carve_number,
+            split_number,
         );
         self.publish(&settler);
         self.shared.is_recovered.notify_one();
         Ok((settler, follower))
     }
 
-    /// Copies at the ledger's position, and a follower of the later records.
-    async fn begin(&mut self, position: Sequence) -> Result<(Copies, Follower), Halt> {
+    /// Trading state at the ledger's position, and a follower of the later records.
+    async fn begin(&mut self, position: Sequence) -> Result<(TradingState, Follower), Halt> {
         let journal = self.replica.durable();
         if journal < position {
             return Err(Halt::JournalLost {
@@ -89,11 +89,11 @@ impl Poster {
         let shared = self.shared.clone();
         loop {
             let names = self.replica.names().clone();
-            let copy = move |state: &replica::State| Copies::of(state, names);
-            let following = self.replica.follow_from(trouble::JOURNAL, position, copy);
+            let copy = move |state: &replica::State| TradingState::of(state, names);
+            let following = self.replica.follow_from(failure::JOURNAL, position, copy);
             match shared.unless_stopped(following).await? {
                 Ok(begun) => {
-                    shared.troubles.clear(trouble::JOURNAL, READING);
+                    shared.failures.clear(failure::JOURNAL, READING);
                     return Ok(begun);
                 }
                 Err(error) if error.is_transient() => self.pause(&error.to_string()).await?,
@@ -102,21 +102,21 @@ impl Poster {
         }
     }
 
-    /// Compares pools with the ledger. Requires that everything applied is posted.
+    /// Compares trading holds with the ledger. Requires that everything applied is posted.
     pub(super) async fn check(
         &mut self,
         settler: &Settler,
-        pools: Vec<HoldIx>,
+        trading_holds: Vec<HoldIx>,
     ) -> Result<(), Halt> {
-        let copies = settler.copies();
-        let scales = scales(copies);
-        for subject in self.checks.to_check(pools) {
+        let trading_state = settler.trading_state();
+        let scales = scales(trading_state);
+        for subject in self.checks.to_check(trading_holds) {
             let difference = match subject {
-                Subject::Pool(pool) => {
+                Subject::TradingHold(trading_hold) => {
                     let found = self
-                        .ledger_has(copies.hold(pool).hold_id, true, &scales)
+                        .ledger_has(trading_state.hold(trading_hold).hold_id, true, &scales)
                         .await?;
-                    split::compare(copies, pool, found)
+                    split::compare(trading_state, trading_hold, found)
                 }
                 Subject::Part(hold) => {
                     let found = self.ledger_has(hold, false, &scales).await?;
@@ -124,11 +124,13 @@ impl Poster {
                 }
             };
             match self.checks.judge(subject, difference, monotonic_ns()) {
-                Verdict::Nothing => {}
-                Verdict::Break(found) => self.raise(copies, &found).await?,
-                Verdict::Over => {
+                Verdict::NoBreak => {}
+                Verdict::Break(found) => self.raise(trading_state, &found).await?,
+                Verdict::Resolved => {
                     let hold = match subject {
-                        Subject::Pool(pool) => copies.hold(pool).hold_id,
+                        Subject::TradingHold(trading_hold) => {
+                            trading_state.hold(trading_hold).hold_id
+                        }
                         Subject::Part(hold) => hold,
                     };
                     self.over(hold).await?;
@@ -147,7 +149,7 @@ impl Poster {
     ) -> Result<Minor, Halt> {
         let ledger = &self.shared.ledger;
         let id = hold.to_string();
-        let found = retry_call(&self.shared, trouble::LEDGER, &id, || async move {
+        let found = retry_call(&self.shared, failure::LEDGER, &id, || async move {
             if with_children {
                 ledger::total(ledger, hold, scales).await
             } else {
@@ -157,33 +159,33 @@ impl Poster {
         found.await
     }
 
-    /// Compares one hold of an order. What remains of an ended order shows in its pool.
+    /// Compares one hold of an order. What remains of an ended order shows in its trading hold.
     fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
         let (handle, part) = self.parts.get(&hold)?;
-        let order = settler.copies().order(*handle)?;
-        let carved = settler.splitter().of(order.handle)?;
+        let order = settler.trading_state().order(*handle)?;
+        let split_holds = settler.splitter().of(order.handle)?;
         let expected = match part {
-            HoldPart::Main => carved.main.remaining,
-            HoldPart::Fee => carved.fee.remaining,
+            HoldPart::Main => split_holds.main.remaining,
+            HoldPart::Fee => split_holds.fee.remaining,
         };
-        split::compare_part(settler.copies(), order, hold, expected, found)
+        split::compare_part(settler.trading_state(), order, hold, expected, found)
     }
 
     /// Continues the comparison of stored breaks, from earlier runs or just found.
-    async fn follow_breaks(&mut self, copies: &Copies) -> Result<(), Halt> {
+    async fn follow_breaks(&mut self, trading_state: &TradingState) -> Result<(), Halt> {
         let shared = self.shared.clone();
         let rows = retry_store(&shared, "breaks", || shared.repo.breaks()).await?;
         if rows.is_empty() {
             return self.publish_suspensions().await;
         }
         let mut parts = HashMap::new();
-        for order in copies.orders() {
+        for order in trading_state.orders() {
             for part in [HoldPart::Main, HoldPart::Fee] {
                 parts.insert(derived::order_hold(order.id, part), (order.handle, part));
             }
         }
-        let holds = copies.holds().map(|(ix, hold)| (hold.hold_id, ix));
-        let pools: HashMap<Id128, HoldIx> = holds.collect();
+        let holds = trading_state.holds().map(|(ix, hold)| (hold.hold_id, ix));
+        let trading_holds: HashMap<Id128, HoldIx> = holds.collect();
         for row in rows {
             let Some(hold) = Id128::parse(&row.hold_id) else {
                 tracing::error!(
@@ -192,8 +194,8 @@ impl Poster {
                 );
                 continue;
             };
-            if let Some(pool) = pools.get(&hold) {
-                self.checks.follow(Subject::Pool(*pool));
+            if let Some(trading_hold) = trading_holds.get(&hold) {
+                self.checks.follow(Subject::TradingHold(*trading_hold));
                 continue;
             }
             // If absent, the order has ended, and its hold too.
@@ -207,8 +209,8 @@ impl Poster {
 
     /// Reports and stores a lasting difference, which blocks the user. Settlement continues: the
     /// ledger refuses what is not covered.
-    async fn raise(&mut self, copies: &Copies, found: &Break) -> Result<(), Halt> {
-        let user = copies.user(found.user);
+    async fn raise(&mut self, trading_state: &TradingState, found: &Break) -> Result<(), Halt> {
+        let user = trading_state.user(found.user);
         tracing::error!(
             name = found.name.as_str(), user_id = %user, hold_id = %found.hold, sequence = found.at.0,
             expected_minor = found.expected.0, found_minor = found.found.0, severity = "critical",
@@ -247,8 +249,8 @@ impl Poster {
     }
 }
 
-fn scales(copies: &Copies) -> Scales {
-    copies
+fn scales(trading_state: &TradingState) -> Scales {
+    trading_state
         .scales()
         .map(|(id, decimals)| (id.to_string(), decimals))
         .collect()

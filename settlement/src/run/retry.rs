@@ -11,7 +11,7 @@ use sequencer::SubmitError;
 use service_clients::CallError;
 use service_kit::backoff;
 
-use super::{Halt, Shared, trouble};
+use super::{Halt, Shared, failure};
 use crate::repo::StoreError;
 
 const FIRST: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ pub(super) async fn retry_store<T, F: Future<Output = Result<T, StoreError>>>(
     write: impl FnMut() -> F,
 ) -> Result<T, Halt> {
     let describe = |error: &StoreError| error.to_string();
-    repeat(shared, trouble::STORE, id, describe, |_| false, write).await
+    repeat(shared, failure::STORE, id, describe, |_| false, write).await
 }
 
 /// Repeats a command until it is journalled.
@@ -50,7 +50,7 @@ pub(super) async fn until_journalled<T, F: Future<Output = Result<T, SubmitError
 ) -> Result<T, Halt> {
     let is_refused = |error: &SubmitError| matches!(error, SubmitError::Refused(_));
     let describe = |error: &SubmitError| error.to_string();
-    repeat(shared, trouble::JOURNAL, name, describe, is_refused, ask).await
+    repeat(shared, failure::JOURNAL, name, describe, is_refused, ask).await
 }
 
 async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
@@ -65,7 +65,7 @@ async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
     loop {
         match shared.unless_stopped(call()).await? {
             Ok(value) => {
-                shared.troubles.clear(part, id);
+                shared.failures.clear(part, id);
                 return Ok(value);
             }
             Err(error) => {
@@ -115,7 +115,7 @@ impl Failures {
         } else {
             tracing::warn!(part, id, reason, "settlement step failed; retrying");
         }
-        shared.troubles.note(part, id, reason, is_stuck);
+        shared.failures.note(part, id, reason, is_stuck);
         metrics::counter!("settlement_retries_total", "step" => part).increment(1);
         pause + backoff::jitter(pause)
     }

@@ -76,30 +76,30 @@ async fn differ(folder: &Path) {
     platform.fund(&market).await;
     platform.feed(&market.records);
     drained(&platform, &market).await;
-    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
-    let pool = *market.admission().pool(pool).unwrap();
+    let trading_hold = Market::trading_hold(UserIx(0), AssetIx::MONEY);
+    let trading_hold = *market.admission().hold(trading_hold).unwrap();
     let adjust = |minor: i64, key: &str| AdjustHoldRequest {
         context: context(key),
-        hold_id: pool.hold_id.to_string(),
+        hold_id: trading_hold.hold_id.to_string(),
         remaining_amount: Some(proto::convert::to_monetary_amount_minor(
             "CFA-RUB", minor, 2,
         )),
     };
-    let taken = adjust(pool.free.0 - 1, "taken");
+    let taken = adjust(trading_hold.undrawn.0 - 1, "taken");
     platform.ledger.adjust_hold(taken).await.unwrap();
     platform.stop().await;
     let mut platform = Platform::start(folder, config(folder), &market.records).await;
     let is_suspended = || !platform.settlement.suspensions().is_empty();
     until("suspension", is_suspended).await;
     assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
-    let repaired = adjust(pool.free.0, "repaired");
+    let repaired = adjust(trading_hold.undrawn.0, "repaired");
     platform.ledger.adjust_hold(repaired).await.unwrap();
     until("end of it", || platform.settlement.suspensions().is_empty()).await;
     platform.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_walks_over_what_is_stored() {
+async fn no_statement_scans_a_table() {
     plans::record();
     let folder = tempfile::tempdir().unwrap();
     deliver(&folder.path().join("delivered")).await;

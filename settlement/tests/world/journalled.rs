@@ -89,9 +89,9 @@ impl Journalled {
 /// Removes whole segments at or before `through`; returns the last record removed.
 pub fn cut(folder: &Path, through: Sequence) -> Sequence {
     let journal = open(folder);
-    let front = journal.front();
-    front.remove(through.get()).unwrap();
-    Sequence(front.removed_through().unwrap())
+    let truncator = journal.truncator();
+    truncator.remove(through.get()).unwrap();
+    Sequence(truncator.removed_through().unwrap())
 }
 
 /// Sequences of the valid checkpoints, oldest first.

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use settlement::batch::Batch;
-use settlement::copies::Copies;
-use settlement::plan::{Kind, Movement, Plan};
+use settlement::plan::{HoldMovement, Kind, Plan};
 use settlement::split::LedgerHold;
+use settlement::trading_state::TradingState;
 use types::{Command, Id128, Minor};
 
 use super::Record;
@@ -37,10 +37,10 @@ pub struct Ledger {
 
 impl Ledger {
     /// Does the gateway's part: blocks money before each Fund.
-    pub fn gateway(&mut self, copies: &Copies, record: &Record) {
+    pub fn gateway(&mut self, trading_state: &TradingState, record: &Record) {
         if let Command::Fund(fund) = &record.command.command {
-            let user = copies.user(fund.user);
-            let instrument = copies.amount(fund.asset, Minor::ZERO).instrument;
+            let user = trading_state.user(fund.user);
+            let instrument = trading_state.amount(fund.asset, Minor::ZERO).instrument;
             *self
                 .balances
                 .entry(format!("{user}:{instrument}"))
@@ -81,7 +81,7 @@ impl Ledger {
             }
             let leg = &plan.trades[operation.trade as usize];
             let (units, value) = (leg.units.minor.0, leg.value.minor.0);
-            let (buyer, seller, paid) = (leg.buyer, leg.seller, leg.paid_from);
+            let (buyer, seller, paid) = (leg.buyer, leg.seller, leg.holds);
             let of = |user: &dyn std::fmt::Display, what: &str| format!("{user}:{what}");
             let instrument = leg.instrument.as_str();
             let id = operation.kind.operation_id(leg.trade);
@@ -156,9 +156,9 @@ impl Ledger {
             .ok_or_else(|| "Hold is not active".to_string())
     }
 
-    fn step(&mut self, movement: &Movement) -> Result<(), String> {
+    fn step(&mut self, movement: &HoldMovement) -> Result<(), String> {
         match *movement {
-            Movement::Split {
+            HoldMovement::Split {
                 parent,
                 hold,
                 amount,
@@ -177,7 +177,7 @@ impl Ledger {
                     return Err("hold exists".into());
                 }
             }
-            Movement::Grow { hold, amount } => {
+            HoldMovement::Grow { hold, amount } => {
                 let amount = amount.minor.0;
                 let child = *self.holds.get(&hold).ok_or("no hold")?;
                 if !child.is_active && child.consumed == 0 {
@@ -189,7 +189,7 @@ impl Ledger {
                 child.amount += amount;
                 child.is_active = true;
             }
-            Movement::Return { hold, amount, .. } => {
+            HoldMovement::Return { hold, amount, .. } => {
                 let amount = amount.minor.0;
                 let child = self.active(hold)?;
                 if amount > child.remaining || amount <= 0 {
@@ -203,7 +203,7 @@ impl Ledger {
                 parent.remaining += amount;
                 parent.returned += amount;
             }
-            Movement::Release { hold, .. } => {
+            HoldMovement::Release { hold, .. } => {
                 let hold = self.active(hold)?;
                 hold.released += hold.remaining;
                 hold.remaining = 0;
@@ -272,9 +272,9 @@ impl Ledger {
             .collect()
     }
 
-    /// The invariant of `design.md` 4 for every pool.
-    pub fn check_against(&self, copies: &Copies) {
-        for (ix, hold) in copies.holds() {
+    /// The invariant of `design.md` 4 for every trading hold.
+    pub fn check_against(&self, trading_state: &TradingState) {
+        for (ix, hold) in trading_state.holds() {
             assert_eq!(self.total(hold.hold_id), hold.held.0, "hold {ix}");
         }
     }

@@ -18,7 +18,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::{Applied, Names, Order, State};
 use sequencer::Core;
-use settlement::copies::Copies;
+use settlement::trading_state::TradingState;
 use types::command::*;
 use types::*;
 
@@ -45,7 +45,7 @@ pub struct Market {
     pub records: Vec<Record>,
     pub time_ns: u64,
     funding_seq: u64,
-    pools: u32,
+    holds: u32,
     /// Self-trade prevention mode.
     pub stp: StpMode,
 }
@@ -137,7 +137,7 @@ impl Market {
             records: Vec::new(),
             time_ns: 1_700_000_000_000_000_000,
             funding_seq: 0,
-            pools: 0,
+            holds: 0,
             stp: StpMode::CancelOldest,
         };
         for user in 0..USERS {
@@ -155,13 +155,13 @@ impl Market {
             market.submit(Command::SetInstrument(SetInstrument { spec }));
         }
         for user in 0..USERS {
-            market.fund(UserIx(user), AssetIx::MONEY, FUNDED, PoolKind::Trading);
+            market.fund(UserIx(user), AssetIx::MONEY, FUNDED, HoldKind::Trading);
             for ix in 0..INSTRUMENTS {
                 market.fund(
                     UserIx(user),
                     AssetIx::units(InstrumentIx(ix)),
                     FUNDED,
-                    PoolKind::Trading,
+                    HoldKind::Trading,
                 );
             }
         }
@@ -176,14 +176,14 @@ impl Market {
         self.state.names()
     }
 
-    /// Settlement's copies at the journal's end.
-    pub fn copies(&self) -> Copies {
-        Copies::of(&self.state, self.names().clone())
+    /// Settlement's trading state at the journal's end.
+    pub fn trading_state(&self) -> TradingState {
+        TradingState::of(&self.state, self.names().clone())
     }
 
-    /// Settlement's copies before the first record.
-    pub fn nothing(&self) -> Copies {
-        Copies::of(&State::new(node(), bounds()), self.names().clone())
+    /// Settlement's trading state before the first record.
+    pub fn nothing(&self) -> TradingState {
+        TradingState::of(&State::new(node(), bounds()), self.names().clone())
     }
 
     pub fn position(&self) -> Sequence {
@@ -198,14 +198,14 @@ impl Market {
         self.state.order(handle).unwrap()
     }
 
-    /// Default pool of a user.
-    pub fn pool(user: UserIx, asset: AssetIx) -> HoldIx {
+    /// Default hold of a user.
+    pub fn trading_hold(user: UserIx, asset: AssetIx) -> HoldIx {
         HoldIx(user.0 * (INSTRUMENTS + 1) + asset.get())
     }
 
-    pub fn fund(&mut self, user: UserIx, asset: AssetIx, amount: i64, kind: PoolKind) -> HoldIx {
-        let hold = HoldIx(self.pools);
-        self.pools += 1;
+    pub fn fund(&mut self, user: UserIx, asset: AssetIx, amount: i64, kind: HoldKind) -> HoldIx {
+        let hold = HoldIx(self.holds);
+        self.holds += 1;
         self.funding_seq += 1;
         self.submit(Command::Fund(Fund {
             hold,
@@ -290,7 +290,7 @@ impl Market {
 
     fn new_order(
         &self,
-        pool: Option<HoldIx>,
+        trading_hold: Option<HoldIx>,
         user: u32,
         ix: u32,
         side: Side,
@@ -313,7 +313,7 @@ impl Market {
             expire_at_ns: 0,
             price: Some(Ticks(price)),
             quantity: Lots(quantity),
-            pool,
+            hold: trading_hold,
             limit_checked: true,
             key_hash: Id128::NONE,
         })
@@ -400,15 +400,23 @@ impl Market {
         let user = self.rng.random_range(0..USERS);
         let price = self.rng.random_range(90..=110);
         let quantity = self.rng.random_range(1..=60);
-        let order = |market: &Self, pool| {
-            market.new_order(pool, user, 0, Side::Buy, price, quantity, TimeInForce::Gtc)
+        let order = |market: &Self, trading_hold| {
+            market.new_order(
+                trading_hold,
+                user,
+                0,
+                Side::Buy,
+                price,
+                quantity,
+                TimeInForce::Gtc,
+            )
         };
         let sized = self.admission().admit(&order(self, None), self.time_ns);
         let Ok(Command::New(sized)) = sized else {
             return None;
         };
         let amount = sized.draw.total().0;
-        let pool = self.fund(UserIx(user), AssetIx::MONEY, amount, PoolKind::Order);
-        self.enter(&order(self, Some(pool)))
+        let trading_hold = self.fund(UserIx(user), AssetIx::MONEY, amount, HoldKind::Order);
+        self.enter(&order(self, Some(trading_hold)))
     }
 }

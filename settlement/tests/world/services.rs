@@ -10,7 +10,7 @@ use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::{Names, Replica, ReplicaError};
 use sequencer::{Backlog, Durable, SubmitError};
-use settlement::copies::amount;
+use settlement::trading_state::amount;
 use settlement::{JournalPort, SettlementConfig, SettlementDeps, SettlementHandle};
 use testkit::Registry;
 use tokio_util::sync::CancellationToken;
@@ -321,7 +321,7 @@ impl Platform {
         }
     }
 
-    /// Asserts the invariant of `design.md` 4 for every pool, and that nothing is unsettled.
+    /// Asserts the invariant of `design.md` 4 for every hold, and that nothing is unsettled.
     pub async fn assert_agrees(&mut self, market: &Market) {
         let mut totals: BTreeMap<String, Decimal> = BTreeMap::new();
         let mut page_token = String::new();
@@ -348,7 +348,7 @@ impl Platform {
                 break;
             }
         }
-        for (ix, hold) in market.copies().holds() {
+        for (ix, hold) in market.trading_state().holds() {
             let found = totals
                 .get(&hold.hold_id.to_string())
                 .copied()

@@ -173,11 +173,11 @@ fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> b
     line.contains(" AUTOMATIC ")
         || by_code.iter().any(|code| line.ends_with(code))
         || is_page && line == "MULTI-INDEX OR"
-        || is_page && !is_partial && is_by_time_alone(line) && has_filter(statement)
+        || is_page && !is_partial && is_time_range_only(line) && has_filter(statement)
 }
 
 /// A search bounded by a position in time only.
-fn is_by_time_alone(line: &str) -> bool {
+fn is_time_range_only(line: &str) -> bool {
     let bounds = line.split_once(" (").map_or("", |(_, bounds)| bounds);
     (bounds.ends_with("<?)") || bounds.ends_with("<(?,?))")) && !bounds.contains("=?")
 }

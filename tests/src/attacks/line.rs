@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use transport::proto::{ClientConfig, ConnectionError};
-use transport::{Driver, Endpoint, Incoming, Key, Link, Taken};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 use wire::{ALPN, ClientMessage, LOGIN_FROM_NOW, Login, ServerMessage, Text, append, parse};
 
 use crate::process::PATIENCE;
@@ -100,7 +100,7 @@ impl Driver<()> for Inbox {
         self.is_open = true;
     }
 
-    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
         while self.reads {
             match parse::<ServerMessage>(&bytes[at..]) {
@@ -115,7 +115,7 @@ impl Driver<()> for Inbox {
                 }
             }
         }
-        Taken {
+        ConsumedBytes {
             bytes: at,
             is_paused: !self.reads,
         }

@@ -13,7 +13,7 @@
 //! | `sessions` | attacks over trading sessions, and the control |
 //! | `strangers` | attacks without credentials |
 //! | `reads` | reads over the RPC port |
-//!  `verdict` | figures of an attack, and violations |
+//! | `verdict` | figures of an attack, and violations |
 //!
 //! A short run (below [`LONG`]) prints the latencies and checks only outcome and memory.
 

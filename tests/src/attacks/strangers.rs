@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use transport::proto::{ClientConfig, ConnectionError, Endpoint as Proto, EndpointConfig};
-use transport::{Driver, Endpoint, Incoming, Key, Link, Taken};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 use wire::{CONNECTION_CHANNEL, ClientMessage, Heartbeat, append};
 
 use super::line::{self, SERVER_NAME, application_code};
@@ -143,8 +143,8 @@ impl Driver<Instant> for Ends {
         self.open.push(link.key());
     }
 
-    fn data(&mut self, _: Instant, _: &mut Link<Instant>, bytes: &[u8]) -> Taken {
-        Taken {
+    fn data(&mut self, _: Instant, _: &mut Link<Instant>, bytes: &[u8]) -> ConsumedBytes {
+        ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
         }

@@ -5,7 +5,7 @@
 //! | file | what |
 //! |---|---|
 //! | `trader` | a client under chaos |
-//!  `session` | one session of a trader: its requests, and its record |
+//! | `session` | one session of a trader: its requests, and its record |
 //! | `judge` | the journal read offline: messages, and when cancel-on-disconnect came |
 //! | `summary` | figures of a run |
 //!

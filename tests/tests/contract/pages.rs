@@ -199,7 +199,7 @@ fn r010_payouts_transfers_and_trading_holds_are_paged_too() {
 }
 
 #[test]
-fn r312_sizes_default_coerce_and_refuse_and_tokens_stay_with_their_filters() {
+fn r312_page_sizes_and_tokens_are_validated() {
     run(async {
         let platform = platform().await;
         for _ in 0..3 {

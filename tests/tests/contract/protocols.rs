@@ -104,7 +104,7 @@ fn r001_refusals_are_the_same_in_every_protocol() {
 
 // rows: R001 R325
 #[test]
-fn r325_every_method_has_its_path_on_the_common_port_and_its_service_on_its_own() {
+fn r325_every_method_is_served_on_common_and_own_port() {
     run(async {
         let platform = platform().await;
         for method in methods(&pool()) {

@@ -210,7 +210,7 @@ fn rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
 
 /// On a platform of its own: it counts the calls.
 #[test]
-fn r019_issue_redemption_transfer_and_placement_ask_identity_before_the_chain() {
+fn r019_operations_check_identity_before_the_chain() {
     run(async {
         let platform = Platform::start().await;
         let user = platform.rich("500.00").await;

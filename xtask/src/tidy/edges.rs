@@ -94,7 +94,7 @@ const RULES: &[Rule] = &[
     // Crates outside production.
     (SERVICES, Never(TEST_CRATES), PRODUCTION),
     (&["node"], Never(TEST_CRATES), PRODUCTION),
-    (&["xtask"], Only(&[]), "chores build without the other crates"),
+    (&["xtask"], Only(&[]), "tasks build without the other crates"),
 ];
 
 /// Rules for dev-dependencies. A service's tests may use other services, `testkit`, `client` and
@@ -102,7 +102,7 @@ const RULES: &[Rule] = &[
 #[rustfmt::skip]
 const DEV_RULES: &[Rule] = &[
     (LOWER, Never(SERVICES), "a lower layer is tested without the services"),
-    (&["xtask"], Only(&[]), "chores build without the other crates"),
+    (&["xtask"], Only(&[]), "tasks build without the other crates"),
 ];
 
 /// Crates that no crate may depend on, tests included.

@@ -23,7 +23,7 @@ use source::Source;
 /// File of the exceptions.
 const EXCEPTIONS: &str = "xtask/tidy.txt";
 
-/// Crates that only tests, measurements and chores run.
+/// Crates that only tests, measurements and tasks run.
 #[rustfmt::skip]
 const TEST_CRATES: &[&str] = &["benches", "conformance", "fuzz", "harness", "testkit", "tests", "xtask"];
 

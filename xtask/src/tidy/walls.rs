@@ -186,7 +186,7 @@ mod tests {
             "use proto::market::v1::market_service_server::MarketServiceServer;",
             "// use prost::Message\nconst A: &str = \"prost::Message\";",
             "#[cfg(test)] mod tests { use prost::Message; }",
-            "use crate::proto::Chore;",
+            "use crate::proto::Task;",
         ] {
             assert!(rules("ledger/src/book.rs", text).is_empty(), "{text}");
         }
@@ -227,12 +227,12 @@ mod tests {
     #[test]
     fn only_admission_computes_an_orders_money() {
         for text in [
-            "use types::{Done, reserve};",
+            "use types::{FillTotals, reserve};",
             "use types::{self, money::{fee as charge}};",
             "let a = types::reserve(b);",
             "use types::money; fn a() { money::fee(b) }",
-            "order.done = order.done.after_trade(side, value, rate);",
-            "Done::after_trade(done, side, value, rate)",
+            "order.fill_totals = order.fill_totals.after_trade(side, value, rate);",
+            "FillTotals::after_trade(fill_totals, side, value, rate)",
         ] {
             assert_eq!(
                 rules("settlement/src/fold/step.rs", text),

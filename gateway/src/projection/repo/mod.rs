@@ -134,7 +134,7 @@ pub struct TradeFilter {
 
 /// Page of a list: the rows before `key`, newest first, at most `limit`.
 #[derive(Clone, Copy, Debug)]
-pub struct Before {
+pub struct PageBound {
     pub key: i64,
     pub limit: i64,
 }
@@ -205,12 +205,12 @@ fn indexed_by(table: &str, user_id: &str, of_user: &str, instrument_id: &str) ->
 pub async fn orders(
     db: &Store,
     filter: &OrderFilter,
-    before: Before,
+    bound: PageBound,
 ) -> Result<Vec<OrderRow>, Error> {
     let by = indexed_by("orders", &filter.user_id, "user", &filter.instrument_id);
     let mut query = QueryBuilder::new(ORDER_COLUMNS);
     query.push(by).push(ORDER_NAMES);
-    query.push(" WHERE o.sequence < ").push_bind(before.key);
+    query.push(" WHERE o.sequence < ").push_bind(bound.key);
     let (user_id, instrument_id) = (&filter.user_id, &filter.instrument_id);
     only(&mut query, " AND o.user", OF_USER, user_id);
     only(
@@ -223,7 +223,7 @@ pub async fn orders(
         query.push(" AND o.status = ").push_bind(status.code());
     }
     query.push(" ORDER BY o.sequence DESC LIMIT ");
-    query.push_bind(before.limit);
+    query.push_bind(bound.limit);
     let rows = query.build().fetch_all(db.read()).await?;
     rows.iter().map(|row| order_row(row, db.node)).collect()
 }
@@ -249,7 +249,7 @@ pub async fn trade(db: &Store, trade_id: &str) -> Result<Option<TradeRow>, Error
 pub async fn trades(
     db: &Store,
     filter: &TradeFilter,
-    before: Before,
+    bound: PageBound,
 ) -> Result<Vec<TradeRow>, Error> {
     // A page per side: with two indexes in one query SQLite would read and sort all trades of the
     // user.
@@ -267,7 +267,7 @@ pub async fn trades(
     for (side, condition) in sides {
         let by = indexed_by("trades", user_id, side, instrument_id);
         query.push(between).push(by);
-        query.push(" WHERE p.id < ").push_bind(before.key);
+        query.push(" WHERE p.id < ").push_bind(bound.key);
         only(&mut query, condition, OF_USER, user_id);
         only(
             &mut query,
@@ -276,11 +276,11 @@ pub async fn trades(
             instrument_id,
         );
         query.push(" ORDER BY p.id DESC LIMIT ");
-        query.push_bind(before.limit);
+        query.push_bind(bound.limit);
         between = ") UNION ALL SELECT * FROM (SELECT p.* FROM trades p";
     }
     query.push(") ORDER BY id DESC LIMIT ");
-    query.push_bind(before.limit);
+    query.push_bind(bound.limit);
     query
         .push(") t")
         .push(TRADE_NAMES)

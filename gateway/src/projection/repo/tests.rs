@@ -10,8 +10,8 @@ fn node() -> NodeId {
     NodeId::new(NODE).unwrap()
 }
 
-fn all() -> Before {
-    Before {
+fn all() -> PageBound {
+    PageBound {
         key: i64::MAX,
         limit: 10,
     }

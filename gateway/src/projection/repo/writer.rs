@@ -136,7 +136,7 @@ impl Writer {
             let updated_us = micros(change.updated_ns);
             if !change.is_new {
                 let changed = run!(update; signed(change.sequence.get()), price, quantity, filled,
-                    order.done.value_minor.0, status.code(), change.reason, updated_us,
+                    order.fill_totals.value_minor.0, status.code(), change.reason, updated_us,
                     order.client_order_id.cast_signed());
                 if changed != 1 {
                     let reason = format!("order {} has no row", change.sequence);
@@ -157,7 +157,7 @@ impl Writer {
                 price,
                 quantity,
                 filled,
-                order.done.value_minor.0,
+                order.fill_totals.value_minor.0,
                 status.code(),
                 change.reason,
                 order.client_order_id.cast_signed(),

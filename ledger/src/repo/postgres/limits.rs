@@ -8,19 +8,19 @@ use super::load::texts;
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command},
+    fold::{Command, CommandKind},
     limit::VelocityLimit,
     model::Id,
-    repo::limits::{About, LIMIT, LimitRow, keep, places, used_sql},
+    repo::limits::{LIMIT, LimitRow, LimitScope, load_limit, places, used_sql},
 };
 
 /// Locks the limits that commands name, so that two ledgers do not change the same one.
 pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
     let named: BTreeSet<&Id> = commands
         .iter()
-        .filter_map(|command| match &command.act {
-            Act::SetLimit { limit, .. } => Some(&limit.limit_id),
-            Act::RemoveLimit { limit_id, .. } => Some(limit_id),
+        .filter_map(|command| match &command.kind {
+            CommandKind::SetLimit { limit, .. } => Some(&limit.limit_id),
+            CommandKind::RemoveLimit { limit_id, .. } => Some(limit_id),
             _ => None,
         })
         .collect();
@@ -41,15 +41,15 @@ pub async fn load(
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
-    let about = About::of(commands, book);
+    let scope = LimitScope::of(commands, book);
     let sql = format!(
         "{LIMIT} WHERE l.instrument_id = ANY($1) AND (l.user_id = '' OR l.user_id = ANY($2)) \
          UNION {LIMIT} WHERE l.limit_id = ANY($3)"
     );
     let found: Vec<LimitRow> = sqlx::query_as(AssertSqlSafe(sql))
-        .bind(texts(&about.instruments))
-        .bind(texts(&about.users))
-        .bind(texts(&about.named))
+        .bind(texts(&scope.instruments))
+        .bind(texts(&scope.users))
+        .bind(texts(&scope.named))
         .fetch_all(&mut *tx)
         .await?;
     for row in found {
@@ -70,7 +70,7 @@ pub async fn load(
                 .fetch_all(&mut *tx)
                 .await?;
         }
-        keep(book, limit, used);
+        load_limit(book, limit, used);
     }
     Ok(())
 }

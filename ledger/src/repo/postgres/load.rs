@@ -20,14 +20,14 @@ use super::limits;
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command, ReadSet},
+    fold::{Command, CommandKind, ReadSet},
     model::Id,
     repo::{
         audit::Start,
-        keep,
+        load,
         rows::{
-            AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
-            SubAccountRow,
+            AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, PendingReceiptRow,
+            PostingRow, SubAccountRow,
         },
     },
 };
@@ -62,9 +62,9 @@ pub async fn load(
     }
     lock_sources(tx, &named).await?;
     let mut to_lock: BTreeSet<Id> = named.subaccount_ids.iter().cloned().collect();
-    subaccounts_behind_holds(tx, &named, &mut to_lock).await?;
+    subaccounts_of_holds(tx, &named, &mut to_lock).await?;
     if commands.iter().any(|command| moves_operations(command)) {
-        subaccounts_behind_operations(tx, &named, &mut to_lock).await?;
+        subaccounts_of_operations(tx, &named, &mut to_lock).await?;
     }
     let mut locked = Locked::default();
     locked.add(tx, &to_lock, &named.whole_users).await?;
@@ -77,13 +77,13 @@ pub async fn load(
     let mut begun = lock_news(tx, commands, &named).await?;
     for _ in 0..LOCK_ROUNDS {
         let now_us = clock_us.max(begun.start.head()?.sealed_at_us);
-        let (mut wanted, mut book) = read(tx, &begun, commands, now_us).await?;
-        keep::subaccounts(&mut book, locked.rows.values().cloned().collect());
-        let missing = missing(tx, &wanted, &book, &locked).await?;
+        let (mut read_set, mut book) = read(tx, &begun, commands, now_us).await?;
+        load::subaccounts(&mut book, locked.rows.values().cloned().collect());
+        let missing = missing(tx, &read_set, &book, &locked).await?;
         if missing.is_empty() {
-            wanted.add_owners(|id| book.subaccounts.get(id).is_some());
-            owners(tx, &wanted, &mut book).await?;
-            scales(tx, &wanted, commands, &mut book).await?;
+            read_set.add_owners(|id| book.subaccounts.get(id).is_some());
+            owners(tx, &read_set, &mut book).await?;
+            scales(tx, &read_set, commands, &mut book).await?;
             if begun.start.has_limits {
                 limits::load(tx, commands, &mut book).await?;
             }
@@ -150,31 +150,32 @@ impl Locked {
 
 /// True for commands that change existing operations.
 fn moves_operations(command: &Command) -> bool {
-    match &command.act {
-        Act::Post(batch) => batch.from_event,
-        Act::Finalize { .. } | Act::Confirm { .. } | Act::Receipt { .. } | Act::Reverse { .. } => {
-            true
-        }
+    match &command.kind {
+        CommandKind::Post(batch) => batch.from_event,
+        CommandKind::Finalize { .. }
+        | CommandKind::Confirm { .. }
+        | CommandKind::Receipt { .. }
+        | CommandKind::Reverse { .. } => true,
         _ => false,
     }
 }
 
-async fn lock_sources(tx: &mut PgConnection, wanted: &ReadSet) -> Result<(), Error> {
-    if !wanted.sources.is_empty() {
+async fn lock_sources(tx: &mut PgConnection, read_set: &ReadSet) -> Result<(), Error> {
+    if !read_set.sources.is_empty() {
         sqlx::query("SELECT 1 FROM sources WHERE source = ANY($1) ORDER BY source FOR UPDATE")
-            .bind(texts(&wanted.sources))
+            .bind(texts(&read_set.sources))
             .execute(tx)
             .await?;
     }
     Ok(())
 }
 
-async fn subaccounts_behind_holds(
+async fn subaccounts_of_holds(
     tx: &mut PgConnection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     to_lock: &mut BTreeSet<Id>,
 ) -> Result<(), Error> {
-    if wanted.hold_ids.is_empty() {
+    if read_set.hold_ids.is_empty() {
         return Ok(());
     }
     let found: Vec<(String, Option<String>)> = sqlx::query_as(
@@ -184,7 +185,7 @@ async fn subaccounts_behind_holds(
          FROM chain c JOIN holds h ON h.hold_id = c.parent_hold_id) \
          SELECT subaccount_id, destination_subaccount_id FROM chain",
     )
-    .bind(texts(&wanted.hold_ids))
+    .bind(texts(&read_set.hold_ids))
     .fetch_all(tx)
     .await?;
     for (subaccount_id, destination) in found {
@@ -194,13 +195,13 @@ async fn subaccounts_behind_holds(
     Ok(())
 }
 
-async fn subaccounts_behind_operations(
+async fn subaccounts_of_operations(
     tx: &mut PgConnection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     to_lock: &mut BTreeSet<Id>,
 ) -> Result<(), Error> {
-    let (users, keys, scopes) = columns(&wanted.operation_keys);
-    let (references, kinds) = references(wanted);
+    let (users, keys, scopes) = columns(&read_set.operation_keys);
+    let (references, kinds) = references(read_set);
     let sql = format!(
         "SELECT DISTINCT p.debit_subaccount_id, p.credit_subaccount_id FROM ( \
          SELECT operation_id FROM operations WHERE operation_id = ANY($1) \
@@ -212,8 +213,8 @@ async fn subaccounts_behind_operations(
          ) o JOIN postings p ON p.operation_id = o.operation_id",
     );
     let found: Vec<(String, String)> = sqlx::query_as(AssertSqlSafe(sql))
-        .bind(texts(&wanted.operation_ids))
-        .bind(texts(&wanted.tx_hashes))
+        .bind(texts(&read_set.operation_ids))
+        .bind(texts(&read_set.tx_hashes))
         .bind(users)
         .bind(keys)
         .bind(scopes)
@@ -229,17 +230,21 @@ async fn subaccounts_behind_operations(
 }
 
 /// Blocking a user and creating a sub-account exclude each other; two creations do not.
-async fn lock_users(tx: &mut PgConnection, wanted: &ReadSet, locked: &Locked) -> Result<(), Error> {
-    let how = if !wanted.whole_users.is_empty() {
+async fn lock_users(
+    tx: &mut PgConnection,
+    read_set: &ReadSet,
+    locked: &Locked,
+) -> Result<(), Error> {
+    let how = if !read_set.whole_users.is_empty() {
         "UPDATE"
-    } else if wanted.subaccount_ids.iter().any(|id| !locked.has(id)) {
+    } else if read_set.subaccount_ids.iter().any(|id| !locked.has(id)) {
         "SHARE"
     } else {
         return Ok(());
     };
     let sql = format!("SELECT 1 FROM users WHERE user_id = ANY($1) ORDER BY user_id FOR {how}");
     sqlx::query(AssertSqlSafe(sql))
-        .bind(texts(&wanted.user_ids))
+        .bind(texts(&read_set.user_ids))
         .execute(tx)
         .await?;
     Ok(())
@@ -254,8 +259,8 @@ async fn lock_news(
 ) -> Result<Begun, Error> {
     let (mut makers, mut news) = (ReadSet::default(), ReadSet::default());
     for command in commands {
-        match &command.act {
-            Act::Confirm { .. } | Act::Receipt { .. } => news.add(command),
+        match &command.kind {
+            CommandKind::Confirm { .. } | CommandKind::Receipt { .. } => news.add(command),
             _ => makers.add(command),
         }
     }
@@ -263,8 +268,8 @@ async fn lock_news(
     let (answer_users, answer_keys, calls) = columns(&named.answer_keys);
     let sql = "SELECT * FROM start_behind_news($1, $2, $3, $4, $5, $6, $7, $8)";
     Ok(sqlx::query_as(sql)
-        .bind(texts(&makers.parked))
-        .bind(texts(&news.parked))
+        .bind(texts(&makers.pending_receipts))
+        .bind(texts(&news.pending_receipts))
         .bind(operation_users)
         .bind(operation_keys)
         .bind(scopes)
@@ -283,45 +288,45 @@ async fn read(
     now_us: i64,
 ) -> Result<(ReadSet, Book), Error> {
     let mut book = Book::at(now_us);
-    let mut wanted = ReadSet {
+    let mut read_set = ReadSet {
         // A notice for an operation created here would need the lock that this group shares.
         no_news: !begun.start.has_news,
         ..ReadSet::default()
     };
     for command in commands {
-        wanted.add(command);
+        read_set.add(command);
     }
     // Looked up by `lock_news` already.
     let absent = |keys: &[Key], has: bool| if has { 0 } else { keys.len() };
-    let absent_operations = absent(&wanted.operation_keys, begun.has_operations);
-    let absent_answers = absent(&wanted.answer_keys, begun.has_answers);
-    holds(tx, &mut wanted, &mut book).await?;
-    operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
+    let absent_operations = absent(&read_set.operation_keys, begun.has_operations);
+    let absent_answers = absent(&read_set.answer_keys, begun.has_answers);
+    holds(tx, &mut read_set, &mut book).await?;
+    operations_by_id(tx, &read_set.operation_ids, &mut book).await?;
     for command in commands {
-        wanted.add_late(
+        read_set.add_late(
             command,
             |id| book.holds.get(id).cloned(),
             |id| book.operations.get(id).cloned(),
         );
     }
-    let answered = answers(tx, &wanted.answer_keys[absent_answers..], &mut book).await?;
+    let answered = answers(tx, &read_set.answer_keys[absent_answers..], &mut book).await?;
     operations_by_id(tx, &answered, &mut book).await?;
-    operations_by_key(tx, &wanted.operation_keys[absent_operations..], &mut book).await?;
-    operations_by_other(tx, &wanted, &mut book).await?;
-    postings(tx, &mut wanted, &mut book).await?;
-    memory(tx, &wanted, &mut book).await?;
-    Ok((wanted, book))
+    operations_by_key(tx, &read_set.operation_keys[absent_operations..], &mut book).await?;
+    operations_by_other(tx, &read_set, &mut book).await?;
+    postings(tx, &mut read_set, &mut book).await?;
+    memory(tx, &read_set, &mut book).await?;
+    Ok((read_set, book))
 }
 
 /// Sub-accounts still to be locked: those named by rows that appeared before the locks were taken,
 /// or that appeared with them.
 async fn missing(
     tx: &mut PgConnection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     book: &Book,
     locked: &Locked,
 ) -> Result<BTreeSet<Id>, Error> {
-    let mut missing: BTreeSet<Id> = wanted
+    let mut missing: BTreeSet<Id> = read_set
         .subaccount_ids
         .iter()
         .filter(|id| !locked.asked.contains(*id))
@@ -338,11 +343,11 @@ async fn missing(
             missing.insert(id.clone());
         }
     }
-    if !wanted.whole_users.is_empty() {
+    if !read_set.whole_users.is_empty() {
         // None can be created while their users are locked.
         let found: Vec<String> =
             sqlx::query_scalar("SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)")
-                .bind(texts(&wanted.whole_users))
+                .bind(texts(&read_set.whole_users))
                 .fetch_all(tx)
                 .await?;
         let unknown = found.into_iter().map(Id::from);
@@ -351,10 +356,14 @@ async fn missing(
     Ok(missing)
 }
 
-async fn holds(tx: &mut PgConnection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
+async fn holds(
+    tx: &mut PgConnection,
+    read_set: &mut ReadSet,
+    book: &mut Book,
+) -> Result<(), Error> {
     let mut asked = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
-        let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
+        let missing: Vec<Id> = read_set.hold_ids.difference(&asked).cloned().collect();
         if missing.is_empty() {
             break;
         }
@@ -363,7 +372,7 @@ async fn holds(tx: &mut PgConnection, wanted: &mut ReadSet, book: &mut Book) -> 
                 .bind(texts(&missing))
                 .fetch_all(&mut *tx)
                 .await?;
-        keep::holds(wanted, book, found)?;
+        load::holds(read_set, book, found)?;
         asked.extend(missing);
     }
     Ok(())
@@ -382,7 +391,7 @@ async fn operations_by_id(
             .bind(texts(ids))
             .fetch_all(tx)
             .await?;
-    keep::operations(book, found)
+    load::operations(book, found)
 }
 
 /// (user, key, scope or call)
@@ -396,8 +405,8 @@ fn columns(keys: &[Key]) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
     (users, keys, numbers)
 }
 
-fn references(wanted: &ReadSet) -> (Vec<&str>, Vec<i32>) {
-    let keys = wanted.references.keys();
+fn references(read_set: &ReadSet) -> (Vec<&str>, Vec<i32>) {
+    let keys = read_set.references.keys();
     keys.map(|(reference, kind)| (&**reference, *kind)).unzip()
 }
 
@@ -420,16 +429,16 @@ async fn operations_by_key(
         .bind(scopes)
         .fetch_all(tx)
         .await?;
-    keep::operations(book, found)
+    load::operations(book, found)
 }
 
 async fn operations_by_other(
     tx: &mut PgConnection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
-    if !wanted.references.is_empty() {
-        let (references, kinds) = references(wanted);
+    if !read_set.references.is_empty() {
+        let (references, kinds) = references(read_set);
         let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT o.* FROM UNNEST($1::text[], $2::int[]) AS j (reference, kind) JOIN operations o \
              ON o.external_ref = j.reference AND o.kind = j.kind",
@@ -438,16 +447,16 @@ async fn operations_by_other(
         .bind(kinds)
         .fetch_all(&mut *tx)
         .await?;
-        keep::operations(book, found)?;
+        load::operations(book, found)?;
     }
-    if !wanted.tx_hashes.is_empty() {
+    if !read_set.tx_hashes.is_empty() {
         let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT * FROM operations WHERE tx_hash = ANY($1) ORDER BY created_at_us, operation_id",
         )
-        .bind(texts(&wanted.tx_hashes))
+        .bind(texts(&read_set.tx_hashes))
         .fetch_all(tx)
         .await?;
-        keep::operations(book, found)?;
+        load::operations(book, found)?;
     }
     Ok(())
 }
@@ -455,7 +464,7 @@ async fn operations_by_other(
 /// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
 async fn postings(
     tx: &mut PgConnection,
-    wanted: &mut ReadSet,
+    read_set: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let of: Vec<String> = book
@@ -472,37 +481,37 @@ async fn postings(
         .bind(of)
         .fetch_all(tx)
         .await?;
-    keep::postings(wanted, book, found);
+    load::postings(read_set, book, found);
     Ok(())
 }
 
-async fn owners(tx: &mut PgConnection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
-    if !wanted.account_ids.is_empty() {
+async fn owners(tx: &mut PgConnection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
+    if !read_set.account_ids.is_empty() {
         let found: Vec<AccountRow> =
             sqlx::query_as("SELECT * FROM accounts WHERE account_id = ANY($1)")
-                .bind(texts(&wanted.account_ids))
+                .bind(texts(&read_set.account_ids))
                 .fetch_all(&mut *tx)
                 .await?;
-        keep::accounts(book, found)?;
+        load::accounts(book, found)?;
     }
-    if !wanted.user_ids.is_empty() {
+    if !read_set.user_ids.is_empty() {
         let found: Vec<(String, bool)> =
             sqlx::query_as("SELECT user_id, blocked FROM users WHERE user_id = ANY($1)")
-                .bind(texts(&wanted.user_ids))
+                .bind(texts(&read_set.user_ids))
                 .fetch_all(tx)
                 .await?;
-        keep::users(book, found);
+        load::users(book, found);
     }
     Ok(())
 }
 
 async fn scales(
     tx: &mut PgConnection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
-    let instruments = keep::instruments(wanted, commands, book);
+    let instruments = load::instruments(read_set, commands, book);
     if instruments.is_empty() {
         return Ok(());
     }
@@ -540,28 +549,29 @@ async fn answers(
     .bind(calls)
     .fetch_all(tx)
     .await?;
-    keep::answers(book, found)
+    load::answers(book, found)
 }
 
 /// Loads source positions and parked notices.
-async fn memory(tx: &mut PgConnection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
-    if !wanted.sources.is_empty() {
+async fn memory(tx: &mut PgConnection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
+    if !read_set.sources.is_empty() {
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ANY($1)",
         )
-        .bind(texts(&wanted.sources))
+        .bind(texts(&read_set.sources))
         .fetch_all(&mut *tx)
         .await?;
-        keep::sources(book, found);
+        load::sources(book, found);
     }
-    if !wanted.parked.is_empty() {
-        let found: Vec<ParkedRow> =
+    if !read_set.pending_receipts.is_empty() {
+        let found: Vec<PendingReceiptRow> =
             sqlx::query_as("SELECT * FROM parked WHERE match_key = ANY($1)")
-                .bind(texts(&wanted.parked))
+                .bind(texts(&read_set.pending_receipts))
                 .fetch_all(tx)
                 .await?;
         for row in found {
-            book.parked.load(row.match_key.as_str().into(), row.into());
+            book.pending_receipts
+                .load(row.match_key.as_str().into(), row.into());
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Again, Events, Writes,
+    Events, RetryKind, Writes,
     verify::{Reader, TEMP_TABLES},
 };
 use crate::{Error, book::Book, fold::Command};
@@ -86,22 +86,22 @@ impl Writes for Writer {
         events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
     }
 
-    fn again(&self, error: &Error) -> Again {
+    fn retry_kind(&self, error: &Error) -> RetryKind {
         let error = match error {
             Error::Store(error) | Error::Events(events::Error::Store(error)) => error,
-            Error::Raced => return Again::Contention,
-            _ => return Again::No,
+            Error::Raced => return RetryKind::Contention,
+            _ => return RetryKind::Never,
         };
         let code = match error {
             sqlx::Error::Database(error) => error.code(),
             _ => None,
         };
         if code.is_some_and(|code| STATES_OF_CONTENTION.contains(&&*code)) {
-            Again::Contention
+            RetryKind::Contention
         } else if postgres::is_lost(error) {
-            Again::Lost
+            RetryKind::Lost
         } else {
-            Again::No
+            RetryKind::Never
         }
     }
 
@@ -126,11 +126,11 @@ impl super::Group for Group {
     }
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
-        let mut told: Vec<Event> = Vec::with_capacity(book.facts.len());
-        events(book, &mut |event| told.push(event.to_event()));
+        let mut emitted: Vec<Event> = Vec::with_capacity(book.effects.len());
+        events(book, &mut |event| emitted.push(event.to_event()));
         answered(async {
             save::save(&mut self.tx, book).await?;
-            Ok(postgres::outbox::append_in_tx(&mut self.tx, &told).await?)
+            Ok(postgres::outbox::append_in_tx(&mut self.tx, &emitted).await?)
         })
         .await
     }

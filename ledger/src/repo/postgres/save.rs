@@ -10,7 +10,7 @@ use crate::{
     Error,
     audit::{self, Block, Head},
     book::{Book, Change},
-    fold::{Act, Command},
+    fold::{Command, CommandKind},
     model::{Hold, Id, Posting, SubAccount},
     repo::{audit::Start, rows::outcome_text},
 };
@@ -82,7 +82,7 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     }
     operations(tx, book).await?;
     sources(tx, book).await?;
-    parked(tx, book).await
+    pending_receipts(tx, book).await
 }
 
 async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
@@ -376,8 +376,8 @@ async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     Ok(())
 }
 
-async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, _) = split(book.parked.changes());
+async fn pending_receipts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, _) = split(book.pending_receipts.changes());
     let query = sqlx::query(
         "INSERT INTO parked (match_key, tx_hash, reverted, at_us) \
          SELECT * FROM UNNEST($1::text[], $2::text[], $3::boolean[], $4::bigint[])",
@@ -387,7 +387,7 @@ async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&new, |(_, news)| news.reverted))
     .bind(column(&new, |(_, news)| news.at_us));
     put(tx, "parked notices", new.len(), query).await?;
-    let gone: Vec<&str> = (book.parked.changes())
+    let gone: Vec<&str> = (book.pending_receipts.changes())
         .filter(|change| change.before.is_some() && change.after.is_none())
         .map(|change| &**change.key)
         .collect();
@@ -403,7 +403,7 @@ async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 
 /// Runs the store-only work of a command.
 pub async fn tidy(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
-    if let Act::ForgetParked { before_us } = &command.act {
+    if let CommandKind::ForgetPendingReceipts { before_us } = &command.kind {
         sqlx::query("DELETE FROM parked WHERE at_us < $1")
             .bind(before_us)
             .execute(tx)

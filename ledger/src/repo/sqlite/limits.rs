@@ -10,7 +10,7 @@ use crate::{
     limit::{Side, VelocityLimit},
     model::Id,
     repo::{
-        limits::{About, LIMIT, LimitRow, about, keep},
+        limits::{LIMIT, LimitRow, LimitScope, limited_subaccounts, load_limit},
         rows::broken,
     },
 };
@@ -27,21 +27,21 @@ fn json(items: &impl serde::Serialize) -> String {
 
 /// Loads the limits that may apply to this working set, and the usage of each.
 pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(), Error> {
-    let about = About::of(commands, book);
+    let scope = LimitScope::of(commands, book);
     let sql = format!(
         "{LIMIT} WHERE l.instrument_id IN (SELECT value FROM json_each(?1)) \
          AND (l.user_id = '' OR l.user_id IN (SELECT value FROM json_each(?2))) \
          UNION {LIMIT} WHERE l.limit_id IN (SELECT value FROM json_each(?3))"
     );
     let texts = [
-        ids(&about.instruments),
-        ids(&about.users),
-        ids(&about.named),
+        ids(&scope.instruments),
+        ids(&scope.users),
+        ids(&scope.named),
     ];
     for row in find(db, &sql, [texts], rows::limit)? {
         let limit = VelocityLimit::try_from(row)?;
         let used = used(db, &limit, book)?;
-        keep(book, limit, used);
+        load_limit(book, limit, used);
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ fn used(
     let since_us = limit.since_us(book.now_us);
     let mut statement = db.prepare_cached(USED)?;
     let mut used = Vec::new();
-    for row in about(limit, book) {
+    for row in limited_subaccounts(limit, book) {
         let values = named_params! {
             "$1": row.terms.subaccount_id, "$2": since_us, "$3": limit.side == Side::Debit, "$4": limit.kinds.0,
         };

@@ -18,7 +18,7 @@ use crate::{
     model::Id,
     repo::{
         audit::Start,
-        keep,
+        load,
         rows::{HOLD, POSTING},
     },
 };
@@ -56,30 +56,30 @@ pub fn load(
     book.next_posting = db
         .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
         .query_row([], |row| row.get(0))?;
-    let mut wanted = ReadSet {
+    let mut read_set = ReadSet {
         no_news: !start.has_news,
         ..ReadSet::default()
     };
     for command in commands {
-        wanted.add(command);
+        read_set.add(command);
     }
-    holds(db, known, &mut wanted, &mut book)?;
-    operations_by_id(db, &wanted.operation_ids, &mut book)?;
+    holds(db, known, &mut read_set, &mut book)?;
+    operations_by_id(db, &read_set.operation_ids, &mut book)?;
     for command in commands {
-        wanted.add_late(
+        read_set.add_late(
             command,
             |id| book.holds.get(id).cloned(),
             |id| book.operations.get(id).cloned(),
         );
     }
-    let answered = answers(db, &wanted, &mut book)?;
+    let answered = answers(db, &read_set, &mut book)?;
     operations_by_id(db, &answered, &mut book)?;
-    operations_by_other(db, &wanted, &mut book)?;
-    postings(db, &mut wanted, &mut book)?;
-    subaccounts(db, known, &wanted, &mut book)?;
-    owners(db, &mut wanted, &mut book)?;
-    scales(db, &wanted, commands, &mut book)?;
-    memory(db, &wanted, &mut book)?;
+    operations_by_other(db, &read_set, &mut book)?;
+    postings(db, &mut read_set, &mut book)?;
+    subaccounts(db, known, &read_set, &mut book)?;
+    owners(db, &mut read_set, &mut book)?;
+    scales(db, &read_set, commands, &mut book)?;
+    memory(db, &read_set, &mut book)?;
     if start.has_limits {
         limits::load(db, commands, &mut book)?;
     }
@@ -89,25 +89,25 @@ pub fn load(
 fn holds(
     db: &Connection,
     known: &RowCache,
-    wanted: &mut ReadSet,
+    read_set: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut asked = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
-        let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
+        let missing: Vec<Id> = read_set.hold_ids.difference(&asked).cloned().collect();
         if missing.is_empty() {
             break;
         }
         let mut unknown = Vec::new();
         for id in &missing {
             match known.hold(id) {
-                Some(hold) => keep::hold(wanted, book, hold.clone()),
+                Some(hold) => load::hold(read_set, book, hold.clone()),
                 None => unknown.push(id),
             }
         }
         let sql = format!("{HOLD} WHERE h.hold_id = ?1");
         let found = find(db, &sql, unknown.into_iter().map(key), rows::hold)?;
-        keep::holds(wanted, book, found)?;
+        load::holds(read_set, book, found)?;
         asked.extend(missing);
     }
     Ok(())
@@ -116,27 +116,27 @@ fn holds(
 fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Result<(), Error> {
     let sql = "SELECT * FROM operations WHERE operation_id = ?1";
     let found = find(db, sql, ids.iter().map(key), rows::operation)?;
-    keep::operations(book, found)
+    load::operations(book, found)
 }
 
-fn operations_by_other(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
+fn operations_by_other(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
     let between =
         "SELECT EXISTS (SELECT 1 FROM operations WHERE idempotency_key BETWEEN ?1 AND ?2)";
-    let keys = perhaps_there(db, between, &wanted.operation_keys)?.iter();
+    let keys = keys_in_stored_range(db, between, &read_set.operation_keys)?.iter();
     let sql = "SELECT * FROM operations WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3";
     let keys = keys.map(|(user, key, scope)| (&**key, &**user, *scope));
-    keep::operations(book, find(db, sql, keys, rows::operation)?)?;
+    load::operations(book, find(db, sql, keys, rows::operation)?)?;
     let sql = "SELECT * FROM operations WHERE external_ref = ?1 AND kind = ?2";
-    let references = wanted.references.keys();
+    let references = read_set.references.keys();
     let references = references.map(|(reference, kind)| (&**reference, *kind));
-    keep::operations(book, find(db, sql, references, rows::operation)?)?;
+    load::operations(book, find(db, sql, references, rows::operation)?)?;
     let sql = "SELECT * FROM operations WHERE tx_hash = ?1 ORDER BY created_at_us, operation_id";
-    let found = find(db, sql, wanted.tx_hashes.iter().map(key), rows::operation)?;
-    keep::operations(book, found)
+    let found = find(db, sql, read_set.tx_hashes.iter().map(key), rows::operation)?;
+    load::operations(book, found)
 }
 
 /// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
-fn postings(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
+fn postings(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
     let of: BTreeSet<Id> = book
         .operations
         .values()
@@ -145,7 +145,7 @@ fn postings(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<()
     if !of.is_empty() {
         let sql = format!("{POSTING} WHERE p.operation_id = ?1 ORDER BY p.ordinal");
         let found = find(db, &sql, of.iter().map(key), rows::posting)?;
-        keep::postings(wanted, book, found);
+        load::postings(read_set, book, found);
     }
     Ok(())
 }
@@ -153,12 +153,12 @@ fn postings(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<()
 fn subaccounts(
     db: &Connection,
     known: &mut RowCache,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut unknown = Vec::new();
-    book.subaccounts.reserve(wanted.subaccount_ids.len());
-    for id in &wanted.subaccount_ids {
+    book.subaccounts.reserve(read_set.subaccount_ids.len());
+    for id in &read_set.subaccount_ids {
         match known.subaccount(id) {
             Some(row) => book.subaccounts.load(id.clone(), row.clone()),
             None => unknown.push(id),
@@ -166,7 +166,7 @@ fn subaccounts(
     }
     let by = [
         (unknown, "s.subaccount_id"),
-        (wanted.whole_users.iter().collect(), "s.user_id"),
+        (read_set.whole_users.iter().collect(), "s.user_id"),
     ];
     for (keys, column) in by {
         if keys.is_empty() {
@@ -174,7 +174,7 @@ fn subaccounts(
         }
         let sql = format!("{} WHERE {column} = ?1", rows::SUB_ACCOUNT);
         for row in find(db, &sql, keys.into_iter().map(key), rows::subaccount)? {
-            known.keep_subaccount(row.clone());
+            known.insert_subaccount(row.clone());
             book.subaccounts.load(row.terms.subaccount_id.clone(), row);
         }
     }
@@ -182,27 +182,27 @@ fn subaccounts(
 }
 
 /// Loads account and user of each missing sub-account, which may have to be created with it.
-fn owners(db: &Connection, wanted: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
-    wanted.add_owners(|id| book.subaccounts.get(id).is_some());
+fn owners(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
+    read_set.add_owners(|id| book.subaccounts.get(id).is_some());
     let sql = "SELECT * FROM accounts WHERE account_id = ?1";
-    let found = find(db, sql, wanted.account_ids.iter().map(key), rows::account)?;
-    keep::accounts(book, found)?;
+    let found = find(db, sql, read_set.account_ids.iter().map(key), rows::account)?;
+    load::accounts(book, found)?;
     let sql = "SELECT user_id, blocked FROM users WHERE user_id = ?1";
-    let found = find(db, sql, wanted.user_ids.iter().map(key), |row| {
+    let found = find(db, sql, read_set.user_ids.iter().map(key), |row| {
         Ok((row.get(0)?, row.get(1)?))
     })?;
-    keep::users(book, found);
+    load::users(book, found);
     Ok(())
 }
 
 /// Loads decimals, to open a sub-account or to bind decimals.
 fn scales(
     db: &Connection,
-    wanted: &ReadSet,
+    read_set: &ReadSet,
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
-    let instruments = keep::instruments(wanted, commands, book);
+    let instruments = load::instruments(read_set, commands, book);
     let sql = "SELECT instrument_id, decimals FROM instruments WHERE instrument_id = ?1";
     let found = find(db, sql, instruments.iter().map(key), |row| {
         Ok((row.get(0)?, row.get(1)?))
@@ -215,7 +215,7 @@ fn scales(
 
 /// Skips the lookup when no stored key is in [min, max] of the batch. True for time-ordered
 /// (UUIDv7) keys.
-fn perhaps_there<'a>(
+fn keys_in_stored_range<'a>(
     db: &Connection,
     between_sql: &str,
     keys: &'a [(Id, Id, i32)],
@@ -233,26 +233,32 @@ fn perhaps_there<'a>(
 }
 
 /// Loads stored answers; returns the operations they refer to.
-fn answers(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
+fn answers(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
     let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
-    let keys = perhaps_there(db, between, &wanted.answer_keys)?.iter();
+    let keys = keys_in_stored_range(db, between, &read_set.answer_keys)?.iter();
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
                WHERE idempotency_key = ?1 AND user_id = ?2 AND call = ?3";
     let keys = keys.map(|(user, key, call)| (&**key, &**user, *call));
-    keep::answers(book, find(db, sql, keys, rows::answer)?)
+    load::answers(book, find(db, sql, keys, rows::answer)?)
 }
 
 /// Loads source positions and parked notices.
-fn memory(db: &Connection, wanted: &ReadSet, book: &mut Book) -> Result<(), Error> {
+fn memory(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
     let sql =
         "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ?1";
-    let found = find(db, sql, wanted.sources.iter().map(key), |row| {
+    let found = find(db, sql, read_set.sources.iter().map(key), |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
     })?;
-    keep::sources(book, found);
+    load::sources(book, found);
     let sql = "SELECT * FROM parked WHERE match_key = ?1";
-    for row in find(db, sql, wanted.parked.iter().map(key), rows::parked)? {
-        book.parked.load(row.match_key.as_str().into(), row.into());
+    for row in find(
+        db,
+        sql,
+        read_set.pending_receipts.iter().map(key),
+        rows::pending_receipt,
+    )? {
+        book.pending_receipts
+            .load(row.match_key.as_str().into(), row.into());
     }
     Ok(())
 }

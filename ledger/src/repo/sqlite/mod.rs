@@ -24,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Again, Events, Fold, Writes,
+    Events, Fold, RetryKind, Writes,
     verify::{Reader, TEMP_TABLES},
 };
 use crate::{
     Error,
     audit::{self, Block, Head},
-    book::{Book, Made},
+    book::{Book, FlushedRows},
     fold::Command,
 };
 use row_cache::{Changed, RowCache};
@@ -125,13 +125,13 @@ impl Writes for Writer {
         events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
     }
 
-    fn keeps_its_thread(&self) -> bool {
+    fn blocks_thread(&self) -> bool {
         true
     }
 
     /// Never: there is no other writer, and the wait for the file lock is over.
-    fn again(&self, _: &Error) -> Again {
-        Again::No
+    fn retry_kind(&self, _: &Error) -> RetryKind {
+        RetryKind::Never
     }
 
     async fn close(&self) {
@@ -157,17 +157,17 @@ struct Group {
 type Sealed = (Option<Block>, Packed);
 
 /// Effects of a group from which its block and events are made on another thread during the write.
-const FACTS_ASIDE_MIN: usize = 256;
+const EFFECTS_ASIDE_MIN: usize = 256;
 
 /// Weight of a group from which another thread folds it while its first rows are written.
-const WEIGHT_ALONG_MIN: usize = 256;
+const CONCURRENT_WEIGHT_MIN: usize = 256;
 
 /// Changes of operations per flush to the writer: mostly as many as its largest statement has rows.
-const GIVEN_CHANGES: usize = 256;
+const FLUSH_CHANGES: usize = 256;
 
 /// Message from the folding thread to the writing thread.
 enum Part {
-    Made(Made),
+    Rows(FlushedRows),
     /// The working set, after the fold.
     Book(Arc<Book>),
 }
@@ -184,7 +184,7 @@ impl Group {
 
     fn save_rows(&self, book: &Book, seal: impl Fn() -> Sealed + Sync) -> Result<Sealed, Error> {
         let block = self.head().block + 1;
-        if book.facts.len() < FACTS_ASIDE_MIN {
+        if book.effects.len() < EFFECTS_ASIDE_MIN {
             save::save(&self.tx, book, block)?;
             return Ok(seal());
         }
@@ -204,33 +204,33 @@ impl Group {
 
     /// Writes rows while another thread folds, and then the rest while that thread makes the block
     /// and the events. `None`: the thread cannot be started.
-    fn fold_along(
+    fn fold_concurrently(
         &mut self,
         book: &mut Option<Book>,
         fold: &mut Fold<'_>,
         events: &Events<'_>,
     ) -> Result<Option<Book>, Error> {
         let head = self.head().clone();
-        let (giver, given) = mpsc::channel();
+        let (sender, parts) = mpsc::channel();
         let done: Result<_, Error> = std::thread::scope(|scope| {
             let on_progress = move || {
                 let mut book = book.take()?;
                 // A failed writer has dropped its receiver.
                 fold(&mut book, &mut |book| {
-                    if let Some(made) = book.give(GIVEN_CHANGES) {
-                        let _ = giver.send(Part::Made(made));
+                    if let Some(rows) = book.drain_ready(FLUSH_CHANGES) {
+                        let _ = sender.send(Part::Rows(rows));
                     }
                 });
                 let book = Arc::new(book);
-                let _ = giver.send(Part::Book(book.clone()));
-                drop(giver);
+                let _ = sender.send(Part::Book(book.clone()));
+                drop(sender);
                 Some(seal(&head, &book, events))
             };
             let Ok(on_progress) = std::thread::Builder::new().spawn_scoped(scope, on_progress)
             else {
                 return Ok(None);
             };
-            let saved = self.save_given(given);
+            let saved = self.save_flushed(parts);
             let sealed = on_progress
                 .join()
                 .unwrap_or_else(|panic| resume_unwind(panic));
@@ -246,27 +246,27 @@ impl Group {
     }
 
     /// Writes rows as they arrive; returns the working set when all its rows are written.
-    fn save_given(&mut self, given: mpsc::Receiver<Part>) -> Result<Option<Arc<Book>>, Error> {
+    fn save_flushed(&mut self, parts: mpsc::Receiver<Part>) -> Result<Option<Arc<Book>>, Error> {
         let block = self.head().block + 1;
         let mut place = 0;
-        for part in given {
+        for part in parts {
             match part {
-                Part::Made(made) => {
+                Part::Rows(rows) => {
                     if place == 0 {
-                        self.tx.prepare_cached("SAVEPOINT given")?.execute([])?;
+                        self.tx.prepare_cached("SAVEPOINT flush")?.execute([])?;
                     }
-                    save::save_made(&self.tx, &made, block, place)?;
-                    place += made.operations.len();
+                    save::save_flushed_rows(&self.tx, &rows, block, place)?;
+                    place += rows.operations.len();
                 }
                 Part::Book(book) => {
-                    if place > 0 && book.has_taken_back() {
-                        self.tx.execute_batch("ROLLBACK TO given")?;
+                    if place > 0 && book.rolled_back_past_flush() {
+                        self.tx.execute_batch("ROLLBACK TO flush")?;
                     }
                     if place > 0 {
-                        self.tx.prepare_cached("RELEASE given")?.execute([])?;
+                        self.tx.prepare_cached("RELEASE flush")?.execute([])?;
                     }
                     if !book.is_clean() {
-                        let changed = self.known().take_changed(&book);
+                        let changed = self.known().evict_changed(&book);
                         self.changed = changed;
                         save::save(&self.tx, &book, block)?;
                     }
@@ -308,7 +308,7 @@ impl super::Group for Group {
     }
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
-        let changed = self.known().take_changed(book);
+        let changed = self.known().evict_changed(book);
         self.changed = changed;
         let head = self.head().clone();
         let sealed = self.save_rows(book, || seal(&head, book, events))?;
@@ -321,9 +321,9 @@ impl super::Group for Group {
         fold: &mut Fold<'_>,
         events: &Events<'_>,
     ) -> Result<Book, Error> {
-        if self.weight >= WEIGHT_ALONG_MIN {
+        if self.weight >= CONCURRENT_WEIGHT_MIN {
             let mut slot = Some(book);
-            if let Some(book) = self.fold_along(&mut slot, fold, events)? {
+            if let Some(book) = self.fold_concurrently(&mut slot, fold, events)? {
                 return Ok(book);
             }
             book = slot.expect("the folding thread has not started");
@@ -352,7 +352,7 @@ impl super::Group for Group {
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
         unlisted.fetch_add(sealed, Ordering::Relaxed);
-        known.keep(changed);
+        known.insert_committed(changed);
         Ok(())
     }
 }

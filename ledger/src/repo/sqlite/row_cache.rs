@@ -43,13 +43,13 @@ impl RowCache {
             .prepare_cached("PRAGMA data_version")?
             .query_row([], |row| row.get(0))?;
         if version != self.version {
-            self.forget();
+            self.clear();
             self.version = version;
         }
         Ok(())
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         self.subaccounts.clear();
         self.holds.clear();
     }
@@ -62,7 +62,7 @@ impl RowCache {
         self.holds.get(id)
     }
 
-    pub fn keep_subaccount(&mut self, row: SubAccount) {
+    pub fn insert_subaccount(&mut self, row: SubAccount) {
         if self.subaccounts.len() >= SUB_ACCOUNTS_MAX {
             self.subaccounts.clear();
         }
@@ -70,7 +70,7 @@ impl RowCache {
             .insert(row.terms.subaccount_id.clone(), row);
     }
 
-    fn keep_hold(&mut self, row: Hold) {
+    fn insert_hold(&mut self, row: Hold) {
         if self.holds.len() >= HOLDS_MAX {
             self.holds.clear();
         }
@@ -78,21 +78,21 @@ impl RowCache {
     }
 
     /// Caches the rows that a group has committed.
-    pub fn keep(&mut self, changed: Changed) {
+    pub fn insert_committed(&mut self, changed: Changed) {
         for row in changed.subaccounts {
-            self.keep_subaccount(row);
+            self.insert_subaccount(row);
         }
         for row in changed.holds {
-            self.keep_hold(row);
+            self.insert_hold(row);
         }
     }
 
     /// Removes the rows that are about to be written; returns their new state, to be cached after
     /// commit.
-    pub fn take_changed(&mut self, book: &Book) -> Changed {
-        // Rows contain the decimals of their instrument.
+    pub fn evict_changed(&mut self, book: &Book) -> Changed {
+        // Cached rows contain their instrument's decimals: a changed scale invalidates all of them.
         if book.scales.changes().next().is_some() {
-            self.forget();
+            self.clear();
             return Changed::default();
         }
         for change in book.subaccounts.changes() {

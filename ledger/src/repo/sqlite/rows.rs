@@ -13,7 +13,7 @@ use crate::{
     model::{Id, SubAccount, SubAccountTerms},
     repo::{
         limits::LimitRow,
-        rows::{AccountRow, AnswerRow, HoldRow, OperationRow, ParkedRow, PostingRow},
+        rows::{AccountRow, AnswerRow, HoldRow, OperationRow, PendingReceiptRow, PostingRow},
     },
 };
 
@@ -184,10 +184,10 @@ pub fn answer(row: &Row) -> rusqlite::Result<AnswerRow> {
     )
 }
 
-pub fn parked(row: &Row) -> rusqlite::Result<ParkedRow> {
+pub fn pending_receipt(row: &Row) -> rusqlite::Result<PendingReceiptRow> {
     named!(
         row,
-        ParkedRow {
+        PendingReceiptRow {
             match_key,
             tx_hash,
             reverted,

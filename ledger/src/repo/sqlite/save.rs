@@ -11,8 +11,8 @@ use super::limits;
 use crate::{
     Error,
     audit::Block,
-    book::{Book, Change, Made},
-    fold::{Act, Command},
+    book::{Book, Change, FlushedRows},
+    fold::{Command, CommandKind},
     model::{Account, Hold, Operation, Posting, SubAccount},
     repo::rows::outcome_text,
 };
@@ -124,8 +124,8 @@ macro_rules! put {
     }};
 }
 
-/// Writes every changed row, except rows that were flushed ([`Book::give`]) and did not change
-/// since. New operations belong to this block. The order follows the foreign keys.
+/// Writes every changed row, except rows that were flushed ([`Book::drain_ready`]) and did not
+/// change since. New operations belong to this block. The order follows the foreign keys.
 pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
     save_owners(db, book)?;
@@ -135,15 +135,20 @@ pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
 }
 
 /// Writes new operations and their postings. `place`: position of the first one in the block.
-pub fn save_made(db: &Connection, made: &Made, block: u64, place: usize) -> Result<(), Error> {
-    let operations: Vec<&Operation> = made.operations.iter().collect();
-    let postings: Vec<&Posting> = made.postings.iter().collect();
+pub fn save_flushed_rows(
+    db: &Connection,
+    rows: &FlushedRows,
+    block: u64,
+    place: usize,
+) -> Result<(), Error> {
+    let operations: Vec<&Operation> = rows.operations.iter().collect();
+    let postings: Vec<&Posting> = rows.postings.iter().collect();
     save_new_operations(db, &operations, &postings, block, place)
 }
 
 /// Runs the store-only work of a command.
 pub fn tidy(db: &Connection, command: &Command) -> Result<(), Error> {
-    if let Act::ForgetParked { before_us } = &command.act {
+    if let CommandKind::ForgetPendingReceipts { before_us } = &command.kind {
         db.execute("DELETE FROM parked WHERE at_us < ?1", [before_us])?;
     }
     Ok(())
@@ -254,7 +259,7 @@ pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
 
 fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     let (operations, postings) = book.unflushed();
-    save_new_operations(db, &operations, &postings, block, book.given())?;
+    save_new_operations(db, &operations, &postings, block, book.flushed_count())?;
     let moved = (book.operations.changes())
         .filter(|change| change.before.is_some())
         .filter_map(|change| change.after);
@@ -262,7 +267,7 @@ fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error
     each_known(
         db,
         OPERATION_STATE,
-        book.given_and_changed(),
+        book.flushed_and_modified(),
         put_operation_state,
     )
 }
@@ -307,13 +312,14 @@ fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
         );
         to.execute((source, first, through, at.digest))
     })?;
-    let news = (book.parked.changes()).filter_map(|change| Some((change.key, change.after?)));
+    let news =
+        (book.pending_receipts.changes()).filter_map(|change| Some((change.key, change.after?)));
     let sql = "INSERT INTO parked (match_key, tx_hash, reverted, at_us) VALUES (?1, ?2, ?3, ?4)";
     each(db, sql, news, |to, (key, news)| {
         to.execute((key, &news.tx_hash, news.reverted, news.at_us))
     })?;
-    let gone =
-        (book.parked.changes()).filter(|change| change.before.is_some() && change.after.is_none());
+    let gone = (book.pending_receipts.changes())
+        .filter(|change| change.before.is_some() && change.after.is_none());
     let sql = "DELETE FROM parked WHERE match_key = ?1";
     each(db, sql, gone, |to, change| to.execute([change.key]))
 }

@@ -162,7 +162,7 @@ impl IdentityService for Api {
     ) -> Result<Response<pb::GetUserProfileResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let user = self.user(&ask.user_id).await?;
         Ok(Response::new(pb::GetUserProfileResponse {
             profile: Some(profile(&user)),
@@ -174,7 +174,7 @@ impl IdentityService for Api {
         request: Request<pb::ListUsersRequest>,
     ) -> Result<Response<pb::ListUsersResponse>, Status> {
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
         let (created_at_us, id) = page.bound();
         let rows = repo::list(self.0.db.read(), created_at_us, id, page.rows_limit());
@@ -195,7 +195,7 @@ impl IdentityService for Api {
     ) -> Result<Response<pb::CheckLimitsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let limit_type = limit_type(ask.limit_type)?;
         let mut amount = amount("amount", ask.amount.as_ref())?;
         if limit_type == LimitType::Trading
@@ -222,7 +222,7 @@ impl IdentityService for Api {
         request: Request<pb::CheckSanctionsRequest>,
     ) -> Result<Response<pb::CheckSanctionsResponse>, Status> {
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         let user = self.user(&ask.user_id).await?;
         let reason = if user.sanctioned {
             rules::SANCTIONS_HIT.to_owned()
@@ -241,7 +241,7 @@ impl IdentityService for Api {
     ) -> Result<Response<pb::GetLimitsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
-        rpc::context::read(ask.context);
+        rpc::context::record_read_context(ask.context);
         Ok(Response::new(self.limits(&ask.user_id).await?))
     }
 

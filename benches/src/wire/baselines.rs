@@ -1,5 +1,5 @@
-//! Floors of the parts of a round trip, without the platform's code: datagram round trips, and a
-//! durable write by a thread that has to be woken.
+//! Baselines of the parts of a round trip, without the platform's code: datagram round trips, and a
+//! durable write by a parked thread.
 
 use std::fs::{File, OpenOptions};
 use std::hint::spin_loop;
@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::hop;
 
-/// Bytes of a durable write.
+/// Size of a durable write.
 const BLOCK: usize = 4_096;
 /// Blocks of the file, which is written cyclically.
 const BLOCKS: u64 = 4_096;
@@ -35,8 +35,8 @@ fn nanos(since: Instant) -> u64 {
 /// No socket, or a datagram was lost.
 pub fn net(
     core: usize,
-    question: usize,
-    answer: usize,
+    request_bytes: usize,
+    response_bytes: usize,
     rounds: usize,
 ) -> anyhow::Result<Histogram<u64>> {
     let here = UdpSocket::bind("127.0.0.1:0")?;
@@ -53,14 +53,14 @@ pub fn net(
         while !over.load(Ordering::Relaxed) {
             if there.recv(&mut bytes).is_ok() {
                 // A failed send is a lost datagram, which the other side detects.
-                let _ = there.send(&bytes[..answer]);
+                let _ = there.send(&bytes[..response_bytes]);
             }
         }
     });
     let (mut histogram, mut bytes) = (hop::histogram(), [7; 2_048]);
     for round in 0..rounds + rounds / 10 {
         let sent = Instant::now();
-        here.send(&bytes[..question])?;
+        here.send(&bytes[..request_bytes])?;
         while here.recv(&mut bytes).is_err() {
             anyhow::ensure!(sent.elapsed() < PATIENCE, "a datagram was lost");
             spin_loop();
@@ -95,9 +95,9 @@ pub fn durable(
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(flags.bits().cast_signed());
     let direct = options.open(file.path())?;
-    let (asked, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (requested, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let is_over = Arc::new(AtomicBool::new(false));
-    let beside = {
+    let spinner = {
         let over = is_over.clone();
         std::thread::spawn(move || {
             hop::pin(core);
@@ -107,20 +107,20 @@ pub fn durable(
         })
     };
     let writer = {
-        let (asked, written, over) = (asked.clone(), written.clone(), is_over.clone());
+        let (requested, written, over) = (requested.clone(), written.clone(), is_over.clone());
         std::thread::spawn(move || {
             // Threads inherit their creator's affinity of one core; the journal's thread has all
             // cores.
             let mut all = CpuSet::new();
             (0..cores).for_each(|core| all.set(core));
             sched_setaffinity(None, &all)?;
-            write_when_asked(&direct, &asked, &written, &over)
+            write_on_request(&direct, &requested, &written, &over)
         })
     };
     let mut histogram = hop::histogram();
     'rounds: for round in 1..=rounds {
         let since = Instant::now();
-        asked.store(round, Ordering::Release);
+        requested.store(round, Ordering::Release);
         writer.thread().unpark();
         while written.load(Ordering::Acquire) != round {
             if writer.is_finished() {
@@ -133,13 +133,13 @@ pub fn durable(
     is_over.store(true, Ordering::Relaxed);
     writer.thread().unpark();
     writer.join().expect("the writer panicked")?;
-    beside.join().expect("the spinning thread panicked");
+    spinner.join().expect("the spinning thread panicked");
     Ok(histogram)
 }
 
-fn write_when_asked(
+fn write_on_request(
     file: &File,
-    asked: &AtomicU64,
+    requested: &AtomicU64,
     written: &AtomicU64,
     over: &AtomicBool,
 ) -> std::io::Result<()> {
@@ -147,13 +147,13 @@ fn write_when_asked(
     buffer.resize(BLOCK);
     let mut done = 0;
     while !over.load(Ordering::Relaxed) {
-        let wanted = asked.load(Ordering::Acquire);
-        if wanted == done {
+        let round = requested.load(Ordering::Acquire);
+        if round == done {
             std::thread::park();
             continue;
         }
-        file.write_all_at(buffer.bytes(), wanted % BLOCKS * BLOCK as u64)?;
-        done = wanted;
+        file.write_all_at(buffer.bytes(), round % BLOCKS * BLOCK as u64)?;
+        done = round;
         written.store(done, Ordering::Release);
     }
     Ok(())

@@ -3,10 +3,10 @@
 
 use proto::ledger::v1::TrialBalanceLine;
 
-use super::place::Place;
+use super::database::Database;
 
-/// Each query counts violations.
-const QUESTIONS: [(&str, &str); 6] = [
+/// Violations, each with the query that counts it.
+const VIOLATIONS: [(&str, &str); 6] = [
     (
         "operations unbalanced",
         "SELECT COUNT(*) FROM operations o WHERE NOT EXISTS (SELECT 1 FROM postings p \
@@ -54,13 +54,13 @@ const QUESTIONS: [(&str, &str); 6] = [
 ///
 /// # Errors
 /// A query finds a violation, or the rows cannot be read.
-pub async fn judge(place: &Place, operations: usize) -> anyhow::Result<()> {
-    for (what, sql) in QUESTIONS {
-        let wrong = place.number(sql, sql).await?;
+pub async fn verify_rows(database: &Database, operations: usize) -> anyhow::Result<()> {
+    for (what, sql) in VIOLATIONS {
+        let wrong = database.number(sql, sql).await?;
         anyhow::ensure!(wrong == 0, "{what}: {wrong}");
     }
     let sql = "SELECT COUNT(*) FROM operations";
-    let found = place.number(sql, sql).await?;
+    let found = database.number(sql, sql).await?;
     anyhow::ensure!(
         usize::try_from(found) == Ok(operations),
         "{operations} operations were answered, the ledger has {found}"
@@ -72,7 +72,7 @@ pub async fn judge(place: &Place, operations: usize) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// An instrument does not add up to zero.
-pub fn judge_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
+pub fn verify_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
     anyhow::ensure!(!lines.is_empty(), "the trial balance is empty");
     for line in lines {
         let total = line.total.as_ref().map_or("", |total| &total.value);
@@ -86,7 +86,7 @@ pub fn judge_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The rows cannot be read.
-pub async fn operations_per_transaction(place: &Place, skip: usize) -> anyhow::Result<f64> {
+pub async fn operations_per_transaction(database: &Database, skip: usize) -> anyhow::Result<f64> {
     // All rows of a transaction have the same time.
     let of = |what: &str| {
         let rows = "FROM (SELECT created_at_us FROM operations ORDER BY created_at_us";
@@ -96,8 +96,8 @@ pub async fn operations_per_transaction(place: &Place, skip: usize) -> anyhow::R
         ]
     };
     let [sqlite, postgres] = of("*");
-    let operations = place.number(&sqlite, &postgres).await?;
+    let operations = database.number(&sqlite, &postgres).await?;
     let [sqlite, postgres] = of("DISTINCT created_at_us");
-    let groups = place.number(&sqlite, &postgres).await?;
+    let groups = database.number(&sqlite, &postgres).await?;
     Ok(operations as f64 / (groups as f64).max(1.0))
 }

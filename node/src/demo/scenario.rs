@@ -11,14 +11,14 @@ use crate::cli::call::{Refusal, Target, context};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The running demonstration.
-pub struct Story {
+pub struct Scenario {
     target: Target,
     quiet: bool,
     steps: Vec<Value>,
     started: Instant,
 }
 
-impl Story {
+impl Scenario {
     pub fn new(target: Target, quiet: bool) -> Self {
         Self {
             target,

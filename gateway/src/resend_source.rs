@@ -24,7 +24,7 @@ pub const SCANS_MAX: usize = 2;
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-impl PastError {
+impl ResendError {
     /// The journal no longer contains the records.
     pub fn is_removed(&self) -> bool {
         matches!(self, Self::Replica(error) if error.is_removed())
@@ -32,7 +32,7 @@ impl PastError {
 }
 
 /// A position in the journal to read session messages from.
-pub struct Past {
+pub struct ResendSource {
     node: NodeId,
     replica: CatchUp,
     /// One of the [`SCANS_MAX`] permits, held until the read ends.
@@ -41,50 +41,56 @@ pub struct Past {
 
 /// Why messages cannot be rebuilt.
 #[derive(Debug, thiserror::Error)]
-pub enum PastError {
+pub enum ResendError {
     #[error(transparent)]
     Replica(#[from] ReplicaError),
     #[error("the journal scan was abandoned")]
     GivenUp,
 }
 
-impl Past {
+impl ResendSource {
     /// The newest position that `is_before` accepts. `is_before` gets a lookup from a session to
     /// its last message number and last client sequence there.
     ///
     /// # Errors
     /// If there is none and the journal was truncated, the first scan fails.
-    pub async fn before(
+    pub async fn newest_before(
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
-    ) -> Result<Self, PastError> {
+    ) -> Result<Self, ResendError> {
         let replica = market.replica.clone();
-        let finding = move || replica.past(|found| is_before(&|session| found.told(session)));
+        let finding = move || {
+            replica
+                .catch_up_from_newest(|found| is_before(&|session| found.session_position(session)))
+        };
         Self::at(market, finding).await
     }
 
-    /// Like [`Self::before`]; if there is none, the oldest position that the journal continues
-    /// from.
-    pub async fn before_or_oldest(
+    /// Like [`Self::newest_before`]; if there is none, the oldest position that the journal
+    /// continues from.
+    pub async fn newest_before_or_oldest(
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
-    ) -> Result<Self, PastError> {
+    ) -> Result<Self, ResendError> {
         let replica = market.replica.clone();
-        let finding =
-            move || replica.past_or_oldest(|found| is_before(&|session| found.told(session)));
+        let finding = move || {
+            replica.catch_up_from_newest_or_oldest(|found| {
+                is_before(&|session| found.session_position(session))
+            })
+        };
         Self::at(market, finding).await
     }
 
     async fn at(
         market: &Arc<Market>,
         finding: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
-    ) -> Result<Self, PastError> {
+    ) -> Result<Self, ResendError> {
         // Finding it reads whole files, and its state is as large as the node: the permit is held
         // until the thread ends, even if the caller is gone.
-        let permit = turn(market).await?;
-        let finding = move || Ok::<_, PastError>((with_descriptor(finding)?, permit));
+        let permit = scan_permit(market).await?;
+        let finding = move || Ok::<_, ResendError>((with_descriptor(finding)?, permit));
         let found = tokio::task::spawn_blocking(finding).await;
-        let (replica, permit) = found.map_err(|_| PastError::GivenUp)??;
+        let (replica, permit) = found.map_err(|_| ResendError::GivenUp)??;
         Ok(Self {
             node: market.node,
             replica,
@@ -131,7 +137,7 @@ impl Past {
         market: &Arc<Market>,
         mut collected: T,
         mut take: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
-    ) -> Result<T, PastError> {
+    ) -> Result<T, ResendError> {
         let through = market.commit.position();
         let reading = tokio::task::spawn_blocking(move || {
             let read = self.read(through, |session, number, message| {
@@ -139,8 +145,8 @@ impl Past {
             });
             read.map(|()| collected)
         });
-        let read = reading.await.map_err(|_| PastError::GivenUp)?;
-        read.map_err(PastError::Replica)
+        let read = reading.await.map_err(|_| ResendError::GivenUp)?;
+        read.map_err(ResendError::Replica)
     }
 }
 
@@ -160,7 +166,7 @@ fn with_descriptor<T>(
 }
 
 /// Waits for one of the [`SCANS_MAX`] permits.
-async fn turn(market: &Arc<Market>) -> Result<OwnedSemaphorePermit, PastError> {
+async fn scan_permit(market: &Arc<Market>) -> Result<OwnedSemaphorePermit, ResendError> {
     let permit = market.scans.clone().acquire_owned().await;
-    permit.map_err(|_| PastError::GivenUp)
+    permit.map_err(|_| ResendError::GivenUp)
 }

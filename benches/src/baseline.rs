@@ -1,7 +1,7 @@
-//! Floor of this machine: the load of `pipeline` over bare rings. The same open loop, messages of
-//! the same size, a thread that only echoes each. If the path has a journal, one more thread only
-//! sleeps and writes: as many bytes, as often, to the same folder, on the same cores. No admission,
-//! no book, no frames. The remaining latency is the machine's.
+//! Baseline of `pipeline`: the same open loop over two rings and a thread that only echoes messages
+//! of the same size. With a journal, one more thread writes as many bytes at the same interval to
+//! the same file system, on the same cores. No admission, no book, no frames: the latency that
+//! remains is the machine's.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -19,7 +19,7 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-use crate::hop::{self, Spread, Timer, histogram};
+use crate::hop::{self, Percentiles, Timer, histogram};
 
 /// Messages per ring.
 const RING: usize = 4_096;
@@ -27,8 +27,8 @@ const RING: usize = 4_096;
 const SEGMENT_BYTES: u64 = 16 << 20;
 
 /// Two cache lines of a request, one of a report.
-type Asked = [u64; 16];
-type Told = [u64; 8];
+type RequestMessage = [u64; 16];
+type ReportMessage = [u64; 8];
 
 /// The load.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub struct Load {
     /// Messages per second.
     pub rate: u64,
     pub seconds: u64,
-    /// Uncounted seconds at the start.
+    /// Warm-up in seconds, not measured.
     pub warm_up: u64,
     /// Core of the echo thread.
     pub core: usize,
@@ -57,20 +57,20 @@ impl Writes {
     }
 }
 
-/// Latencies of the load, counted from when each message was due. The caller is the client and pins
-/// itself.
+/// Latencies of the load, counted from each message's due time. The caller is the client and pins
+/// itself to a core first.
 ///
 /// # Errors
 /// The folder cannot be written.
-pub fn run(load: Load, beside: Option<(Writes, &Path)>) -> anyhow::Result<Spread> {
-    let is_over = Arc::new(AtomicBool::new(false));
+pub fn run(load: Load, journal_writes: Option<(Writes, &Path)>) -> anyhow::Result<Percentiles> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicU64::new(0));
-    let writer = match beside {
-        Some((writes, dir)) => Some(write(writes, dir, load.core, &is_over, &failed)?),
+    let writer = match journal_writes {
+        Some((writes, dir)) => Some(write(writes, dir, load.core, &is_stopped, &failed)?),
         None => None,
     };
-    let spread = echo(load);
-    is_over.store(true, Ordering::Relaxed);
+    let percentiles = echo(load);
+    is_stopped.store(true, Ordering::Relaxed);
     if let Some(writer) = writer {
         writer.join().expect("the writer panicked");
     }
@@ -78,15 +78,15 @@ pub fn run(load: Load, beside: Option<(Writes, &Path)>) -> anyhow::Result<Spread
         failed.load(Ordering::Relaxed) == 0,
         "the writer thread could not write"
     );
-    Ok(spread)
+    Ok(percentiles)
 }
 
 /// Sends at the rate, reads the echoes.
-fn echo(load: Load) -> Spread {
-    let (mut there, builder) =
+fn echo(load: Load) -> Percentiles {
+    let (mut requests, builder) =
         build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
     let mut send = builder.build();
-    let (mut receive, builder) =
+    let (mut reports, builder) =
         build_single_producer(RING, || [0u64; 8], BusySpin).new_event_poller();
     let mut answer = builder.build();
     let total = load.rate * (load.warm_up + load.seconds);
@@ -94,14 +94,14 @@ fn echo(load: Load) -> Spread {
         hop::pin(load.core);
         let mut left = total;
         while left > 0 {
-            let Ok(mut messages) = there.poll() else {
+            let Ok(mut messages) = requests.poll() else {
                 spin_loop();
                 continue;
             };
             for message in &mut messages {
-                let message: &Asked = message;
-                let told: Told = message[..8].try_into().expect("the first line");
-                answer.publish(|slot| *slot = told);
+                let message: &RequestMessage = message;
+                let report: ReportMessage = message[..8].try_into().expect("the first line");
+                answer.publish(|slot| *slot = report);
                 left -= 1;
             }
         }
@@ -109,36 +109,36 @@ fn echo(load: Load) -> Spread {
         answer
     });
     let mut times = histogram();
-    let from_ns = load.warm_up * 1_000_000_000;
+    let warm_up_end_ns = load.warm_up * 1_000_000_000;
     let due_ns = |number: u64| number * 1_000_000_000 / load.rate;
-    let mut under_way = VecDeque::with_capacity(RING);
+    let mut in_flight = VecDeque::with_capacity(RING);
     let (mut sent, mut answered, mut next_due_ns) = (0, 0, 0);
     let timer = Timer::start();
     while answered < total {
         if sent < total
-            && under_way.len() < RING
+            && in_flight.len() < RING
             && timer.ns() >= next_due_ns
             && send.try_publish(|slot| *slot = [sent; 16]).is_ok()
         {
-            under_way.push_back(next_due_ns);
+            in_flight.push_back(next_due_ns);
             sent += 1;
             next_due_ns = due_ns(sent);
         }
-        let Ok(mut messages) = receive.poll() else {
+        let Ok(mut messages) = reports.poll() else {
             continue;
         };
         for _ in &mut messages {
             answered += 1;
-            let Some(due_ns) = under_way.pop_front() else {
+            let Some(due_ns) = in_flight.pop_front() else {
                 continue;
             };
-            if due_ns >= from_ns {
+            if due_ns >= warm_up_end_ns {
                 times.saturating_record(timer.ns().saturating_sub(due_ns).max(1));
             }
         }
     }
     drop(other.join().expect("the echo panicked"));
-    Spread::of(&times)
+    Percentiles::of(&times)
 }
 
 /// Starts the writer thread, not on the echo thread's core, like the journal's thread.
@@ -146,7 +146,7 @@ fn write(
     writes: Writes,
     dir: &Path,
     core: usize,
-    is_over: &Arc<AtomicBool>,
+    is_stopped: &Arc<AtomicBool>,
     failed: &Arc<AtomicU64>,
 ) -> anyhow::Result<JoinHandle<()>> {
     let storage = FileStorage::new(dir, true)?;
@@ -154,7 +154,7 @@ fn write(
     let mut buffer = Buffer::default();
     buffer.resize(writes.bytes);
     buffer.bytes_mut().fill(7);
-    let (is_over, failed) = (is_over.clone(), failed.clone());
+    let (is_stopped, failed) = (is_stopped.clone(), failed.clone());
     let room = SEGMENT_BYTES - writes.bytes as u64;
     Ok(std::thread::spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -167,7 +167,7 @@ fn write(
         let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
         let mut offset = 0;
         let mut due = Instant::now();
-        while !is_over.load(Ordering::Relaxed) {
+        while !is_stopped.load(Ordering::Relaxed) {
             let blocks = buffer.padded(storage.block_bytes());
             let written = storage
                 .write(1, offset, blocks)

@@ -5,7 +5,7 @@ use crate::log::JournalError;
 use crate::scan::End;
 
 /// State of the scan: the chain so far.
-pub(crate) struct Walk {
+pub(crate) struct ChainScan {
     pub end: End,
     /// Checksum of the last frame; ahead of `end.crc` inside a unit.
     pub crc: u32,
@@ -26,7 +26,7 @@ pub(crate) enum Stop {
     Torn(u64),
 }
 
-impl Walk {
+impl ChainScan {
     /// Begins at `segment`.
     pub fn new(segment: u64) -> Self {
         Self {

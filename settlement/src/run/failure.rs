@@ -17,19 +17,19 @@ pub const JOURNAL: &str = "settlement-journal";
 pub const STORE: &str = "settlement-store";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Trouble {
+struct Failure {
     reason: String,
     /// Waiting does not help: an operator is needed.
     is_stuck: bool,
 }
 
 /// Current failures.
-pub struct Troubles {
+pub struct CurrentFailures {
     health: rpc::Health,
-    open: Mutex<BTreeMap<(&'static str, String), Trouble>>,
+    open: Mutex<BTreeMap<(&'static str, String), Failure>>,
 }
 
-impl Troubles {
+impl CurrentFailures {
     pub fn new() -> Self {
         Self {
             health: rpc::Health::new("settlement"),
@@ -41,7 +41,7 @@ impl Troubles {
         self.health.clone()
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), Trouble>> {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), Failure>> {
         self.open
             .lock()
             .expect("no code panics while it holds the lock")
@@ -50,11 +50,11 @@ impl Troubles {
     /// Records that `id` waits because of `reason`. `is_stuck`: an operator is needed.
     pub fn note(&self, part: &'static str, id: &str, reason: &str, is_stuck: bool) {
         let mut open = self.open();
-        let trouble = Trouble {
+        let failure = Failure {
             reason: reason.to_owned(),
             is_stuck,
         };
-        open.insert((part, id.to_owned()), trouble);
+        open.insert((part, id.to_owned()), failure);
         self.show(part, &open);
     }
 
@@ -67,7 +67,7 @@ impl Troubles {
     }
 
     /// Removes the failures of an ended run, except those with id `stays`.
-    pub fn begin_again(&self, stays: &str) {
+    pub fn reset(&self, stays: &str) {
         let mut open = self.open();
         open.retain(|(_, id), _| id == stays);
         for part in [LEDGER, CHAIN, JOURNAL, STORE] {
@@ -75,16 +75,16 @@ impl Troubles {
         }
     }
 
-    fn show(&self, part: &'static str, open: &BTreeMap<(&'static str, String), Trouble>) {
+    fn show(&self, part: &'static str, open: &BTreeMap<(&'static str, String), Failure>) {
         let mut of_part = open.iter().filter(|((of, _), _)| *of == part);
         let worst = of_part
             .clone()
-            .find(|(_, trouble)| trouble.is_stuck)
+            .find(|(_, failure)| failure.is_stuck)
             .or_else(|| of_part.next());
         match worst {
-            Some(((_, id), trouble)) => self
+            Some(((_, id), failure)) => self
                 .health
-                .set_failing(part, format!("{id}: {}", trouble.reason)),
+                .set_failing(part, format!("{id}: {}", failure.reason)),
             None => self.health.set_ok(part),
         }
     }
@@ -92,8 +92,8 @@ impl Troubles {
     /// Failures that need an operator, as one text; empty if there are none.
     pub fn stuck(&self) -> String {
         let open = self.open();
-        let stuck = open.iter().filter(|(_, trouble)| trouble.is_stuck);
-        let texts = stuck.map(|((part, id), trouble)| format!("{part}: {id}: {}", trouble.reason));
+        let stuck = open.iter().filter(|(_, failure)| failure.is_stuck);
+        let texts = stuck.map(|((part, id), failure)| format!("{part}: {id}: {}", failure.reason));
         texts.collect::<Vec<_>>().join("; ")
     }
 }
@@ -104,18 +104,18 @@ mod tests {
 
     #[test]
     fn a_part_fails_while_anything_waits_and_reports_stuck_ids_first() {
-        let troubles = Troubles::new();
-        troubles.note(CHAIN, "1:1-5", "away", false);
-        troubles.note(CHAIN, "1:6-9", "refused", true);
-        troubles.note(LEDGER, "1:10-12", "away", false);
-        let health = troubles.health();
+        let failures = CurrentFailures::new();
+        failures.note(CHAIN, "1:1-5", "away", false);
+        failures.note(CHAIN, "1:6-9", "refused", true);
+        failures.note(LEDGER, "1:10-12", "away", false);
+        let health = failures.health();
         assert_eq!(health.failing()[CHAIN], "1:6-9: refused");
-        assert_eq!(troubles.stuck(), "settlement-chain: 1:6-9: refused");
-        troubles.clear(CHAIN, "1:6-9");
+        assert_eq!(failures.stuck(), "settlement-chain: 1:6-9: refused");
+        failures.clear(CHAIN, "1:6-9");
         assert_eq!(health.failing()[CHAIN], "1:1-5: away");
-        assert_eq!(troubles.stuck(), "");
-        troubles.clear(CHAIN, "1:1-5");
-        troubles.clear(LEDGER, "1:10-12");
+        assert_eq!(failures.stuck(), "");
+        failures.clear(CHAIN, "1:1-5");
+        failures.clear(LEDGER, "1:10-12");
         assert!(health.failing().is_empty());
     }
 }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use replica::{Applied, Cause, Effect, Hold, Names, Order, State, Trade};
 use types::{
-    AssetIx, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind,
+    AssetIx, Handle, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
     Reserve, Sequence, Side, UserId, UserIx,
 };
 
-use crate::plan::{Amount, Ending};
+use crate::plan::{Amount, ReturnReason};
 
 /// Balance of a trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,26 +35,26 @@ pub struct HoldBalance {
 
 /// An effect's change of an order's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct OrderMoney {
     pub order: Order,
     /// Reserve before the effect.
     pub before: Reserve,
     /// Part of the reserve that the trade spent.
     pub spent: Reserve,
     /// Set if the order has ended.
-    pub ended: Option<Ending>,
+    pub ended: Option<ReturnReason>,
 }
 
-impl Moved {
+impl OrderMoney {
     /// Reason for the return of the unneeded reserve.
-    pub fn ending(&self) -> Ending {
-        self.ended.unwrap_or(Ending::Less)
+    pub fn return_reason(&self) -> ReturnReason {
+        self.ended.unwrap_or(ReturnReason::Less)
     }
 }
 
 /// A match with both orders' money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traded {
+pub struct TradeMoney {
     pub trade: Id128,
     pub sequence: Sequence,
     pub trade_number: u64,
@@ -63,8 +63,8 @@ pub struct Traded {
     pub units: Minor,
     pub value: Minor,
     pub fee: Minor,
-    pub buy: Moved,
-    pub sell: Moved,
+    pub buy: OrderMoney,
+    pub sell: OrderMoney,
 }
 
 /// Money changes of a record, in order.
@@ -72,17 +72,17 @@ pub struct Traded {
 pub enum Change {
     /// A hold was funded. Negative: defunded or closed.
     Funded {
-        pool: HoldIx,
+        trading_hold: HoldIx,
         by: Minor,
     },
     Entered(Order),
-    Moved(Moved),
-    Traded(Traded),
+    Moved(OrderMoney),
+    Traded(TradeMoney),
     /// The order of a size-one hold has ended: the rest becomes available.
     Emptied {
-        pool: HoldIx,
+        trading_hold: HoldIx,
         order: Id128,
-        ending: Ending,
+        reason: ReturnReason,
     },
 }
 
@@ -95,9 +95,9 @@ struct Held {
     is_emptied: bool,
 }
 
-/// Order and hold state at [`Copies::position`].
+/// Order and hold state at [`TradingState::position`].
 #[derive(Clone, Debug)]
-pub struct Copies {
+pub struct TradingState {
     position: Sequence,
     trades: u64,
     names: Arc<Names>,
@@ -107,7 +107,7 @@ pub struct Copies {
     holds: Vec<Held>,
 }
 
-impl Copies {
+impl TradingState {
     /// Copies a replica's state. `names`: the live replica's, which keep growing.
     pub fn of(state: &State, names: Arc<Names>) -> Self {
         let mut orders = Vec::new();
@@ -118,7 +118,7 @@ impl Copies {
         }
         let holds = (0..).map_while(|ix| state.hold(HoldIx(ix)));
         let held = |hold: Hold| {
-            let is_single = hold.kind == PoolKind::Order;
+            let is_single = hold.kind == HoldKind::Order;
             let is_emptied = is_single && hold.orders > 0 && hold.open_orders == 0;
             Held {
                 minor: if is_emptied { Minor::ZERO } else { hold.held },
@@ -199,7 +199,7 @@ impl Copies {
     /// Applies one record and appends its money changes to `out`.
     ///
     /// # Panics
-    /// The record is not the next one, or its effects do not match the copies.
+    /// The record is not the next one, or its effects do not match the trading state.
     pub fn apply(&mut self, applied: &Applied, out: &mut Vec<Change>) {
         let sequence = applied.sequence();
         assert_eq!(sequence, self.position.next(), "records come without gap");
@@ -214,7 +214,7 @@ impl Copies {
             Effect::Hold(hold) => self.funded(hold, out),
             Effect::Entered(order) => self.entered(order, out),
             Effect::Refused(order, moved, reason) => {
-                self.change(order, moved, Some(Ending::Rejected(*reason)), out);
+                self.change(order, moved, Some(ReturnReason::Rejected(*reason)), out);
             }
             Effect::Traded(trade) => self.traded(cause, trade, out),
             Effect::Amended { order, moved, .. } | Effect::Reduced { order, moved, .. } => {
@@ -225,7 +225,7 @@ impl Copies {
                 moved,
                 reason,
                 ..
-            } => self.change(order, moved, Some(Ending::Cancelled(*reason)), out),
+            } => self.change(order, moved, Some(ReturnReason::Cancelled(*reason)), out),
             Effect::User(..)
             | Effect::Instrument(_)
             | Effect::Session(_)
@@ -243,7 +243,7 @@ impl Copies {
         if is_new {
             self.holds.push(Held {
                 minor: Minor::ZERO,
-                is_single: hold.kind == PoolKind::Order,
+                is_single: hold.kind == HoldKind::Order,
                 is_emptied: false,
             });
         }
@@ -254,7 +254,10 @@ impl Copies {
         let by = hold.held - held.minor;
         held.minor = hold.held;
         if is_new || !by.is_zero() {
-            out.push(Change::Funded { pool: ix, by });
+            out.push(Change::Funded {
+                trading_hold: ix,
+                by,
+            });
         }
     }
 
@@ -263,7 +266,7 @@ impl Copies {
         if self.orders.len() <= slot {
             self.orders.resize(slot + 1, None);
         }
-        let is_emptied = self.holds[order.pool.index()].is_emptied;
+        let is_emptied = self.holds[order.hold.index()].is_emptied;
         assert!(!is_emptied, "order {} draws on a released hold", order.id);
         let before = self.orders[slot].replace(*order);
         assert!(before.is_none(), "a slot serves one order at a time");
@@ -274,7 +277,7 @@ impl Copies {
         &mut self,
         order: &Order,
         moved: &replica::Moved,
-        ended: Option<Ending>,
+        ended: Option<ReturnReason>,
         out: &mut Vec<Change>,
     ) {
         let change = self.moved(order, moved, ended);
@@ -283,7 +286,7 @@ impl Copies {
     }
 
     fn traded(&mut self, cause: &Cause, trade: &Trade, out: &mut Vec<Change>) {
-        let filled = |order: &Order| order.open.is_zero().then_some(Ending::Filled);
+        let filled = |order: &Order| order.open.is_zero().then_some(ReturnReason::Filled);
         let (maker, taker) = (&trade.maker, &trade.taker);
         let made = self.moved(maker, &trade.maker_moved, filled(maker));
         let took = self.moved(taker, &trade.taker_moved, filled(taker));
@@ -301,7 +304,7 @@ impl Copies {
             trade.id
         );
         self.trades += 1;
-        out.push(Change::Traded(Traded {
+        out.push(Change::Traded(TradeMoney {
             trade: trade.id,
             sequence: cause.sequence,
             trade_number: trade.number,
@@ -318,7 +321,12 @@ impl Copies {
     }
 
     /// Sets an order and its hold to the state in the effect.
-    fn moved(&mut self, order: &Order, moved: &replica::Moved, ended: Option<Ending>) -> Moved {
+    fn moved(
+        &mut self,
+        order: &Order,
+        moved: &replica::Moved,
+        ended: Option<ReturnReason>,
+    ) -> OrderMoney {
         let (spent, after) = (moved.spent, order.reserved);
         let before = Reserve {
             main: after.main + spent.main + moved.returned.main,
@@ -335,7 +343,7 @@ impl Copies {
             "reserve of order {}: {known:?} before, {before:?} in the effect",
             order.id
         );
-        let held = &mut self.holds[order.pool.index()];
+        let held = &mut self.holds[order.hold.index()];
         assert_eq!(
             held.minor,
             moved.held + spent.total(),
@@ -344,7 +352,7 @@ impl Copies {
         );
         held.minor = moved.held;
         *place = ended.is_none().then_some(*order);
-        Moved {
+        OrderMoney {
             order: *order,
             before,
             spent,
@@ -353,15 +361,15 @@ impl Copies {
     }
 
     /// A size-one hold ends with its order: settlement releases the rest.
-    fn emptied(&mut self, moved: &Moved, hold_orders: u32, out: &mut Vec<Change>) {
-        let held = &mut self.holds[moved.order.pool.index()];
+    fn emptied(&mut self, moved: &OrderMoney, hold_orders: u32, out: &mut Vec<Change>) {
+        let held = &mut self.holds[moved.order.hold.index()];
         if held.is_single && moved.ended.is_some() && hold_orders == 0 {
             held.minor = Minor::ZERO;
             held.is_emptied = true;
             out.push(Change::Emptied {
-                pool: moved.order.pool,
+                trading_hold: moved.order.hold,
                 order: moved.order.id,
-                ending: moved.ending(),
+                reason: moved.return_reason(),
             });
         }
     }

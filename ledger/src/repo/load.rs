@@ -14,15 +14,15 @@ use crate::{
 };
 
 /// Loads holds, and adds the rows that they refer to to the read set.
-pub fn holds(wanted: &mut ReadSet, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
+pub fn holds(read_set: &mut ReadSet, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
     for row in found {
-        hold(wanted, book, Hold::try_from(row)?);
+        hold(read_set, book, Hold::try_from(row)?);
     }
     Ok(())
 }
 
-pub fn hold(wanted: &mut ReadSet, book: &mut Book, hold: Hold) {
-    wanted.add_hold(&hold);
+pub fn hold(read_set: &mut ReadSet, book: &mut Book, hold: Hold) {
+    read_set.add_hold(&hold);
     book.holds.load(hold.terms.hold_id.clone(), hold);
 }
 
@@ -54,7 +54,7 @@ pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error
 }
 
 /// Loads postings, which are ordered by operation.
-pub fn postings(wanted: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
+pub fn postings(read_set: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
     let mut group: Vec<Posting> = Vec::new();
     let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
     for posting in found {
@@ -68,7 +68,7 @@ pub fn postings(wanted: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
             book.postings.load(done[0].operation_id.clone(), done);
         }
         if let Some(posting) = posting {
-            wanted.add_posting(&posting);
+            read_set.add_posting(&posting);
             group.push(posting);
         }
     }
@@ -98,8 +98,8 @@ pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
 }
 
 /// Instruments whose decimals are needed, to open a sub-account or to bind decimals.
-pub fn instruments(wanted: &ReadSet, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
-    let mut instruments: BTreeSet<Id> = wanted
+pub fn instruments(read_set: &ReadSet, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
+    let mut instruments: BTreeSet<Id> = read_set
         .subaccount_ids
         .iter()
         .filter(|id| book.subaccounts.get(*id).is_none())

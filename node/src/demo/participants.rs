@@ -5,10 +5,10 @@ use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::story::{Story, text};
+use super::scenario::{Scenario, text};
 
 /// The users and the bond they trade.
-pub struct Cast {
+pub struct Participants {
     pub issuer: String,
     pub alice: String,
     pub bob: String,
@@ -18,15 +18,15 @@ pub struct Cast {
     pub matures_at: String,
 }
 
-impl Cast {
+impl Participants {
     /// Creates the users. The bond has a unique symbol, so the demonstration can run again on the
     /// same platform.
-    pub async fn enter(story: &mut Story) -> anyhow::Result<Self> {
+    pub async fn enter(scenario: &mut Scenario) -> anyhow::Result<Self> {
         let tag = uuid::Uuid::now_v7().simple().to_string()[20..].to_uppercase();
         let mut ids = Vec::new();
         let mut accounts = Vec::new();
         for name in ["issuer", "alice", "bob"] {
-            let answer = story
+            let answer = scenario
                 .call(
                     "sandbox.operator",
                     "dfa.identity.v1.IdentityService/CreateUser",
@@ -35,7 +35,7 @@ impl Cast {
                 .await?;
             let user = text(&answer, "/profile/userId")?.to_owned();
             accounts.push(text(&answer, "/profile/bankAccount")?.to_owned());
-            story.step(
+            scenario.step(
                 &format!("User {name} was created with KYC level STANDARD"),
                 &[("user_id", &user)],
             );

@@ -1,4 +1,4 @@
-//! Location of a benchmark ledger: a folder with its SQLite file, or a folder for its event log and
+//! Database of a benchmark ledger: a folder with its SQLite file, or a folder for its event log and
 //! a PostgreSQL database.
 
 use std::path::{Path, PathBuf};
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::{
-    bare,
+    baseline,
     capture::{self, Captured},
-    flow::Ask,
+    flow::Request,
     node::Node,
-    postgres::{self, Database},
+    postgres::{self, PostgresDatabase},
 };
 
-pub struct Place {
+pub struct Database {
     pub folder: PathBuf,
-    database: Option<Database>,
+    postgres: Option<PostgresDatabase>,
 }
 
-impl Place {
+impl Database {
     /// An empty ledger. `server`: a URL of PostgreSQL; none: SQLite.
     ///
     /// # Errors
     /// The server cannot create a database.
     pub async fn new(folder: PathBuf, server: Option<&str>, name: &str) -> anyhow::Result<Self> {
-        let database = match server {
-            Some(server) => Some(Database::create(server, name, None).await?),
+        let postgres = match server {
+            Some(server) => Some(PostgresDatabase::create(server, name, None).await?),
             None => None,
         };
-        Ok(Self { folder, database })
+        Ok(Self { folder, postgres })
     }
 
     /// A copy of a closed ledger.
@@ -42,25 +42,27 @@ impl Place {
         server: Option<&str>,
         name: &str,
     ) -> anyhow::Result<Self> {
-        let database = match (&self.database, server) {
-            (Some(of), Some(server)) => Some(Database::create(server, name, Some(of)).await?),
+        let postgres = match (&self.postgres, server) {
+            (Some(of), Some(server)) => {
+                Some(PostgresDatabase::create(server, name, Some(of)).await?)
+            }
             _ => {
                 copy_file(&self.folder, &folder)?;
                 None
             }
         };
-        Ok(Self { folder, database })
+        Ok(Self { folder, postgres })
     }
 
-    /// Starts a ledger at this location.
+    /// Starts a ledger on this database.
     ///
     /// # Errors
     /// Store or log cannot be opened.
     pub async fn start(&self) -> anyhow::Result<Node> {
         let url = self
-            .database
+            .postgres
             .as_ref()
-            .map_or_else(String::new, Database::url);
+            .map_or_else(String::new, PostgresDatabase::url);
         Node::start(&self.folder, &url).await
     }
 
@@ -69,7 +71,7 @@ impl Place {
     /// # Errors
     /// The query fails.
     pub async fn number(&self, sqlite: &str, postgres: &str) -> anyhow::Result<i64> {
-        match &self.database {
+        match &self.postgres {
             Some(database) => database.number(postgres).await,
             None => {
                 let db = rusqlite::Connection::open(self.folder.join("ledger.sqlite"))?;
@@ -79,8 +81,8 @@ impl Place {
         }
     }
 
-    /// Waits until the relay has drained the outbox, at most `at_most`; returns the events left
-    /// before and the time taken.
+    /// Waits up to `at_most` until the relay has drained the outbox; returns the events in it at
+    /// the call and the time taken.
     ///
     /// # Errors
     /// The query fails.
@@ -104,10 +106,14 @@ impl Place {
     ///
     /// # Errors
     /// The ledger refuses a request, or its rows cannot be read.
-    pub async fn capture(&self, asks: Vec<Ask>, limit: Duration) -> anyhow::Result<Captured> {
-        match &self.database {
-            Some(database) => postgres::capture(database, &self.folder, asks, limit).await,
-            None => capture::capture(&self.folder, asks, limit).await,
+    pub async fn capture(
+        &self,
+        requests: Vec<Request>,
+        limit: Duration,
+    ) -> anyhow::Result<Captured> {
+        match &self.postgres {
+            Some(database) => postgres::capture(database, &self.folder, requests, limit).await,
+            None => capture::capture(&self.folder, requests, limit).await,
         }
     }
 
@@ -115,10 +121,12 @@ impl Place {
     ///
     /// # Errors
     /// The store cannot be opened.
-    pub async fn bare(&self, captured: Captured, merge: usize) -> anyhow::Result<Bare> {
-        Ok(match &self.database {
-            Some(database) => Bare::Postgres(postgres::Bare::new(database, captured, merge).await?),
-            None => Bare::Sqlite(bare::Bare::new(&self.folder, captured, merge)?),
+    pub async fn baseline(&self, captured: Captured, merge: usize) -> anyhow::Result<Baseline> {
+        Ok(match &self.postgres {
+            Some(database) => {
+                Baseline::Postgres(postgres::Baseline::new(database, captured, merge).await?)
+            }
+            None => Baseline::Sqlite(baseline::Baseline::new(&self.folder, captured, merge)?),
         })
     }
 
@@ -127,26 +135,26 @@ impl Place {
     /// # Errors
     /// The server refuses.
     pub async fn drop(self) -> anyhow::Result<()> {
-        match self.database {
+        match self.postgres {
             Some(database) => database.drop().await,
             None => Ok(()),
         }
     }
 }
 
-/// The floor of either store.
+/// The baseline of either store.
 #[allow(clippy::large_enum_variant, reason = "only one instance exists")]
-pub enum Bare {
-    Sqlite(bare::Bare),
-    Postgres(postgres::Bare),
+pub enum Baseline {
+    Sqlite(baseline::Baseline),
+    Postgres(postgres::Baseline),
 }
 
-impl Bare {
+impl Baseline {
     /// Transactions not yet run.
     pub fn left(&self) -> usize {
         match self {
-            Bare::Sqlite(bare) => bare.left(),
-            Bare::Postgres(bare) => bare.left(),
+            Baseline::Sqlite(baseline) => baseline.left(),
+            Baseline::Postgres(baseline) => baseline.left(),
         }
     }
 
@@ -160,8 +168,8 @@ impl Bare {
         limit: Duration,
     ) -> anyhow::Result<(f64, Duration)> {
         match self {
-            Bare::Sqlite(bare) => bare.run(transactions, limit),
-            Bare::Postgres(bare) => bare.run(transactions, limit).await,
+            Baseline::Sqlite(baseline) => baseline.run(transactions, limit),
+            Baseline::Postgres(baseline) => baseline.run(transactions, limit).await,
         }
     }
 }

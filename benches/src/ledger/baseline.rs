@@ -1,4 +1,4 @@
-//! The floor of the ledger: captured rows written by bare statements, without a service. The same
+//! Baseline of the ledger: captured rows written by bare statements, without a service. The same
 //! file with its indexes, checks and triggers, the same connection settings, many rows per
 //! statement, one update per changed row, as many operations per transaction as the service. Rows
 //! are created, and changes netted, before the clock runs.
@@ -30,14 +30,14 @@ struct Sql {
 }
 
 /// Bare statements ready to run.
-pub struct Bare {
+pub struct Baseline {
     db: Connection,
     sql: Vec<Sql>,
     transactions: std::vec::IntoIter<Vec<Write>>,
     operations: f64,
 }
 
-impl Bare {
+impl Baseline {
     /// `merge`: requests per transaction.
     ///
     /// # Errors
@@ -207,9 +207,9 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
 /// Accounts of [`plain`].
 const PLAIN_ACCOUNTS: u64 = 10_000;
 
-/// The same statements on a ledger of three tables of integers, to compare this floor with others:
-/// `batch` operations of two entries per transaction, an update per account. Returns operations per
-/// second.
+/// The same statements on a ledger of three tables of integers, to compare this baseline with
+/// others: `batch` operations of two entries per transaction, an update per account. Returns
+/// operations per second.
 ///
 /// # Errors
 /// The store rejects a statement.
@@ -266,6 +266,6 @@ pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result
         ],
         operations: batch * transactions,
     };
-    let (operations, elapsed) = Bare::on(db, captured, 1)?.run(transactions, Duration::MAX)?;
+    let (operations, elapsed) = Baseline::on(db, captured, 1)?.run(transactions, Duration::MAX)?;
     Ok(operations / elapsed.as_secs_f64())
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use journal::fault::MemoryStorage;
 use journal::reader::ReadError;
-use journal::{Appender, Config, FrameKind, Journal, JournalError, Storage, removed_through, walk};
+use journal::{
+    Appender, Config, FrameKind, Journal, JournalError, Storage, removed_through, visit_frames,
+};
 
 const CONFIG: Config = Config {
     segment_bytes: 4 << 10,
@@ -51,19 +53,27 @@ fn open_after(
 fn whole_segments_are_removed_and_the_requested_bytes_are_kept() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open_after(&storage, 0).expect("opens");
-    let front = journal.front();
-    assert_eq!(front.beyond(0).expect("read"), 0, "nothing is durable yet");
+    let truncator = journal.truncator();
+    assert_eq!(
+        truncator.removable_above_bytes(0).expect("read"),
+        0,
+        "nothing is durable yet"
+    );
     let mut appender = journal.appender();
     fill(&journal, &mut appender, 1..=100);
     let segments = storage.segments().expect("listed").len() as u64;
     assert!(segments > 8);
-    assert_eq!(front.beyond(u64::MAX).expect("read"), 0);
+    assert_eq!(truncator.removable_above_bytes(u64::MAX).expect("read"), 0);
     assert_eq!(
-        front.beyond(segments * CONFIG.segment_bytes).expect("read"),
+        truncator
+            .removable_above_bytes(segments * CONFIG.segment_bytes)
+            .expect("read"),
         0
     );
 
-    let limit = front.beyond(3 * CONFIG.segment_bytes).expect("read");
+    let limit = truncator
+        .removable_above_bytes(3 * CONFIG.segment_bytes)
+        .expect("read");
     assert!(limit > 50 && limit < 100, "{limit}");
     let mut late = journal.reader(0);
     assert_eq!(
@@ -71,15 +81,20 @@ fn whole_segments_are_removed_and_the_requested_bytes_are_kept() {
         1
     );
     // `limit / 2` is inside a segment: that one stays.
-    assert_eq!(front.remove(limit / 2).expect("removed"), {
-        let through = front.removed_through().expect("read");
+    assert_eq!(truncator.remove(limit / 2).expect("removed"), {
+        let through = truncator.removed_through().expect("read");
         assert!(through > 0 && through <= limit / 2);
         segments as usize - storage.segments().expect("listed").len()
     });
-    front.remove(limit).expect("removed");
-    assert_eq!(front.removed_through().expect("read"), limit);
-    assert_eq!(front.beyond(3 * CONFIG.segment_bytes).expect("read"), limit);
-    assert_eq!(front.remove(limit).expect("nothing"), 0);
+    truncator.remove(limit).expect("removed");
+    assert_eq!(truncator.removed_through().expect("read"), limit);
+    assert_eq!(
+        truncator
+            .removable_above_bytes(3 * CONFIG.segment_bytes)
+            .expect("read"),
+        limit
+    );
+    assert_eq!(truncator.remove(limit).expect("nothing"), 0);
 
     // A reader of removed records gets an error, and so does a new one.
     let error = loop {
@@ -105,7 +120,7 @@ fn whole_segments_are_removed_and_the_requested_bytes_are_kept() {
     journal.reader(limit).check().expect("the rest is there");
 
     // Everything may be removed but the segment with the commit position.
-    front.remove(u64::MAX).expect("removed");
+    truncator.remove(u64::MAX).expect("removed");
     fill(&journal, &mut appender, 101..=120);
     drop(appender);
     journal.close();
@@ -123,10 +138,12 @@ fn a_power_loss_during_removal_leaves_a_log_without_a_gap() {
             let (journal, _) = open_after(&storage, 0).expect("opens");
             let mut appender = journal.appender();
             fill(&journal, &mut appender, 1..=60);
-            let front = journal.front();
-            let limit = front.beyond(CONFIG.segment_bytes).expect("read");
+            let truncator = journal.truncator();
+            let limit = truncator
+                .removable_above_bytes(CONFIG.segment_bytes)
+                .expect("read");
             storage.power_off_after(operations);
-            let is_done = front.remove(limit).is_ok();
+            let is_done = truncator.remove(limit).is_ok();
             drop((appender, journal));
             match seed {
                 0 => storage.revive(),
@@ -134,11 +151,11 @@ fn a_power_loss_during_removal_leaves_a_log_without_a_gap() {
             }
             let through = removed_through(&storage).expect("read");
             assert!(through <= limit && (!is_done || through == limit));
-            assert_eq!(walk(&storage, |_| Ok(())).expect("no gap"), 60);
+            assert_eq!(visit_frames(&storage, |_| Ok(())).expect("no gap"), 60);
             let (journal, found) = open_after(&storage, limit).expect("opens");
             assert_eq!(found.last(), Some(&60));
             // The rest is removed by a later call.
-            journal.front().remove(limit).expect("removed");
+            journal.truncator().remove(limit).expect("removed");
             assert_eq!(removed_through(&storage).expect("read"), limit);
             journal.close();
         }
@@ -158,10 +175,10 @@ fn a_reader_at_the_exact_end_of_a_removed_segment_continues_in_the_next() {
     let journal = opened.expect("opens");
     let mut appender = journal.appender();
     fill(&journal, &mut appender, 1..=5_000);
-    let front = journal.front();
+    let truncator = journal.truncator();
     // Records of one block each fill it to the last byte.
-    let limit = front.boundary(4_999).expect("read");
-    let first = front.boundary(limit - 1).expect("read");
+    let limit = truncator.removable_through(4_999).expect("read");
+    let first = truncator.removable_through(limit - 1).expect("read");
     assert_eq!((first, limit), (2_048, 4_096));
     let read = |reader: &mut journal::Reader, through: u64| {
         let mut last = 0;
@@ -175,10 +192,10 @@ fn a_reader_at_the_exact_end_of_a_removed_segment_continues_in_the_next() {
     assert_eq!(read(&mut at_the_end, first).expect("read"), first);
     let mut before = journal.reader(0);
     read(&mut before, first).expect("read");
-    assert_eq!(front.remove(first).expect("removed"), 1);
+    assert_eq!(truncator.remove(first).expect("removed"), 1);
     assert_eq!(read(&mut at_the_end, 5_000).expect("continues"), 5_000);
     // A removed segment in between is an error.
-    front.remove(limit).expect("removed");
+    truncator.remove(limit).expect("removed");
     let error = read(&mut before, 5_000).expect_err("removed");
     assert!(
         matches!(error, ReadError::Log(JournalError::Removed { through, .. }) if through == limit),

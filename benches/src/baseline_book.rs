@@ -1,4 +1,4 @@
-//! The floor of the book: price-time priority only. No accounts, no self-trade prevention, no
+//! Baseline of the book: price-time priority only. No accounts, no self-trade prevention, no
 //! phases, no bands, no assertions; a 32-byte event per outcome. The difference to the product's
 //! book is the cost of its rules.
 //!
@@ -44,7 +44,7 @@ const DROPPED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 const REPLACED: u64 = u64::MAX - 2;
 
-/// Occupied places, one bit each, with a second level of one bit per word.
+/// Occupied price levels, one bit each, with a second level of one bit per word.
 struct Bits {
     low: Vec<u64>,
     high: Vec<u64>,
@@ -124,7 +124,7 @@ impl Bits {
 }
 
 /// The bare book.
-pub struct Floor {
+pub struct BaselineBook {
     levels: [Vec<Level>; 2],
     bits: [Bits; 2],
     best: [u32; 2],
@@ -139,7 +139,7 @@ pub struct Floor {
     pub tape: TapeHash,
 }
 
-impl Floor {
+impl BaselineBook {
     /// A book with capacity for everything in the header.
     pub fn new(header: &Header) -> Self {
         let places = (header.price_high - header.price_low + 1) as usize;
@@ -309,12 +309,12 @@ impl Floor {
     fn level_gone(&mut self, side: usize, place: u32) {
         self.bits[side].clear(place);
         if self.best[side] == place {
-            self.best[side] = self.behind(side, place);
+            self.best[side] = self.next_worse(side, place);
         }
     }
 
     #[inline(always)]
-    fn behind(&self, side: usize, place: u32) -> u32 {
+    fn next_worse(&self, side: usize, place: u32) -> u32 {
         if side == 0 {
             self.bits[0].below(place)
         } else {
@@ -379,7 +379,7 @@ impl Floor {
             if sum >= want {
                 return true;
             }
-            place = self.behind(other, place);
+            place = self.next_worse(other, place);
         }
         false
     }

@@ -1,6 +1,6 @@
-//! Cost of a command on the hot thread: polls the path on one thread, so that nothing waits for a
-//! core, a cache line or a clock. Only the polls are timed. Also useful for counting instructions:
-//! `valgrind --tool=callgrind --toggle-collect='*InlineNode::turn*'`.
+//! Cost of a command on the hot thread. One thread submits, polls the pipeline and reads reports:
+//! nothing waits for a core, a cache line or a clock. Only the polls are timed. Instruction counts:
+//! `valgrind --tool=callgrind --toggle-collect='*InlineNode::poll*'`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::load::Load;
 
 /// Requests submitted before each poll.
 pub const BATCHES: [usize; 3] = [1, 8, 64];
-/// Most accepted commands that are not durable.
+/// Maximum number of accepted commands that are not durable.
 const UNDURABLE_MAX: u64 = 20_000;
-/// Longest wait for answers: the journal's writer may delay a poll as long.
+/// Maximum wait for answers; the journal's writer may delay a poll.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One line of the result.
@@ -56,23 +56,23 @@ pub fn run(
         |request| {
             let (reply, mut answer) = tokio::sync::oneshot::channel();
             port.submit(request, Reply::Oneshot(reply))?;
-            while cell.borrow_mut().turn() {}
+            while cell.borrow_mut().poll() {}
             answer.try_recv().unwrap_or(Err(SubmitError::Stopping))
         },
         &mut ring,
-        || while cell.borrow_mut().turn() {},
+        || while cell.borrow_mut().poll() {},
         instruments,
         seed,
     )
     .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
     let commit = node.commit();
-    while node.turn() {}
+    while node.poll() {}
     let mut costs = Vec::new();
     let clock = clock_cost();
     for batch in BATCHES {
-        // The first tenth warms up.
+        // Warm-up, not counted.
         let commit = commit.as_ref();
-        turns(
+        run_batches(
             &mut node,
             &mut ring,
             &mut load,
@@ -80,8 +80,9 @@ pub fn run(
             batch,
             commands / 10,
         )?;
-        let (spent, turns) = turns(&mut node, &mut ring, &mut load, commit, batch, commands)?;
-        let net = spent.saturating_sub(clock * u32::try_from(turns).unwrap_or(u32::MAX));
+        let (elapsed, polls) =
+            run_batches(&mut node, &mut ring, &mut load, commit, batch, commands)?;
+        let net = elapsed.saturating_sub(clock * u32::try_from(polls).unwrap_or(u32::MAX));
         costs.push(Cost {
             batch,
             ns_per_command: net.as_secs_f64() * 1e9 / commands as f64,
@@ -100,8 +101,8 @@ fn clock_cost() -> Duration {
     least
 }
 
-/// Time spent in polls, and their number.
-fn turns(
+/// Runs the commands in batches; returns the time in polls, and their number.
+fn run_batches(
     node: &mut InlineNode,
     ring: &mut RingPort,
     load: &mut Load,
@@ -109,13 +110,13 @@ fn turns(
     batch: usize,
     commands: usize,
 ) -> anyhow::Result<(Duration, usize)> {
-    let (mut spent, mut turns) = (Duration::ZERO, 0);
+    let (mut elapsed, mut polls) = (Duration::ZERO, 0);
     let mut last = Sequence::ZERO;
     let mut sent = 0;
     while sent < commands {
         for tag in 0..batch {
-            let request = load.ask();
-            load.tagged(&request, tag as u64);
+            let request = load.next_request();
+            load.set_tag(&request, tag as u64);
             ring.submit(Submission::default(), &request)?;
         }
         sent += batch;
@@ -123,21 +124,21 @@ fn turns(
         let begun = Instant::now();
         while answered < batch {
             let start = Instant::now();
-            node.turn();
-            spent += start.elapsed();
-            turns += 1;
+            node.poll();
+            elapsed += start.elapsed();
+            polls += 1;
             answered += read(ring, load, &mut last)?;
             anyhow::ensure!(
                 begun.elapsed() < PATIENCE,
                 "timed out waiting for the node's answers"
             );
         }
-        // The disk is not measured: no poll meets a full buffer.
+        // Waits for the disk outside the measured polls: no poll meets a full buffer.
         while commit.is_some_and(|at| last.get() > at.position().get() + UNDURABLE_MAX) {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
-    Ok((spent, turns))
+    Ok((elapsed, polls))
 }
 
 /// Reads the reports of a poll; returns the number of answers.
@@ -147,7 +148,7 @@ fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Re
     ring.poll(|report| match report {
         Report::SessionMessage(stamp, message) => {
             *last = stamp.sequence;
-            answered += usize::from(load.heard(message).is_some());
+            answered += usize::from(load.on_report(message).is_some());
         }
         _ => is_refused = true,
     })?;
