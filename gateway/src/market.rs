@@ -201,6 +201,12 @@ impl Market {
         self.unless_ended(self.projection.wait(sequence)).await
     }
 
+    /// Waits until the history has the record, at most `read_wait_ms`.
+    pub async fn await_history(&self, sequence: Sequence) {
+        let bound = Duration::from_millis(self.config.read_wait_ms);
+        let _ = tokio::time::timeout(bound, self.projection.wait(sequence)).await;
+    }
+
     /// Waits, but fails when the replica has ended: its position moves no further.
     async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
         tokio::select! {

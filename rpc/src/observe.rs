@@ -13,7 +13,7 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::{OriginalUri, Request, State},
     middleware::Next,
     response::Response,
 };
@@ -77,7 +77,10 @@ pub(crate) async fn observe_http(
     request: Request,
     next: Next,
 ) -> Response {
-    let path = request.uri().path().to_owned();
+    // Inside a nested router the request's own path lacks the prefix.
+    let original = request.extensions().get::<OriginalUri>();
+    let path = original.map_or_else(|| request.uri().path(), |uri| uri.0.path());
+    let path = path.to_owned();
     let scope = scope_of(service, &path, &request);
     let span = scope.span.clone();
     SCOPE.scope(scope, next.run(request)).instrument(span).await

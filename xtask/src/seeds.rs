@@ -17,7 +17,7 @@ struct Suite {
 /// Everything that reads `TESTS_SEED` or `PROPTEST_RNG_SEED`. The test `binary` of `node` builds
 /// the platform binary.
 const SUITES: [Suite; 4] = [
-    // Twins of book and copies, folds, layouts, batch plans, power losses.
+    // Twins of the book and of settlement's state, folds, layouts, batch plans, power losses.
     Suite {
         targets: &[
             "twin",

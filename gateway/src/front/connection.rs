@@ -22,7 +22,7 @@ use wire::{
 use super::desk::FrontRequest;
 use super::session::{At, PARKED_MAX, Parked};
 use super::state::{IN_FLIGHT_MAX, State};
-use super::{hold, limit, pieces};
+use super::{RESEND_COST, hold, limit, pieces};
 
 /// Client sequences below 2^48: enough for 89 years at 100,000 per second.
 const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
@@ -462,7 +462,7 @@ impl State {
             return Err(DisconnectCode::BadField);
         }
         let refusal = match *link.user.channel(channel) {
-            Channel::Live(at) => self.enter(at, client_seq, message)?,
+            Channel::Live(at) => self.enter(now, link, at, client_seq, message)?,
             Channel::Free => return Err(DisconnectCode::LoginExpected),
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
@@ -480,6 +480,8 @@ impl State {
     /// Enters a session's request, or returns why it was not seen.
     fn enter(
         &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
         at: At,
         client_seq: u64,
         message: &ClientMessage,
@@ -497,6 +499,10 @@ impl State {
         }
         let request = session.request(client_seq, message);
         let request = request.map_err(|_| DisconnectCode::BadField)?;
+        let answered = session.answered;
+        if client_seq <= answered {
+            return Ok(self.resend_answer(now, Some(link), at, client_seq, answered));
+        }
         if let Some(parked) = &mut session.parked {
             // Requests stay in session order: none overtakes one that waits for identity.
             if parked.len() >= PARKED_MAX {
@@ -516,6 +522,44 @@ impl State {
             session.entered = session.entered.max(client_seq);
         }
         Ok(refusal)
+    }
+
+    /// Sends the original answer to a request under its number: from the window, else after a
+    /// lookup. Returns the reason of a refusal.
+    pub fn resend_answer(
+        &mut self,
+        now: Instant,
+        link: Option<&mut Link<Conn>>,
+        at: At,
+        client_seq: u64,
+        seen: u64,
+    ) -> Option<RejectReason> {
+        self.stats.resends.increment(1);
+        let (session, pool) = self.sessions.parts(at);
+        let owner = session.owner?;
+        if let Some(number) = session.window.answer(pool, client_seq) {
+            // A message that is not durable, or on its way to a client that catches up, is sent
+            // anyway.
+            if number <= session.released
+                && (session.is_following || number <= session.sent)
+                && let Some(link) = link
+            {
+                send_encoded(link, now, owner.channel, session.window.get(pool, number));
+            }
+            return None;
+        }
+        if client_seq > session.answered && client_seq <= seen {
+            return None; // Its report is in flight.
+        }
+        let rate = self.market.config.throttle_per_s;
+        session.rate.charge(self.monotonic_ns, rate, RESEND_COST);
+        let front_request = FrontRequest::Answer {
+            session: (at, session.epoch),
+            ix: session.ix,
+            client_seq,
+        };
+        let is_asked = self.look_up(at, front_request);
+        (!is_asked).then_some(RejectReason::AlreadySeen)
     }
 
     /// Submits a request. An order above the budget goes to identity first, and its session waits.

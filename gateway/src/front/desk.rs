@@ -35,8 +35,10 @@ const FAILURES_WINDOW: Duration = Duration::from_secs(60);
 /// An address is locked out after this many times the failures that lock out a session name: other
 /// users at the address can log in meanwhile.
 const NAMES_PER_ADDRESS: u32 = 10;
-/// Counts of failures that are kept. Above it, expired counts are dropped.
+/// Counts of failures that are kept. Above it, expired counts are dropped, at most once per
+/// [`SWEEP_PAUSE`]; then others are not counted.
 const COUNTED_MAX: usize = 131_072;
+const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
@@ -162,7 +164,14 @@ impl FrontQueue {
 
 /// Failed authentications by address, and by address and session name (design 7).
 #[derive(Default)]
-pub struct Failures(Mutex<HashMap<(IpAddr, Option<String>), (u32, Instant)>>);
+pub struct Failures(Mutex<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    rows: HashMap<(IpAddr, Option<String>), (u32, Instant)>,
+    /// When the expired counts were dropped last.
+    swept: Option<Instant>,
+}
 
 impl Failures {
     /// True when logins from the address, under the session name if one is given, have failed too
@@ -173,7 +182,7 @@ impl Failures {
             None => failures_max.saturating_mul(NAMES_PER_ADDRESS),
         };
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = failures.get(&(address, name.map(str::to_owned)));
+        let failed = failures.rows.get(&(address, name.map(str::to_owned)));
         failed.is_some_and(|(count, since)| {
             *count >= failures_max && since.elapsed() < FAILURES_WINDOW
         })
@@ -181,13 +190,17 @@ impl Failures {
 
     pub fn note(&self, address: IpAddr, name: &str) {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if failures.len() >= COUNTED_MAX {
-            failures.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
+        let Counts { rows, swept } = &mut *failures;
+        if rows.len() >= COUNTED_MAX && swept.is_none_or(|at| at.elapsed() >= SWEEP_PAUSE) {
+            rows.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
+            *swept = Some(Instant::now());
         }
         for name in [None, Some(name.to_owned())] {
-            let entry = failures
-                .entry((address, name))
-                .or_insert((0, Instant::now()));
+            let key = (address, name);
+            if rows.len() >= COUNTED_MAX && !rows.contains_key(&key) {
+                continue;
+            }
+            let entry = rows.entry(key).or_insert((0, Instant::now()));
             if entry.1.elapsed() >= FAILURES_WINDOW {
                 *entry = (0, Instant::now());
             }

@@ -40,10 +40,9 @@ pub async fn admit(
     let market = &desk.market;
     check_form(market, login)?;
     let (name, failures_max) = (login.session_name.as_str(), market.config.failed_logins_max);
-    if desk
-        .failures
-        .is_locked_out(address, Some(name), failures_max)
-    {
+    // The address too: an open connection is not refused.
+    let is_locked_out = |name| desk.failures.is_locked_out(address, name, failures_max);
+    if is_locked_out(None) || is_locked_out(Some(name)) {
         return Err(DisconnectCode::TooManyLogins);
     }
     let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {

@@ -216,10 +216,14 @@ impl Front {
             }
             Err(reason) => Some(reason),
         };
+        let mut refused = None;
         if let Some(reason) = refusal {
             self.refuse(now, at, new.client_seq, reason);
+            refused = Some(new.client_seq);
         }
-        for next in waiting.into_iter().flatten() {
+        // A repeat of the refused order goes with it.
+        let waiting = waiting.into_iter().flatten();
+        for next in waiting.filter(|next| Some(next.client_seq) != refused) {
             let session = self.state.sessions.row(at);
             if let Some(parked) = &mut session.parked {
                 // Another order is above the budget too.
@@ -343,33 +347,12 @@ impl Front {
 
     /// Sends the original answer to a request again, under its number.
     fn resend_answer(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
-        self.state.stats.resends.increment(1);
-        let now_ns = self.state.monotonic_ns;
-        let rate = self.state.market.config.throttle_per_s;
-        let (session, pool) = self.state.sessions.parts(at);
-        let Some(owner) = session.owner else { return };
-        if let Some(number) = session.window.answer(pool, client_seq) {
-            // A message that is not durable, or on its way to a client that catches up, is sent
-            // anyway.
-            if number <= session.released && (session.is_following || number <= session.sent) {
-                let bytes = session.window.get(pool, number);
-                if let Some(link) = self.endpoint.link(owner.connection) {
-                    send_encoded(link, now, owner.channel, bytes);
-                }
-            }
+        let Some(owner) = self.state.sessions.row(at).owner else {
             return;
-        }
-        if client_seq > session.answered && client_seq <= seen {
-            return; // Its report is in flight.
-        }
-        session.rate.charge(now_ns, rate, RESEND_COST);
-        let front_request = FrontRequest::Answer {
-            session: (at, session.epoch),
-            ix: session.ix,
-            client_seq,
         };
-        if !self.state.look_up(at, front_request) {
-            self.refuse(now, at, client_seq, RejectReason::AlreadySeen);
+        let link = self.endpoint.link(owner.connection);
+        if let Some(reason) = self.state.resend_answer(now, link, at, client_seq, seen) {
+            self.refuse(now, at, client_seq, reason);
         }
     }
 

@@ -1,5 +1,4 @@
-//! The answer to PlaceOrder: the order as its record left it. It does not wait for the history,
-//! which may be behind.
+//! The answer to PlaceOrder: the order as its record left it, whether the history has it or not.
 
 use sequencer::Record;
 use types::command::{Command, New};

@@ -795,6 +795,30 @@ async fn r341_a_repeat_past_the_rate_gets_the_first_answer() {
     world.stop().await;
 }
 
+/// A repeat of an answered order takes no budget and asks nobody: an order that identity refuses
+/// under its number would be ordered again.
+// rows: R341
+#[tokio::test]
+async fn r341_a_repeat_of_an_answered_order_is_not_checked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 1_500);
+    let mut ann = Raw::connect(&world).await;
+    ann.login(0, raw_login("ann", "a", 5_000_000)).await;
+    ann.send(0, 1, wire_order(1, Side::Buy, 100, 10)).await;
+    let first = ann.until(|m| ack(m).is_some()).await;
+    world.identity.limit_questions();
+    world
+        .identity
+        .change("ann", |ann| ann.refuse_with = Some("No more today".into()));
+    ann.send(0, 1, wire_order(1, Side::Buy, 100, 10)).await;
+    assert_eq!(answers(&mut ann, 1, &first).await, (1, 0));
+    assert!(world.identity.limit_questions().is_empty());
+    world.stop().await;
+}
+
 /// A connection that sends any bytes.
 pub struct Raw {
     _endpoint: quinn::Endpoint,

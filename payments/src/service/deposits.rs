@@ -1,10 +1,9 @@
 //! Deposits: creation of intents and the bank's reports of them (specification 4.2.1 to 4.2.5).
 
-use futures::{StreamExt, TryStreamExt, stream};
 use service_clients::{LimitType, OperationType};
 use uuid::Uuid;
 
-use super::{Fault, Gateway, reconciliation::PEER_CALLS};
+use super::{Fault, Gateway};
 use rail::{
     Rub,
     client::BankError,
@@ -278,16 +277,16 @@ impl Gateway {
     /// Polls pending intents, so that a lost webhook does not look like a difference.
     pub async fn poll_pending(&self) -> Result<(), Fault> {
         let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
-        let polled = stream::iter(pending).map(|(intent, polls)| async move {
+        for (intent, polls) in pending {
             match self.poll_intent(&intent, polls).await {
-                Err(fault) if !fault.is_bank_away() => {
+                Ok(()) => {}
+                Err(fault) if fault.is_bank_away() => return Err(fault),
+                Err(fault) => {
                     tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be polled");
-                    Ok(())
                 }
-                polled => polled,
             }
-        });
-        polled.buffer_unordered(PEER_CALLS).try_collect().await
+        }
+        Ok(())
     }
 }
 

@@ -24,8 +24,8 @@ use crate::{
     repo::{intents, payouts, receipts, reports, reports::Report},
 };
 
-/// Concurrent calls to the CFA service or the bank.
-pub(super) const PEER_CALLS: usize = 8;
+/// Concurrent calls to the CFA service.
+const PEER_CALLS: usize = 8;
 
 impl Gateway {
     /// Compares, stores the report and raises the alert if bank and supply differ. A used key
