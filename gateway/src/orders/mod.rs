@@ -3,7 +3,8 @@
 //! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's
 //! trading hold if there is one and it covers the order; otherwise a hold of the order's own,
 //! created in the ledger first and then journalled (`design.md` 4). Every answer waits until it is
-//! durable; a change also until the history has it. Cancel safe: the sweeper completes what a dropped call leaves.
+//! durable, and that of a change until the history has it. Cancel safe: the sweeper completes what
+//! a dropped call leaves.
 //!
 //! | file | calls |
 //! |---|---|

@@ -795,7 +795,7 @@ async fn r341_a_repeat_past_the_rate_gets_the_first_answer() {
     world.stop().await;
 }
 
-/// A repeat of an answered order takes no budget and asks nobody: an order that identity refuses
+/// A repeat of an answered order takes no budget and is not checked: an order that identity refuses
 /// under its number would be ordered again.
 // rows: R341
 #[tokio::test]
