@@ -1,5 +1,5 @@
-//! The release build as the README tells to run it: its first command, the demonstration, and the
-//! tests of both against the same binary.
+//! The README's commands on a release build: its first command, the demonstration, and the tests of
+//! both against the same binary.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -123,7 +123,7 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
     }
 }
 
-/// A world behind a gate.
+/// A world whose node is reached through a [`Gate`].
 pub async fn gated_world(folder: &Path) -> (World, Node, Gate) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let node = Node::start(folder, "127.0.0.1:0").await;

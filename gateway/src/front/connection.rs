@@ -180,6 +180,15 @@ pub fn rejected(
     .into()
 }
 
+/// A repeated request.
+pub struct Resend {
+    pub client_seq: u64,
+    /// The last request of the session that was seen.
+    pub seen: u64,
+    /// The answer may be read from the journal.
+    pub may_look_up: bool,
+}
+
 impl Driver<Conn> for State {
     fn incoming(
         &mut self,
@@ -501,7 +510,12 @@ impl State {
         let request = request.map_err(|_| DisconnectCode::BadField)?;
         let answered = session.answered;
         if client_seq <= answered {
-            return Ok(self.resend_answer(now, Some(link), at, client_seq, answered));
+            let resend = Resend {
+                client_seq,
+                seen: answered,
+                may_look_up: !is_over_rate,
+            };
+            return Ok(self.resend_answer(now, Some(link), at, &resend));
         }
         if let Some(parked) = &mut session.parked {
             // Requests stay in session order: none overtakes one that waits for identity.
@@ -526,14 +540,17 @@ impl State {
 
     /// Sends the original answer to a request under its number: from the window, else after a
     /// lookup. Returns the reason of a refusal.
+    ///
+    /// Past the rate nothing is looked up: lookups read the journal, which logins and resumes read
+    /// too.
     pub fn resend_answer(
         &mut self,
         now: Instant,
         link: Option<&mut Link<Conn>>,
         at: At,
-        client_seq: u64,
-        seen: u64,
+        resend: &Resend,
     ) -> Option<RejectReason> {
+        let client_seq = resend.client_seq;
         self.stats.resends.increment(1);
         let (session, pool) = self.sessions.parts(at);
         let owner = session.owner?;
@@ -548,8 +565,11 @@ impl State {
             }
             return None;
         }
-        if client_seq > session.answered && client_seq <= seen {
+        if client_seq > session.answered && client_seq <= resend.seen {
             return None; // Its report is in flight.
+        }
+        if !resend.may_look_up {
+            return Some(RejectReason::AlreadySeen);
         }
         let rate = self.market.config.throttle_per_s;
         session.rate.charge(self.monotonic_ns, rate, RESEND_COST);

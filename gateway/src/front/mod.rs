@@ -49,7 +49,7 @@ use wire::{
 };
 
 use self::connection::{
-    Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
+    Channel, Conn, Resend, check_slow, end_channel, end_connection, rejected, send, send_encoded,
 };
 use self::desk::FrontRequest;
 pub use self::desk::{FrontMessage, FrontQueue};
@@ -351,7 +351,12 @@ impl Front {
             return;
         };
         let link = self.endpoint.link(owner.connection);
-        if let Some(reason) = self.state.resend_answer(now, link, at, client_seq, seen) {
+        let resend = Resend {
+            client_seq,
+            seen,
+            may_look_up: true,
+        };
+        if let Some(reason) = self.state.resend_answer(now, link, at, &resend) {
             self.refuse(now, at, client_seq, reason);
         }
     }
