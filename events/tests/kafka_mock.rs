@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{event, take};
+use common::{event, in_time, take};
 use events::{Kafka, Log, Record};
 use rdkafka::mocking::MockCluster;
 
@@ -46,4 +46,28 @@ async fn headers_keys_and_order_go_through_and_a_group_resumes() {
 
     let mut again = kafka.subscribe("g", &["t"]).await.unwrap();
     assert_eq!(take(&mut again, 1).await[0].record.event, sent[10]);
+}
+
+/// Brokers that are away are no error of the subscription: a caller would pause after each of many.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_waits_while_the_brokers_are_away() {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic("t", 1, 1).unwrap();
+    let kafka = Kafka::connect(&cluster.bootstrap_servers(), &HashMap::new()).unwrap();
+    let sent = [event("t", "key", 0), event("t", "key", 1)];
+    kafka.publish(&sent[..1]).await.unwrap();
+    let mut subscription = kafka.subscribe("g", &["t"]).await.unwrap();
+    assert_eq!(take(&mut subscription, 1).await[0].record.event, sent[0]);
+
+    cluster.broker_down(1).unwrap();
+    let mut failing = kafka.failing();
+    let away = failing.wait_for(Option::is_some);
+    tokio::select! {
+        found = subscription.next() => panic!("read {:?} without brokers", found.map(drop)),
+        noticed = in_time("the outage is noticed", away) => drop(noticed.unwrap()),
+    }
+    cluster.broker_up(1).unwrap();
+    let (published, next) = tokio::join!(kafka.publish(&sent[1..]), subscription.next());
+    published.unwrap();
+    assert_eq!(next.unwrap().record.event, sent[1]);
 }

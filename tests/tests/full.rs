@@ -158,5 +158,9 @@ fn r238_every_service_works_over_its_topic_and_a_ledger_on_postgresql_through_ki
         redeem(&platform, &buyer, "100.00").await;
         read_topics(&broker.address).await;
         platform.proof().await;
+
+        // A platform whose broker is away can be stopped.
+        broker.stop();
+        platform.stop().await;
     });
 }

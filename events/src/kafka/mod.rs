@@ -4,17 +4,18 @@
 //! A message never expires in the producer (`message.timeout.ms` 0): otherwise a later message of
 //! its key would overtake it. So `publish` waits while the brokers are down, and [`Log::failing`]
 //! has the reason. Stored positions reach the broker every 200 ms and when a subscription is
-//! dropped. After a crash at most that much is redelivered.
+//! dropped. After a crash, or without brokers at the drop, at most that much is redelivered.
 
+mod member;
 mod record;
 
 use futures::future::BoxFuture;
 use std::{
     collections::{HashMap, HashSet},
-    future::Future,
-    pin::pin,
-    sync::Arc,
-    task::{self, Poll, Waker},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,7 +30,8 @@ use rdkafka::{
 use tokio::sync::watch;
 
 use crate::{
-    Delivery, Error, Event, Log, Position, Record, Subscription, Waiting, log::Source, topics,
+    Delivery, Error, Event, Log, Position, Record, Subscription, Waiting, kafka::member::Member,
+    topics,
 };
 
 /// Pause before a message is offered again to a producer with a full queue.
@@ -63,6 +65,8 @@ impl Kafka {
     /// [`Error::Kafka`] for an option that librdkafka refuses.
     pub fn connect(brokers: &str, options: &HashMap<String, String>) -> Result<Self, Error> {
         let mut config = ClientConfig::new();
+        // The default of ten seconds would add as much to each outage.
+        config.set("reconnect.backoff.max.ms", "1000");
         for (name, value) in options {
             config.set(name, value);
         }
@@ -180,10 +184,8 @@ impl Log for Kafka {
             .set("max.poll.interval.ms", "900000")
             .create_with_context(self.0.context.clone())?;
         consumer.subscribe(topics)?;
-        Ok(Subscription(Box::new(Member {
-            consumer,
-            failed: None,
-        })))
+        let member = Member::new(consumer, self.0.context.clone());
+        Ok(Subscription(Box::new(member)))
     }
 
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
@@ -344,72 +346,26 @@ fn partitions(
     Ok(partitions)
 }
 
-struct Member {
-    consumer: StreamConsumer<Context>,
-    /// Error found by [`Source::try_next`], returned by the next call.
-    failed: Option<KafkaError>,
-}
-
-#[async_trait]
-impl Source for Member {
-    async fn next(&mut self) -> Result<Delivery, Error> {
-        if let Some(error) = self.failed.take() {
-            return Err(error.into());
-        }
-        let message = self.consumer.recv().await?;
-        Ok(record::delivery(&message))
-    }
-
-    fn try_next(&mut self) -> Option<Delivery> {
-        let recv = pin!(self.consumer.recv());
-        match recv.poll(&mut task::Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(message)) => Some(record::delivery(&message)),
-            Poll::Ready(Err(error)) => {
-                self.failed = Some(error);
-                None
-            }
-            Poll::Pending => None,
-        }
-    }
-
-    fn is_ours(&self, position: &Position) -> bool {
-        let assigned = self.consumer.assignment();
-        !self.consumer.assignment_lost()
-            && assigned.is_ok_and(|partitions| {
-                partitions
-                    .find_partition(&position.topic, position.partition)
-                    .is_some()
-            })
-    }
-
-    async fn commit(&mut self, position: &Position) -> Result<(), Error> {
-        let stored =
-            self.consumer
-                .store_offset(&position.topic, position.partition, position.offset);
-        match stored {
-            // The partition was reassigned; its new member gets the record again.
-            Err(KafkaError::StoreOffset(RDKafkaErrorCode::State)) => Ok(()),
-            stored => Ok(stored?),
-        }
-    }
-}
-
 /// State reported by the clients in the background.
 #[derive(Clone)]
 struct Context {
     failing: Arc<watch::Sender<Option<String>>>,
+    /// A member's leaving took too long: later ones do not wait.
+    leaves_slowly: Arc<AtomicBool>,
 }
 
 impl Default for Context {
     fn default() -> Self {
         Context {
             failing: Arc::new(watch::Sender::new(None)),
+            leaves_slowly: Arc::default(),
         }
     }
 }
 
 impl Context {
     fn works(&self) {
+        self.leaves_slowly.store(false, Ordering::Relaxed);
         self.failing
             .send_if_modified(|failing| failing.take().is_some());
     }
