@@ -6,6 +6,7 @@
 //! | `address` | addresses and hashes as own types |
 //! | `contracts` | actions on the chain and their call data |
 //! | `connector` | access to any node: submissions, reads, watcher |
+//! | `publish` | published events |
 //! | `dev` | in-process development chain: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
 //!
@@ -19,6 +20,7 @@ pub mod contracts;
 #[cfg(test)]
 mod contracts_tests;
 mod dev;
+mod publish;
 
 use futures::future::BoxFuture;
 use std::path::{Path, PathBuf};

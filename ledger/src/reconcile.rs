@@ -125,32 +125,51 @@ impl Reconciler {
         };
         let context = Context::new("ledger");
         let operations = self.cfa.operations(&context, filter).await;
-        for operation in operations.map_err(|error| failed(&error))? {
-            self.fold_in(operation).await?;
+        let operations = operations.map_err(|error| failed(&error))?;
+        let mut missed = Vec::new();
+        let mut commands = Vec::new();
+        for operation in operations {
+            let names = (operation.operation_id.clone(), operation.tx_hash.clone());
+            if let Some(kind) = self.command_of(operation) {
+                missed.push(names);
+                commands.push(Command {
+                    kind,
+                    key: None,
+                    is_service: true,
+                });
+            }
+        }
+        let outcomes = self.committer.submit_all(commands, &context).await;
+        let outcomes = outcomes.map_err(|error| match error.is_away() {
+            true => Failure::from(RetryLater(error.to_string())),
+            false => error.into(),
+        })?;
+        for ((operation_id, tx_hash), outcome) in missed.into_iter().zip(outcomes) {
+            self.report(&operation_id, tx_hash, outcome);
         }
         Ok(())
     }
 
-    async fn fold_in(&self, operation: Operation) -> Result<(), Failure> {
+    /// The command of a final operation. Keeps the transaction of an open one.
+    fn command_of(&self, operation: Operation) -> Option<CommandKind> {
         use OperationStatus::{Failed, Finalized, Refunded, Rejected};
         match operation.status {
             Some(Finalized) => {}
-            Some(Failed | Rejected | Refunded) => return Ok(()),
+            Some(Failed | Rejected | Refunded) => return None,
             _ => {
                 self.keep_open(operation.tx_hash);
-                return Ok(());
+                return None;
             }
         }
-        let (operation_id, tx_hash) = (operation.operation_id.clone(), operation.tx_hash.clone());
-        let kind = match command_kind_of(operation) {
-            Ok(Some(kind)) => kind,
-            Ok(None) => return Ok(()),
-            Err(poison) => {
-                tracing::error!(operation_id, %poison, "unreadable operation of a block skipped");
-                return Ok(());
-            }
-        };
-        match self.submit(kind, Context::new("ledger")).await? {
+        let operation_id = operation.operation_id.clone();
+        command_kind_of(operation).unwrap_or_else(|poison| {
+            tracing::error!(operation_id, %poison, "unreadable operation of a block skipped");
+            None
+        })
+    }
+
+    fn report(&self, operation_id: &str, tx_hash: String, outcome: Outcome) {
+        match outcome {
             Ok(result) if is_new(&result.answer) => {
                 tracing::warn!(
                     operation_id,
@@ -171,7 +190,6 @@ impl Reconciler {
                 );
             }
         }
-        Ok(())
     }
 
     fn keep_open(&self, tx_hash: String) {
@@ -184,19 +202,6 @@ impl Reconciler {
                 "too many open operations of blocks, transaction dropped"
             );
         }
-    }
-
-    async fn submit(&self, kind: CommandKind, context: Context) -> Result<Outcome, Failure> {
-        let command = Command {
-            kind,
-            key: None,
-            is_service: true,
-        };
-        let submitted = self.committer.submit(command, context).await;
-        submitted.map_err(|error| match error.is_away() {
-            true => RetryLater(error.to_string()).into(),
-            false => error.into(),
-        })
     }
 }
 

@@ -14,6 +14,9 @@ use crate::convert::{number, number_or_zero, to_amount};
 use crate::policy::{all_pages, call, client, not_found_as_none};
 use crate::{Answer, CallError, OperationStatus, OperationType};
 
+/// Sub-accounts per request and page; the limit of the ledger.
+const SUBACCOUNT_IDS_MAX: usize = 1_000;
+
 /// Amounts of a sub-account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
@@ -336,18 +339,45 @@ impl LedgerClient {
             };
             async move {
                 let page = self.peer.call(request, call!(list_sub_accounts)).await?;
-                let rows = page.subaccounts.into_iter().map(|row| {
-                    Ok(SubAccount {
-                        balance: self.read_or_zero(row.balance.as_ref())?,
-                        held: self.read_or_zero(row.held.as_ref())?,
-                        subaccount_id: row.subaccount_id,
-                        instrument_id: row.instrument_id,
-                    })
-                });
-                Ok((rows.collect::<Result<_, _>>()?, page.pagination))
+                Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
             }
         })
         .await
+    }
+
+    /// Those of these sub-accounts that exist, in no particular order: one call per 1000 ids.
+    pub async fn sub_accounts_by_id(
+        &self,
+        context: &Context,
+        subaccount_ids: &[String],
+    ) -> Answer<Vec<SubAccount>> {
+        let mut found = Vec::with_capacity(subaccount_ids.len());
+        for ids in subaccount_ids.chunks(SUBACCOUNT_IDS_MAX) {
+            let request = pb::ListSubAccountsRequest {
+                context: self.peer.context(context),
+                subaccount_ids: ids.to_vec(),
+                pagination: Some(common::PaginationRequest {
+                    page_size: SUBACCOUNT_IDS_MAX as i32,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let page = self.peer.call(request, call!(list_sub_accounts)).await?;
+            found.extend(self.read_sub_accounts(page.subaccounts)?);
+        }
+        Ok(found)
+    }
+
+    fn read_sub_accounts(&self, rows: Vec<pb::SubAccount>) -> Answer<Vec<SubAccount>> {
+        let rows = rows.into_iter().map(|row| {
+            Ok(SubAccount {
+                balance: self.read_or_zero(row.balance.as_ref())?,
+                held: self.read_or_zero(row.held.as_ref())?,
+                subaccount_id: row.subaccount_id,
+                instrument_id: row.instrument_id,
+            })
+        });
+        rows.collect()
     }
 
     /// The remaining amounts of all active holds, of any owner.

@@ -48,7 +48,7 @@ pub use maturity::NewRedemption;
 pub use registry::Replayed;
 pub use transfer::NewTransfer;
 
-/// Concurrent calls to a peer when each row of a page or batch needs one.
+/// Concurrent calls to a peer when each party of a batch needs one.
 const PEER_CALLS: usize = 8;
 
 /// The caller and the idempotency key.
@@ -83,8 +83,8 @@ pub struct Service {
     registry_lock: tokio::sync::Mutex<()>,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
-    /// Number of finished batches; wakes waiters when it changes.
-    batches_done: watch::Sender<u64>,
+    /// Counts submitted and finished batches; wakes waiters when it changes.
+    batch_changes: watch::Sender<u64>,
 }
 
 impl Service {
@@ -109,7 +109,7 @@ impl Service {
             deposits: KeyedMutex::default(),
             registry_lock: tokio::sync::Mutex::new(()),
             registered: Mutex::new(HashSet::new()),
-            batches_done: watch::Sender::new(0),
+            batch_changes: watch::Sender::new(0),
         }
     }
 

@@ -5,11 +5,10 @@
 
 use std::collections::HashMap;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
 use service_clients::caused_by;
 use types::{Decimal, subaccount};
 
-use super::{PEER_CALLS, Service};
+use super::Service;
 use crate::error::{Error, Refusal};
 use crate::model::{Holder, Instrument};
 use crate::repo::HolderMove;
@@ -184,23 +183,42 @@ impl Service {
                 .sum(),
             None => self.repo.registry_supply(token).await?,
         };
-        // One call per row of the page: the ledger lists sub-accounts in its own order and would
-        // return all holders of the instrument.
-        let listed = stream::iter(holders).map(|holder| async move {
-            let locked = match as_of_us {
-                None if !holder.user_id.is_empty() => {
-                    let subaccount =
-                        subaccount::of_user(&holder.user_id, &instrument.instrument_id);
-                    let context = caused_by("");
-                    let balance = self.peers.ledger.balance(&context, &subaccount);
-                    Some(balance.await?.held)
-                }
-                _ => None,
-            };
-            Ok::<_, Error>(ListedHolder { holder, locked })
+        let mut locked = match as_of_us {
+            Some(_) => HashMap::new(),
+            None => self.locked(&holders, &instrument.instrument_id).await?,
+        };
+        let listed = holders.into_iter().map(|holder| ListedHolder {
+            locked: locked.remove(&holder.user_id),
+            holder,
         });
-        let listed = listed.buffered(PEER_CALLS).try_collect().await?;
-        Ok((listed, supply))
+        Ok((listed.collect(), supply))
+    }
+
+    /// Reserved units of the holders with a user id, by that id.
+    async fn locked(
+        &self,
+        holders: &[Holder],
+        instrument_id: &str,
+    ) -> Result<HashMap<String, Decimal>, Error> {
+        let users: Vec<&String> = holders
+            .iter()
+            .map(|holder| &holder.user_id)
+            .filter(|user_id| !user_id.is_empty())
+            .collect();
+        let ids: Vec<String> = users
+            .iter()
+            .map(|user_id| subaccount::of_user(user_id, instrument_id))
+            .collect();
+        let ledger = &self.peers.ledger;
+        let found = ledger.sub_accounts_by_id(&caused_by(""), &ids).await?;
+        let held: HashMap<String, Decimal> = found
+            .into_iter()
+            .map(|row| (row.subaccount_id, row.held))
+            .collect();
+        // A holder that the ledger does not know yet has reserved nothing.
+        let of = |id: &String| held.get(id).copied().unwrap_or(Decimal::ZERO);
+        let locked = users.into_iter().zip(&ids);
+        Ok(locked.map(|(user, id)| (user.clone(), of(id))).collect())
     }
 
     /// All holders with units, now or at a time.

@@ -283,6 +283,7 @@ impl Service {
                     .submit_batch_operations_in_tx(&mut tx, &batch, self.now_us())
                     .await?;
                 tx.commit().await?;
+                self.batch_changes.send_modify(|changes| *changes += 1);
                 Ok(batch)
             }
             // Too little gas, no coins, another nonce expected: nothing was sent and the trades are
@@ -395,19 +396,20 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         ended.iter().for_each(count);
-        self.batches_done.send_modify(|done| *done += 1);
+        self.batch_changes.send_modify(|changes| *changes += 1);
         Ok(())
     }
 
     /// Returns the batch, after waiting up to `wait` for it to be final. It reads the receipt at
-    /// every block, which is earlier than the receipt's event.
+    /// once and at every block: that is earlier than the receipt's event, and finds the receipt of
+    /// a block that was read before the batch's transaction hash was stored.
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
-        let mut done = self.batches_done.subscribe();
+        let mut changes = self.batch_changes.subscribe();
         let mut last_read_block = self.chain.last_read_block();
+        let mut is_unread = true;
         loop {
-            done.borrow_and_update();
-            last_read_block.borrow_and_update();
+            changes.borrow_and_update();
             let batch = self
                 .repo
                 .batch(batch_id)
@@ -416,16 +418,20 @@ impl Service {
             if batch.status != BatchStatus::Submitted || tokio::time::Instant::now() >= deadline {
                 return Ok(batch);
             }
+            if is_unread && let Some(tx_hash) = &batch.tx_hash {
+                last_read_block.borrow_and_update();
+                self.on_receipt(tx_hash).await?;
+                is_unread = false;
+                continue;
+            }
             tokio::select! {
                 () = tokio::time::sleep_until(deadline) => {}
-                _ = done.changed() => {}
+                _ = changes.changed() => {}
                 moved = last_read_block.changed() => {
                     if moved.is_err() {
                         return Ok(batch);
                     }
-                    if let Some(tx_hash) = &batch.tx_hash {
-                        self.on_receipt(tx_hash).await?;
-                    }
+                    is_unread = true;
                 }
             }
         }

@@ -18,6 +18,8 @@ struct Plan {
     random: Option<Random>,
     calls_lost: u32,
     answers_lost: u32,
+    /// Paths of all calls, in order.
+    calls: Vec<String>,
 }
 
 enum Fault {
@@ -41,6 +43,16 @@ impl Faults {
     pub fn lost(&self) -> (u32, u32) {
         let plan = self.plan();
         (plan.calls_lost, plan.answers_lost)
+    }
+
+    /// Method names of the calls of a service since the last question.
+    pub fn take_calls(&self, service: &str) -> Vec<String> {
+        let calls = std::mem::take(&mut self.plan().calls);
+        let of_service = calls.iter().filter_map(|path| {
+            let (called, method) = path.trim_start_matches('/').split_once('/')?;
+            (called == service).then(|| method.to_owned())
+        });
+        of_service.collect()
     }
 
     fn plan(&self) -> std::sync::MutexGuard<'_, Plan> {
@@ -72,6 +84,8 @@ impl Faults {
 
 async fn pass(State(faults): State<Faults>, request: Request, next: Next) -> Response {
     let lost = || rpc::status::unavailable("Network", 1).into_http();
+    let path = request.uri().path().to_owned();
+    faults.plan().calls.push(path);
     match faults.next() {
         Fault::None => next.run(request).await,
         Fault::CallLost => lost(),

@@ -454,6 +454,48 @@ async fn r031_holders_match_the_chain_and_the_ledger() {
     world.stop().await;
 }
 
+// rows: R030
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_reserved_units_of_a_page_are_read_in_one_call() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    for user in ["alice", "bob", "carol", "dave"] {
+        world.issue("BOND-1", user, "5").await;
+    }
+    let hold = ledger_pb::CreateHoldRequest {
+        context: context(&key()),
+        hold: Some(ledger_pb::Hold {
+            subaccount_id: "bob:BOND-1".into(),
+            amount: amount("BOND-1", "3"),
+            reason: "an order".into(),
+            ..Default::default()
+        }),
+    };
+    world.ledger.create_hold(hold).await.expect("held");
+    for page_size in [1, 4] {
+        world.faults.take_calls("");
+        let request = pb::ListHoldersRequest {
+            instrument_id: "BOND-1".into(),
+            pagination: Some(PaginationRequest {
+                page_size,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let listed = world.cfa.list_holders(request).await.expect("listed");
+        let holders = listed.into_inner().holders;
+        assert_eq!(holders.len(), page_size as usize);
+        for holder in holders {
+            let locked = if holder.user_id == "bob" { "3" } else { "0" };
+            assert_eq!(holder.locked, decimal(locked), "{}", holder.user_id);
+        }
+        let calls = world.faults.take_calls("dfa.ledger.v1.LedgerService");
+        assert_eq!(calls, ["ListSubAccounts"], "page of {page_size}");
+    }
+    world.stop().await;
+}
+
 // rows: R032 R326
 #[tokio::test(flavor = "multi_thread")]
 async fn r032_block_hashes_are_recomputed() {

@@ -273,6 +273,23 @@ async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
     world.stop().await;
 }
 
+/// The block was read before the batch's hash was stored: no further block and no event follow.
+// rows: R094
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_a_receipt_that_came_before_its_hash_was_stored_is_read_at_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let trades = vec![leg("t-1", 1, "alice", "bob", "4", "4000.00", "4.00")];
+    settle(&mut world, "n1:1-1", trades)
+        .await
+        .expect("submitted");
+    let settled = wait_batch(&mut world, "n1:1-1").await;
+    let submitted = "UPDATE batch SET status = 1, block_number = NULL, gas_used = 0";
+    alter_store(folder.path(), submitted).await;
+    assert_eq!(wait_batch(&mut world, "n1:1-1").await, settled);
+    world.stop().await;
+}
+
 // rows: R096
 #[tokio::test(flavor = "multi_thread")]
 async fn r096_event_and_batch_make_one_transfer() {

@@ -1,7 +1,6 @@
 //! Reads the chain block by block, in order and without gaps, and publishes what it read.
 //!
-//! On `platform.chain.events.v1`: `TransactionReceiptReady` per transaction submitted here, then
-//! `BlockRead` with their hashes. Other transactions are skipped. It also resends stored
+//! `publish` has the events. Transactions not submitted here are skipped. It also resends stored
 //! transactions that are in no read block. A block is read when it is `confirmations` below the
 //! head; a permissioned chain with immediate finality needs none.
 
@@ -9,12 +8,11 @@ use std::time::Duration;
 
 use alloy::eips::BlockId;
 use alloy::providers::Provider;
-use prost::Message;
-use proto::chain::v1 as pb;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BlockInfo, ChainError, Connector, ReceiptStatus, TxHash, to_receipt};
+use super::{BlockInfo, ChainError, Connector, ReceiptStatus, to_receipt};
+use crate::publish;
 
 const RESEND_INTERVAL: Duration = Duration::from_secs(2);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -113,41 +111,15 @@ impl Watcher {
                 receipts.len()
             )));
         }
-        let mut published: Vec<events::Event> = Vec::with_capacity(receipts.len() + 1);
         for receipt in &receipts {
-            let status = match receipt.status {
-                ReceiptStatus::Success => pb::ReceiptStatus::Success,
-                ReceiptStatus::Reverted => pb::ReceiptStatus::Reverted,
-            };
             let label = status_label(receipt.status);
             metrics::counter!("blockchain_transactions_total", "status" => label).increment(1);
-            let event = pb::TransactionReceiptReadyEvent {
-                context: context(),
-                tx_hash: receipt.tx_hash.to_string(),
-                block_number: block.number,
-                status: status.into(),
-                gas_used: receipt.gas_used,
-                at: Some(block_time(block)),
-            };
-            published.push(event_of(
-                &receipt.tx_hash.to_string(),
-                "dfa.chain.v1.TransactionReceiptReadyEvent",
-                event.encode_to_vec(),
-            ));
         }
-        let event = pb::BlockReadEvent {
-            context: context(),
-            number: block.number,
-            hash: block.hash.to_string(),
-            parent_hash: block.parent_hash.to_string(),
-            tx_hashes: ours.iter().map(TxHash::to_string).collect(),
-            at: Some(block_time(block)),
-        };
-        published.push(event_of(
-            &block.number.to_string(),
-            "dfa.chain.v1.BlockReadEvent",
-            event.encode_to_vec(),
-        ));
+        let mut published: Vec<events::Event> = receipts
+            .iter()
+            .map(|receipt| publish::receipt_ready(block, receipt))
+            .collect();
+        published.push(publish::block_read(block, &ours));
         let marks: Vec<_> = receipts
             .iter()
             .map(|receipt| (receipt.tx_hash, receipt.status, receipt.gas_used))
@@ -175,34 +147,4 @@ fn status_label(status: ReceiptStatus) -> &'static str {
         ReceiptStatus::Success => "SUCCESS",
         ReceiptStatus::Reverted => "REVERTED",
     }
-}
-
-fn block_time(block: &BlockInfo) -> prost_types::Timestamp {
-    prost_types::Timestamp {
-        seconds: block.time_s as i64,
-        nanos: 0,
-    }
-}
-
-/// The id is derived: rereading the chain from its first block produces the same events.
-fn event_of(key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
-    let id = uuid::Uuid::new_v5(
-        &uuid::Uuid::NAMESPACE_OID,
-        format!("{type_name}:{key}").as_bytes(),
-    );
-    events::Event {
-        id,
-        topic: events::topics::CHAIN.into(),
-        key: key.into(),
-        type_name: type_name.into(),
-        subject: key.into(),
-        source: "chain".into(),
-        correlation_id: id.to_string(),
-        occurred_at_us: service_kit::clock::now_us(),
-        payload,
-    }
-}
-
-fn context() -> Option<proto::common::v1::RequestContext> {
-    Some(rpc::Context::new("chain").to_proto())
 }

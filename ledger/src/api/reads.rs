@@ -17,8 +17,11 @@ use crate::{
     model::{HoldStatus, Operation, OperationStatus, OperationType, Posting, SubAccount},
     names::SubAccountName,
     refusal::Refusal,
-    repo::{HoldFilter, OperationFilter, PageBound, TrialBalance},
+    repo::{HoldFilter, OperationFilter, PageBound, SubAccountFilter, TrialBalance},
 };
+
+/// Sub-accounts that a list may be restricted to: a full page.
+const SUBACCOUNT_IDS_MAX: usize = page::SIZE_MAX as usize;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -149,13 +152,23 @@ impl Api {
     ) -> Answer<wire::ListSubAccountsResponse> {
         rpc::context::record_read_context(message.context);
         filter("instrument_id", &message.instrument_id)?;
+        if message.subaccount_ids.len() > SUBACCOUNT_IDS_MAX {
+            let text = format!("must be at most {SUBACCOUNT_IDS_MAX}");
+            return Err(refused(Refusal::invalid("subaccount_ids", text)));
+        }
+        for id in &message.subaccount_ids {
+            named("subaccount_ids", id)?;
+        }
         let user_id = effective_user_id(caller, message.user_id)?;
-        let hash = page::filter_hash(&[&user_id, &message.instrument_id]);
-        let page = page::parse(message.pagination, hash)?;
-        let found = self
-            .store
-            .subaccounts(&user_id, &message.instrument_id, page_bound(&page))
-            .await;
+        let mut filters = vec![user_id.as_str(), &message.instrument_id];
+        filters.extend(message.subaccount_ids.iter().map(String::as_str));
+        let page = page::parse(message.pagination, page::filter_hash(&filters))?;
+        let filter = SubAccountFilter {
+            user_id: &user_id,
+            instrument_id: &message.instrument_id,
+            subaccount_ids: &message.subaccount_ids,
+        };
+        let found = self.store.subaccounts(&filter, page_bound(&page)).await;
         let mut rows = found.map_err(failed)?;
         let pagination = page.finish(&mut rows, |row| Key {
             created_us: row.terms.created_at_us,

@@ -116,6 +116,34 @@ impl Committer {
         answer.await.map_err(|_| Error::Closed)?
     }
 
+    /// Queues commands together, for as few groups as possible. The outcomes are in the order of
+    /// the commands; none depends on another's success.
+    ///
+    /// # Errors
+    /// As [`Self::submit`], of the first command that failed; others may be committed.
+    pub async fn submit_all(
+        &self,
+        commands: Vec<Command>,
+        context: &rpc::Context,
+    ) -> Result<Vec<Outcome>, Error> {
+        let mut answers = Vec::with_capacity(commands.len());
+        for command in commands {
+            let (reply, answer) = oneshot::channel();
+            self.send(Job::One {
+                command,
+                context: context.clone(),
+                reply: Reply::Whole(reply),
+            })
+            .await?;
+            answers.push(answer);
+        }
+        let mut outcomes = Vec::with_capacity(answers.len());
+        for answer in answers {
+            outcomes.push(answer.await.map_err(|_| Error::Closed)??);
+        }
+        Ok(outcomes)
+    }
+
     /// Writes the job on this thread. Returns it if it is large or the writer is busy.
     fn write_here(&self, job: Job) -> Option<Job> {
         let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX

@@ -8,6 +8,8 @@ use sqlx::{Database, Postgres, Sqlite};
 
 /// Statements that depend on the database.
 pub trait Dialect: Database {
+    /// Text before and after a bound JSON array of texts: true for a column with one of them.
+    const IN_LIST: (&str, &str);
     /// Prefix that defines `entries`, unordered: the postings of a sub-account (`$1`) with versions
     /// after `$2` through `$3`, with that `version` and whether they debit it (`is_debit`). Cost:
     /// by their number, not by their position.
@@ -27,6 +29,8 @@ pub trait Dialect: Database {
 }
 
 impl Dialect for Sqlite {
+    const IN_LIST: (&str, &str) = ("IN (SELECT value FROM json_each(", "))");
+
     /// Starts at the nearest indexed version, or at the last one, and follows the links back. After
     /// a wrong link entries are missing: a caller that needs all of them counts them.
     const ENTRIES: &str = "WITH RECURSIVE near (posting_no, version) AS (\
@@ -92,6 +96,11 @@ impl Dialect for Sqlite {
 }
 
 impl Dialect for Postgres {
+    const IN_LIST: (&str, &str) = (
+        "= ANY(ARRAY(SELECT jsonb_array_elements_text(",
+        "::jsonb)))",
+    );
+
     const ENTRIES: &str = "WITH entries AS (\
          SELECT p.*, p.debit_version AS version, TRUE AS is_debit FROM postings p \
          WHERE p.debit_subaccount_id = $1 AND p.debit_version > $2 AND p.debit_version <= $3 \

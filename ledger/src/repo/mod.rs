@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use audit::{SealedOperation, SealedPosting};
-pub use read::{HoldFilter, OperationFilter, PageBound, Reads, TrialBalance};
+pub use read::{HoldFilter, OperationFilter, PageBound, Reads, SubAccountFilter, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
 

@@ -27,6 +27,13 @@ pub struct PageBound<'a> {
     pub limit: i64,
 }
 
+/// Empty fields match everything.
+pub struct SubAccountFilter<'a> {
+    pub user_id: &'a str,
+    pub instrument_id: &'a str,
+    pub subaccount_ids: &'a [String],
+}
+
 /// Empty text and `None` match everything.
 #[derive(Default)]
 pub struct OperationFilter<'a> {
@@ -67,8 +74,7 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error>;
     async fn subaccounts(
         &self,
-        user_id: &str,
-        instrument_id: &str,
+        wanted: &SubAccountFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error>;
     async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error>;
@@ -152,15 +158,20 @@ where
 
     async fn subaccounts(
         &self,
-        user_id: &str,
-        instrument_id: &str,
+        wanted: &SubAccountFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error> {
         let mut query = QueryBuilder::new(rows::SUB_ACCOUNT);
         query.push(" WHERE (s.created_at_us, s.subaccount_id) < (");
         push_bound(&mut query, &bound);
-        filter(&mut query, "s.user_id", user_id);
-        filter(&mut query, "s.instrument_id", instrument_id);
+        filter(&mut query, "s.user_id", wanted.user_id);
+        filter(&mut query, "s.instrument_id", wanted.instrument_id);
+        if !wanted.subaccount_ids.is_empty() {
+            let (before, after) = DB::IN_LIST;
+            query.push(" AND s.subaccount_id ").push(before);
+            query.push_bind(serde_json::json!(wanted.subaccount_ids).to_string());
+            query.push(after);
+        }
         query.push(" ORDER BY s.created_at_us DESC, s.subaccount_id DESC LIMIT ");
         query.push_bind(bound.limit);
         let found: Vec<SubAccountRow> = query.build_query_as().fetch_all(self).await?;

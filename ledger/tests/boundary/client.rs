@@ -100,6 +100,17 @@ async fn r037_the_ledger_client_has_every_call_that_its_peers_need() {
         whole([40, 0, 0, 40])
     );
 
+    // More ids than one call takes, with the existing ones in its first and its last.
+    let mut wanted = vec!["none:CFA-RUB".to_owned(); 1_001];
+    (wanted[0], wanted[1_000]) = (own.to_owned(), "shop:CFA-RUB".to_owned());
+    let found = client.sub_accounts_by_id(&context, &wanted).await.unwrap();
+    let found: Vec<_> = found
+        .iter()
+        .map(|row| (row.subaccount_id.as_str(), row.balance, row.held))
+        .collect();
+    let row = |id, balance| (id, Decimal::from(balance), Decimal::ZERO);
+    assert_eq!(found, [row(own, 60), row("shop:CFA-RUB", 40)]);
+
     let ids = [operation_id.clone()];
     client
         .finalize(&context, "final-1", &ids, "0x01")

@@ -2,8 +2,11 @@
 
 use events::topics;
 use proto::{
-    cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent, CfaTransferredEvent, InstrumentRegisteredEvent},
-    chain::v1::{ReceiptStatus, TransactionReceiptReadyEvent},
+    cfa::v1::{
+        CfaIssuedEvent, CfaOperation, CfaRedeemedEvent, CfaTransferredEvent,
+        InstrumentRegisteredEvent,
+    },
+    chain::v1::{BlockReadEvent, ReceiptStatus, TransactionReceiptReadyEvent},
     common::v1::{OperationStatus, OperationType},
     identity::v1::UserCreatedEvent,
     ledger::v1::*,
@@ -720,4 +723,47 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
         2
     );
     world.assert_books_balance().await;
+}
+
+// rows: R221
+#[tokio::test]
+async fn r221_missed_operations_of_a_block_are_posted_together() {
+    const MISSED: usize = 40;
+    let world = World::new().await;
+    let registry = std::sync::Arc::new(testkit::Registry::default());
+    let tx_hash = |n: usize| format!("0x{n:064x}");
+    let missed = (0..MISSED).map(|n| CfaOperation {
+        operation_id: format!("op-{n}"),
+        r#type: OperationType::Issuance.into(),
+        status: OperationStatus::Finalized.into(),
+        user_id: format!("u{n}"),
+        instrument_id: RUB.to_owned(),
+        amount: testkit::messages::decimal("1.00"),
+        onchain_tx_hash: tx_hash(n),
+        ..Default::default()
+    });
+    *registry.operations.lock().unwrap() = missed.collect();
+    let routes = registry.routes();
+    let auth = rpc::Authenticator::Sandbox;
+    world.cfa.fill(rpc::with_auth(routes, &auth));
+    let rows = world.rows().await;
+    let groups = "SELECT CAST(COUNT(*) AS TEXT) FROM audit_blocks";
+    let groups = async || rows.texts(groups).await[0].parse::<usize>().unwrap();
+    let before = groups().await;
+
+    let block = BlockReadEvent {
+        number: 1,
+        tx_hashes: (0..MISSED).map(tx_hash).collect(),
+        ..Default::default()
+    };
+    let name = "dfa.chain.v1.BlockReadEvent";
+    world.publish(topics::CHAIN, name, "1", &block).await;
+    for n in 0..MISSED {
+        let (user, kind) = (format!("u{n}"), OperationType::Deposit);
+        only(&world, &user, kind, OperationStatus::Finalized).await;
+    }
+    let written = groups().await - before;
+    assert!(written <= MISSED / 2, "{written} transactions");
+    world.assert_books_balance().await;
+    rows.close().await;
 }

@@ -30,6 +30,9 @@ pub struct World {
     pub client: Client,
     pub clock: Clock,
     pub log: Arc<dyn Log>,
+    /// The CFA service: away until a test fills it.
+    #[allow(dead_code, reason = "few tests need it")]
+    pub cfa: rpc::LocalSlot,
     pub handle: LedgerHandle,
     /// Shared with the other ledgers on it.
     pub database: Arc<Database>,
@@ -88,11 +91,13 @@ impl World {
             url: StoreUrl::new(url.unwrap_or_else(|| database.url.clone())),
             // Tests sweep explicitly.
             hold_sweep_interval_ms: 3_600_000,
+            reconcile_after_ms: 1,
             ..LedgerConfig::default()
         };
+        let cfa = rpc::LocalSlot::new();
         let deps = LedgerDeps {
             log: log.clone(),
-            cfa: rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service"),
+            cfa: rpc::Channel::local(&cfa, "sandbox.service"),
             clock: clock.clone(),
         };
         let handle = ledger::start(config, deps, shutdown.clone()).await.unwrap();
@@ -101,6 +106,7 @@ impl World {
             client: LedgerServiceClient::new(rpc::Channel::local(&slot, "sandbox.service")),
             clock,
             log,
+            cfa,
             handle,
             database,
             folder,

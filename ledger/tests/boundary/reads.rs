@@ -173,6 +173,57 @@ async fn r194_sub_account_shows_what_it_has() {
     );
 }
 
+async fn by_ids(
+    client: &Client,
+    ids: &[&str],
+    instrument_id: &str,
+) -> Answer<ListSubAccountsResponse> {
+    let request = ListSubAccountsRequest {
+        subaccount_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        instrument_id: instrument_id.to_owned(),
+        ..Default::default()
+    };
+    client.clone().list_sub_accounts(request).await
+}
+
+#[tokio::test]
+async fn sub_accounts_are_listed_by_their_ids() {
+    let world = World::new().await;
+    for user in ["u1", "u2", "u3"] {
+        world.fund(user, RUB, "1").await;
+    }
+    world.fund("u1", BOND, "1").await;
+    let listed = async |client: &Client, ids: &[&str], instrument_id: &str| {
+        let answer = by_ids(client, ids, instrument_id).await.unwrap();
+        let rows = answer.into_inner().subaccounts.into_iter();
+        let mut ids: Vec<_> = rows.map(|row| row.subaccount_id).collect();
+        ids.sort();
+        ids
+    };
+    let ids = ["u2:CFA-RUB", "u9:CFA-RUB", "u1:BOND-1", "u1:CFA-RUB"];
+    let all = listed(&world.client, &ids, "").await;
+    assert_eq!(all, ["u1:BOND-1", "u1:CFA-RUB", "u2:CFA-RUB"]);
+    let rubles = listed(&world.client, &ids, RUB).await;
+    assert_eq!(rubles, ["u1:CFA-RUB", "u2:CFA-RUB"]);
+    let own = listed(&world.as_caller("sandbox.investor.u1"), &ids, "").await;
+    assert_eq!(own, ["u1:BOND-1", "u1:CFA-RUB"], "a user sees its own");
+    let none = listed(&world.client, &["u9:CFA-RUB"], "").await;
+    assert!(none.is_empty(), "{none:?}");
+
+    let thousand = vec!["u1:CFA-RUB"; 1_000];
+    let one = listed(&world.client, &thousand, "").await;
+    assert_eq!(one, ["u1:CFA-RUB"]);
+    let more = vec!["u1:CFA-RUB"; 1_001];
+    for (ids, text) in [
+        (more.as_slice(), "subaccount_ids: must be at most 1000"),
+        (&[""], "subaccount_ids: must not be empty"),
+        (&["a\0"], "subaccount_ids: must have no control characters"),
+    ] {
+        let answer = by_ids(&world.client, ids, "").await;
+        refused(answer, Code::InvalidArgument, "INVALID_ARGUMENT", text);
+    }
+}
+
 // rows: R324
 #[tokio::test]
 async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {

@@ -88,6 +88,7 @@ const EXPLAINED: &[&str] = &[
     "WHERE s.subaccount_id = $1",
     "s.user_id =",
     "s.instrument_id =",
+    "s.subaccount_id = ANY(ARRAY(",
     "FROM operations WHERE operation_id = $1",
     "WHERE p.operation_id = $1",
     "SELECT o.* FROM operations o WHERE o.user_id =",

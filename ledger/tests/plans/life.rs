@@ -327,6 +327,12 @@ async fn reads(world: &World) {
             };
             client.list_sub_accounts(request).await.unwrap();
         }
+        let request = ListSubAccountsRequest {
+            user_id: user_id.into(),
+            subaccount_ids: vec!["u1:CFA-RUB".into(), "u2:CFA-RUB".into()],
+            ..Default::default()
+        };
+        client.list_sub_accounts(request).await.unwrap();
         for idempotency_key in ["", "paid"] {
             let request = ListOperationsRequest {
                 user_id: user_id.into(),

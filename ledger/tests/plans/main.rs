@@ -87,6 +87,7 @@ async fn no_statement_scans_a_table() {
         "FROM accounts WHERE (created_at_us, account_id) <",
         "s.user_id =",
         "s.instrument_id =",
+        "s.subaccount_id IN (SELECT value FROM json_each(",
         "WITH RECURSIVE near",
     ]);
 }

@@ -1,4 +1,5 @@
-//! CFA service double: instruments that the test lists, and batches that settle at once.
+//! CFA service double: instruments and operations that the test lists, and batches that settle at
+//! once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -18,6 +19,7 @@ pub struct Registry {
     /// Stores settled batches, so they survive a killed process.
     file: Option<PathBuf>,
     pub instruments: Mutex<HashMap<String, Instrument>>,
+    pub operations: Mutex<Vec<CfaOperation>>,
     pub state: Mutex<ChainState>,
     /// Trade numbers skipped in every batch whose id does not end in `/2`.
     pub left_out_once: Mutex<HashSet<u64>>,
@@ -148,6 +150,20 @@ impl CfaRegistryService for Registry {
         }))
     }
 
+    /// The listed operations of the request's transactions.
+    async fn list_operations(
+        &self,
+        request: Request<ListOperationsRequest>,
+    ) -> Result<Response<ListOperationsResponse>, Status> {
+        let hashes = request.into_inner().onchain_tx_hashes;
+        let mut operations = self.operations.lock().unwrap().clone();
+        operations.retain(|operation| hashes.contains(&operation.onchain_tx_hash));
+        Ok(Response::new(ListOperationsResponse {
+            operations,
+            pagination: None,
+        }))
+    }
+
     async fn settle_trades(
         &self,
         request: Request<SettleTradesRequest>,
@@ -200,7 +216,6 @@ impl CfaRegistryService for Registry {
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
         get_supply: GetSupplyRequest => GetSupplyResponse,
         get_operation: GetOperationRequest => GetOperationResponse,
-        list_operations: ListOperationsRequest => ListOperationsResponse,
         finalize_issuance: FinalizeIssuanceRequest => FinalizeIssuanceResponse,
         finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
         list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
