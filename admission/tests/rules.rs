@@ -923,17 +923,11 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     assert_eq!((now.band_high, now.phase), (Ticks(50_000), Phase::Halt));
     assert_eq!(market.books[0].phase(), Phase::Halt);
     let mut other = InstrumentSpec::new(&InstrumentParams {
-        ix: InstrumentIx::NONE,
-        id: same.id,
         decimals: 2,
         tick_size: "0.1".parse().unwrap(),
-        lot_size: "1".parse().unwrap(),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(100),
         collar_ppm: 0,
-        velocity: VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(same.id)
     })
     .unwrap();
     let reject = market.refuse(Request::SetInstrument(other));

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use engine::{Book, BookConfig, EventSink};
 use types::command::{Amend, Cancel, New};
 use types::{
-    CancelReason, Command, Envelope, Event, EventEnvelope, FeeRate, Handle, Id128, InstrumentId,
-    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Quote, Reserve,
+    CancelReason, Command, Envelope, Event, EventEnvelope, Handle, Id128, InstrumentId,
+    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Quote, Reserve,
     Sequence, SessionIx, Side, Ticks, TimeInForce, UserIx,
 };
 
@@ -101,16 +101,9 @@ impl Drive {
         let header = &flow.header;
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: IX,
-            id: InstrumentId::new("FLOW").expect("an id"),
-            decimals: 0,
-            tick_size: "0.01".parse().expect("a number"),
-            lot_size: "1".parse().expect("a number"),
-            fee_rate: FeeRate::TRADING,
             band_low: Ticks(header.price_low.max(1)),
             band_high: Ticks(header.price_high),
-            collar_ppm: 50_000,
-            velocity: types::VelocityRule::OFF,
-            phase: Phase::Open,
+            ..InstrumentParams::new(InstrumentId::new("FLOW").expect("an id"))
         })
         .expect("a consistent instrument");
         let mut book = new_book(spec);
@@ -268,6 +261,13 @@ fn new_order(
             Kind::Fok => TimeInForce::Fok,
         },
         client_order_id: record.id,
-        ..crate::limit(handle, user, side, price, Lots(record.quantity))
+        ..New::limit(
+            InstrumentIx(0),
+            handle,
+            user,
+            side,
+            price,
+            Lots(record.quantity),
+        )
     }
 }

@@ -17,25 +17,16 @@ pub mod xflow;
 
 use types::command::{Cancel, New, SetInstrument};
 use types::{
-    CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Reserve, Sequence, SessionIx,
-    Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx,
+    CancelReason, Command, Envelope, Handle, Id128, InstrumentId, InstrumentIx, InstrumentParams,
+    InstrumentSpec, Lots, Sequence, SessionIx, Side, Ticks, TimeInForce, UserIx,
 };
 
 /// An instrument with a tick of a cent, a lot of one and a wide band. Panics if `id` is invalid.
 pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix,
-        id: InstrumentId::new(id).expect("an id"),
-        decimals: 0,
-        tick_size: "0.01".parse().expect("a number"),
-        lot_size: "1".parse().expect("a number"),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(1_000_000),
-        collar_ppm: 50_000,
-        velocity: types::VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new(id).expect("an id"))
     })
     .expect("a consistent instrument")
 }
@@ -90,7 +81,14 @@ impl Desk {
         let user = UserIx(slot);
         let command = Command::New(New {
             time_in_force,
-            ..limit(handle, user, side, Ticks(price), Lots(quantity))
+            ..New::limit(
+                InstrumentIx(0),
+                handle,
+                user,
+                side,
+                Ticks(price),
+                Lots(quantity),
+            )
         });
         (self.envelope(command), handle)
     }
@@ -110,32 +108,6 @@ impl Desk {
     /// Frees the slot of an ended order.
     pub fn closed(&mut self, handle: Handle) {
         self.free.push_front(handle.slot);
-    }
-}
-
-/// A good-till-cancelled limit order of the first instrument without a draw: for a book alone.
-pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: Lots) -> New {
-    New {
-        handle,
-        instrument: InstrumentIx(0),
-        user,
-        session: SessionIx::NONE,
-        stp_group: StpGroup::of_user(user),
-        hold: HoldIx(0),
-        fee_rate: FeeRate::TRADING,
-        side,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        post_only: false,
-        stp: StpMode::CancelNewest,
-        client_order_id: 0,
-        client_seq: 0,
-        expire_at_ns: 0,
-        price,
-        quantity,
-        draw: Reserve::ZERO,
-        budget_minor: Minor::ZERO,
-        key_hash: Id128::NONE,
     }
 }
 

@@ -541,21 +541,14 @@ impl Level {
 mod tests {
     use super::*;
     use alloc::vec::Vec;
-    use types::{FeeRate, InstrumentId, InstrumentIx, InstrumentParams, Phase};
+    use types::{InstrumentId, InstrumentIx, InstrumentParams};
 
     fn spec(band_low: i64, band_high: i64) -> InstrumentSpec {
         InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
-            id: InstrumentId::new("TEST-1").unwrap(),
-            decimals: 0,
-            tick_size: "0.01".parse().unwrap(),
-            lot_size: "1".parse().unwrap(),
-            fee_rate: FeeRate::TRADING,
             band_low: Ticks(band_low),
             band_high: Ticks(band_high),
-            collar_ppm: 50_000,
-            velocity: types::VelocityRule::OFF,
-            phase: Phase::Open,
+            ..InstrumentParams::new(InstrumentId::new("TEST-1").unwrap())
         })
         .unwrap()
     }

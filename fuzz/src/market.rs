@@ -7,9 +7,9 @@ use replica::State;
 use sequencer::Record;
 use types::command::{BindUser, Fund, MassScope, OpenSession, SetInstrument};
 use types::{
-    AssetIx, CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, HoldKind, Id128,
-    InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, OrderType,
-    Phase, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx, VelocityRule,
+    AssetIx, CancelReason, Command, Envelope, Handle, HoldIx, HoldKind, Id128, InstrumentId,
+    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, SessionIx, Side, StpGroup,
+    StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 use crate::Random;
@@ -118,25 +118,19 @@ impl Market {
 
     fn order(&mut self) -> Request {
         let user = UserIx(self.random.below(USERS as usize) as u32);
+        let client_order_id = [0, self.random.long()][self.random.below(2)];
+        let stp = StpMode::ALL[self.random.below(StpMode::ALL.len())];
+        let side = Side::ALL[self.random.below(2)];
+        let time_in_force =
+            [TimeInForce::Gtc, TimeInForce::Gtc, TimeInForce::Ioc][self.random.below(3)];
+        let price = Ticks(9_990 + self.random.below(20) as i64);
+        let quantity = Lots(1 + self.random.long() % 50);
         Request::New(NewRequest {
-            instrument: InstrumentIx(0),
-            user,
-            session: SessionIx::NONE,
-            client_seq: 0,
-            client_order_id: [0, self.random.long()][self.random.below(2)],
-            stp_group: None,
-            stp: StpMode::ALL[self.random.below(StpMode::ALL.len())],
-            side: Side::ALL[self.random.below(2)],
-            order_type: OrderType::Limit,
-            time_in_force: [TimeInForce::Gtc, TimeInForce::Gtc, TimeInForce::Ioc]
-                [self.random.below(3)],
-            post_only: false,
-            expire_at_ns: 0,
-            price: Some(Ticks(9_990 + self.random.below(20) as i64)),
-            quantity: Lots(1 + self.random.long() % 50),
-            hold: None,
+            client_order_id,
+            stp,
+            time_in_force,
             limit_checked: true,
-            key_hash: Id128::NONE,
+            ..NewRequest::limit(InstrumentIx(0), user, side, price, quantity)
         })
     }
 
@@ -180,16 +174,8 @@ impl Market {
 fn instrument() -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix: InstrumentIx(0),
-        id: InstrumentId::new("BOND").expect("an id"),
-        decimals: 0,
-        tick_size: "0.01".parse().expect("a number"),
-        lot_size: "1".parse().expect("a number"),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(1_000_000),
-        collar_ppm: 50_000,
-        velocity: VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new("BOND").expect("an id"))
     })
     .expect("a consistent instrument")
 }

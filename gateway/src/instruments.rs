@@ -177,25 +177,22 @@ fn status_code(status: InstrumentStatus) -> u8 {
 /// The trading path's view of an instrument. The error states why it cannot be traded.
 fn spec_of(market: &Market, listed: &Instrument) -> Result<InstrumentSpec, String> {
     let config = &market.config;
-    let tick_size = listed
-        .tick_size
-        .unwrap_or_else(|| Decimal::from_minor(1, 2));
-    let lot_size = listed.lot_size.unwrap_or_else(|| Decimal::from_integer(1));
+    let id = InstrumentId::new(&listed.instrument_id).map_err(|error| error.to_string())?;
+    let unlisted = InstrumentParams::new(id);
+    let tick_size = listed.tick_size.unwrap_or(unlisted.tick_size);
     let ticks = |price: Decimal, rounding: Rounding| band_ticks(price, tick_size, rounding);
     let params = InstrumentParams {
-        ix: InstrumentIx::NONE,
-        id: InstrumentId::new(&listed.instrument_id).map_err(|error| error.to_string())?,
         decimals: u8::try_from(listed.decimals).map_err(|error| error.to_string())?,
         tick_size,
-        lot_size,
+        lot_size: listed.lot_size.unwrap_or(unlisted.lot_size),
         fee_rate: FeeRate(config.fee_ppm),
         band_low: match listed.band_low {
             Some(price) => ticks(price, Rounding::Up)?.max(Ticks(1)),
-            None => Ticks(1),
+            None => unlisted.band_low,
         },
         band_high: match listed.band_high {
             Some(price) => ticks(price, Rounding::Down)?,
-            None => Ticks::ORDER_MAX,
+            None => unlisted.band_high,
         },
         collar_ppm: config.collar_ppm,
         velocity: VelocityRule {
@@ -203,6 +200,7 @@ fn spec_of(market: &Market, listed: &Instrument) -> Result<InstrumentSpec, Strin
             window_ms: config.velocity_window_ms,
         },
         phase: phase_of(listed.status),
+        ..unlisted
     };
     InstrumentSpec::new(&params).map_err(|error| error.to_string())
 }

@@ -427,25 +427,15 @@ mod tests {
     use super::*;
     use engine::BookConfig;
     use types::command::ExpireOrders;
-    use types::{
-        Command, FeeRate, InstrumentId, InstrumentParams, InstrumentSpec, Phase, Ticks,
-        VelocityRule,
-    };
+    use types::{Command, InstrumentId, InstrumentParams, InstrumentSpec, Ticks};
 
     #[test]
     fn a_lane_that_was_given_up_is_used_again_when_its_engine_reports() {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
-            id: InstrumentId::new("TEST-1").expect("an id"),
-            decimals: 0,
             tick_size: "1".parse().expect("a number"),
-            lot_size: "1".parse().expect("a number"),
-            fee_rate: FeeRate::TRADING,
-            band_low: Ticks(1),
             band_high: Ticks(100),
-            collar_ppm: 50_000,
-            velocity: VelocityRule::OFF,
-            phase: Phase::Open,
+            ..InstrumentParams::new(InstrumentId::new("TEST-1").expect("an id"))
         })
         .expect("consistent");
         let book = Box::new(Book::new(

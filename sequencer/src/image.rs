@@ -164,8 +164,7 @@ pub fn load(
 mod tests {
     use types::command::SetInstrument;
     use types::{
-        Command, Envelope, FeeRate, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec,
-        Phase, Ticks, VelocityRule,
+        Command, Envelope, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Ticks,
     };
 
     use super::*;
@@ -174,16 +173,8 @@ mod tests {
     fn an_image_with_a_book_of_an_unknown_instrument_is_refused() {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
-            id: InstrumentId::new("BOND").expect("an id"),
-            decimals: 0,
-            tick_size: "0.01".parse().expect("a number"),
-            lot_size: "1".parse().expect("a number"),
-            fee_rate: FeeRate::TRADING,
-            band_low: Ticks(1),
             band_high: Ticks(1_000),
-            collar_ppm: 50_000,
-            velocity: VelocityRule::OFF,
-            phase: Phase::Open,
+            ..InstrumentParams::new(InstrumentId::new("BOND").expect("an id"))
         });
         let spec = spec.expect("a consistent instrument");
         let mut core = Core::new(crate::limits());

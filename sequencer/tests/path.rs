@@ -13,9 +13,9 @@ use desk::in_time;
 use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Bounds, Config, Port, Record, SequencerHandle, SubmitError};
 use types::{
-    AssetIx, CancelReason, Command, Event, FeeRate, HoldKind, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, RejectReason, Sequence, SessionIx, Side,
-    Ticks, UserId, UserIx,
+    AssetIx, CancelReason, Command, Event, HoldKind, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, RejectReason, Sequence, SessionIx, Side, Ticks,
+    UserId, UserIx,
 };
 
 struct Desk {
@@ -42,10 +42,6 @@ fn start(storage: &Arc<MemoryStorage>) -> SequencerHandle {
     .expect("starts")
 }
 
-fn decimal(text: &str) -> types::Decimal {
-    text.parse().expect("number")
-}
-
 async fn done(port: &Port, request: Request) -> Record {
     let called = in_time("an answer", port.call(request)).await;
     called.expect("taken")
@@ -54,17 +50,8 @@ async fn done(port: &Port, request: Request) -> Record {
 /// Two users with money and units in their trading holds.
 async fn open_desk(port: Port) -> Desk {
     let spec = InstrumentSpec::new(&InstrumentParams {
-        ix: InstrumentIx::NONE,
-        id: InstrumentId::new("BOND-1").expect("id"),
-        decimals: 0,
-        tick_size: decimal("0.01"),
-        lot_size: decimal("1"),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(10_000_000),
-        collar_ppm: 50_000,
-        velocity: types::VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new("BOND-1").expect("id"))
     })
     .expect("spec");
     let instrument = match done(&port, Request::SetInstrument(spec))

@@ -252,6 +252,41 @@ record! {
     }
 }
 
+impl New {
+    /// A good-till-cancelled limit order that draws nothing: for a book without admission.
+    pub fn limit(
+        instrument: InstrumentIx,
+        handle: Handle,
+        user: UserIx,
+        side: Side,
+        price: Ticks,
+        quantity: Lots,
+    ) -> Self {
+        Self {
+            post_only: false,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            stp: StpMode::CancelNewest,
+            handle,
+            price,
+            quantity,
+            instrument,
+            stp_group: StpGroup::of_user(user),
+            user,
+            session: SessionIx::NONE,
+            expire_at_ns: 0,
+            hold: HoldIx(0),
+            fee_rate: FeeRate::TRADING,
+            client_order_id: 0,
+            client_seq: 0,
+            draw: Reserve::ZERO,
+            budget_minor: Minor::ZERO,
+            key_hash: Id128::NONE,
+        }
+    }
+}
+
 record! {
     /// Cancels one order. Admission has resolved a client order id to the handle.
     pub struct Cancel {

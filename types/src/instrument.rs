@@ -71,6 +71,26 @@ pub struct InstrumentParams {
     pub phase: Phase,
 }
 
+impl InstrumentParams {
+    /// An instrument as the registry lists it without market parameters: ticks of one kopeck, lots
+    /// of one unit, no band, open. Its index is not assigned yet.
+    pub fn new(id: InstrumentId) -> Self {
+        Self {
+            ix: InstrumentIx::NONE,
+            id,
+            decimals: 0,
+            tick_size: Decimal::from_minor(1, 2),
+            lot_size: Decimal::from_integer(1),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(1),
+            band_high: Ticks::ORDER_MAX,
+            collar_ppm: 50_000,
+            velocity: VelocityRule::OFF,
+            phase: Phase::Open,
+        }
+    }
+}
+
 /// Velocity halt of a market (F08): how far trades may move the price within a window.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
@@ -318,17 +338,11 @@ mod tests {
 
     fn params(tick: &str, lot: &str, decimals: u8) -> InstrumentParams {
         InstrumentParams {
-            ix: InstrumentIx(0),
-            id: InstrumentId::new("BOND-1").unwrap(),
             decimals,
             tick_size: tick.parse().unwrap(),
             lot_size: lot.parse().unwrap(),
-            fee_rate: FeeRate::TRADING,
-            band_low: Ticks(1),
             band_high: Ticks(1_000_000),
-            collar_ppm: 50_000,
-            velocity: VelocityRule::OFF,
-            phase: Phase::Open,
+            ..InstrumentParams::new(InstrumentId::new("BOND-1").unwrap())
         }
     }
 

@@ -14,17 +14,9 @@ pub const START_NS: u64 = 1_704_099_600_000_000_000;
 
 pub fn spec(name: &str, band_high: i64) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
-        ix: InstrumentIx::NONE,
-        id: InstrumentId::new(name).unwrap(),
         decimals: 2,
-        tick_size: "0.01".parse().unwrap(),
-        lot_size: "1".parse().unwrap(),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(band_high),
-        collar_ppm: 50_000,
-        velocity: VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new(name).unwrap())
     })
     .unwrap()
 }

@@ -5,10 +5,9 @@ use core::ffi::c_void;
 use engine::{Book, BookConfig, EventSink};
 use types::event::Event;
 use types::{
-    CancelReason, Command, Envelope, EventEnvelope, FeeRate, Handle, HoldIx, Id128, InstrumentId,
-    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Quote, Reserve,
-    Sequence, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx, VelocityRule,
-    command,
+    CancelReason, Command, Envelope, EventEnvelope, Handle, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, Quote, Reserve, Sequence, SessionIx, Side,
+    Ticks, TimeInForce, UserIx, command,
 };
 
 use crate::abi::{self, Amend, Cancel, NewOrder, Push, Report};
@@ -264,46 +263,20 @@ fn new_order(message: &NewOrder, handle: Handle, side: Side) -> command::New {
     } else {
         TimeInForce::Ioc
     };
+    let (price, quantity) = (Ticks(message.price), Lots(message.quantity.into()));
     command::New {
-        post_only: false,
-        side,
-        order_type: OrderType::Limit,
         time_in_force,
-        stp: StpMode::CancelNewest,
-        handle,
-        price: Ticks(message.price),
-        quantity: Lots(message.quantity.into()),
-        instrument: IX,
-        stp_group: StpGroup::of_user(user),
-        user,
-        session: SessionIx::NONE,
-        expire_at_ns: 0,
-        hold: HoldIx(0),
-        fee_rate: FeeRate::TRADING,
         client_order_id: message.order_id,
-        client_seq: 0,
-        draw: Reserve::ZERO,
-        budget_minor: Minor::ZERO,
-        key_hash: Id128::NONE,
+        ..command::New::limit(IX, handle, user, side, price, quantity)
     }
 }
 
 /// The band allows every price of the book. The harness's tick is half a cent; here its value is
 /// irrelevant, since nothing is paid.
 fn instrument() -> InstrumentSpec {
-    let cent = "0.01".parse().expect("a number");
     InstrumentSpec::new(&InstrumentParams {
         ix: IX,
-        id: InstrumentId::new("HARNESS").expect("an id"),
-        decimals: 0,
-        tick_size: cent,
-        lot_size: "1".parse().expect("a number"),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
-        band_high: Ticks::ORDER_MAX,
-        collar_ppm: 50_000,
-        velocity: VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new("HARNESS").expect("an id"))
     })
     .expect("a consistent instrument")
 }

@@ -21,7 +21,7 @@ use client::{LoginOptions, Trust};
 use hdrhistogram::Histogram;
 use sequencer::Layout;
 use sequencer::inspect::Folder;
-use types::{InstrumentIx, OrderType, Side, StpMode, TimeInForce};
+use types::{InstrumentIx, Side};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
 /// Initial roubles per member; half goes into the trading hold.
@@ -94,19 +94,7 @@ struct Args {
 }
 
 fn order(instrument: u32, id: u64) -> ClientMessage {
-    NewOrder {
-        client_order_id: id,
-        instrument,
-        side: Side::Buy,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        stp: StpMode::CancelNewest,
-        flags: 0,
-        price_ticks: PRICE_TICKS,
-        quantity_lots: 1,
-        expire_at_ns: 0,
-    }
-    .into()
+    NewOrder::limit(id, instrument, Side::Buy, PRICE_TICKS, 1).into()
 }
 
 fn cancel(id: u64) -> ClientMessage {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use client::spinning::Connection;
-use types::{CancelReason, OrderType, Side, StpMode, TimeInForce};
+use types::{CancelReason, OrderType, Side, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use crate::xflow::{self, Kind, Op, Record};
@@ -203,20 +203,14 @@ fn message(record: &Record, filled: u64, price_offset: i64, instrument: u32) -> 
                 Kind::Fok => (OrderType::Limit, TimeInForce::Fok),
                 Kind::Market => (OrderType::Market, TimeInForce::Ioc),
             };
+            let side = match record.side {
+                0 => Side::Buy,
+                _ => Side::Sell,
+            };
             NewOrder {
-                client_order_id: record.id,
-                instrument,
-                side: match record.side {
-                    0 => Side::Buy,
-                    _ => Side::Sell,
-                },
                 order_type,
                 time_in_force,
-                stp: StpMode::CancelNewest,
-                flags: 0,
-                price_ticks,
-                quantity_lots: record.quantity,
-                expire_at_ns: 0,
+                ..NewOrder::limit(record.id, instrument, side, price_ticks, record.quantity)
             }
             .into()
         }

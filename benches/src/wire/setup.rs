@@ -15,6 +15,9 @@ const FINAL_WAIT_MAX: Duration = Duration::from_secs(60);
 const REPLICA_WAIT_MAX: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 
+/// Sets members up as a service, whose calls have no rate.
+const OPERATOR: &str = "sandbox.operator+service";
+
 /// Calls of the platform's RPC port.
 pub struct PlatformClient {
     pub address: SocketAddr,
@@ -59,15 +62,14 @@ impl PlatformClient {
     /// A call fails, or the deposit does not become final.
     pub fn member(&self, roubles: u64) -> anyhow::Result<String> {
         const IDENTITY: &str = "dfa.identity.v1.IdentityService";
-        let operator = "sandbox.operator";
         let user = format!("wire-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
                           "bankAccount": "40817810100000000001" });
-        self.call(operator, &format!("{IDENTITY}/CreateUser"), new)?;
+        self.call(OPERATOR, &format!("{IDENTITY}/CreateUser"), new)?;
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             let limit = json!({ "userId": user, "limitType": limit, "dailyLimit":
                 { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } });
-            self.call(operator, &format!("{IDENTITY}/SetLimit"), limit)?;
+            self.call(OPERATOR, &format!("{IDENTITY}/SetLimit"), limit)?;
         }
         let intent = self.call(
             &format!("sandbox.investor.{user}"),
@@ -77,7 +79,7 @@ impl PlatformClient {
         )?;
         let link = intent.pointer("/intent/qrPayload").cloned();
         let pay = json!({ "qrPayload": link.context("no payment link")? });
-        self.call(operator, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
+        self.call(OPERATOR, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
         self.wait_for_balance(&user, "CFA-RUB", roubles)?;
         Ok(user)
     }
@@ -89,7 +91,7 @@ impl PlatformClient {
     pub fn units(&self, user: &str, instrument: &str, units: u64) -> anyhow::Result<()> {
         let amount = json!({ "value": units.to_string() });
         self.call(
-            "sandbox.operator",
+            OPERATOR,
             "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
             json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "wire",
                     "amount": { "currencyCode": instrument, "amount": amount } }),
@@ -178,10 +180,9 @@ impl PlatformClient {
     /// A call fails, or the market does not open.
     pub fn instrument(&self) -> anyhow::Result<String> {
         const CFA: &str = "dfa.cfa.v1.CfaRegistryService";
-        let operator = "sandbox.operator";
         let issuer = format!("wire-issuer-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": issuer, "kycStatus": "KYC_STATUS_STANDARD" });
-        self.call(operator, "dfa.identity.v1.IdentityService/CreateUser", new)?;
+        self.call(OPERATOR, "dfa.identity.v1.IdentityService/CreateUser", new)?;
         let symbol = format!(
             "W{}",
             &Uuid::new_v4().simple().to_string()[..10].to_uppercase()
@@ -190,12 +191,12 @@ impl PlatformClient {
             "decimals": 0, "issuerId": issuer, "currencyCode": "RUB",
             "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
             "priceBandLow": { "value": "0.01" }, "priceBandHigh": { "value": "1000.00" } });
-        let made = self.call(operator, &format!("{CFA}/RegisterInstrument"), new)?;
+        let made = self.call(OPERATOR, &format!("{CFA}/RegisterInstrument"), new)?;
         let id = made.pointer("/instrumentId").and_then(Value::as_str);
         let id = id.context("no instrument id")?.to_owned();
         if made.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
             let active = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
-            self.call(operator, &format!("{CFA}/UpdateInstrument"), active)?;
+            self.call(OPERATOR, &format!("{CFA}/UpdateInstrument"), active)?;
         }
         let since = Instant::now();
         loop {

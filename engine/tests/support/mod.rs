@@ -23,16 +23,10 @@ pub fn spec_with_band(low: i64, high: i64) -> InstrumentSpec {
 pub fn spec_with(low: i64, high: i64, velocity: VelocityRule) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix: IX,
-        id: InstrumentId::new("TEST-1").unwrap(),
-        decimals: 0,
-        tick_size: "0.01".parse().unwrap(),
-        lot_size: "1".parse().unwrap(),
-        fee_rate: FeeRate::TRADING,
         band_low: Ticks(low),
         band_high: Ticks(high),
-        collar_ppm: 50_000,
         velocity,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new("TEST-1").unwrap())
     })
     .unwrap()
 }
@@ -73,27 +67,10 @@ pub fn handle(number: u32) -> Handle {
 
 /// A good-till-cancelled limit order; each order has its own user.
 pub fn limit(number: u32, side: Side, price: i64, quantity: u64) -> New {
+    let (user, price, quantity) = (UserIx(number), Ticks(price), Lots(quantity));
     New {
-        handle: handle(number),
-        instrument: IX,
-        user: UserIx(number),
         session: SessionIx(number % 4),
-        stp_group: StpGroup::of_user(UserIx(number)),
-        hold: HoldIx(0),
-        fee_rate: FeeRate::TRADING,
-        side,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        post_only: false,
-        stp: StpMode::CancelNewest,
-        client_order_id: 0,
-        client_seq: 0,
-        expire_at_ns: 0,
-        price: Ticks(price),
-        quantity: Lots(quantity),
-        draw: Reserve::ZERO,
-        budget_minor: Minor::ZERO,
-        key_hash: Id128::NONE,
+        ..New::limit(IX, handle(number), user, side, price, quantity)
     }
 }
 

@@ -12,8 +12,8 @@ use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Config, Port, Record, SequencerHandle};
 use service_kit::clock::{Disciplined, Source};
 use types::{
-    AssetIx, Command, Event, FeeRate, HoldKind, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, SessionIx, Side, Ticks, UserId, UserIx,
+    AssetIx, Command, Event, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentParams,
+    InstrumentSpec, Lots, Minor, SessionIx, Side, Ticks, UserId, UserIx,
 };
 
 pub const START_NS: u64 = 1_700_000_000_000_000_000;
@@ -115,6 +115,23 @@ pub async fn done(port: &Port, request: Request) -> Record {
         .expect("taken")
 }
 
+/// Lists the instrument `BOND-<at>`.
+pub async fn list(port: &Port, at: usize) -> InstrumentIx {
+    let spec = InstrumentSpec::new(&InstrumentParams {
+        band_high: Ticks(10_000_000),
+        ..InstrumentParams::new(InstrumentId::new(&format!("BOND-{at}")).expect("id"))
+    });
+    let spec = spec.expect("a consistent instrument");
+    match done(port, Request::SetInstrument(spec))
+        .await
+        .command
+        .command
+    {
+        Command::SetInstrument(set) => set.spec.ix,
+        other => panic!("{other:?}"),
+    }
+}
+
 pub async fn open_desk(port: Port, instruments: usize) -> Desk {
     let mut desk = Desk {
         port: port.clone(),
@@ -122,28 +139,7 @@ pub async fn open_desk(port: Port, instruments: usize) -> Desk {
         instruments: Vec::new(),
     };
     for at in 0..instruments {
-        let spec = InstrumentSpec::new(&InstrumentParams {
-            ix: InstrumentIx::NONE,
-            id: InstrumentId::new(&format!("BOND-{at}")).expect("id"),
-            decimals: 0,
-            tick_size: "0.01".parse().expect("number"),
-            lot_size: "1".parse().expect("number"),
-            fee_rate: FeeRate::TRADING,
-            band_low: Ticks(1),
-            band_high: Ticks(10_000_000),
-            collar_ppm: 50_000,
-            velocity: types::VelocityRule::OFF,
-            phase: Phase::Open,
-        })
-        .expect("spec");
-        match done(&port, Request::SetInstrument(spec))
-            .await
-            .command
-            .command
-        {
-            Command::SetInstrument(set) => desk.instruments.push(set.spec.ix),
-            other => panic!("{other:?}"),
-        }
+        desk.instruments.push(list(&port, at).await);
     }
     for (at, name) in ["alice", "bob"].into_iter().enumerate() {
         let bind = Request::BindUser(UserId::new(name).expect("id"));

@@ -102,16 +102,11 @@ pub fn bounds() -> AdmissionConfig {
 pub fn spec(ix: u32, tick: &str, lot: &str, decimals: u8) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix: InstrumentIx(ix),
-        id: InstrumentId::new(&format!("BOND-{ix}")).unwrap(),
         decimals,
         tick_size: tick.parse().unwrap(),
         lot_size: lot.parse().unwrap(),
-        fee_rate: FeeRate::TRADING,
-        band_low: Ticks(1),
         band_high: Ticks(1_000_000),
-        collar_ppm: 50_000,
-        velocity: VelocityRule::OFF,
-        phase: Phase::Open,
+        ..InstrumentParams::new(InstrumentId::new(&format!("BOND-{ix}")).unwrap())
     })
     .unwrap()
 }
