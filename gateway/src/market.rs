@@ -150,25 +150,12 @@ impl Market {
     }
 
     /// Waits for the history to reach the last assigned sequence, so that a reader sees what any
-    /// earlier report or hint stated. Waits at most `read_wait_ms`. Returns the number of records
-    /// that the history still lacks.
-    pub async fn freshen(&self) -> u64 {
-        let bound = Duration::from_millis(self.config.read_wait_ms);
-        let assigned = self.replica.assigned();
-        let fresh = tokio::time::timeout(bound, self.projection.wait(assigned)).await;
-        let lacking = || assigned.get() - self.projection.position().get().min(assigned.get());
-        fresh.map_or_else(|_| lacking(), |()| 0)
-    }
-
-    /// Like [`Self::freshen`], for a read that fails rather than return old data (R178).
+    /// earlier report or hint stated (R178).
     ///
     /// # Errors
-    /// UNAVAILABLE `HISTORY_BEHIND` with the records that the history lacks.
+    /// As [`Self::await_history`].
     pub async fn fresh(&self) -> Result<(), Status> {
-        match self.freshen().await {
-            0 => Ok(()),
-            lag => Err(refusal::history_behind(lag)),
-        }
+        self.await_history(self.replica.assigned()).await
     }
 
     /// Returns when the journal has the sequence on disk.
@@ -195,20 +182,28 @@ impl Market {
         self.replica.read(|state| state.hold_of(hold_id))
     }
 
-    /// Returns when the record is durable and in the history.
-    pub async fn written(&self, sequence: Sequence) -> Result<(), Status> {
-        self.durable(sequence).await?;
-        self.unless_ended(self.projection.wait(sequence)).await
+    /// Returns when the history has the record. Waits at most `read_wait_ms`.
+    ///
+    /// # Errors
+    /// UNAVAILABLE `HISTORY_BEHIND` with the records that the history lacks.
+    pub async fn await_history(&self, sequence: Sequence) -> Result<(), Status> {
+        let written = self.unless_ended(self.projection.wait(sequence));
+        let written = tokio::time::timeout(self.read_wait(), written).await;
+        written.unwrap_or_else(|_| {
+            let position = self.projection.position();
+            match sequence.get().saturating_sub(position.get()) {
+                0 => Ok(()),
+                lag => Err(refusal::history_behind(lag)),
+            }
+        })
     }
 
-    /// Waits until the history has the record, at most `read_wait_ms`.
-    pub async fn await_history(&self, sequence: Sequence) {
-        let bound = Duration::from_millis(self.config.read_wait_ms);
-        let _ = tokio::time::timeout(bound, self.projection.wait(sequence)).await;
+    fn read_wait(&self) -> Duration {
+        Duration::from_millis(self.config.read_wait_ms)
     }
 
     /// Waits, but fails when the replica has ended: its position moves no further.
-    async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
+    pub async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
         tokio::select! {
             biased;
             () = waiting => Ok(()),
@@ -303,9 +298,13 @@ impl Market {
 
     /// Returns when the history has the answer to a call with a key: the record of its command, or
     /// of the last slice where it continues in slices. That answer counts the orders of all slices.
+    ///
+    /// # Errors
+    /// As [`Self::await_history`].
     async fn carried_out(&self, key_hash: Id128, mut call: KeyedCall) -> Result<(), Status> {
         loop {
-            self.written(call.sequence).await?;
+            self.durable(call.sequence).await?;
+            self.await_history(call.sequence).await?;
             let (passed, is_sweeping, last) = self.replica.read(|state: &State| {
                 let admission = state.core().admission();
                 let last = admission
@@ -366,7 +365,9 @@ impl Market {
     /// nothing left to do: a late repeat does nothing either. Where the journal has the key, the
     /// row only states that the call was answered.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
-        let noted = repo::note_answer(&self.projection.db, key_hash).await;
+        let noted = repo::note_answer(&self.projection.db, key_hash);
+        let noted = tokio::time::timeout(self.read_wait(), noted).await;
+        let noted = noted.map_err(|_| refusal::store_busy())?;
         noted.map_err(refusal::internal)
     }
 

@@ -135,12 +135,9 @@ pub fn clock_offset(offset_s: i64) -> Status {
     rpc::status::failed_precondition("CLOCK_OFFSET", text)
 }
 
-/// Not found, or possibly among the records that the history lacks.
-pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
-    match lag {
-        0 => not_found(),
-        lag => history_behind(lag),
-    }
+/// The store did not write in time what the answer needs. A repeat is safe.
+pub fn store_busy() -> Status {
+    rpc::status::unavailable("Market store", 5 * RETRY_MS)
 }
 
 /// The history lacks `lag` durable records.

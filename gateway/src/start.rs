@@ -362,7 +362,8 @@ impl GatewayHandle {
         let commit = self.market.commit.position();
         // Both fail once the replica has ended: the history stays where it is.
         let _ = self.market.passed(commit).await;
-        let _ = self.market.written(commit).await;
+        let written = self.market.projection.wait(commit);
+        let _ = self.market.unless_ended(written).await;
     }
 
     /// Waits for every task to end after the shutdown token is cancelled, and closes the store.

@@ -117,6 +117,12 @@ impl Hub {
         self.window.iter().cloned().collect()
     }
 
+    /// The recent batch with a record.
+    pub fn batch_with(&self, sequence: Sequence) -> Option<Batch> {
+        let at = self.window.partition_point(|batch| batch.last() < sequence);
+        self.window.get(at).cloned()
+    }
+
     /// # Errors
     /// Publishing has ended; the reason.
     pub fn is_running(&self) -> Result<(), String> {

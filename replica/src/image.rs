@@ -9,7 +9,8 @@ use sequencer::image::CoreImage;
 use sequencer::{CheckpointError, Checkpoints, Core};
 use types::{HoldKind, NodeId, Sequence, SessionIx};
 
-use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
+use crate::orders::OrderDetails;
+use crate::state::{HoldDetails, SessionDetails, State, Tables};
 
 /// The replica's own tables, stored with the core's image and under its version.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -32,10 +33,7 @@ impl State {
     pub fn take(&self) -> Checkpoint {
         let tables = self.tables();
         let open = self.core().admission().orders();
-        let details = open.map(|order| {
-            let details = tables.orders[order.handle.slot as usize];
-            details.expect("open order without details")
-        });
+        let details = open.map(|order| *tables.orders.details(order.handle));
         Checkpoint {
             image: self.core().image(),
             beside: Beside {
@@ -75,9 +73,8 @@ impl Beside {
                 .next()
                 .filter(|d| d.generation == order.handle.generation);
             let found = found.ok_or_else(|| format!("order {} has no details", order.handle))?;
-            let slot = order.handle.slot as usize;
-            tables.orders.resize(slot + 1, None);
-            tables.orders[slot] = Some(*found);
+            let (slot, sequence) = (order.handle.slot, order.sequence);
+            tables.orders.insert(slot, sequence, *found, None);
         }
         let holds = admission.holds().count();
         let session = |at: usize| u32::try_from(at).ok().map(SessionIx);

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `facts` | effects of a record, with orders and holds; session messages with their numbers |
 //! | `state` | the core and the replica's own tables: a pure fold |
+//! | `orders` | details of open orders, found by slot and by public id |
 //! | `names` | ids and specs of dense indexes |
 //! | `image` | checkpoints |
 //! | `live` | the thread and its handle for other threads |
@@ -27,6 +28,7 @@ mod image;
 mod live;
 mod names;
 mod offline;
+mod orders;
 mod state;
 
 pub use catch_up::{CatchUp, ReplicaError};

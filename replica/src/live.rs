@@ -25,7 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
 
 use crate::catch_up::{CatchUp, ReplicaError};
-use crate::facts::Batch;
+use crate::facts::{Applied, Batch};
 use crate::follower::{Follower, Source};
 use crate::hub::{Attached, Hub};
 use crate::image::{self, Checkpoint};
@@ -291,6 +291,16 @@ impl Replica {
             Ok(Ok(())) if is_running => Ok(self.read(read)),
             _ => Err(assigned.get().saturating_sub(self.position().get())),
         }
+    }
+
+    /// Reads the effects of a recent record: `None` before it is applied, and when it is no longer
+    /// in memory.
+    pub fn effects<T>(&self, sequence: Sequence, read: impl FnOnce(&Applied) -> T) -> Option<T> {
+        let batch = self.shared.hub().batch_with(sequence)?;
+        let mut applied = batch.iter();
+        applied
+            .find(|applied| applied.sequence() == sequence)
+            .map(read)
     }
 
     /// Last sequence assigned to a command.

@@ -10,19 +10,12 @@ use std::sync::Arc;
 use types::command::Cause;
 use types::{
     Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots,
-    Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, order_uuid,
+    Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, derived, order_uuid,
 };
 
-use crate::facts::{Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus};
+use crate::facts::{Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
 use crate::names::Names;
-
-/// Data of an open order that admission does not need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
-pub(crate) struct OrderDetails {
-    pub generation: u32,
-    pub id: Id128,
-    pub terms: OrderTerms,
-}
+use crate::orders::{OrderDetails, Orders};
 
 /// Data of a hold that admission does not need.
 #[derive(
@@ -48,8 +41,7 @@ pub(crate) struct SessionDetails {
 /// The replica's own tables, by the core's indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tables {
-    /// By slot; details of the last order there.
-    pub orders: Vec<Option<OrderDetails>>,
+    pub orders: Orders,
     pub holds: Vec<HoldDetails>,
     pub sessions: Vec<SessionDetails>,
     /// Trading holds, oldest first. Few: most holds served one order.
@@ -161,6 +153,14 @@ impl State {
         Some(self.tables.order(open))
     }
 
+    /// The open order with a public id, and the time of its last change: `None` if a checkpoint
+    /// restored the order and nothing has changed it since.
+    pub fn open_order(&self, id: Id128) -> Option<(Order, Option<u64>)> {
+        let from = derived::derived_from(id, self.node)?;
+        let (handle, updated_ns) = self.tables.orders.find(id, from.sequence_low)?;
+        Some((self.order(handle)?, updated_ns))
+    }
+
     /// Open orders in slot order.
     pub fn orders(&self) -> impl Iterator<Item = Order> + '_ {
         let open = self.core.admission().orders();
@@ -213,8 +213,7 @@ impl State {
 
 impl Tables {
     fn order(&self, open: &OpenOrder) -> Order {
-        let details = self.orders[open.handle.slot as usize].expect("open order without details");
-        debug_assert_eq!(details.generation, open.handle.generation);
+        let details = self.orders.details(open.handle);
         let filled = open.filled();
         Order {
             id: details.id,
@@ -446,16 +445,15 @@ impl Effects<'_> {
     }
 
     fn entered(&mut self, admission: &Admission, c: &types::command::New) {
-        let slot = c.handle.slot as usize;
-        if self.tables.orders.len() <= slot {
-            self.tables.orders.resize(slot + 1, None);
-        }
         let cause = &self.cause;
-        self.tables.orders[slot] = Some(OrderDetails {
+        let details = OrderDetails {
             generation: c.handle.generation,
             id: order_uuid(cause.time_ns, self.node, cause.sequence),
             terms: c.into(),
-        });
+        };
+        let (slot, updated_ns) = (c.handle.slot, Some(cause.time_ns));
+        let orders = &mut self.tables.orders;
+        orders.insert(slot, cause.sequence, details, updated_ns);
         let details = &mut self.tables.holds[c.hold.index()];
         details.orders += 1;
         details.used_ns = cause.time_ns;
@@ -501,7 +499,7 @@ impl Effects<'_> {
     }
 
     fn moved(&mut self, effect: &admission::Effect, admission: &Admission) -> (Order, Moved) {
-        let order = self.tables.order(&effect.order);
+        let order = self.changed(&effect.order);
         let balance = admission.hold(order.hold).expect("order without a hold");
         if effect.closed {
             self.tables.holds[order.hold.index()].used_ns = self.cause.time_ns;
@@ -515,8 +513,14 @@ impl Effects<'_> {
         (order, moved)
     }
 
-    fn open_order(&self, admission: &Admission, handle: Handle) -> Order {
+    fn open_order(&mut self, admission: &Admission, handle: Handle) -> Order {
         let open = admission.order(handle);
-        self.tables.order(open.expect("event names no open order"))
+        self.changed(open.expect("event names no open order"))
+    }
+
+    fn changed(&mut self, order: &OpenOrder) -> Order {
+        let orders = &mut self.tables.orders;
+        orders.set_updated(order.handle, self.cause.time_ns);
+        self.tables.order(order)
     }
 }

@@ -19,7 +19,7 @@ use sequencer::{Backlog, Config, Reader, Record, SequencerHandle, SnapshotConfig
 use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, TradeParty, UnblockUser};
 use types::{
     CancelReason, Command, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence,
-    SessionIx, Side, Ticks, UserIx,
+    SessionIx, Side, Ticks, UserIx, order_uuid, trade_uuid,
 };
 
 fn node() -> NodeId {
@@ -335,6 +335,51 @@ async fn r178_a_read_is_never_older_than_the_answer_before_it() {
     handle.stop();
 }
 
+// An id finds its order while it is open; a checkpoint keeps the order, not the time of its change.
+#[tokio::test]
+async fn an_open_order_is_found_by_its_public_id() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let live = follow(&handle, None);
+    let replica = live.replica();
+    let order = Request::New(desk.order(0, Side::Buy, 9_000, 5));
+    let entered = done(&desk.port, order).await.command;
+    let id = order_uuid(entered.time_ns, node(), entered.sequence);
+    let find = async || replica.read_fresh(HANG, |state| state.open_order(id)).await;
+    let (order, updated_ns) = find().await.expect("fresh").expect("is open");
+    assert_eq!((order.id, updated_ns), (id, Some(entered.time_ns)));
+    let sale = Request::New(desk.order(1, Side::Sell, 9_000, 2));
+    let sold = done(&desk.port, sale).await.command;
+    let (order, updated_ns) = find().await.expect("fresh").expect("is open");
+    assert_eq!((order.open, updated_ns), (Lots(3), Some(sold.time_ns)));
+
+    let checkpoint = replica.read(State::take).encode().expect("encodes");
+    let restored = replica::restore(node(), sequencer::limits(), &checkpoint).expect("restores");
+    assert_eq!(restored.open_order(id), Some((order, None)));
+    let trade = trade_uuid(sold.time_ns, node(), sold.sequence, 0);
+    let ended = order_uuid(sold.time_ns, node(), sold.sequence);
+    for other in [trade, ended, Id128::NONE] {
+        assert_eq!(restored.open_order(other), None);
+    }
+    let cancel = Request::Cancel(CancelRequest {
+        order: OrderRef::Handle(order.handle),
+        user: desk.users[0],
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    });
+    let cancelled = done(&desk.port, cancel).await.command;
+    assert_eq!(find().await, Ok(None));
+    let cause = |applied: &Applied| applied.sequence();
+    let sequence = cancelled.sequence;
+    assert_eq!(replica.effects(sequence, cause), Some(sequence));
+    assert_eq!(replica.effects(sequence.next(), cause), None);
+    drop(live);
+    handle.stop();
+}
+
 /// Defect of the journal that the replica reads.
 #[derive(Clone, Copy, PartialEq)]
 enum Wrong {
@@ -342,6 +387,8 @@ enum Wrong {
     Event,
     /// A byte of a record is wrong.
     Byte,
+    /// A command names a user that does not exist, which admission never writes: the core panics.
+    User,
 }
 
 // Of two cores that differ at least one is wrong: publishing ends, and new orders are refused.
@@ -354,6 +401,12 @@ async fn a_journal_that_differs_ends_the_replica_and_closes_admission() {
 #[tokio::test]
 async fn an_unreadable_journal_ends_the_replica_and_closes_admission() {
     ends_and_closes(Wrong::Byte, "").await;
+}
+
+// A bug in the replica must not leave a market without reports, or followers that wait for ever.
+#[tokio::test]
+async fn a_panic_ends_the_replica_and_closes_admission() {
+    ends_and_closes(Wrong::User, "index out of bounds").await;
 }
 
 async fn ends_and_closes(wrong: Wrong, text: &str) {
@@ -376,6 +429,11 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     let mut records: Vec<Record> = records.collect();
     if wrong == Wrong::Event {
         records.last_mut().expect("records").events.pop();
+    }
+    if wrong == Wrong::User
+        && let Command::New(new) = &mut records.last_mut().expect("records").command.command
+    {
+        new.user = UserIx(1_000_000);
     }
     let storage: Arc<dyn Storage> =
         Arc::new(FileStorage::new(other.path(), false).expect("a folder"));

@@ -97,10 +97,12 @@ pub(crate) async fn find_trade(
     caller: &Caller,
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
-    let lag = market.freshen().await;
+    let fresh = market.fresh().await;
     let row = repo::trade(&market.projection.db, trade_id).await;
-    let row = row.map_err(refusal::internal)?;
-    let row = row.ok_or_else(|| refusal::missing(lag, refusal::trade_not_found))?;
+    let row = match row.map_err(refusal::internal)? {
+        Some(row) => row,
+        None => return fresh.and(Err(refusal::trade_not_found())),
+    };
     caller
         .require_user(&row.buyer_id)
         .or_else(|_| caller.require_user(&row.seller_id))?;
@@ -162,11 +164,11 @@ impl MarketService for Api {
     ) -> Result<Response<CancelOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
-        let row = orders::find_to_cancel(&self.market, &message.order_id).await?;
-        caller.require_user(&row.user_id)?;
-        context.user_id = row.user_id.clone();
-        let actor = actor(&caller, &row.user_id);
-        let answered = orders::cancel(&self.market, &context, actor, &row).await?;
+        let target = orders::find_to_change(&self.market, &message.order_id).await?;
+        caller.require_user(&target.user_id)?;
+        context.user_id.clone_from(&target.user_id);
+        let actor = actor(&caller, &target.user_id);
+        let answered = orders::cancel(&self.market, &context, actor, &target).await?;
         Ok(reply(answered, |row| CancelOrderResponse {
             order: Some(render::order(&row)),
         }))
@@ -178,12 +180,13 @@ impl MarketService for Api {
     ) -> Result<Response<AmendOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
-        let row = find_order(&self.market, &caller, &message.order_id).await?;
-        context.user_id = row.user_id.clone();
-        let spec = self.market.instrument(&row.instrument_id).await?;
+        let target = orders::find_to_change(&self.market, &message.order_id).await?;
+        caller.require_user(&target.user_id)?;
+        context.user_id.clone_from(&target.user_id);
+        let spec = self.market.instrument(&target.instrument_id).await?;
         let (price, quantity) = (message.price.as_ref(), message.quantity.as_ref());
         let change = parse::change(&spec, price, quantity, message.new_client_order_id)?;
-        let answered = orders::amend(&self.market, &context, &row, &spec, &change).await?;
+        let answered = orders::amend(&self.market, &context, &target, &spec, &change).await?;
         Ok(reply(answered, |row| AmendOrderResponse {
             order: Some(render::order(&row)),
         }))
@@ -218,7 +221,6 @@ impl MarketService for Api {
     ) -> Result<Response<GetOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
         rpc::context::record_read_context(message.context);
-        self.market.fresh().await?;
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         Ok(Response::new(GetOrderResponse {
             order: Some(render::order(&row)),

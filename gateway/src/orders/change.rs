@@ -6,11 +6,12 @@ use sequencer::{Record, SubmitError};
 use tonic::Status;
 use types::command::MassScope;
 use types::{
-    CancelReason, Decimal, Event, EventEnvelope, Handle, HoldKind, Id128, InstrumentSpec, Lots,
-    Minor, RejectReason, SessionIx, Side, Ticks, UserIx, derived,
+    CancelReason, Decimal, Event, EventEnvelope, HoldKind, Id128, InstrumentSpec, Lots, Minor,
+    RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
-use super::{Actor, Answered, find, shown};
+use super::changed::{Target, left};
+use super::{Actor, Answered, find};
 use crate::funding;
 use crate::market::{MONEY_DECIMALS, Market};
 use crate::projection::rows::{AnswerRow, OrderRow};
@@ -21,22 +22,22 @@ pub async fn cancel(
     market: &Market,
     context: &Context,
     actor: Actor,
-    row: &OrderRow,
+    target: &Target,
 ) -> Result<Answered<OrderRow>, Status> {
-    let key_hash = derived::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
+    let key_hash = derived::key_hash("CancelOrder", &target.user_id, &context.idempotency_key);
     if let Some(answer) = market.reduction_answered(key_hash).await {
         return answered_order(market, Some(answer)).await;
     }
     market.note_reduction(context, key_hash).await;
     let (user, reason) = match actor {
         Actor::Owner => (
-            market.bind_user(&row.user_id).await?,
+            market.bind_user(&target.user_id).await?,
             CancelReason::UserRequest,
         ),
         Actor::Staff => (UserIx::NONE, CancelReason::Operator),
     };
     let request = Request::Cancel(CancelRequest {
-        order: OrderRef::Handle(Handle::from_engine_id(row.engine_order_id)),
+        order: OrderRef::Handle(target.handle),
         user,
         session: SessionIx::NONE,
         client_seq: 0,
@@ -50,9 +51,7 @@ pub async fn cancel(
             None => return Err(refusal::submit_error(&error)),
         },
     };
-    let row = shown(market, &record, &row.order_id).await?;
-    check_change_result(&record)?;
-    Ok(Answered::now(row))
+    outcome(market, &record, target).await
 }
 
 /// Changes of an AmendOrder.
@@ -66,6 +65,14 @@ pub struct Change {
 }
 
 impl Change {
+    /// The order's risk can only fall, and the call has nothing to store that a read shows.
+    fn only_reduces(&self, spec: &InstrumentSpec, target: &Target) -> bool {
+        let is_smaller = |lots| spec.quantity(lots) < target.quantity;
+        self.price.is_none()
+            && self.new_client_order_id.is_empty()
+            && self.quantity.is_some_and(is_smaller)
+    }
+
     fn new_client_order_number(&self) -> u64 {
         match self.new_client_order_id.as_str() {
             "" => 0,
@@ -78,29 +85,28 @@ impl Change {
 pub async fn amend(
     market: &Market,
     context: &Context,
-    row: &OrderRow,
+    target: &Target,
     spec: &InstrumentSpec,
     change: &Change,
 ) -> Result<Answered<OrderRow>, Status> {
-    let key_hash = derived::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
+    let user_id = &target.user_id;
+    let key_hash = derived::key_hash("AmendOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return answered_order(market, Some(answer)).await;
     }
-    market
-        .identity
-        .check_may_trade(context, &row.user_id)
-        .await?;
+    market.identity.check_may_trade(context, user_id).await?;
     let new_client_order_id = change.new_client_order_number();
-    let new_name = (new_client_order_id != 0).then_some((
-        row.user_id.as_str(),
-        new_client_order_id,
-        change.new_client_order_id.as_str(),
-    ));
-    market.note_request(context, key_hash, new_name).await?;
-    let user = market.bind_user(&row.user_id).await?;
-    let handle = Handle::from_engine_id(row.engine_order_id);
+    if change.only_reduces(spec, target) {
+        market.note_reduction(context, key_hash).await;
+    } else {
+        let text = change.new_client_order_id.as_str();
+        let new_name = (user_id.as_str(), new_client_order_id, text);
+        let new_name = (new_client_order_id != 0).then_some(new_name);
+        market.note_request(context, key_hash, new_name).await?;
+    }
+    let user = market.bind_user(user_id).await?;
     let mut request = AmendRequest {
-        order: OrderRef::Handle(handle),
+        order: OrderRef::Handle(target.handle),
         user,
         session: SessionIx::NONE,
         client_seq: 0,
@@ -123,17 +129,17 @@ pub async fn amend(
             (RejectReason::LimitExceeded, _) if !request.limit_checked => {
                 let quantity = change
                     .quantity
-                    .map_or(row.quantity, |lots| spec.quantity(lots));
-                let notional = notional(row, spec, change, quantity)?;
+                    .map_or(target.quantity, |lots| spec.quantity(lots));
+                let notional = notional(target, spec, change, quantity)?;
                 market
                     .identity
-                    .check_trading(context, &row.user_id, quantity, notional)
+                    .check_trading(context, user_id, quantity, notional)
                     .await?;
                 request.limit_checked = true;
             }
             (RejectReason::InsufficientBalance, RejectDetails::Balance { undrawn, main, fee }) => {
                 let short = main + fee - undrawn;
-                cover_growth(market, context, row, handle, short, grown).await?;
+                cover_growth(market, context, target, short, grown).await?;
                 grown = true;
             }
             _ => match map_change_error(market, &error, key_hash).await? {
@@ -142,13 +148,11 @@ pub async fn amend(
             },
         }
     };
-    let row = shown(market, &record, &row.order_id).await?;
-    check_change_result(&record)?;
-    Ok(Answered::now(row))
+    outcome(market, &record, target).await
 }
 
 fn notional(
-    row: &OrderRow,
+    target: &Target,
     spec: &InstrumentSpec,
     change: &Change,
     quantity: Decimal,
@@ -156,7 +160,7 @@ fn notional(
     let price = change
         .price
         .map(|ticks| spec.price(ticks))
-        .or(row.price)
+        .or(target.price)
         .unwrap_or(Decimal::ZERO);
     price
         .checked_mul(quantity)
@@ -171,21 +175,28 @@ fn notional(
 async fn cover_growth(
     market: &Market,
     context: &Context,
-    row: &OrderRow,
-    handle: Handle,
+    target: &Target,
     short: Minor,
     grown: bool,
 ) -> Result<(), Status> {
     let balance = market.state(|state| {
         let admission = state.core().admission();
-        admission.hold(admission.order(handle)?.hold).copied()
+        admission
+            .hold(admission.order(target.handle)?.hold)
+            .copied()
     });
     let balance = balance.await?.ok_or_else(refusal::order_not_open)?;
     let asset = market.asset_of(balance.asset);
     if grown || balance.kind != HoldKind::Order {
-        return Err(
-            funding::short(market, context, &row.user_id, &asset, short, Some(&balance)).await,
-        );
+        return Err(funding::short(
+            market,
+            context,
+            &target.user_id,
+            &asset,
+            short,
+            Some(&balance),
+        )
+        .await);
     }
     let _turn = market.funding_turn(balance.user).await;
     funding::grow(
@@ -257,6 +268,8 @@ pub(super) async fn cancel_all(
         Ok(record) => record,
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             if !matches!(reject.details, RejectDetails::Request(_)) {
+                // The state is already so, by a command that may not be durable yet.
+                market.durable(market.replica.assigned()).await?;
                 market.note_answered(key_hash).await?;
                 return Ok(Answered::now(0));
             }
@@ -267,7 +280,7 @@ pub(super) async fn cancel_all(
         }
         Err(error) => return Err(refusal::submit_error(&error)),
     };
-    market.written(record.command.sequence).await?;
+    market.durable(record.command.sequence).await?;
     let is_end = |e: &&EventEnvelope| matches!(e.event, Event::Cancelled(_));
     let count = record.events.iter().filter(is_end).count();
     Ok(Answered::now(u32::try_from(count).unwrap_or(u32::MAX)))
@@ -310,6 +323,17 @@ async fn map_change_error(
         }
         _ => Ok(None),
     }
+}
+
+/// The answer to a change, once it is durable.
+async fn outcome(
+    market: &Market,
+    record: &Record,
+    target: &Target,
+) -> Result<Answered<OrderRow>, Status> {
+    market.durable(record.command.sequence).await?;
+    check_change_result(record)?;
+    left(market, record, target).await.map(Answered::now)
 }
 
 /// Fails if the book found the order ended or refused the change.

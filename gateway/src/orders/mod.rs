@@ -3,26 +3,30 @@
 //! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's
 //! trading hold if there is one and it covers the order; otherwise a hold of the order's own,
 //! created in the ledger first and then journalled (`design.md` 4). Every answer waits until it is
-//! durable, and that of a change until the history has it. Cancel safe: the sweeper completes what
-//! a dropped call leaves.
+//! durable. It does not need the history, which may be far behind: an open order, and what a record
+//! did to one, are read from the replica. Cancel safe: the sweeper completes what a dropped call
+//! leaves.
 //!
 //! | file | calls |
 //! |---|---|
 //! | `place` | PlaceOrder |
 //! | `change` | CancelOrder, AmendOrder, MassCancel |
 //! | `kill` | SetKillSwitch |
+//!
+//! `entered` and `changed` build the answers of `place` and `change`.
 
 mod change;
+mod changed;
 mod entered;
 mod kill;
 pub mod members;
 mod place;
 
-use sequencer::Record;
 use tonic::Status;
 use types::Id128;
 
 pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
+pub use changed::Target;
 pub use kill::set_kill_switch;
 pub use place::place;
 
@@ -62,34 +66,40 @@ impl<T> Answered<T> {
     }
 }
 
-/// The order with an id, as it is now. Fails with `Order not found`.
+/// The order with an id, as it is now: from the replica while it is open, else from the history.
+///
+/// # Errors
+/// `Order not found`; UNAVAILABLE while the order is not open and the history is behind (R178).
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
-    if Id128::parse(order_id).is_none() {
-        return Err(refusal::order_not_found());
+    let id = parsed(order_id)?;
+    // While the replica lags, the history lags too: that error has the lag.
+    if let Ok(Some((order, Some(updated_ns)))) = market.look(|state| state.open_order(id)).await {
+        return changed::row(market, &order, updated_ns, "").await;
     }
-    let lag = market.freshen().await;
-    let found = stored(market, order_id).await?;
-    found.ok_or_else(|| refusal::missing(lag, refusal::order_not_found))
+    market.fresh().await?;
+    let row = stored(market, order_id).await?;
+    row.ok_or_else(refusal::order_not_found)
 }
 
-/// The order with an id, to cancel it: as the history has it, which may be older than the order.
-/// Waits for the history only if it has no such order.
-pub async fn find_to_cancel(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
-    match stored(market, order_id).await? {
-        Some(found) => Ok(found),
-        None => find(market, order_id).await,
+/// The order with an id, to change it: as replica or history have it, which may be older than the
+/// order. Waits only if neither has it.
+pub async fn find_to_change(market: &Market, order_id: &str) -> Result<Target, Status> {
+    let id = parsed(order_id)?;
+    if let Some((order, _)) = market.replica.read(|state| state.open_order(id)) {
+        return Ok(Target::of(market, &order));
     }
+    // Ended, or entered so recently that the replica must catch up. The latter needs no history.
+    match stored(market, order_id).await {
+        Ok(Some(row)) => Ok(row.into()),
+        _ => find(market, order_id).await.map(Target::from),
+    }
+}
+
+fn parsed(order_id: &str) -> Result<Id128, Status> {
+    Id128::parse(order_id).ok_or_else(refusal::order_not_found)
 }
 
 async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
     let row = repo::order(&market.projection.db, order_id).await;
     row.map_err(refusal::internal)
-}
-
-/// The order once everything up to the record is durable and in the history.
-async fn shown(market: &Market, record: &Record, order_id: &str) -> Result<OrderRow, Status> {
-    market.written(record.command.sequence).await?;
-    stored(market, order_id)
-        .await?
-        .ok_or_else(refusal::order_not_found)
 }

@@ -3,7 +3,7 @@
 
 use replica::{Applied, Batch, Cause, Effect, Order, Trade};
 use types::command::RequestKind;
-use types::{Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks};
+use types::{Handle, Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks};
 
 /// An order after the last record of a batch.
 #[derive(Clone, Copy)]
@@ -148,7 +148,15 @@ impl Answer {
     }
 }
 
-impl OrderChange<'_> {
+impl<'a> OrderChange<'a> {
+    /// The order as a record left it, if the record changed it.
+    pub fn last(applied: &'a Applied, handle: Handle) -> Option<Self> {
+        let mut rows = Rows::default();
+        rows.take(applied);
+        let mut changes = rows.orders.into_iter();
+        changes.rfind(|change| change.order.handle == handle)
+    }
+
     pub fn status(&self) -> OrderStatus {
         match self.order.status {
             OrderStatus::Open if !self.order.filled.is_zero() => OrderStatus::PartiallyFilled,

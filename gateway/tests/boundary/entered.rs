@@ -7,7 +7,8 @@ use sqlx::{Connection, SqliteConnection};
 
 use crate::world::*;
 
-async fn locked(folder: &std::path::Path, file: &str) -> SqliteConnection {
+/// Lets no other connection write to a database.
+pub async fn locked(folder: &std::path::Path, file: &str) -> SqliteConnection {
     let url = format!("sqlite:{}", folder.join(file).display());
     let mut lock = SqliteConnection::connect(&url).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE")

@@ -55,6 +55,21 @@ pub async fn note_request(
     Ok(db.file.transact(note).await?)
 }
 
+/// The text of a client's order id; `None` if no call has sent one with this number.
+pub async fn client_order_text(
+    db: &Store,
+    user_id: &str,
+    number: u64,
+) -> Result<Option<String>, Error> {
+    let text =
+        sqlx::query_scalar("SELECT text FROM client_order_ids WHERE user_id = $1 AND number = $2")
+            .bind(user_id)
+            .bind(number.to_string())
+            .fetch_optional(db.read())
+            .await?;
+    Ok(text)
+}
+
 /// Correlation ids of the calls with these keys, as far as known, in one statement.
 pub async fn correlations(db: &Store, keys: &[Id128]) -> Result<HashMap<Id128, String>, Error> {
     let texts: Vec<String> = keys.iter().map(Id128::to_string).collect();

@@ -1,0 +1,118 @@
+//! Orders from the replica as rows of the history, which may lack them.
+
+use replica::Order;
+use sequencer::Record;
+use tonic::Status;
+use types::{Decimal, Handle};
+
+use super::stored;
+use crate::market::Market;
+use crate::projection::batch::{OrderChange, limit};
+use crate::projection::rows::OrderRow;
+use crate::projection::{micros, repo};
+use crate::refusal;
+
+/// An order to cancel or to amend. Price and quantity may be older than the order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub order_id: String,
+    pub user_id: String,
+    pub instrument_id: String,
+    pub handle: Handle,
+    pub price: Option<Decimal>,
+    pub quantity: Decimal,
+}
+
+impl Target {
+    pub(super) fn of(market: &Market, order: &Order) -> Self {
+        let names = market.replica.names();
+        let spec = names.instrument(order.instrument);
+        let price = limit(order.terms.order_type, order.price);
+        Self {
+            order_id: order.id.to_string(),
+            user_id: names.user(order.user).to_string(),
+            instrument_id: spec.id.to_string(),
+            handle: order.handle,
+            price: price.map(|ticks| spec.price(ticks)),
+            quantity: spec.quantity(order.quantity),
+        }
+    }
+}
+
+impl From<OrderRow> for Target {
+    fn from(row: OrderRow) -> Self {
+        Self {
+            order_id: row.order_id,
+            user_id: row.user_id,
+            instrument_id: row.instrument_id,
+            handle: Handle::from_engine_id(row.engine_order_id),
+            price: row.price,
+            quantity: row.quantity,
+        }
+    }
+}
+
+/// The order as a durable record left it. Waits for the replica; for the history only if the
+/// replica no longer has the record in memory.
+pub async fn left(market: &Market, record: &Record, target: &Target) -> Result<OrderRow, Status> {
+    let sequence = record.command.sequence;
+    // If the replica has ended, the history gets no further either.
+    let _ = market.replica.wait(sequence).await;
+    let left = market.replica.effects(sequence, |applied| {
+        let change = OrderChange::last(applied, target.handle)?;
+        Some((*change.order, change.updated_ns, change.reason))
+    });
+    if let Some((order, updated_ns, reason)) = left.flatten() {
+        return row(market, &order, updated_ns, reason).await;
+    }
+    market.await_history(sequence).await?;
+    let row = stored(market, &target.order_id).await?;
+    row.ok_or_else(refusal::order_not_found)
+}
+
+/// An order of the replica as the history has it after the same records. `reason`: why it ended,
+/// empty if it is open.
+pub async fn row(
+    market: &Market,
+    order: &Order,
+    updated_ns: u64,
+    reason: &'static str,
+) -> Result<OrderRow, Status> {
+    let names = market.replica.names();
+    let spec = names.instrument(order.instrument);
+    let user_id = names.user(order.user).to_string();
+    let client_order_id = client_order_id(market, &user_id, order.client_order_id).await?;
+    let terms = &order.terms;
+    Ok(OrderRow {
+        order_id: order.id.to_string(),
+        user_id,
+        instrument_id: spec.id.to_string(),
+        side: order.side,
+        order_type: terms.order_type,
+        time_in_force: terms.time_in_force,
+        post_only: terms.post_only,
+        stp: terms.stp,
+        expires_at_us: micros(terms.expire_at_ns),
+        price: limit(terms.order_type, order.price).map(|price| spec.price(price)),
+        quantity: spec.quantity(order.quantity),
+        filled: spec.quantity(order.filled),
+        value_minor: order.fill_totals.value_minor.0,
+        status: order.status,
+        cancel_reason: reason.to_owned(),
+        client_order_id,
+        engine_order_id: order.handle.engine_id(),
+        sequence: order.sequence.get(),
+        created_at_us: micros(order.created_ns),
+        updated_at_us: micros(updated_ns),
+    })
+}
+
+/// A client order id as the caller sent it, or the number that a session sent.
+async fn client_order_id(market: &Market, user_id: &str, number: u64) -> Result<String, Status> {
+    if number == 0 {
+        return Ok(String::new());
+    }
+    let text = repo::client_order_text(&market.projection.db, user_id, number).await;
+    let text = text.map_err(refusal::internal)?;
+    Ok(text.unwrap_or_else(|| number.to_string()))
+}

@@ -1,0 +1,215 @@
+//! Orders while the history cannot write: open orders are found in the replica, changes act and are
+//! answered, and each answer equals a later read.
+
+use client::{Connection, Reports};
+use proto::market::v1::*;
+use sqlx::Connection as _;
+use tonic::{Code, Status};
+use types::Side;
+use wire::ServerMessage;
+
+use crate::entered::locked;
+use crate::orders::text;
+use crate::world::*;
+
+/// Enters an order that the history has not seen. Returns its public id.
+async fn enter(session: &mut (Connection, Reports), order: wire::NewOrder) -> String {
+    session.0.send(0, order).await.unwrap();
+    let ack = until(&mut session.1, |message| match message {
+        ServerMessage::OrderAck(ack) => Some(*ack),
+        _ => None,
+    });
+    ack.await.order_id.to_string()
+}
+
+fn amend(order_id: &str, price: Option<&str>, quantity: Option<&str>) -> AmendOrderRequest {
+    AmendOrderRequest {
+        context: context(&unique()),
+        order_id: order_id.to_owned(),
+        price: price.and_then(decimal),
+        quantity: quantity.and_then(decimal),
+        new_client_order_id: String::new(),
+    }
+}
+
+async fn amended(world: &World, request: AmendOrderRequest) -> Result<Order, Status> {
+    let answer = world.trader("ann").amend_order(request).await?;
+    Ok(answer.into_inner().order.unwrap())
+}
+
+async fn cancelled(world: &World, request: CancelOrderRequest) -> Result<Order, Status> {
+    let answer = world.trader("ann").cancel_order(request).await?;
+    Ok(answer.into_inner().order.unwrap())
+}
+
+/// A list reads the history alone.
+async fn assert_listed(world: &World, orders: &[Order]) {
+    let request = ListOrdersRequest::default();
+    let listed = world.operator().list_orders(request).await.unwrap();
+    let listed = listed.into_inner().orders;
+    for order in orders {
+        assert!(listed.contains(order), "{order:?} is not in {listed:?}");
+    }
+}
+
+fn assert_behind(refusal: Status) {
+    let (code, text, reason) = refused(refusal);
+    let is_behind = (code, &*reason) == (Code::Unavailable, "HISTORY_BEHIND");
+    assert!(is_behind, "{code:?} {reason}: {text}");
+}
+
+#[tokio::test]
+async fn a_history_that_is_behind_delays_no_change_of_an_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unsettled();
+    settings.gateway.read_wait_ms = 100;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "100").await;
+    world.open_hold("bob", BOND, "100").await;
+    let mut ann = world.session(with_money("ann", "a")).await;
+    let mut bob = world.session(login("bob", "b")).await;
+    let named = Order {
+        client_order_id: "first".to_owned(),
+        ..buy("ann", "6", "9")
+    };
+    let named = world.place(named).await.unwrap().order_id;
+
+    let lock = locked(folder.path(), "gateway/market.db").await;
+    let order = |id, price| wire_order(id, Side::Buy, price, 10);
+    let first = enter(&mut ann, order(1, 900)).await;
+    let second = enter(&mut ann, order(2, 1_000)).await;
+    enter(&mut ann, order(3, 500)).await;
+    let stays = enter(&mut bob, wire_order(21, Side::Sell, 2_000, 3)).await;
+    enter(&mut bob, wire_order(22, Side::Sell, 1_000, 4)).await;
+    let all = async {
+        let mut orders = vec![world.order(&stays).await.unwrap()];
+        let read = world.order(&second).await.unwrap();
+        let filled = (read.status(), text(&read.filled_quantity));
+        assert_eq!(filled, (OrderStatus::PartiallyFilled, "4"));
+        assert_eq!((&*read.client_order_id, &*read.order_id), ("2", &*second));
+        let foreign = world.cancel("bob", &first).await.unwrap_err();
+        assert_eq!(foreign.code(), Code::PermissionDenied);
+
+        let smaller = amend(&second, None, Some("6"));
+        let answer = amended(&world, smaller.clone()).await.unwrap();
+        assert_eq!(answer.status(), OrderStatus::PartiallyFilled);
+        assert_eq!(world.order(&second).await.unwrap(), answer);
+        assert_behind(amended(&world, smaller.clone()).await.unwrap_err());
+        orders.push(
+            amended(&world, amend(&named, None, Some("7")))
+                .await
+                .unwrap(),
+        );
+        assert_eq!(orders[1].client_order_id, "first");
+
+        let end = CancelOrderRequest {
+            context: context("end"),
+            order_id: first.clone(),
+        };
+        let ended = cancelled(&world, end.clone()).await.unwrap();
+        let reason = (ended.status(), &*ended.cancel_reason);
+        assert_eq!(reason, (OrderStatus::Cancelled, "USER_REQUEST"));
+        assert_behind(cancelled(&world, end.clone()).await.unwrap_err());
+        orders.push(ended.clone());
+        orders.push(world.cancel("ann", &second).await.unwrap());
+        assert_eq!(text(&orders[3].filled_quantity), "4");
+        // Whether it was ever entered is unknown.
+        assert_behind(world.cancel("ann", &unique()).await.unwrap_err());
+        (orders, smaller, end, ended)
+    };
+    let (orders, smaller, end, ended) = in_time("changes are answered", all).await;
+    let mass = MassCancelRequest {
+        context: context("mass"),
+        side: OrderSide::Buy.into(),
+        ..MassCancelRequest::default()
+    };
+    // Engaged by bob for bob, who keeps nothing.
+    let switch = SetKillSwitchRequest {
+        context: context("switch"),
+        user_id: "bob".to_owned(),
+        engaged: true,
+        reason: "drill".to_owned(),
+    };
+    let all = async {
+        let mass_cancelled = world.trader("ann").mass_cancel(mass.clone()).await;
+        assert_eq!(mass_cancelled.unwrap().into_inner().cancelled, 2);
+        let again = world.trader("ann").mass_cancel(mass.clone()).await;
+        assert_behind(again.unwrap_err());
+        let killed = world.trader("bob").set_kill_switch(switch).await;
+        assert_eq!(killed.unwrap().into_inner().cancelled, 1);
+    };
+    in_time("mass cancels are answered", all).await;
+
+    lock.close().await.unwrap();
+    // Repeats act once; they get the order as it is now.
+    assert_eq!(cancelled(&world, end).await.unwrap(), ended);
+    let again = amended(&world, smaller).await.unwrap();
+    assert_eq!(again.status(), OrderStatus::Cancelled);
+    let again = world.trader("ann").mass_cancel(mass).await.unwrap();
+    assert_eq!(again.into_inner().cancelled, 2);
+    // The mass cancel and the switch ended the orders whose earlier state was answered.
+    let [stayed, renamed, ..] = &orders[..] else {
+        panic!("{orders:?}")
+    };
+    for (order, reason) in [(stayed, "KILL_SWITCH"), (renamed, "MASS_CANCEL")] {
+        let read = world.order(&order.order_id).await.unwrap();
+        let unchanged = Order {
+            status: OrderStatus::Cancelled.into(),
+            cancel_reason: reason.to_owned(),
+            updated_at: read.updated_at,
+            ..order.clone()
+        };
+        assert_eq!(read, unchanged);
+    }
+    assert_listed(&world, &orders[2..]).await;
+    world.stop().await;
+}
+
+/// Every outcome of a change: answer and read of an open order, both from the replica, are what the
+/// history has.
+#[tokio::test]
+async fn the_answer_to_a_change_equals_a_later_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "10000", "10").await;
+    world.user("bob", "0", "1000").await;
+    let order = world.place(buy("ann", "10", "10")).await.unwrap().order_id;
+    let decrement = Order {
+        self_trade_prevention: SelfTradePrevention::Decrement.into(),
+        ..buy("ann", "7", "3")
+    };
+    let own = world.place(decrement).await.unwrap().order_id;
+    let renamed = AmendOrderRequest {
+        new_client_order_id: "another".to_owned(),
+        ..amend(&order, None, None)
+    };
+    world.place(sell("bob", "10", "2")).await.unwrap();
+    world.place(sell("bob", "12", "3")).await.unwrap();
+    world.place(sell("ann", "14", "2")).await.unwrap();
+    world.place(sell("bob", "15", "1")).await.unwrap();
+    for (request, status) in [
+        (renamed, OrderStatus::PartiallyFilled),
+        (amend(&order, None, Some("9")), OrderStatus::PartiallyFilled),
+        (amend(&order, Some("9"), None), OrderStatus::PartiallyFilled),
+        // It trades, and the rest stays open.
+        (
+            amend(&order, Some("12"), None),
+            OrderStatus::PartiallyFilled,
+        ),
+        // Self-trade prevention takes two of three.
+        (amend(&own, Some("14"), None), OrderStatus::Open),
+        (amend(&own, Some("15"), None), OrderStatus::Filled),
+    ] {
+        let answer = amended(&world, request).await.unwrap();
+        assert_eq!(answer.status(), status, "{answer:?}");
+        assert_eq!(world.order(&answer.order_id).await.unwrap(), answer);
+        assert_listed(&world, &[answer]).await;
+    }
+    let answer = world.cancel("ann", &order).await.unwrap();
+    let filled = (&*answer.client_order_id, text(&answer.filled_quantity));
+    assert_eq!(filled, ("another", "5"));
+    assert_eq!(world.order(&order).await.unwrap(), answer);
+    assert_listed(&world, &[answer]).await;
+    world.stop().await;
+}
