@@ -146,11 +146,8 @@ impl Admission {
         over: Reject,
         place: &mut Command,
     ) -> Result<(), Reject> {
-        let (session, client_seq) = request.client().unwrap_or((SessionIx::NONE, 0));
-        match self.check_session(session, request.member(), client_seq) {
-            Err(reject) if reject.reason == RejectReason::AlreadySeen => return Err(reject),
-            _ => self.check_key(request.key_hash(), now_ns)?,
-        }
+        self.check_unseen(request)?;
+        self.check_key(request.key_hash(), now_ns)?;
         let open_orders = |scope: &MassScope| match scope {
             MassScope::Session(session) => self.session(*session).map_or(0, |row| row.open_orders),
             MassScope::User(user) => self.user(*user).map_or(0, |row| row.open_orders),
@@ -166,6 +163,20 @@ impl Admission {
         match reduces && self.admit_into(request, now_ns, place).is_ok() {
             true => Ok(()),
             false => Err(over),
+        }
+    }
+
+    /// Refuses a request whose client sequence its session has used: it has an answer already.
+    ///
+    /// # Errors
+    /// [`RejectReason::AlreadySeen`].
+    pub fn check_unseen(&self, request: &Request) -> Result<(), Reject> {
+        let Some((session, client_seq)) = request.client() else {
+            return Ok(());
+        };
+        match self.check_session(session, request.member(), client_seq) {
+            Err(reject) if reject.reason == RejectReason::AlreadySeen => Err(reject),
+            _ => Ok(()),
         }
     }
 

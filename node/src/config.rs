@@ -22,6 +22,7 @@ pub struct Config {
     /// Folder of all state.
     pub data_dir: PathBuf,
     pub listen: Listen,
+    pub calls: rpc::CallRateConfig,
     pub log: Log,
     pub sandbox: Sandbox,
     pub events: Events,
@@ -283,6 +284,7 @@ impl Default for Config {
         Self {
             data_dir: PathBuf::from("data"),
             listen: Listen::default(),
+            calls: rpc::CallRateConfig::default(),
             log: Log::default(),
             sandbox: Sandbox::default(),
             events: Events::default(),

@@ -190,6 +190,46 @@ pub struct Platform {
     lock: std::fs::File,
 }
 
+/// The public RPC ports, which share the rates of their callers.
+struct Ports {
+    listeners: JoinSet<Result<(), rpc::Error>>,
+    limits: rpc::Limits,
+    auth: Authenticator,
+    metrics: MetricsHandle,
+    shutdown: CancellationToken,
+}
+
+impl Ports {
+    fn new(
+        calls: rpc::CallRateConfig,
+        auth: Authenticator,
+        metrics: MetricsHandle,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self {
+            listeners: JoinSet::new(),
+            limits: rpc::Limits {
+                rates: rpc::CallRates::new(calls),
+                ..rpc::Limits::default()
+            },
+            auth,
+            metrics,
+            shutdown,
+        }
+    }
+
+    fn serve(&mut self, listener: TcpListener, services: Vec<Service>) {
+        self.listeners.spawn(rpc::serve::serve_within(
+            listener,
+            services,
+            self.auth.clone(),
+            self.metrics.clone(),
+            self.limits.clone(),
+            self.shutdown.clone(),
+        ));
+    }
+}
+
 impl Platform {
     /// Starts everything; returns when every port answers.
     ///
@@ -357,12 +397,8 @@ impl Platform {
             chain_rpc,
             trading: gateway.trading_address(),
         };
-        let mut listeners = JoinSet::new();
-        let mut serve = |listener: TcpListener, services: Vec<Service>| {
-            let (auth, metrics, shutdown): (_, MetricsHandle, _) =
-                (auth.clone(), metrics.clone(), stages.edge.clone());
-            listeners.spawn(rpc::serve(listener, services, auth, metrics, shutdown));
-        };
+        let mut ports = Ports::new(config.calls, auth, metrics, stages.edge.clone());
+        let mut serve = |listener, services| ports.serve(listener, services);
         serve(sockets.ledger, vec![ledger.service()]);
         serve(sockets.cfa, vec![cfa.service()]);
         serve(sockets.payments, vec![payments.service()]);
@@ -385,7 +421,7 @@ impl Platform {
             addresses,
             local,
             stages,
-            listeners,
+            listeners: ports.listeners,
             gateway,
             replica: live_replica,
             sequencer,

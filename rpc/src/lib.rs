@@ -3,8 +3,8 @@
 //! One port serves gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]). One client
 //! transport works in process and over the network ([`Channel`]). One layer authenticates and
 //! authorizes all of them ([`Authenticator`], [`roles`]). Ports are bounded ([`Limits`],
-//! [`connections`]). Errors share one vocabulary ([`status`], D23), requests one context
-//! ([`context`], D02), lists one paging ([`page`], D04).
+//! [`connections`]), and so are the calls of each caller ([`rates`]). Errors share one vocabulary
+//! ([`status`], D23), requests one context ([`context`], D02), lists one paging ([`page`], D04).
 //!
 //! Architecture invariants: handlers are written once, against tonic; no business rule is here; the
 //! `connectrpc` crate is named only under `connect/`.
@@ -26,6 +26,7 @@ pub mod logging;
 pub mod metrics;
 mod observe;
 pub mod page;
+pub mod rates;
 pub mod roles;
 pub mod serve;
 pub mod status;
@@ -38,6 +39,7 @@ pub use context::Context;
 pub use health::Health;
 pub use metrics::{MetricsHandle, metrics_init};
 pub use observe::Trailers;
+pub use rates::{CallRateConfig, CallRates};
 pub use serve::{Limits, Service, serve};
 
 /// Largest accepted message, in bytes on the wire (D33).

@@ -131,14 +131,18 @@ pub(crate) async fn observe(
     watch(response, call, asked)
 }
 
-/// Counts a call that was refused before it reached a handler.
+/// Counts a call that ended before it reached a handler.
+pub(crate) fn count(path: &str, status: &Status) {
+    let (method, code) = (label(path), code_name(status.code()));
+    ::metrics::counter!(REQUESTS, "method" => method, "code" => code).increment(1);
+}
+
+/// Counts and logs a call that was refused before it reached a handler.
 pub(crate) fn refused(path: &str, status: &Status) {
-    let method = label(path);
-    ::metrics::counter!(REQUESTS, "method" => method, "code" => code_name(status.code()))
-        .increment(1);
+    count(path, status);
     tracing::warn!(
         service_name = service_of(path),
-        method,
+        method = label(path),
         code = code_name(status.code()),
         reason = status.message(),
         "call refused"

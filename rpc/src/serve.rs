@@ -1,10 +1,10 @@
 //! One port: gRPC, gRPC-Web, Connect, HTTP reads, health, metrics, reflection; HTTP/1.1 and h2c.
 //!
 //! ```text
-//! connection -> CORS -> guard -> access -+- /health /livez /readyz /metrics
-//!                                        +- HTTP reads of the services
-//!                                        +- /package.Service/Method -+
-//!     +--------------------------------------------------------------+
+//! connection -> CORS -> guard -> access -> rates -+- /health /livez /readyz /metrics
+//!                                                 +- HTTP reads of the services
+//!                                                 +- /package.Service/Method -+
+//!     +-----------------------------------------------------------------------+
 //!     +- application/grpc*  -> gRPC-Web -> observe -> tonic
 //!     +- everything else    -> Connect  -> observe -> tonic
 //! ```
@@ -44,13 +44,13 @@ use tower::ServiceExt;
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::{
-    Authenticator, ConnectionBudget, DEADLINE_MS_DEFAULT, Error, Health, MESSAGE_BYTES_MAX,
-    MetricsHandle, access, connect,
+    Authenticator, CallRates, ConnectionBudget, DEADLINE_MS_DEFAULT, Error, Health,
+    MESSAGE_BYTES_MAX, MetricsHandle, access, connect,
     contract::{Contract, PORT_SETS},
     drain, guard,
     idle::{Activity, Answer},
     json::{self, HttpError},
-    observe, roles, status,
+    observe, rates, roles, status,
 };
 
 /// Time for running calls to finish after shutdown, in milliseconds.
@@ -77,6 +77,7 @@ pub struct Limits {
     /// For an HTTP read, including its body. RPCs have their own deadline.
     pub http: Duration,
     pub connections: ConnectionBudget,
+    pub rates: CallRates,
 }
 
 impl Default for Limits {
@@ -89,6 +90,7 @@ impl Default for Limits {
             body: deadline,
             http: deadline,
             connections: ConnectionBudget::for_process(),
+            rates: CallRates::default(),
         }
     }
 }
@@ -193,6 +195,7 @@ pub fn serve_within(
                     }
                 }
             })
+            .layer(from_fn_with_state(limits.rates.clone(), rates::layer))
             .layer(from_fn_with_state(auth, access::check))
             .layer(from_fn_with_state(served_here, refuse_unserved))
             .layer(from_fn_with_state(limits.clone(), guard::layer))

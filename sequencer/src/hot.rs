@@ -283,6 +283,17 @@ impl Hot {
             .ok_or(SubmitError::Busy)
     }
 
+    /// The refusal of a request that cannot be taken now. `BUSY` means that it was not seen, so a
+    /// repeat is told that it was. After a failed journal its answer may never become durable.
+    #[cold]
+    fn unless_seen(&self, source: Source, no: SubmitError) -> SubmitError {
+        if no != SubmitError::Busy {
+            return no;
+        }
+        let unseen = self.core.admission().check_unseen(self.request(source));
+        unseen.map_or_else(SubmitError::Refused, |()| no)
+    }
+
     fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {
         match source {
             Source::Given(request) => request,
@@ -446,8 +457,9 @@ impl Hot {
         let asked = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
         let over = self.over_rate(source, &asked, clock_ns);
-        let reduced = self.journal(source)?;
-        self.await_earlier(source)?;
+        let waited = self.journal(source);
+        let waited = waited.and_then(|reduced| self.await_earlier(source).map(|()| reduced));
+        let reduced = waited.map_err(|no| self.unless_seen(source, no))?;
         let mut waiting_since = None;
         loop {
             let refuses = self.refuses_orders(clock_ns);

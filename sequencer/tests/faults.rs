@@ -7,12 +7,15 @@ mod desk;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use admission::{AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Request};
-use desk::{HANG, Time, config, done, open_desk, start};
+use admission::{
+    AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Reject, RejectDetails, Request,
+};
+use desk::{HANG, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, Reply, SequencerHandle, SubmitError};
 use types::{
-    CancelReason, Event, EventEnvelope, Id128, Lots, Sequence, SessionIx, Side, Ticks, TimeInForce,
+    CancelReason, Event, EventEnvelope, Id128, Lots, RejectReason, Sequence, SessionIx, Side,
+    Ticks, TimeInForce,
 };
 
 /// Waits for the record that cancels with `reason`.
@@ -329,6 +332,69 @@ async fn due_timers_wait_for_a_slow_disk() {
     busy(2_000).await;
     storage.stall(false);
     cancelled(&handle, after, CancelReason::CancelOnDisconnect).await;
+}
+
+/// `BUSY` says that a request was not seen. A repeat of an answered one must not be told so: its
+/// sender would send it again as a new one.
+#[tokio::test]
+async fn a_repeat_is_seen_while_the_journal_is_busy() {
+    let stall = |storage: &MemoryStorage, is_on| storage.stall(is_on);
+    repeats_while(stall).await;
+    let no_room =
+        |storage: &MemoryStorage, is_on| storage.has_no_room.store(is_on, Ordering::SeqCst);
+    repeats_while(no_room).await;
+}
+
+async fn repeats_while(shortage: impl Fn(&MemoryStorage, bool)) {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    (config.pending_bytes_max, config.segment_bytes) = (8 << 10, 16 << 10);
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let order = |client_seq| {
+        let mut order = desk.order(0, Side::Buy, 10_000, 1);
+        (order.session, order.client_seq) = (session, client_seq);
+        Request::New(order)
+    };
+    shortage(&storage, true);
+    let mut answered = 0;
+    let refused = loop {
+        match in_time("an answer", desk.port.call(order(answered + 1))).await {
+            Ok(_) => answered += 1,
+            Err(no) => break no,
+        }
+        assert!(answered < 10_000, "the journal has no bound");
+    };
+    let first = in_time("an answer", desk.port.call(order(1))).await;
+    let last = in_time("an answer", desk.port.call(order(answered))).await;
+    let next = in_time("an answer", desk.port.call(order(answered + 1))).await;
+    // Before the checks: a node whose disk is stalled does not stop.
+    shortage(&storage, false);
+    assert_eq!(refused, SubmitError::Busy);
+    assert!(answered > 0);
+    let seen = SubmitError::Refused(Reject {
+        reason: RejectReason::AlreadySeen,
+        details: RejectDetails::ClientSeq(answered),
+    });
+    assert_eq!((first, last), (Err(seen), Err(seen)));
+    assert_eq!(next, Err(SubmitError::Busy), "it was not seen");
+    // It is taken under the same client sequence once the journal goes on, and acts once.
+    let taken = async {
+        loop {
+            match desk.port.call(order(answered + 1)).await {
+                Err(SubmitError::Busy) => tokio::task::yield_now().await,
+                outcome => return outcome.expect("taken"),
+            }
+        }
+    };
+    in_time("the retry", taken).await;
+    let resting = desk.port.inspect(|core| {
+        core.books()
+            .map(|book| u64::from(book.resting()))
+            .sum::<u64>()
+    });
+    assert_eq!(resting.await, Ok(answered + 1));
 }
 
 #[tokio::test]

@@ -664,6 +664,53 @@ async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
 }
 
+/// A stalled disk delays what is durable, never what a front can send as *accepted*, up to the
+/// bound on what waits for the disk.
+#[tokio::test]
+async fn a_stalled_disk_delays_no_report_until_the_bound() {
+    let storage = Arc::new(MemoryStorage::default());
+    let mut config = config(&Time::new());
+    // A second of the rate below.
+    config.pending_bytes_max = 1 << 20;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let (mut front, mut told) = (rings(&desk, 64), Told::default());
+    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    let commit = handle.commit();
+    let opened_at = opened.epoch;
+    in_time("the login", commit.wait(opened_at))
+        .await
+        .expect("durable");
+    storage.stall(true);
+    let mut last = 0;
+    for seq in 1..=5_000 {
+        let order = of_session(desk.order(0, Side::Buy, 100, 1), opened.session, seq);
+        ask(&mut front, &mut told, tagged(seq), order);
+        told.wait(&mut front, |told| told.numbered.len() as u64 == seq);
+        last = told.numbered[seq as usize - 1].0.sequence.get();
+    }
+    let (durable, refused) = (commit.position(), told.not_taken.len());
+    // One that has no room is refused, and the market goes on after the stall.
+    let mut seq = 5_000;
+    while told.not_taken.is_empty() {
+        seq += 1;
+        assert!(seq < 100_000, "what waits for the disk has no bound");
+        let (answers, order) = (told.answers(), desk.order(0, Side::Buy, 100, 1));
+        let order = of_session(order, opened.session, seq);
+        ask(&mut front, &mut told, tagged(seq), order);
+        told.wait(&mut front, |told| told.answers() > answers);
+    }
+    // Before the checks: a node whose disk is stalled does not stop.
+    storage.stall(false);
+    assert!(durable <= opened_at && durable.get() < last, "{durable}");
+    assert_eq!(refused, 0);
+    assert_eq!(told.not_taken, [(seq, SubmitError::Busy)]);
+    let taken = told.numbered.last().expect("many").0.sequence;
+    in_time("the rest", commit.wait(taken))
+        .await
+        .expect("durable");
+}
+
 /// `design.md` 7: journal bytes per user and minute, and order messages per trade and day.
 // rows: R341
 #[tokio::test]

@@ -7,6 +7,7 @@
 //! | `discipline` | the state machine that derives it from the machine's clocks |
 //! | `failpoint` | places where tests kill the process |
 //! | `keyed_mutex` | mutual exclusion per key |
+//! | `rate` | rate of messages or calls |
 //!
 //! Architecture invariants: no money, no contract, no store; cores receive time as input and never
 //! read this clock.
@@ -16,6 +17,7 @@ pub mod clock;
 pub mod discipline;
 pub mod failpoint;
 mod keyed_mutex;
+pub mod rate;
 
 pub use clock::Clock;
 pub use keyed_mutex::KeyedMutex;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc::{ConnectionBudget, Limits};
+use rpc::{CallRateConfig, CallRates, ConnectionBudget, Limits};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -18,6 +18,7 @@ pub fn patient() -> Limits {
         body: hour,
         http: hour,
         connections: ConnectionBudget::with_limits(1_000, 1_000, 1_000),
+        rates: CallRates::new(CallRateConfig::NONE),
     }
 }
 

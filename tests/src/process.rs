@@ -456,6 +456,8 @@ fn run_command(
         }))
         // Tests must not depend on the sync time of a busy disk.
         .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "5000")
+        // The operator and the treasury of all tests are one caller each.
+        .env("PLATFORM_CALLS__WRITES_PER_S", "0")
         .envs(env.iter().copied())
         .stdout(Stdio::piped())
         .stderr(log.expect("a log file"));

@@ -18,8 +18,8 @@ use rdkafka::{
 use super::{Context, record};
 use crate::{Delivery, Error, Position, log::Source};
 
-/// Wait for a member to commit its positions and to leave its group. librdkafka alone would wait for
-/// a coordinator that is away for as long as the session may last.
+/// Wait for a member to commit its positions and to leave its group. librdkafka alone would wait
+/// for a coordinator that is away for as long as the session may last.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Member {

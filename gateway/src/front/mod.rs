@@ -26,7 +26,6 @@ mod hold;
 mod limit;
 mod login;
 mod pieces;
-mod rate;
 pub mod report;
 mod resend;
 pub mod server;

@@ -8,6 +8,7 @@ use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
     Request,
 };
+use service_kit::rate::Rate;
 use transport::Key;
 use types::command::{MassScope, MemberGroup};
 use types::{
@@ -18,7 +19,6 @@ use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
 use super::balances::Unsent;
 use super::pieces::{Listing, Range};
-use super::rate::Rate;
 use super::window::{PagePool, Window};
 use crate::budget::Budget;
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use admission::{NewRequest, Report as Message, Request, SessionRequest};
 use metrics::Counter;
 use sequencer::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission, SubmitError};
+use service_kit::rate::Rate;
 use tokio::sync::mpsc;
 use transport::Key;
 use types::command::RequestKind;
@@ -17,7 +18,6 @@ use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
 use super::desk::{Failures, FrontRequest};
 use super::login::Admitted;
-use super::rate::Rate;
 use super::session::{At, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
@@ -430,6 +430,61 @@ pub const LAST_REPORTS: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn opened(session: SessionIx) -> Opened {
+        Opened {
+            tag: 0,
+            epoch: Sequence(1),
+            session,
+            user: UserIx(0),
+            stp_group: types::StpGroup::of_user(UserIx(0)),
+            group: types::command::MemberGroup::NONE,
+            client_seq: 0,
+            last_number: 0,
+            cancel_all_at_ns: 0,
+        }
+    }
+
+    /// H5: live sessions share one bound, however many messages each may keep.
+    // rows: R341
+    #[test]
+    fn r341_windows_of_live_sessions_share_one_bound() {
+        const SESSIONS: u32 = 100;
+        const MESSAGES: u64 = 1_000;
+        // The smallest pool: 64 pages of 32 messages.
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let admitted = Admitted {
+            user: UserIx(0),
+            user_id: "u1".into(),
+            key: types::Id128::NONE,
+            stp_group: None,
+            cancel_on_disconnect: false,
+            budget: Arc::default(),
+            last_sequence: 0,
+            from_now: false,
+            heartbeat_ms: 0,
+        };
+        let rows: Vec<At> = (0..SESSIONS)
+            .map(|ix| {
+                let opened = opened(SessionIx(ix));
+                sessions.place(&opened, || session(&opened, &admitted))
+            })
+            .collect();
+        let ids = (RequestKind::New, 0, 0);
+        let message = super::super::connection::rejected(0, 1, ids, RejectReason::Busy, 0);
+        for number in 1..=MESSAGES {
+            for at in &rows {
+                // Every earlier message is durable.
+                sessions.row(*at).released = number - 1;
+                sessions.keep(*at, number, &message, 0);
+            }
+        }
+        let kept: usize = rows.iter().map(|at| sessions.get(*at).window.len()).sum();
+        // A page of each session is not full, and may exceed the bound.
+        assert!(kept <= (64 + SESSIONS as usize) * 32, "{kept} messages");
+        let last = |at: &At| sessions.get(*at).window.first() <= MESSAGES;
+        assert!(rows.iter().all(last), "each keeps its newest message");
+    }
 
     // rows: R341
     #[test]

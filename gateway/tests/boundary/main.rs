@@ -4,6 +4,7 @@
 //! costs more than running.
 
 mod abuse;
+mod behind;
 mod book;
 mod bounds;
 mod breaks;
@@ -15,6 +16,7 @@ mod descriptors;
 mod doubles;
 mod entered;
 mod feed;
+mod findings;
 mod history;
 mod holds;
 mod money;

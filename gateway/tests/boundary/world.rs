@@ -366,6 +366,10 @@ impl World {
         assert!(journalled.expect("is journalled").is_some(), "{command:?}");
     }
 
+    pub fn port(&self) -> sequencer::Port {
+        self.sequencer.as_ref().expect("the trading path").port()
+    }
+
     pub fn replica(&self) -> replica::Replica {
         self.replica.as_ref().expect("the trading path").replica()
     }

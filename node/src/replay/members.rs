@@ -13,6 +13,9 @@ pub const BUYERS: u64 = 4;
 pub const SELLERS: u64 = 4;
 pub const TAKERS: u64 = 4;
 
+/// Sets the members up as a service, whose calls have no rate.
+const OPERATOR: &str = "sandbox.operator+service";
+
 /// One member: a user with a session.
 pub struct Member {
     pub user: String,
@@ -71,7 +74,7 @@ pub async fn list(
     let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
     let issuer = scenario
         .call(
-            "sandbox.operator",
+            OPERATOR,
             "dfa.identity.v1.IdentityService/CreateUser",
             json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "issuer" }),
         )
@@ -79,7 +82,7 @@ pub async fn list(
     let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
     let registered = scenario
         .call(
-            "sandbox.operator",
+            OPERATOR,
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
                 "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
@@ -93,7 +96,7 @@ pub async fn list(
     if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
         scenario
             .call(
-                "sandbox.operator",
+                OPERATOR,
                 "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
                 json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
             )
@@ -134,7 +137,7 @@ pub async fn enter(
     for (at, (money_minor, units)) in needs.iter().copied().enumerate() {
         let answer = scenario
             .call(
-                "sandbox.operator",
+                OPERATOR,
                 "dfa.identity.v1.IdentityService/CreateUser",
                 json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
             )
@@ -147,7 +150,7 @@ pub async fn enter(
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             scenario
                 .call(
-                    "sandbox.operator",
+                    OPERATOR,
                     "dfa.identity.v1.IdentityService/SetLimit",
                     json!({ "userId": member.user, "limitType": limit,
                             "dailyLimit": { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } }),
@@ -180,7 +183,7 @@ async fn fund(scenario: &mut Scenario, instrument: &str, member: &Member) -> any
         let units = member.units.to_string();
         let issued = scenario
             .call(
-                "sandbox.operator",
+                OPERATOR,
                 "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
                 json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "replay",
                         "amount": { "currencyCode": instrument, "amount": { "value": units } } }),
@@ -235,7 +238,7 @@ async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Resul
     let payload = text(&intent, "/intent/qrPayload")?;
     scenario
         .call(
-            "sandbox.operator",
+            OPERATOR,
             "dfa.sandbox.v1.SandboxBankService/Pay",
             json!({ "qrPayload": payload }),
         )

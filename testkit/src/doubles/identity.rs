@@ -87,7 +87,7 @@ impl IdentityService for Peers {
             number(&request.amount),
             operation.trim_start_matches("OPERATION_TYPE_"),
         );
-        self.with(|state| {
+        let (reason, gate) = self.with(|state| {
             let person = state.person(&request.user_id).cloned().unwrap_or_default();
             let reason = match person.status {
                 UserStatus::Blocked => Some("User is blocked".to_owned()),
@@ -95,12 +95,17 @@ impl IdentityService for Peers {
             };
             state.trail.push(question);
             state.limit_questions.push(request);
-            Ok(Response::new(CheckLimitsResponse {
-                allowed: reason.is_none(),
-                reason,
-                remaining: None,
-            }))
-        })
+            (reason, state.limit_gate.clone())
+        });
+        if let Some(gate) = gate {
+            // It has no permits: returns when it is closed.
+            drop(gate.acquire().await);
+        }
+        Ok(Response::new(CheckLimitsResponse {
+            allowed: reason.is_none(),
+            reason,
+            remaining: None,
+        }))
     }
 
     async fn check_sanctions(

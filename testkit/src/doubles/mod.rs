@@ -19,6 +19,7 @@ use proto::market::v1::market_service_server::MarketServiceServer;
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
 use proto::payments::v1::{PaymentIntent, Payout};
 use rpc::{Authenticator, LocalSlot};
+use tokio::sync::Semaphore;
 use tonic::service::Routes;
 use tonic::{Response, Status};
 
@@ -65,6 +66,8 @@ pub struct State {
     /// Reason of the refusal of every limit check.
     pub limit_refusal: Option<String>,
     pub limit_questions: Vec<CheckLimitsRequest>,
+    /// Limit checks are answered once it is closed.
+    pub limit_gate: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.
     pub faults: VecDeque<Fault>,
     /// Contexts of all payments calls.

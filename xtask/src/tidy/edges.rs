@@ -69,7 +69,7 @@ const RULES: &[Rule] = &[
     (&["events"], Only(&["service-kit"]), "the event log does not interpret its events"),
     (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract depends on neither of its two sides"),
     (&["proto"], Only(&["types"]), "the contracts have no rules"),
-    (&["rpc"], Only(&["proto", "types"]), "the server side of every service depends on none of them"),
+    (&["rpc"], Only(&["proto", "service-kit", "types"]), "the server side of every service depends on none of them"),
     (&["service-clients"], Only(&["proto", "rpc", "service-kit", "types"]), CONTRACT),
     (&["proof"], Only(&["rpc", "service-clients", "types"]), "it compares over public calls"),
     // The trading path.

@@ -1,7 +1,10 @@
-//! Message rate of a session, or of a user over all sessions (D33): the generic cell rate algorithm
-//! with a burst of one second. Pure: the caller passes the time.
+//! Rate of messages or calls (D33): the generic cell rate algorithm with a burst of one second.
+//! Pure: the caller passes the time.
+//!
+//! A rate that was not used for a second is equal to a new one.
 
-const SECOND_NS: u64 = 1_000_000_000;
+/// Length of the longest burst.
+pub const SECOND_NS: u64 = 1_000_000_000;
 
 /// The algorithm's state: the theoretical arrival time of the next message.
 #[derive(Clone, Copy, Debug, Default)]

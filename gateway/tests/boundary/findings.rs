@@ -1,0 +1,310 @@
+//! Faults that a review of the trading path found: each test fails if its fault returns.
+
+use std::sync::Arc;
+
+use admission::{NewRequest, Request, SessionRequest};
+use proto::ledger::v1::HoldStatus;
+use proto::market::v1::market_service_client::MarketServiceClient;
+use proto::market::v1::*;
+use rpc::{CallRateConfig, CallRates, Channel, Limits};
+use sequencer::{Parker, Report, RingPort, Submission};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use types::{Id128, InstrumentIx, Lots, RejectReason, SessionIx, Side, Ticks, UserId};
+use wire::ServerMessage;
+
+use crate::world::*;
+
+fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
+    match message {
+        ServerMessage::OrderAck(ack) => Some(*ack),
+        _ => None,
+    }
+}
+
+/// Identity answers no limit check until the gate is closed.
+fn hold_limit_checks(world: &World) -> Arc<Semaphore> {
+    let gate = Arc::new(Semaphore::new(0));
+    world
+        .identity
+        .with(|state| state.limit_gate = Some(gate.clone()));
+    gate
+}
+
+async fn until_identity_is_asked(world: &World) {
+    let is_asked = async || !world.identity.limit_questions().is_empty();
+    until_true("identity is asked", is_asked).await;
+}
+
+/// M6: an order with a negative price adds nothing to the budget that a session counts down.
+#[tokio::test]
+async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    world.identity.limit_questions();
+    for (id, price, quantity) in [(1, -1_000_000, 1_000_000), (2, -1, 1)] {
+        let order = wire_order(id, Side::Buy, price, quantity);
+        ann.send(0, order).await.unwrap();
+        let rejected = until(&mut of_ann, |message| match message {
+            ServerMessage::Rejected(rejected) => Some(*rejected),
+            _ => None,
+        });
+        assert_eq!(rejected.await.reason, RejectReason::PriceTick);
+    }
+    // 20.00 of 25.00 pass without identity, and the next 10.00 do not.
+    for id in 3..=4 {
+        let order = wire_order(id, Side::Buy, 100, 10);
+        ann.send(0, order).await.unwrap();
+        until(&mut of_ann, ack).await;
+    }
+    assert!(world.identity.limit_questions().is_empty());
+    let order = wire_order(5, Side::Buy, 100, 10);
+    ann.send(0, order).await.unwrap();
+    until(&mut of_ann, ack).await;
+    assert_eq!(world.identity.limit_questions().len(), 1);
+    world.stop().await;
+}
+
+/// M9: an order that waits for identity delays its own session alone.
+#[tokio::test]
+async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let (connection, mut reports) = world.session(with_money("ann", "a")).await;
+    connection.login(1, with_money("bob", "b")).await.unwrap();
+    world.identity.limit_questions();
+    let gate = hold_limit_checks(&world);
+    let past_budget = wire_order(1, Side::Buy, 100, 30);
+    connection.send(0, past_budget).await.unwrap();
+    until_identity_is_asked(&world).await;
+    // The next request of the same session keeps its place.
+    let next = wire_order(2, Side::Buy, 100, 1);
+    connection.send(0, next).await.unwrap();
+    for id in 1..=100 {
+        let order = wire_order(id, Side::Buy, 100, 1);
+        connection.send(1, order).await.unwrap();
+        loop {
+            let report = next_report(&mut reports).await;
+            let Some(acked) = ack(&report.message) else {
+                continue;
+            };
+            assert_eq!((report.channel, acked.client_order_id), (1, id));
+            break;
+        }
+    }
+    gate.close();
+    for id in [1, 2] {
+        let acked = until(&mut reports, ack).await;
+        assert_eq!(acked.client_order_id, id, "in the session's order");
+    }
+    world.stop().await;
+}
+
+/// A session on a ring of its own, which nothing reads while orders of it end.
+struct SilentFront {
+    ring: RingPort,
+    session: SessionIx,
+}
+
+impl SilentFront {
+    fn wait<T>(&mut self, pick: impl Fn(&Report) -> Option<T>) -> T {
+        let since = std::time::Instant::now();
+        let mut found = None;
+        while found.is_none() {
+            assert!(since.elapsed() < testkit::PATIENCE, "no report");
+            let read = |report: &Report| found = found.take().or_else(|| pick(report));
+            if !self.ring.poll(read).expect("the node runs") {
+                std::thread::yield_now();
+            }
+        }
+        found.expect("just found")
+    }
+
+    fn ask(&mut self, request: &Request) {
+        let submission = Submission::default();
+        self.ring.submit(submission, request).expect("room");
+    }
+}
+
+/// Opens a session of `user_id` with `orders` sells in the book, one unit each.
+async fn silent_front(world: &World, user_id: &str, orders: u64) -> SilentFront {
+    let port = world.port();
+    let id = UserId::new(user_id).unwrap();
+    let user = world
+        .replica()
+        .read(|state| state.core().admission().user_ix(&id));
+    let user = user.expect("the user has a trading hold");
+    let ring = port.rings(8, Arc::new(Parker::default())).unwrap();
+    let session = SessionIx::NONE;
+    let mut front = SilentFront { ring, session };
+    front.ask(&Request::OpenSession(SessionRequest {
+        key: Id128::from_u128(7),
+        user,
+        stp_group: None,
+        cancel_on_disconnect: false,
+    }));
+    front.session = front.wait(|report| match report {
+        Report::Opened(opened) => Some(opened.session),
+        _ => None,
+    });
+    for client_seq in 1..=orders {
+        front.ask(&Request::New(NewRequest {
+            session: front.session,
+            client_seq,
+            limit_checked: true,
+            ..NewRequest::limit(InstrumentIx(0), user, Side::Sell, Ticks(5_000), Lots(1))
+        }));
+        front.wait(|report| match report {
+            Report::SessionMessage(..) => Some(()),
+            Report::NotSubmitted { reason, .. } => panic!("{reason:?}"),
+            _ => None,
+        });
+    }
+    front
+}
+
+/// M4: `BUSY` for an order with a hold of its own keeps the hold, so that the call can be repeated
+/// under its key: it makes one order. The market is busy here because a front reads no reports.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
+    /// More than half of what the hot thread keeps for a front.
+    const REPORTS: u64 = 33_500;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unsettled();
+    settings.gateway.open_orders_per_instrument = settings.gateway.open_orders_per_user;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "100000").await;
+    world.open_hold("bob", BOND, "100000").await;
+    // A login reads the budget of the day: identity is asked only when the call needs a hold.
+    drop(world.session(login("ann", "a")).await);
+    let mut front = silent_front(&world, "bob", REPORTS).await;
+    let gate = hold_limit_checks(&world);
+    let order = buy("ann", "10", "1");
+    let request = PlaceOrderRequest {
+        context: context("key-1"),
+        order: Some(order.clone()),
+    };
+    let mut client = world.trader("ann");
+    let first = tokio::spawn(async move { client.place_order(request).await });
+    // Admission has refused the order for want of a hold; identity is asked before one is made.
+    until_identity_is_asked(&world).await;
+    let cancel = MassCancelRequest {
+        context: context("cancel-all"),
+        user_id: "bob".to_owned(),
+        ..Default::default()
+    };
+    let cancelled = world.trader("bob").mass_cancel(cancel).await.unwrap();
+    assert_eq!(u64::from(cancelled.into_inner().cancelled), REPORTS);
+    gate.close();
+    let busy = in_time("the first call", first).await.unwrap();
+    let busy = refused(busy.map(drop).unwrap_err());
+    assert_eq!((busy.0, busy.2.as_str()), (Code::ResourceExhausted, "BUSY"));
+    let hold = world.holds("ann", "CFA-RUB").await.remove(0);
+    assert_eq!(hold.status(), HoldStatus::Active, "kept for the repeat");
+    // The front reads again; the sweep of a minute later would release the hold.
+    while front.ring.poll(|_| ()).expect("the node runs") {
+        tokio::task::yield_now().await;
+    }
+    let placed = async {
+        loop {
+            match world.place_with("ann", "key-1", order.clone()).await {
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    front.ring.poll(|_| ()).expect("the node runs");
+                    tokio::task::yield_now().await;
+                }
+                outcome => return outcome.unwrap(),
+            }
+        }
+    };
+    let placed = in_time("the repeat", placed).await;
+    assert_eq!(placed.status(), OrderStatus::Open);
+    let again = world.place_with("ann", "key-1", order.clone()).await;
+    assert_eq!(again.unwrap().order_id, placed.order_id, "one order");
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "10.01", "one hold");
+    world.stop().await;
+}
+
+/// D33: a caller far above its rate is refused with a retry delay; its cancels and other callers
+/// pass.
+// rows: R341
+#[tokio::test]
+async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "1000", "0").await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    let limits = Limits {
+        rates: CallRates::new(CallRateConfig {
+            writes_per_s: 1,
+            reads_per_s: 1,
+        }),
+        ..testkit::ports::patient()
+    };
+    let serving = tokio::spawn(rpc::serve::serve_within(
+        listener,
+        vec![world.gateway.service()],
+        rpc::Authenticator::Sandbox,
+        rpc::metrics_init(),
+        limits,
+        stop.clone(),
+    ));
+    let caller = |token: &str| MarketServiceClient::new(Channel::remote(&url, token).unwrap());
+    let place = async |mut client: MarketServiceClient<Channel>, order: Order| {
+        let request = PlaceOrderRequest {
+            context: context(&unique()),
+            order: Some(order),
+        };
+        let answer = client.place_order(request).await?;
+        Ok::<_, Status>(answer.into_inner().order.unwrap())
+    };
+    let hostile = caller("sandbox.trader.ann");
+    let resting = place(hostile.clone(), buy("ann", "10", "1")).await.unwrap();
+    // One call per second is allowed: some of these come earlier, on any machine.
+    let calls = (0..20).map(|_| place(hostile.clone(), buy("ann", "10", "1")));
+    let answers = futures::future::join_all(calls).await;
+    let refusals: Vec<Status> = answers.into_iter().filter_map(Result::err).collect();
+    assert!(!refusals.is_empty());
+    for refusal in refusals {
+        let details = tonic_types::StatusExt::get_details_retry_info(&refusal);
+        assert!(details.unwrap().retry_delay.unwrap().as_millis() > 0);
+        let refusal = refused(refusal);
+        let expected = (Code::ResourceExhausted, "RATE_LIMIT");
+        assert_eq!((refusal.0, refusal.2.as_str()), expected);
+    }
+    for round in 0..5 {
+        let cancel = CancelOrderRequest {
+            context: context(&unique()),
+            order_id: resting.order_id.clone(),
+        };
+        let answer = hostile.clone().cancel_order(cancel).await;
+        match round {
+            0 => drop(answer.expect("a cancel always passes")),
+            _ => assert_eq!(answer.unwrap_err().code(), Code::FailedPrecondition),
+        }
+    }
+    let other = place(caller("sandbox.trader.bob"), buy("bob", "10", "1")).await;
+    assert_eq!(other.unwrap().status(), OrderStatus::Open);
+    for _ in 0..20 {
+        let asked = GetMarketStatusRequest { context: None };
+        let service = caller("sandbox.service").get_market_status(asked).await;
+        service.expect("services have no rate");
+    }
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+    world.stop().await;
+}

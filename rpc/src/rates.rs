@@ -1,0 +1,338 @@
+//! Call rates of each caller (D33): writes and reads per second, with a burst of one second.
+//!
+//! | call | limit |
+//! |---|---|
+//! | of a platform service, or without a caller | none |
+//! | one of [`REDUCING`] | none: what reduces risk always passes |
+//! | of a method that only reads, or an HTTP read | [`CallRateConfig::reads_per_s`] |
+//! | any other | [`CallRateConfig::writes_per_s`] |
+//!
+//! Runs after the access layer, on ports only: calls in process are those of services. Ports that
+//! share one [`CallRates`] share the rates. Memory: at most two generations of
+//! [`CALLERS_MAX`] callers; one lock per call.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use http::Method;
+use serde::{Deserialize, Serialize};
+use service_kit::{
+    clock::monotonic_ns,
+    rate::{Rate, SECOND_NS},
+};
+use tonic::Status;
+
+use crate::{Caller, Role, connect, contract::Contract, json::HttpError, observe, roles, status};
+
+/// Counter of calls refused for their caller's rate, label `kind`: `read` or `write`.
+pub const REFUSED: &str = "rpc_calls_over_rate_total";
+/// Callers remembered per generation. Past it, further callers share the rate of one.
+const CALLERS_MAX: usize = 16_384;
+
+/// Calls that only reduce what their caller risks.
+const REDUCING: [&str; 4] = [
+    "/dfa.market.v1.MarketService/CancelOrder",
+    "/dfa.market.v1.MarketService/MassCancel",
+    "/dfa.market.v1.MarketService/SetKillSwitch",
+    "/dfa.ledger.v1.LedgerService/ReleaseHold",
+];
+
+/// Calls per second and caller on the RPC ports; 0 = no limit. Services have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CallRateConfig {
+    /// Calls that may change something. Cancels, mass cancels, kill switches and releases of holds
+    /// always pass.
+    pub writes_per_s: u32,
+    /// Calls that only read, and HTTP reads.
+    pub reads_per_s: u32,
+}
+
+impl CallRateConfig {
+    pub const NONE: Self = Self {
+        writes_per_s: 0,
+        reads_per_s: 0,
+    };
+}
+
+impl Default for CallRateConfig {
+    fn default() -> Self {
+        Self {
+            writes_per_s: 50,
+            reads_per_s: 500,
+        }
+    }
+}
+
+/// The rates of all callers of the ports that share it. Clones share them.
+#[derive(Clone, Debug)]
+pub struct CallRates(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    config: CallRateConfig,
+    callers: Mutex<Callers>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Write,
+    Read,
+}
+
+impl Kind {
+    /// `None`: the call has no limit.
+    fn of(method: &Method, path: &str) -> Option<Self> {
+        if REDUCING.contains(&path) {
+            return None;
+        }
+        let only_reads = match Contract::platform().method(path) {
+            Some(method) => method.reads_only,
+            None => method.is_safe(),
+        };
+        Some(if only_reads { Self::Read } else { Self::Write })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl CallRates {
+    pub fn new(config: CallRateConfig) -> Self {
+        Self(Arc::new(Shared {
+            config,
+            callers: Mutex::new(Callers::new(CALLERS_MAX)),
+        }))
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Status> {
+        self.check_at(request, monotonic_ns())
+    }
+
+    /// # Errors
+    /// RESOURCE_EXHAUSTED: the caller's rate of such calls is used up at `now_ns`.
+    fn check_at(&self, request: &Request, now_ns: u64) -> Result<(), Status> {
+        // On an open path a caller has no roles.
+        let caller = request.extensions().get::<Caller>();
+        let limited =
+            |caller: &&Caller| !caller.roles.is_empty() && !caller.roles.contains(Role::Service);
+        let (Some(caller), Some(kind)) = (
+            caller.filter(limited),
+            Kind::of(request.method(), request.uri().path()),
+        ) else {
+            return Ok(());
+        };
+        let config = &self.0.config;
+        let per_second = match kind {
+            Kind::Write => config.writes_per_s,
+            Kind::Read => config.reads_per_s,
+        };
+        if per_second == 0 {
+            return Ok(());
+        }
+        let callers = self.0.callers.lock();
+        let mut callers = callers.unwrap_or_else(PoisonError::into_inner);
+        let rate = &mut callers.rates(key_of(caller), now_ns)[kind as usize];
+        if rate.admit(now_ns, per_second) {
+            return Ok(());
+        }
+        let wait = Duration::from_nanos(rate.wait_ns(now_ns, per_second));
+        drop(callers);
+        Err(over_rate(kind, per_second, wait))
+    }
+}
+
+impl Default for CallRates {
+    fn default() -> Self {
+        Self::new(CallRateConfig::default())
+    }
+}
+
+fn over_rate(kind: Kind, per_second: u32, wait: Duration) -> Status {
+    let calls = match kind {
+        Kind::Write => "calls that change something",
+        Kind::Read => "calls that read",
+    };
+    let text = format!("Too many calls: a caller may make {per_second} {calls} per second");
+    let retry_ms = wait.as_nanos().div_ceil(1_000_000);
+    ::metrics::counter!(REFUSED, "kind" => kind.name()).increment(1);
+    status::resource_exhausted(
+        "RATE_LIMIT",
+        text,
+        u64::try_from(retry_ms).unwrap_or(u64::MAX),
+    )
+}
+
+/// A user is its own caller, whatever its id is: staff subjects are names of roles.
+type Key = (bool, String);
+
+fn key_of(caller: &Caller) -> Key {
+    (caller.user_id.is_some(), caller.subject.clone())
+}
+
+/// By [`Kind`].
+type Rates = [Rate; 2];
+
+/// The rates of recent callers, in two generations of at least a second. The older one is dropped
+/// as a whole: by then its rates are equal to new ones.
+#[derive(Debug)]
+struct Callers {
+    recent: HashMap<Key, Rates>,
+    earlier: HashMap<Key, Rates>,
+    /// Begin of the recent generation.
+    since_ns: u64,
+    callers_max: usize,
+    /// Of callers past the bound.
+    others: Rates,
+}
+
+impl Callers {
+    fn new(callers_max: usize) -> Self {
+        Self {
+            recent: HashMap::new(),
+            earlier: HashMap::new(),
+            since_ns: 0,
+            callers_max,
+            others: Rates::default(),
+        }
+    }
+
+    fn rates(&mut self, caller: Key, now_ns: u64) -> &mut Rates {
+        if now_ns.saturating_sub(self.since_ns) >= SECOND_NS {
+            self.earlier = std::mem::take(&mut self.recent);
+            self.since_ns = now_ns;
+        }
+        if self.recent.len() >= self.callers_max && !self.recent.contains_key(&caller) {
+            return &mut self.others;
+        }
+        let known = self.earlier.remove(&caller);
+        let recent = self.recent.entry(caller);
+        recent.or_insert_with(|| known.unwrap_or_default())
+    }
+}
+
+/// The layer after the access layer. Refusals use the protocol of the request.
+pub(crate) async fn layer(
+    State(rates): State<CallRates>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Err(status) = rates.check(&request) else {
+        return next.run(request).await;
+    };
+    let path = request.uri().path();
+    // No log line: a caller could fill the log.
+    observe::count(path, &status);
+    match roles::is_rpc_path(path) {
+        true => connect::refusal(request.method(), request.headers(), status),
+        false => HttpError::from(status).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tonic_types::StatusExt;
+
+    use super::*;
+    use crate::Roles;
+
+    const PLACE: &str = "/dfa.market.v1.MarketService/PlaceOrder";
+    const READ: &str = "/dfa.market.v1.MarketService/GetOrder";
+
+    fn call(path: &str, subject: &str, roles: &[Role]) -> Request {
+        let mut request = Request::post(path).body(Body::empty()).unwrap();
+        let is_user = Roles::of(roles).intersects(Roles::of(&Role::OWN));
+        request.extensions_mut().insert(Caller {
+            subject: subject.to_owned(),
+            user_id: is_user.then(|| subject.to_owned()),
+            roles: Roles::of(roles),
+        });
+        request
+    }
+
+    fn passed(rates: &CallRates, request: &Request, calls: u64, now_ns: u64) -> usize {
+        let passes = |_: &u64| rates.check_at(request, now_ns).is_ok();
+        (0..calls).filter(passes).count()
+    }
+
+    // rows: R341
+    #[test]
+    fn d33_each_caller_has_its_own_reads_and_writes() {
+        let rates = CallRates::default();
+        let hostile = call(PLACE, "u1", &[Role::Trader]);
+        assert_eq!(passed(&rates, &hostile, 10_000, SECOND_NS), 50);
+        let refused = rates.check_at(&hostile, SECOND_NS).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        assert!(refused.message().contains("50 calls"), "{refused}");
+        let retry = refused.get_details_retry_info().unwrap().retry_delay;
+        assert_eq!(retry, Some(Duration::from_millis(20)));
+        assert_eq!(passed(&rates, &hostile, 9, SECOND_NS + 20_000_000), 1);
+        let read = call(READ, "u1", &[Role::Trader]);
+        assert_eq!(passed(&rates, &read, 10_000, SECOND_NS), 500);
+        // Neither another user, nor staff with the same name, nor any of its cancels.
+        let others = [
+            call(PLACE, "u2", &[Role::Trader]),
+            call(PLACE, "u1", &[Role::Operator]),
+        ];
+        for other in &others {
+            assert_eq!(passed(&rates, other, 60, SECOND_NS), 50);
+        }
+        for path in REDUCING {
+            assert!(Contract::platform().method(path).is_some(), "{path}");
+            let reduces = call(path, "u1", &[Role::Trader]);
+            assert_eq!(passed(&rates, &reduces, 1_000, SECOND_NS), 1_000, "{path}");
+        }
+        let service = call(PLACE, "service", &[Role::Service]);
+        assert_eq!(passed(&rates, &service, 10_000, SECOND_NS), 10_000);
+    }
+
+    // rows: R341
+    #[test]
+    fn d33_http_reads_count_as_reads_and_open_paths_do_not_count() {
+        let rates = CallRates::new(CallRateConfig {
+            writes_per_s: 0,
+            reads_per_s: 2,
+        });
+        let mut read = call("/holds", "auditor", &[Role::Auditor]);
+        *read.method_mut() = Method::GET;
+        assert_eq!(passed(&rates, &read, 9, SECOND_NS), 2);
+        let open = call("/health", "auditor", &[]);
+        assert_eq!(passed(&rates, &open, 9, SECOND_NS), 9);
+        let unlimited = call(PLACE, "u1", &[Role::Trader]);
+        assert_eq!(passed(&rates, &unlimited, 9, SECOND_NS), 9);
+    }
+
+    #[test]
+    fn callers_are_forgotten_only_when_that_changes_nothing() {
+        let mut callers = Callers::new(2);
+        let key = |name: &str| (true, name.to_owned());
+        let mut admits = |name: &str, now_ns| callers.rates(key(name), now_ns)[0].admit(now_ns, 1);
+        let start_ns = 10 * SECOND_NS;
+        assert!(admits("a", start_ns) && !admits("a", start_ns));
+        let next_ns = start_ns + SECOND_NS - 1;
+        assert!(admits("b", next_ns));
+        // Past the bound callers share one rate; those known keep theirs.
+        assert!(admits("c", next_ns) && !admits("d", next_ns));
+        assert!(!admits("b", next_ns));
+        // In the next generation "b" is still known.
+        let later_ns = start_ns + SECOND_NS;
+        assert!(!admits("b", later_ns) && admits("b", next_ns + SECOND_NS));
+        let end_ns = start_ns + 5 * SECOND_NS;
+        admits("e", end_ns);
+        admits("e", end_ns + SECOND_NS);
+        assert!(callers.earlier.len() + callers.recent.len() <= 2);
+    }
+}
