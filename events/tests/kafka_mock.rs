@@ -67,7 +67,8 @@ async fn a_subscription_waits_while_the_brokers_are_away() {
         noticed = in_time("the outage is noticed", away) => drop(noticed.unwrap()),
     }
     cluster.broker_up(1).unwrap();
-    let (published, next) = tokio::join!(kafka.publish(&sent[1..]), subscription.next());
+    let both = async { tokio::join!(kafka.publish(&sent[1..]), subscription.next()) };
+    let (published, next) = in_time("the brokers are used again", both).await;
     published.unwrap();
     assert_eq!(next.unwrap().record.event, sent[1]);
 }

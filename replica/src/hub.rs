@@ -118,7 +118,7 @@ impl Hub {
     }
 
     /// The recent batch with a record.
-    pub fn batch_with(&self, sequence: Sequence) -> Option<Batch> {
+    pub fn batch_containing(&self, sequence: Sequence) -> Option<Batch> {
         let at = self.window.partition_point(|batch| batch.last() < sequence);
         self.window.get(at).cloned()
     }

@@ -296,7 +296,7 @@ impl Replica {
     /// Reads the effects of a recent record: `None` before it is applied, and when it is no longer
     /// in memory.
     pub fn effects<T>(&self, sequence: Sequence, read: impl FnOnce(&Applied) -> T) -> Option<T> {
-        let batch = self.shared.hub().batch_with(sequence)?;
+        let batch = self.shared.hub().batch_containing(sequence)?;
         let mut applied = batch.iter();
         applied
             .find(|applied| applied.sequence() == sequence)

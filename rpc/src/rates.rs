@@ -37,20 +37,25 @@ pub const REFUSED: &str = "rpc_calls_over_rate_total";
 /// Callers remembered per generation. Past it, further callers share the rate of one.
 const CALLERS_MAX: usize = 16_384;
 
-/// Calls that only reduce what their caller risks.
-const REDUCING: [&str; 4] = [
+/// Calls that only reduce what their caller risks, and those by which staff freezes, blocks and
+/// halts at once (`design.md` 10), though they also lift.
+const REDUCING: [&str; 8] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
     "/dfa.market.v1.MarketService/SetKillSwitch",
+    "/dfa.market.v1.MarketService/SetTradingPhase",
     "/dfa.ledger.v1.LedgerService/ReleaseHold",
+    "/dfa.ledger.v1.LedgerService/SetSubAccountStatus",
+    "/dfa.identity.v1.IdentityService/BlockUser",
+    "/dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
 ];
 
 /// Calls per second and caller on the RPC ports; 0 = no limit. Services have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CallRateConfig {
-    /// Calls that may change something. Cancels, mass cancels, kill switches and releases of holds
-    /// always pass.
+    /// Calls that may change something. Those that reduce risk, or by which staff blocks, freezes
+    /// and halts, always pass.
     pub writes_per_s: u32,
     /// Calls that only read, and HTTP reads.
     pub reads_per_s: u32,

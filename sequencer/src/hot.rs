@@ -283,15 +283,15 @@ impl Hot {
             .ok_or(SubmitError::Busy)
     }
 
-    /// The refusal of a request that cannot be taken now. `BUSY` means that it was not seen, so a
-    /// repeat is told that it was. After a failed journal its answer may never become durable.
+    /// The reason for refusing a request. `BUSY` means that it was not seen: a repeat gets
+    /// `ALREADY_SEEN` instead. After a failed journal its answer may never become durable.
     #[cold]
-    fn unless_seen(&self, source: Source, no: SubmitError) -> SubmitError {
-        if no != SubmitError::Busy {
-            return no;
+    fn unless_seen(&self, source: Source, error: SubmitError) -> SubmitError {
+        if error != SubmitError::Busy {
+            return error;
         }
         let unseen = self.core.admission().check_unseen(self.request(source));
-        unseen.map_or_else(SubmitError::Refused, |()| no)
+        unseen.map_or_else(SubmitError::Refused, |()| error)
     }
 
     fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {

@@ -105,7 +105,8 @@ impl Drop for Member {
     fn drop(&mut self) {
         let consumer = self.consumer.take();
         let (left_tx, left_rx) = mpsc::sync_channel(1);
-        thread::spawn(move || {
+        // Without a thread the closure is dropped, and with it the consumer, here.
+        let _ = thread::Builder::new().spawn(move || {
             drop(consumer);
             let _ = left_tx.send(());
         });

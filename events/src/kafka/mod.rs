@@ -4,7 +4,8 @@
 //! A message never expires in the producer (`message.timeout.ms` 0): otherwise a later message of
 //! its key would overtake it. So `publish` waits while the brokers are down, and [`Log::failing`]
 //! has the reason. Stored positions reach the broker every 200 ms and when a subscription is
-//! dropped. After a crash, or without brokers at the drop, at most that much is redelivered.
+//! dropped. After a crash at most that much is redelivered; after a drop without brokers, what was
+//! handled since they are away.
 
 mod member;
 mod record;

@@ -10,7 +10,7 @@ use types::{
     RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
-use super::changed::{Target, left};
+use super::changed::{Target, order_after};
 use super::{Actor, Answered, find};
 use crate::funding;
 use crate::market::{MONEY_DECIMALS, Market};
@@ -51,7 +51,7 @@ pub async fn cancel(
             None => return Err(refusal::submit_error(&error)),
         },
     };
-    outcome(market, &record, target).await
+    answer_of(market, &record, target).await
 }
 
 /// Changes of an AmendOrder.
@@ -127,10 +127,14 @@ pub async fn amend(
         };
         match (reject.reason, reject.details) {
             (RejectReason::LimitExceeded, _) if !request.limit_checked => {
+                // A session may have changed the order since `target` was read.
+                let current = market.state(|state| state.order(target.handle)).await?;
+                let current = current.ok_or_else(refusal::order_not_open)?;
+                let current = Target::of(market, &current);
                 let quantity = change
                     .quantity
-                    .map_or(target.quantity, |lots| spec.quantity(lots));
-                let notional = notional(target, spec, change, quantity)?;
+                    .map_or(current.quantity, |lots| spec.quantity(lots));
+                let notional = notional(&current, spec, change, quantity)?;
                 market
                     .identity
                     .check_trading(context, user_id, quantity, notional)
@@ -148,7 +152,7 @@ pub async fn amend(
             },
         }
     };
-    outcome(market, &record, target).await
+    answer_of(market, &record, target).await
 }
 
 fn notional(
@@ -326,14 +330,14 @@ async fn map_change_error(
 }
 
 /// The answer to a change, once it is durable.
-async fn outcome(
+async fn answer_of(
     market: &Market,
     record: &Record,
     target: &Target,
 ) -> Result<Answered<OrderRow>, Status> {
     market.durable(record.command.sequence).await?;
     check_change_result(record)?;
-    left(market, record, target).await.map(Answered::now)
+    order_after(market, record, target).await.map(Answered::now)
 }
 
 /// Fails if the book found the order ended or refused the change.

@@ -54,7 +54,11 @@ impl From<OrderRow> for Target {
 
 /// The order as a durable record left it. Waits for the replica; for the history only if the
 /// replica no longer has the record in memory.
-pub async fn left(market: &Market, record: &Record, target: &Target) -> Result<OrderRow, Status> {
+pub async fn order_after(
+    market: &Market,
+    record: &Record,
+    target: &Target,
+) -> Result<OrderRow, Status> {
     let sequence = record.command.sequence;
     // If the replica has ended, the history gets no further either.
     let _ = market.replica.wait(sequence).await;

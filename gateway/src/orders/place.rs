@@ -299,7 +299,7 @@ impl Placing<'_> {
         match outcome {
             SubmitOutcome::Entered(record) => {
                 market.durable(record.command.sequence).await?;
-                // The answer does not need it.
+                // So that readers of the history find the order; the answer does not need it.
                 let _ = market.await_history(record.command.sequence).await;
                 let (spec, user_id) = (&self.spec, &self.context.user_id);
                 let row = entered(market, spec, user_id, self.client_order_id, &record);
