@@ -459,7 +459,7 @@ impl Hot {
         let over = self.over_rate(source, &asked, clock_ns);
         let waited = self.journal(source);
         let waited = waited.and_then(|reduced| self.await_earlier(source).map(|()| reduced));
-        let reduced = waited.map_err(|no| self.unless_seen(source, no))?;
+        let reduced = waited.map_err(|error| self.unless_seen(source, error))?;
         let mut waiting_since = None;
         loop {
             let refuses = self.refuses_orders(clock_ns);
