@@ -258,6 +258,48 @@ async fn a_batch_may_have_its_bound_of_requests_and_not_one_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_answers_of_a_batch_are_bounded() {
+    let port = Port::start().await;
+    // Returns 20,000 zero bytes as the contract's code: PUSH2, PUSH0, RETURN.
+    let deploy = TxEip1559 {
+        gas_limit: 10_000_000,
+        to: TxKind::Create,
+        input: vec![0x61, 0x4e, 0x20, 0x5f, 0xf3].into(),
+        ..transfer(0, RawAddress::ZERO, 0, 1)
+    };
+    let hash = port.send(&port.operator, deploy).await.expect("accepted");
+    let contract = port.receipt(&hash).await.contract_address;
+    let contract = contract.expect("deployed").to_string();
+    let one = request("eth_getCode", json!([contract, "latest"]));
+    let batch = Value::from(vec![one; BATCH]).to_string();
+    let answers: Value = port.post(batch).await.json().await.expect("JSON");
+    let answers = answers.as_array().expect("a batch");
+    let is_refused = |answer: &&Value| answer["error"]["message"].is_string();
+    let refused = answers.iter().filter(is_refused).count();
+    assert_eq!(answers.len(), BATCH);
+    assert_eq!(
+        refused,
+        BATCH - 53,
+        "the answers to 53 have more than 2 MiB"
+    );
+    port.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_of_logs_may_have_its_bound_of_blocks_and_not_one_more() {
+    let port = Port::start().await;
+    let logs = async |blocks: u64| {
+        let last = format!("0x{:x}", blocks - 1);
+        let filter = json!([{ "fromBlock": "0x0", "toBlock": last }]);
+        port.ask("eth_getLogs", filter).await
+    };
+    assert!(logs(10_000).await.is_ok());
+    let refused = logs(10_001).await;
+    assert_eq!(refused, Err("query of more than 10000 blocks".into()));
+    port.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_may_have_its_bound_of_bytes_and_not_one_more() {
     let port = Port::start().await;
     let padded = |bytes: usize| {

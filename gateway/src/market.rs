@@ -58,8 +58,9 @@ pub struct Market {
     pub funding: KeyedMutex<UserIx>,
     /// Bounds concurrent journal scans.
     pub scans: Arc<Semaphore>,
-    /// Serializes releases in the ledger: each reads both sides, then releases the difference.
-    pub release_lock: tokio::sync::Mutex<()>,
+    /// Serializes the releases of a hold in the ledger: each reads both sides, then releases the
+    /// difference.
+    pub releases: KeyedMutex<Id128>,
 }
 
 /// An asset, with the instrument that defines its id and decimals.
@@ -202,13 +203,27 @@ impl Market {
         Duration::from_millis(self.config.read_wait_ms)
     }
 
+    /// Reads from the history's file, or writes to it, within `read_wait_ms`.
+    ///
+    /// # Errors
+    /// UNAVAILABLE if the file is locked for longer.
+    pub async fn stored<T>(
+        &self,
+        access: impl Future<Output = Result<T, crate::Error>>,
+    ) -> Result<T, Status> {
+        let done = tokio::time::timeout(self.read_wait(), access).await;
+        let done = done.map_err(|_| refusal::store_busy())?;
+        done.map_err(refusal::internal)
+    }
+
     /// Waits, but fails when the replica has ended: its position moves no further.
     pub async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
         tokio::select! {
             biased;
             () = waiting => Ok(()),
             reason = self.replica.ended() => {
-                tracing::warn!(reason, "replica ended: the call cannot be answered");
+                // Debug: its end was logged, and callers could fill the log.
+                tracing::debug!(reason, "replica ended: the call cannot be answered");
                 Err(refusal::submit_error(&SubmitError::Stopping))
             }
         }
@@ -330,8 +345,8 @@ impl Market {
         if let Some(call) = self.replica.read(call) {
             self.carried_out(key_hash, call).await?;
         }
-        let answer = repo::answer(&self.projection.db, key_hash).await;
-        answer.map_err(refusal::internal)
+        self.stored(repo::answer(&self.projection.db, key_hash))
+            .await
     }
 
     /// Like [`Self::answered`], for a call that reduces risk: it proceeds when the store is slow.
@@ -365,10 +380,8 @@ impl Market {
     /// nothing left to do: a late repeat does nothing either. Where the journal has the key, the
     /// row only states that the call was answered.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
-        let noted = repo::note_answer(&self.projection.db, key_hash);
-        let noted = tokio::time::timeout(self.read_wait(), noted).await;
-        let noted = noted.map_err(|_| refusal::store_busy())?;
-        noted.map_err(refusal::internal)
+        self.stored(repo::note_answer(&self.projection.db, key_hash))
+            .await
     }
 
     /// Upper limit of `open_orders_per_user` (`design.md` 7).
@@ -386,8 +399,8 @@ impl Market {
         client_order: Option<(&str, u64, &str)>,
     ) -> Result<(), Status> {
         let (db, id) = (&self.projection.db, &context.correlation_id);
-        let noted = repo::note_request(db, key_hash, id, client_order, now_us()).await;
-        noted.map_err(refusal::internal)
+        let noting = repo::note_request(db, key_hash, id, client_order, now_us());
+        self.stored(noting).await
     }
 
     /// Like [`Self::note_request`], for a call that reduces risk: it proceeds when the store is

@@ -108,7 +108,7 @@ pub fn start(
             budgets: Budgets::default(),
             funding: KeyedMutex::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
-            release_lock: tokio::sync::Mutex::default(),
+            releases: KeyedMutex::default(),
         });
         let mut publishers = Tasks::of(&health, CancellationToken::new());
         publishers.keep_publishing(&market, &deps.log, &deps.feed);
@@ -343,18 +343,6 @@ impl GatewayHandle {
     /// The ledger or the trading path is unavailable.
     pub async fn sweep(&self) -> Result<(), tonic::Status> {
         sweeper::sweep(&self.market).await
-    }
-
-    /// Position of a user in an instrument, from the CFA service's events (R159).
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub async fn position(
-        &self,
-        user_id: &str,
-        instrument_id: &str,
-    ) -> Result<types::Decimal, Error> {
-        repo::position_of(&self.market.projection.db, user_id, instrument_id).await
     }
 
     /// Returns when the history holds everything that is durable now.

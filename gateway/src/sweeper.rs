@@ -20,6 +20,7 @@ use rpc::Context;
 use service_clients::ledger::Hold as LedgerHold;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use types::subaccount::SubAccountName;
 use types::{HoldKind, Id128};
 
 use crate::funding;
@@ -85,7 +86,7 @@ fn age_ms(since_us: i64) -> u64 {
 /// Repairs a hold that the journal knows.
 async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Result<(), Status> {
     if market_hold.closed {
-        return release_if_settled(market, hold.hold_id, market_hold).await;
+        return release_if_settled(market, hold, market_hold).await;
     }
     let idle_ms = now_ns().saturating_sub(market_hold.changed_ns) / 1_000_000;
     let is_unused = market_hold.kind == HoldKind::Order && market_hold.orders == 0;
@@ -105,19 +106,23 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Re
             funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
     }
-    release_if_settled(market, hold.hold_id, market_hold).await
+    // The ledger has released all of it long since: no call.
+    if asset.minor(hold.released)? >= market_hold.defunded {
+        return Ok(());
+    }
+    release_if_settled(market, hold, market_hold).await
 }
 
 /// Releases only what settlement has already passed: a sweep does not wait.
 async fn release_if_settled(
     market: &Arc<Market>,
-    hold_id: Id128,
+    hold: &LedgerHold,
     market_hold: &Hold,
 ) -> Result<(), Status> {
     if !market.is_posted(market_hold.taken_at) {
         return Ok(());
     }
-    funding::release_to_holder(market, hold_id).await
+    funding::release_to_holder(market, hold.hold_id).await
 }
 
 /// Adopts a hold that the journal does not know.
@@ -125,10 +130,10 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
         return Ok(()); // Its call may still be in flight.
     }
-    let Some((user_id, instrument_id)) = hold.subaccount_id.split_once(':') else {
+    let Some(name) = SubAccountName::parse(&hold.subaccount_id) else {
         return Ok(());
     };
-    let asset = market.asset(instrument_id).await?;
+    let (user_id, asset) = (name.user_id, market.asset(name.instrument_id).await?);
     let user = market.bind_user(user_id).await?;
     let serves = hold.reason.starts_with(funding::TRADING_REASON)
         && market.default_hold(user, asset.ix).await?.is_none();

@@ -67,6 +67,18 @@ impl Payout {
     pub fn awaits_release(&self) -> bool {
         self.is_open() && self.released_at_us.is_none()
     }
+
+    /// A contradiction in the row; asserted before writing, checked after reading.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let is_ordered = self.ordered_at_us.is_some();
+        if self.amount.kopecks() <= 0 {
+            Some("a payout of nothing")
+        } else if is_ordered && self.released_at_us.is_none() {
+            Some("a payout ordered before its release")
+        } else {
+            None
+        }
+    }
 }
 
 /// The worker's next action for a payout.
@@ -208,6 +220,22 @@ mod tests {
         assert_eq!(next(&p, 10), Next::Poll);
         p.status = PaymentStatus::Success;
         assert_eq!(next(&p, 10), Next::Wait);
+    }
+
+    // rows: R123
+    #[test]
+    fn r123_an_order_before_the_release_is_a_contradiction() {
+        let mut p = payout();
+        assert_eq!(p.contradiction(), None);
+        p.ordered_at_us = Some(3);
+        assert_eq!(
+            p.contradiction(),
+            Some("a payout ordered before its release")
+        );
+        p.released_at_us = Some(2);
+        assert_eq!(p.contradiction(), None);
+        p.amount = Rub::from_kopecks(0);
+        assert_eq!(p.contradiction(), Some("a payout of nothing"));
     }
 
     // rows: R321

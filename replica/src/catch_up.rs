@@ -5,7 +5,7 @@
 use sequencer::{CheckpointError, ReadError, Reader};
 use types::Sequence;
 
-use crate::facts::Applied;
+use crate::effects::Applied;
 use crate::state::{Differs, State};
 
 /// Why the journal cannot be followed.

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use types::Sequence;
 
 use crate::catch_up::{CatchUp, ReplicaError};
-use crate::facts::Batch;
+use crate::effects::Batch;
 use crate::hub::Attached;
 use crate::live::{Class, Replica, Turn};
 use crate::names::Names;
@@ -222,11 +222,15 @@ impl Follower {
             }
         };
         let position = found.as_ref().map_or(self.position, Batch::last);
-        self.source = match own {
-            // At the end of the files the live replica's position is no higher, or its window
-            // begins there soon.
-            Some(own) if found.is_some() && !shared.reaches(position) => Source::catching_up(own),
-            _ => Source::Detached,
+        let attached = match shared.reaches(position) {
+            // Before the batch is returned: while it is processed, the window may move on.
+            true => shared.attach(self.name, position)?,
+            false => None,
+        };
+        self.source = match (attached, own) {
+            (Some(attached), _) => Source::Live(attached),
+            (None, Some(own)) => Source::catching_up(own),
+            (None, None) => Source::Detached,
         };
         Ok(found)
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use types::Sequence;
 
-use crate::facts::{Applied, Batch};
+use crate::effects::{Applied, Batch};
 
 /// Minimum weight of the window, in records plus effects and reports. A mass cancel is one record
 /// with an effect per order.
@@ -45,8 +45,6 @@ pub(crate) struct Hub {
     weight: usize,
     /// The window contains every record after this one.
     begins: Sequence,
-    /// Last record published.
-    ends: Sequence,
     followers: Vec<(&'static str, Sender<Batch>)>,
     ended: Option<String>,
 }
@@ -58,7 +56,6 @@ impl Hub {
             window: VecDeque::new(),
             weight: 0,
             begins,
-            ends: begins,
             followers: Vec::new(),
             ended: None,
         }
@@ -73,7 +70,6 @@ impl Hub {
             is_taken
         });
         self.weight += weight(&batch);
-        self.ends = batch.last();
         self.window.push_back(batch);
         while let Some(oldest) = self.window.front()
             && self.weight - weight(oldest) >= WINDOW_WEIGHT
@@ -105,16 +101,6 @@ impl Hub {
             backlog: backlog.collect(),
             queue,
         }))
-    }
-
-    /// Last record published.
-    pub fn ends(&self) -> Sequence {
-        self.ends
-    }
-
-    /// The recent batches in memory.
-    pub fn recent(&self) -> Vec<Batch> {
-        self.window.iter().cloned().collect()
     }
 
     /// The recent batch with a record.

@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `facts` | effects of a record, with orders and holds; session messages with their numbers |
+//! | `effects` | what a record changed, with orders and holds; session messages and their numbers |
 //! | `state` | the core and the replica's own tables: a pure fold |
 //! | `orders` | details of open orders, found by slot and by public id |
 //! | `names` | ids and specs of dense indexes |
@@ -21,7 +21,7 @@
 //! the same effects and numbers for every reader.
 
 mod catch_up;
-mod facts;
+mod effects;
 mod follower;
 mod hub;
 mod image;
@@ -32,7 +32,7 @@ mod orders;
 mod state;
 
 pub use catch_up::{CatchUp, ReplicaError};
-pub use facts::{Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
+pub use effects::{Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
 pub use follower::Follower;
 pub use image::{Checkpoint, restore};
 pub use live::{LiveReplica, PART, Replica};

@@ -25,7 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
 
 use crate::catch_up::{CatchUp, ReplicaError};
-use crate::facts::{Applied, Batch};
+use crate::effects::{Applied, Batch};
 use crate::follower::{Follower, Source};
 use crate::hub::{Attached, Hub};
 use crate::image::{self, Checkpoint};
@@ -389,41 +389,6 @@ impl Replica {
         self.shared.troubles.subscribe()
     }
 
-    /// Follows from the current position, for a follower that the market waits for.
-    ///
-    /// `begin` gets the state there and the preceding records still in memory.
-    ///
-    /// # Errors
-    /// The replica has ended.
-    pub fn follow<T>(
-        &self,
-        name: &'static str,
-        begin: impl FnOnce(&State, &[Batch]) -> T,
-    ) -> Result<(T, Follower), ReplicaError> {
-        loop {
-            // Held until the follower is attached: nothing is applied in between.
-            let state = self.shared.state();
-            let position = state.sequence();
-            let attached = {
-                let mut hub = self.shared.hub();
-                match hub.attach(name, position).map_err(ReplicaError::Ended)? {
-                    Some(attached) if hub.ends() == position => Some((attached, hub.recent())),
-                    _ => None,
-                }
-            };
-            // The last batch is applied but not published yet.
-            let Some((attached, recent)) = attached else {
-                drop(state);
-                std::thread::yield_now();
-                continue;
-            };
-            let begun = begin(&state, &recent);
-            let source = Source::Live(attached);
-            let follower = Follower::new(self.clone(), name, Class::Gating, position, source);
-            return Ok((begun, follower));
-        }
-    }
-
     /// Follows after `after`, for a follower that the market does not wait for.
     ///
     /// Records that are no longer in memory are read from files.
@@ -705,7 +670,10 @@ impl Live {
         let is_due = keeper.is_due(position);
         self.shared.backlog.checkpoint_at(keeper.saved());
         if is_due {
+            let begun = Instant::now();
             let taken = self.shared.state().take();
+            let copied_us = begun.elapsed().as_micros() as f64;
+            metrics::gauge!("replica_checkpoint_copy_us").set(copied_us);
             let reader = self.shared.reader(position);
             let removed = move || reader.removed_through().map_err(std::io::Error::other);
             keeper.write(position, removed, move || taken.encode());

@@ -6,7 +6,7 @@
 
 use types::{Handle, Id128, Sequence};
 
-use crate::facts::OrderTerms;
+use crate::effects::OrderTerms;
 
 /// The buckets stay in the cache; with more open orders the chains grow.
 const BUCKETS: usize = 1 << 16;

@@ -13,7 +13,7 @@ use types::{
     Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, derived, order_uuid,
 };
 
-use crate::facts::{Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
+use crate::effects::{Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
 use crate::names::Names;
 use crate::orders::{OrderDetails, Orders};
 

@@ -149,6 +149,12 @@ async fn settle(desk: &Desk, user: UserIx, last: Sequence) -> Sequence {
     sequence.expect("four commands")
 }
 
+/// A follower of the live replica.
+async fn attached(replica: &Replica, name: &'static str) -> Follower {
+    let opened = replica.follow_from(name, replica.position(), |_| ()).await;
+    opened.expect("runs").1
+}
+
 async fn read_to(follower: &mut Follower, last: Sequence) -> Vec<Applied> {
     let mut all = Vec::new();
     while follower.position() < last {
@@ -178,7 +184,7 @@ async fn r180_followers_read_equal_records_from_every_source() {
     let desk = open_desk(handle.port(), 2).await;
     let live = follow(&handle, every(300));
     let replica = live.replica();
-    let ((), mut from_memory) = replica.follow("memory", |_, _| ()).expect("runs");
+    let mut from_memory = attached(&replica, "memory").await;
     let begun = from_memory.position();
     let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
     let last = trade(&desk, sessions, 1, 3_000).await;
@@ -289,8 +295,8 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     let desk = open_desk(handle.port(), 1).await;
     let live = follow(&handle, every(5_000));
     let replica = live.replica();
-    let ((), mut slow) = replica.follow("slow", |_, _| ()).expect("runs");
-    let ((), mut quick) = replica.follow("quick", |_, _| ()).expect("runs");
+    let mut slow = attached(&replica, "slow").await;
+    let mut quick = attached(&replica, "quick").await;
     let begun = slow.position();
     // Far more than queue and window hold.
     let mut last = Sequence::ZERO;
@@ -306,7 +312,15 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
         .await
         .expect("the replica waited for a follower")
         .expect("runs");
-    let all = read_to(&mut slow, last).await;
+    let mut all = Vec::new();
+    while replica.effects(slow.position().next(), |_| ()).is_none() {
+        let batch = in_time("a batch from the files", slow.next()).await;
+        all.extend_from_slice(&batch.expect("follows"));
+    }
+    // Otherwise the window could move on while the batch is processed.
+    let attached = slow.try_next();
+    all.extend_from_slice(&attached.expect("attached with its last batch from the files"));
+    all.extend(read_to(&mut slow, last).await);
     assert_eq!(all.len() as u64, last.get() - begun.get());
     let gapless = all
         .windows(2)

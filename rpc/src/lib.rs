@@ -39,7 +39,7 @@ pub use context::Context;
 pub use health::Health;
 pub use metrics::{MetricsHandle, metrics_init};
 pub use observe::Trailers;
-pub use rates::{CallRateConfig, CallRates};
+pub use rates::{CallRateConfig, CallRates, OverRate};
 pub use serve::{Limits, Service, serve};
 
 /// Largest accepted message, in bytes on the wire (D33).

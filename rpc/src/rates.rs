@@ -3,9 +3,11 @@
 //! | call | limit |
 //! |---|---|
 //! | of a platform service, or without a caller | none |
-//! | one of [`REDUCING`] | none: what reduces risk always passes |
 //! | of a method that only reads, or an HTTP read | [`CallRateConfig::reads_per_s`] |
 //! | any other | [`CallRateConfig::writes_per_s`] |
+//!
+//! A call that may reduce risk ([`REDUCING`]) counts as a write, but passes beyond the rate, marked
+//! [`OverRate`]: its service may refuse it if it would reduce nothing (`design.md` 5).
 //!
 //! Runs after the access layer, on ports only: calls in process are those of services. Ports that
 //! share one [`CallRates`] share the rates. Memory: at most two generations of
@@ -55,7 +57,7 @@ const REDUCING: [&str; 8] = [
 #[serde(default, deny_unknown_fields)]
 pub struct CallRateConfig {
     /// Calls that may change something. Those that reduce risk, or by which staff blocks, freezes
-    /// and halts, always pass.
+    /// and halts, pass beyond the rate too.
     pub writes_per_s: u32,
     /// Calls that only read, and HTTP reads.
     pub reads_per_s: u32,
@@ -94,16 +96,12 @@ enum Kind {
 }
 
 impl Kind {
-    /// `None`: the call has no limit.
-    fn of(method: &Method, path: &str) -> Option<Self> {
-        if REDUCING.contains(&path) {
-            return None;
-        }
+    fn of(method: &Method, path: &str) -> Self {
         let only_reads = match Contract::platform().method(path) {
             Some(method) => method.reads_only,
             None => method.is_safe(),
         };
-        Some(if only_reads { Self::Read } else { Self::Write })
+        if only_reads { Self::Read } else { Self::Write }
     }
 
     fn name(self) -> &'static str {
@@ -122,23 +120,17 @@ impl CallRates {
         }))
     }
 
-    fn check(&self, request: &Request) -> Result<(), Status> {
-        self.check_at(request, monotonic_ns())
-    }
-
     /// # Errors
-    /// RESOURCE_EXHAUSTED: the caller's rate of such calls is used up at `now_ns`.
-    fn check_at(&self, request: &Request, now_ns: u64) -> Result<(), Status> {
+    /// The caller's rate of such calls is used up at `now_ns`.
+    fn check(&self, request: &Request, now_ns: u64) -> Result<(), OverRate> {
         // On an open path a caller has no roles.
         let caller = request.extensions().get::<Caller>();
         let limited =
             |caller: &&Caller| !caller.roles.is_empty() && !caller.roles.contains(Role::Service);
-        let (Some(caller), Some(kind)) = (
-            caller.filter(limited),
-            Kind::of(request.method(), request.uri().path()),
-        ) else {
+        let Some(caller) = caller.filter(limited) else {
             return Ok(());
         };
+        let kind = Kind::of(request.method(), request.uri().path());
         let config = &self.0.config;
         let per_second = match kind {
             Kind::Write => config.writes_per_s,
@@ -153,9 +145,11 @@ impl CallRates {
         if rate.admit(now_ns, per_second) {
             return Ok(());
         }
-        let wait = Duration::from_nanos(rate.wait_ns(now_ns, per_second));
-        drop(callers);
-        Err(over_rate(kind, per_second, wait))
+        Err(OverRate {
+            kind,
+            per_second,
+            wait: Duration::from_nanos(rate.wait_ns(now_ns, per_second)),
+        })
     }
 }
 
@@ -165,19 +159,35 @@ impl Default for CallRates {
     }
 }
 
-fn over_rate(kind: Kind, per_second: u32, wait: Duration) -> Status {
-    let calls = match kind {
-        Kind::Write => "calls that change something",
-        Kind::Read => "calls that read",
-    };
-    let text = format!("Too many calls: a caller may make {per_second} {calls} per second");
-    let retry_ms = wait.as_nanos().div_ceil(1_000_000);
-    ::metrics::counter!(REFUSED, "kind" => kind.name()).increment(1);
-    status::resource_exhausted(
-        "RATE_LIMIT",
-        text,
-        u64::try_from(retry_ms).unwrap_or(u64::MAX),
-    )
+/// Mark of a call beyond its caller's rate. It becomes the refusal, RESOURCE_EXHAUSTED with the
+/// time after which a repeat is admitted.
+#[derive(Clone, Copy, Debug)]
+pub struct OverRate {
+    kind: Kind,
+    per_second: u32,
+    wait: Duration,
+}
+
+impl OverRate {
+    /// The mark of a call that may reduce risk; `None` within the rate.
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
+        request.extensions().get().copied()
+    }
+}
+
+impl From<OverRate> for Status {
+    fn from(over: OverRate) -> Self {
+        let calls = match over.kind {
+            Kind::Write => "calls that change something",
+            Kind::Read => "calls that read",
+        };
+        let per_second = over.per_second;
+        let text = format!("Too many calls: a caller may make {per_second} {calls} per second");
+        let retry_ms = over.wait.as_nanos().div_ceil(1_000_000);
+        let retry_ms = u64::try_from(retry_ms).unwrap_or(u64::MAX);
+        ::metrics::counter!(REFUSED, "kind" => over.kind.name()).increment(1);
+        status::resource_exhausted("RATE_LIMIT", text, retry_ms)
+    }
 }
 
 /// A user is its own caller, whatever its id is: staff subjects are names of roles.
@@ -231,12 +241,17 @@ impl Callers {
 /// The layer after the access layer. Refusals use the protocol of the request.
 pub(crate) async fn layer(
     State(rates): State<CallRates>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    let Err(status) = rates.check(&request) else {
+    let Err(over) = rates.check(&request, monotonic_ns()) else {
         return next.run(request).await;
     };
+    if REDUCING.contains(&request.uri().path()) {
+        request.extensions_mut().insert(over);
+        return next.run(request).await;
+    }
+    let status = Status::from(over);
     let path = request.uri().path();
     // No log line: a caller could fill the log.
     observe::count(path, &status);
@@ -269,7 +284,7 @@ mod tests {
     }
 
     fn passed(rates: &CallRates, request: &Request, calls: u64, now_ns: u64) -> usize {
-        let passes = |_: &u64| rates.check_at(request, now_ns).is_ok();
+        let passes = |_: &u64| rates.check(request, now_ns).is_ok();
         (0..calls).filter(passes).count()
     }
 
@@ -279,7 +294,7 @@ mod tests {
         let rates = CallRates::default();
         let hostile = call(PLACE, "u1", &[Role::Trader]);
         assert_eq!(passed(&rates, &hostile, 10_000, SECOND_NS), 50);
-        let refused = rates.check_at(&hostile, SECOND_NS).unwrap_err();
+        let refused = Status::from(rates.check(&hostile, SECOND_NS).unwrap_err());
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         assert!(refused.message().contains("50 calls"), "{refused}");
         let retry = refused.get_details_retry_info().unwrap().retry_delay;
@@ -287,7 +302,7 @@ mod tests {
         assert_eq!(passed(&rates, &hostile, 9, SECOND_NS + 20_000_000), 1);
         let read = call(READ, "u1", &[Role::Trader]);
         assert_eq!(passed(&rates, &read, 10_000, SECOND_NS), 500);
-        // Neither another user, nor staff with the same name, nor any of its cancels.
+        // Neither another user nor staff with the same name.
         let others = [
             call(PLACE, "u2", &[Role::Trader]),
             call(PLACE, "u1", &[Role::Operator]),
@@ -295,10 +310,9 @@ mod tests {
         for other in &others {
             assert_eq!(passed(&rates, other, 60, SECOND_NS), 50);
         }
+        let contract = Contract::platform();
         for path in REDUCING {
-            assert!(Contract::platform().method(path).is_some(), "{path}");
-            let reduces = call(path, "u1", &[Role::Trader]);
-            assert_eq!(passed(&rates, &reduces, 1_000, SECOND_NS), 1_000, "{path}");
+            assert!(!contract.method(path).expect(path).reads_only, "{path}");
         }
         let service = call(PLACE, "service", &[Role::Service]);
         assert_eq!(passed(&rates, &service, 10_000, SECOND_NS), 10_000);

@@ -174,6 +174,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("AdjustTradingHold", TRADE),
             ("CloseTradingHold", TRADE),
             ("ListTradingHolds", EVERYONE),
+            ("GetPosition", EVERYONE),
             ("SetTradingPhase", SUPERVISE),
             ("ConfirmClock", SUPERVISE),
             (

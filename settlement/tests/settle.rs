@@ -3,7 +3,7 @@
 
 mod world;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as wire;
@@ -466,5 +466,38 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     platform.reported(market.position()).await;
     assert!(platform.has_asked(told), "{:?}", platform.asked);
+    platform.stop().await;
+}
+
+/// D1: at most ten `Settled` per second, however many batches there are.
+#[tokio::test]
+async fn progress_is_journalled_at_most_ten_times_per_second() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let begun = Instant::now();
+    let mut market = one_trade();
+    let mut fed = 0;
+    for _ in 0..30 {
+        market
+            .order(1, 0, Side::Sell, 10_600, 1, TimeInForce::Gtc)
+            .unwrap();
+        if fed == 0 {
+            platform.fund(&market).await;
+        }
+        platform.feed(&market.records[fed..]);
+        fed = market.records.len();
+        drained(&platform, market.position()).await;
+    }
+    platform.reported(market.position()).await;
+    let settled = |command: &&Command| matches!(command, Command::Settled(_));
+    let reports = platform
+        .asked
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(settled)
+        .count();
+    let most = 1 + begun.elapsed().as_millis() / 100;
+    assert!(reports as u128 <= most, "{reports} > {most}");
     platform.stop().await;
 }

@@ -20,7 +20,7 @@ use crate::text::UserId;
 /// older journal or checkpoint cannot be read; the formats of data folder and checkpoints follow.
 pub const FORMAT: u32 = 7;
 
-/// Declares a command struct with the shared derives.
+/// Declares a struct of a journal record with the shared derives.
 macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
@@ -29,6 +29,7 @@ macro_rules! record {
         pub struct $name { $($body)* }
     };
 }
+pub(crate) use record;
 
 record! {
     /// Assigns a user its dense index.

@@ -9,19 +9,11 @@
 
 use core::mem::size_of;
 
+use crate::command::record;
 use crate::ids::{Handle, Id128, InstrumentIx, NodeId, Sequence};
 use crate::number::{Lots, Ticks};
 use crate::order::{Phase, PhaseCause, Side};
 use crate::reason::{CancelReason, RejectReason};
-
-macro_rules! record {
-    ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-        pub struct $name { $($body)* }
-    };
-}
 
 record! {
     /// The book has accepted the order. It rests in full, or trades, rest or cancel follow.

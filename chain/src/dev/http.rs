@@ -17,6 +17,8 @@ use super::{DevChain, RpcFailure};
 
 /// Requests in one JSON-RPC batch.
 const BATCH_MAX: usize = 100;
+/// Bytes of the answers of a batch after which its remaining requests fail.
+const BATCH_BYTES_MAX: usize = 2 << 20;
 
 /// Serves until `shutdown`.
 pub async fn serve(
@@ -53,9 +55,14 @@ async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
             ))
         }
         Value::Array(requests) => {
-            let mut answers = Vec::with_capacity(requests.len());
+            let (mut answers, mut bytes) = (Vec::with_capacity(requests.len()), 0);
             for request in requests {
-                answers.push(one(&chain, request).await);
+                let answer = match bytes > BATCH_BYTES_MAX {
+                    true => failure(id_of(&request), too_much()),
+                    false => one(&chain, request).await,
+                };
+                bytes += answer.to_string().len();
+                answers.push(answer);
             }
             Json(Value::Array(answers))
         }
@@ -64,7 +71,7 @@ async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
 }
 
 async fn one(chain: &DevChain, request: Value) -> Value {
-    let id = request.get("id").cloned().unwrap_or(Value::Null);
+    let id = id_of(&request);
     let Some(method) = request.get("method").and_then(Value::as_str) else {
         return failure(id, RpcFailure::new(-32600, "Invalid request"));
     };
@@ -79,6 +86,14 @@ async fn one(chain: &DevChain, request: Value) -> Value {
         Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
         Err(error) => failure(id, error),
     }
+}
+
+fn id_of(request: &Value) -> Value {
+    request.get("id").cloned().unwrap_or(Value::Null)
+}
+
+fn too_much() -> RpcFailure {
+    RpcFailure::rejected("answers of the batch too large: send the request again")
 }
 
 fn failure(id: Value, error: RpcFailure) -> Value {

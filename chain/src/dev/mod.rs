@@ -9,11 +9,12 @@
 //! its transactions).
 //!
 //! Resources of external users are bounded: gas per transaction and block ([`BLOCK_GAS_LIMIT`]),
-//! gas per call (`rpc`), places in the pool (`pool`), requests, bodies and connections (`http`).
+//! gas per call, blocks and logs per query (`rpc`), places in the pool (`pool`), requests, bodies,
+//! answers and connections (`http`).
 //!
 //! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`. Not
-//! bounded yet: the block range of `eth_getLogs`, the sum of the results of a batch, estimates over
-//! gRPC (staff). A contract that executes `SELFDESTRUCT` stops this chain.
+//! bounded yet: estimates over gRPC (staff). A contract that executes `SELFDESTRUCT` stops this
+//! chain.
 
 pub mod http;
 mod pool;

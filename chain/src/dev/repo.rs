@@ -8,6 +8,7 @@ use alloy::consensus::Header;
 use alloy::primitives::{Address, B256, Bytes, KECCAK256_EMPTY, U256};
 use alloy::rlp::{Decodable, Encodable};
 use alloy::rpc::types::TransactionReceipt;
+use futures::{Stream, StreamExt};
 use revm::database::{CacheDB, EmptyDB};
 use revm::state::{AccountInfo, Bytecode};
 use sqlx::Row;
@@ -196,20 +197,19 @@ impl Store {
     }
 
     /// Transactions of the blocks from..=to, in chain order.
-    pub async fn transactions(
+    pub fn transactions(
         &self,
         from: u64,
         to: u64,
-    ) -> Result<Vec<StoredTransaction>, StoreError> {
+    ) -> impl Stream<Item = Result<StoredTransaction, StoreError>> + '_ {
         let rows = sqlx::query(
             "SELECT raw, receipt FROM transaction_ \
              WHERE block_number BETWEEN $1 AND $2 ORDER BY block_number, position",
         )
         .bind(from as i64)
         .bind(to.min(i64::MAX as u64) as i64)
-        .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(decode_transaction).collect()
+        .fetch(&self.pool);
+        rows.map(|row| decode_transaction(&row?))
     }
 
     pub async fn transaction(

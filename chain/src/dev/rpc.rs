@@ -9,6 +9,7 @@
 //! refused. Messages of the connector have the gas of a block.
 
 use std::borrow::Cow;
+use std::pin::pin;
 
 use alloy::consensus::transaction::Recovered;
 use alloy::consensus::{Header, TxEnvelope};
@@ -19,6 +20,7 @@ use alloy::rpc::types::{
     Block, BlockTransactions, FeeHistory, Filter, Header as RpcHeader, Log, Transaction,
     TransactionRequest,
 };
+use futures::TryStreamExt;
 use revm::context::TxEnv;
 use revm::context::result::ExecutionResult;
 use serde::Serialize;
@@ -31,6 +33,10 @@ use super::{BLOCK_GAS_LIMIT, DevChain, StoreError};
 
 /// Logs per query.
 const LOG_LIMIT: usize = 20_000;
+/// Bytes of data in the logs of one query.
+const LOG_BYTES_MAX: usize = 16 << 20;
+/// Blocks per query of logs over the port.
+const PORT_LOG_BLOCKS_MAX: u64 = 10_000;
 
 /// Gas per message of the JSON-RPC port: the default of other nodes, 0.1 s of one core.
 const PORT_CALL_GAS_MAX: u64 = 50_000_000;
@@ -238,17 +244,12 @@ impl DevChain {
                         .inner
                         .store
                         .transactions(header.number, header.number)
-                        .await?;
-                    json!(
-                        stored
-                            .into_iter()
-                            .map(|stored| stored.receipt)
-                            .collect::<Vec<_>>()
-                    )
+                        .map_ok(|stored| stored.receipt);
+                    json!(stored.try_collect::<Vec<_>>().await?)
                 }
                 None => Value::Null,
             },
-            "eth_getLogs" => json!(self.logs(params.take(0, "filter")?).await?),
+            "eth_getLogs" => json!(self.logs(params.take(0, "filter")?, origin).await?),
             other => {
                 return Err(RpcFailure::new(
                     -32601,
@@ -350,6 +351,7 @@ impl DevChain {
             .inner
             .store
             .transactions(header.number, header.number)
+            .try_collect::<Vec<_>>()
             .await?;
         let timestamp = header.timestamp;
         let transactions = if full {
@@ -402,7 +404,7 @@ impl DevChain {
         })
     }
 
-    async fn logs(&self, filter: Filter) -> Result<Vec<Log>, RpcFailure> {
+    async fn logs(&self, filter: Filter, origin: Origin) -> Result<Vec<Log>, RpcFailure> {
         let head = self.inner.state.read().await.head.number;
         let (from, to) = match filter.get_block_hash() {
             Some(hash) => match self.inner.store.header_by_hash(hash).await? {
@@ -414,19 +416,23 @@ impl DevChain {
                 filter.get_to_block().unwrap_or(head),
             ),
         };
-        let mut found = Vec::new();
-        for stored in self.inner.store.transactions(from, to).await? {
-            found.extend(
-                stored
-                    .receipt
-                    .logs()
-                    .iter()
-                    .filter(|log| filter.rpc_matches(log))
-                    .cloned(),
-            );
-            if found.len() > LOG_LIMIT {
+        if origin == Origin::Port && to.saturating_sub(from) >= PORT_LOG_BLOCKS_MAX {
+            return Err(RpcFailure::rejected(format!(
+                "query of more than {PORT_LOG_BLOCKS_MAX} blocks"
+            )));
+        }
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        let mut transactions = pin!(self.inner.store.transactions(from, to));
+        while let Some(stored) = transactions.try_next().await? {
+            for log in stored.receipt.logs() {
+                if filter.rpc_matches(log) {
+                    bytes += log.data().data.len();
+                    found.push(log.clone());
+                }
+            }
+            if found.len() > LOG_LIMIT || bytes > LOG_BYTES_MAX {
                 return Err(RpcFailure::rejected(format!(
-                    "query returned more than {LOG_LIMIT} results"
+                    "query returned more than {LOG_LIMIT} results or {LOG_BYTES_MAX} bytes"
                 )));
             }
         }

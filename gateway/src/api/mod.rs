@@ -9,10 +9,11 @@ pub mod render;
 
 use std::sync::Arc;
 
+use proto::convert::to_decimal;
 use proto::market::v1::market_service_server::MarketService;
 use proto::market::v1::*;
 use rpc::page::Key;
-use rpc::{Caller, Role, caller};
+use rpc::{Caller, OverRate, Role, caller};
 use tonic::{Request, Response, Status};
 use types::command::MemberGroup;
 use types::derived;
@@ -98,8 +99,8 @@ pub(crate) async fn find_trade(
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
     let fresh = market.fresh().await;
-    let row = repo::trade(&market.projection.db, trade_id).await;
-    let row = match row.map_err(refusal::internal)? {
+    let row = repo::trade(&market.projection.db, trade_id);
+    let row = match market.stored(row).await? {
         Some(row) => row,
         None => return fresh.and(Err(refusal::trade_not_found())),
     };
@@ -162,8 +163,10 @@ impl MarketService for Api {
         &self,
         request: Request<CancelOrderRequest>,
     ) -> Result<Response<CancelOrderResponse>, Status> {
+        let over_rate = OverRate::of(&request);
         let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
+        orders::over_rate::check_cancel(&self.market, over_rate, &message.order_id).await?;
         let target = orders::find_to_change(&self.market, &message.order_id).await?;
         caller.require_user(&target.user_id)?;
         context.user_id.clone_from(&target.user_id);
@@ -196,6 +199,7 @@ impl MarketService for Api {
         &self,
         request: Request<MassCancelRequest>,
     ) -> Result<Response<MassCancelResponse>, Status> {
+        let over_rate = OverRate::of(&request);
         let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
@@ -208,6 +212,7 @@ impl MarketService for Api {
             side: parse::side("side", message.side)?,
             user_id,
         };
+        orders::over_rate::check_mass_cancel(&self.market, over_rate, &wanted).await?;
         let actor = actor(&caller, &wanted.user_id);
         let answered = orders::mass_cancel(&self.market, &context, actor, &wanted).await?;
         Ok(reply(answered, |cancelled| MassCancelResponse {
@@ -242,8 +247,8 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.fresh().await?;
-        let rows = repo::orders(&self.market.projection.db, &filter, page_bound(&page)?).await;
-        let mut rows = rows.map_err(refusal::internal)?;
+        let rows = repo::orders(&self.market.projection.db, &filter, page_bound(&page)?);
+        let mut rows = self.market.stored(rows).await?;
         let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
         Ok(Response::new(ListOrdersResponse {
             orders: rows.iter().map(render::order).collect(),
@@ -263,6 +268,24 @@ impl MarketService for Api {
         }))
     }
 
+    async fn get_position(
+        &self,
+        request: Request<GetPositionRequest>,
+    ) -> Result<Response<GetPositionResponse>, Status> {
+        let (caller, message) = opened(request)?;
+        rpc::context::record_read_context(message.context);
+        let user_id = own_filter(&caller, message.user_id)?;
+        let spec = self.market.instrument(&message.instrument_id).await?;
+        let instrument_id = spec.id.to_string();
+        let position = repo::position_of(&self.market.projection.db, &user_id, &instrument_id);
+        let quantity = self.market.stored(position).await?;
+        Ok(Response::new(GetPositionResponse {
+            user_id,
+            instrument_id,
+            quantity: Some(to_decimal(quantity)),
+        }))
+    }
+
     async fn list_trades(
         &self,
         request: Request<ListTradesRequest>,
@@ -276,8 +299,8 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.fresh().await?;
-        let rows = repo::trades(&self.market.projection.db, &filter, page_bound(&page)?).await;
-        let mut rows = rows.map_err(refusal::internal)?;
+        let rows = repo::trades(&self.market.projection.db, &filter, page_bound(&page)?);
+        let mut rows = self.market.stored(rows).await?;
         let pagination = page.finish(&mut rows, |row| place(row.key));
         Ok(Response::new(ListTradesResponse {
             trades: rows
@@ -410,6 +433,7 @@ impl MarketService for Api {
         &self,
         request: Request<SetKillSwitchRequest>,
     ) -> Result<Response<SetKillSwitchResponse>, Status> {
+        let over_rate = OverRate::of(&request);
         let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
@@ -417,18 +441,19 @@ impl MarketService for Api {
         if !(is_own && message.engaged) {
             caller.require(&[Role::Operator, Role::MarketSupervisor, Role::Service])?;
         }
+        let (market, engaged) = (&self.market, message.engaged);
+        orders::over_rate::check_kill_switch(market, over_rate, &user_id, engaged).await?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetKillSwitch", &caller.subject, key);
         if !is_own && !user_id.is_empty() {
             // A mistyped id is refused, not bound.
-            self.market.identity.profile(&context, &user_id).await?;
+            market.identity.profile(&context, &user_id).await?;
         }
-        let answered =
-            orders::set_kill_switch(&self.market, &user_id, message.engaged, key_hash).await?;
+        let answered = orders::set_kill_switch(market, &user_id, engaged, key_hash).await?;
         if !answered.replayed {
             tracing::warn!(
                 user_id,
-                engaged = message.engaged,
+                engaged,
                 cancelled = answered.value,
                 reason = message.reason,
                 by = caller.subject,
@@ -437,7 +462,7 @@ impl MarketService for Api {
         }
         Ok(reply(answered, |cancelled| SetKillSwitchResponse {
             user_id,
-            engaged: message.engaged,
+            engaged,
             cancelled,
         }))
     }

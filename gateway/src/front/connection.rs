@@ -502,7 +502,8 @@ impl State {
             ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
         );
         let session = self.sessions.row(at);
-        if is_over_rate && !may_reduce && client_seq > session.entered {
+        let is_repeat = client_seq <= session.entered;
+        if is_over_rate && !may_reduce && !is_repeat {
             self.stats.throttled.increment(1);
             return Ok(Some(RejectReason::Throttle));
         }
@@ -519,8 +520,8 @@ impl State {
         }
         if let Some(parked) = &mut session.parked {
             // Requests stay in session order: none overtakes one that waits for identity.
-            if parked.len() >= PARKED_MAX {
-                return Ok(Some(RejectReason::Busy));
+            if 1 + parked.len() >= PARKED_MAX {
+                return Ok((!is_repeat).then_some(RejectReason::Busy));
             }
             parked.push_back(Parked {
                 client_seq,
@@ -531,9 +532,12 @@ impl State {
             return Ok(None);
         }
         let refusal = self.submit_within_limit(at, request, is_over_rate);
+        if is_repeat {
+            // It is in flight, and its report answers the repeat too.
+            return Ok(None);
+        }
         if refusal.is_none() {
-            let session = self.sessions.row(at);
-            session.entered = session.entered.max(client_seq);
+            self.sessions.row(at).entered = client_seq;
         }
         Ok(refusal)
     }

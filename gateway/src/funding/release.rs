@@ -29,7 +29,7 @@ pub async fn release_to_holder(market: &Market, hold_id: Id128) -> Result<(), St
     }
     market.posted(market_hold.taken_at).await?;
     // Two calls that read the same figures would both release the difference.
-    let _one_at_a_time = market.release_lock.lock().await;
+    let _one_at_a_time = market.releases.lock(hold_id).await;
     let Some(market_hold) = market.hold_of(hold_id) else {
         return Ok(());
     };
@@ -79,7 +79,7 @@ pub(super) async fn release_when_settled(
     sequence: Sequence,
 ) -> Result<(), Status> {
     let own = market.clone();
-    let release_lock = tokio::spawn(async move {
+    let release = tokio::spawn(async move {
         let given = async {
             own.passed(sequence).await?;
             release_to_holder(&own, hold_id).await
@@ -88,20 +88,19 @@ pub(super) async fn release_when_settled(
         // The sweeper continues.
         given.unwrap_or_else(|_| Err(rpc::status::unavailable("Settlement", 1_000)))
     });
-    release_lock
-        .await
-        .unwrap_or_else(|error| Err(refusal::internal(error)))
+    let released = release.await;
+    released.unwrap_or_else(|error| Err(refusal::internal(error)))
 }
 
 /// Starts a release and waits for it within bounds. The answer to the call does not depend on it.
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
-    let release_lock = tokio::spawn(async move {
+    let release = tokio::spawn(async move {
         if let Err(status) = release_when_settled(&own, hold_id, sequence).await {
             // The sweeper retries.
             tracing::warn!(%status, %hold_id, "release of a trading hold pending: the sweeper retries");
         }
     });
     let bound = Duration::from_millis(market.config.release_wait_ms);
-    let _ = tokio::time::timeout(bound, release_lock).await;
+    let _ = tokio::time::timeout(bound, release).await;
 }

@@ -337,7 +337,9 @@ async fn answer_of(
 ) -> Result<Answered<OrderRow>, Status> {
     market.durable(record.command.sequence).await?;
     check_change_result(record)?;
-    order_after(market, record, target).await.map(Answered::now)
+    let (sequence, handle) = (record.command.sequence, target.handle);
+    let order = order_after(market, sequence, handle, &target.order_id).await?;
+    Ok(Answered::now(order))
 }
 
 /// Fails if the book found the order ended or refused the change.

@@ -1,9 +1,8 @@
 //! Orders from the replica as rows of the history, which may lack them.
 
 use replica::Order;
-use sequencer::Record;
 use tonic::Status;
-use types::{Decimal, Handle};
+use types::{Decimal, Handle, Sequence};
 
 use super::stored;
 use crate::market::Market;
@@ -52,25 +51,25 @@ impl From<OrderRow> for Target {
     }
 }
 
-/// The order as a durable record left it. Waits for the replica; for the history only if the
-/// replica no longer has the record in memory.
+/// The order that a durable record entered or changed, as the record left it. Waits for the
+/// replica; for the history only if the replica no longer has the record in memory.
 pub async fn order_after(
     market: &Market,
-    record: &Record,
-    target: &Target,
+    sequence: Sequence,
+    handle: Handle,
+    order_id: &str,
 ) -> Result<OrderRow, Status> {
-    let sequence = record.command.sequence;
     // If the replica has ended, the history gets no further either.
     let _ = market.replica.wait(sequence).await;
     let left = market.replica.effects(sequence, |applied| {
-        let change = OrderChange::last(applied, target.handle)?;
+        let change = OrderChange::last(applied, handle)?;
         Some((*change.order, change.updated_ns, change.reason))
     });
     if let Some((order, updated_ns, reason)) = left.flatten() {
         return row(market, &order, updated_ns, reason).await;
     }
     market.await_history(sequence).await?;
-    let row = stored(market, &target.order_id).await?;
+    let row = stored(market, order_id).await?;
     row.ok_or_else(refusal::order_not_found)
 }
 
@@ -116,7 +115,7 @@ async fn client_order_id(market: &Market, user_id: &str, number: u64) -> Result<
     if number == 0 {
         return Ok(String::new());
     }
-    let text = repo::client_order_text(&market.projection.db, user_id, number).await;
-    let text = text.map_err(refusal::internal)?;
+    let text = repo::client_order_text(&market.projection.db, user_id, number);
+    let text = market.stored(text).await?;
     Ok(text.unwrap_or_else(|| number.to_string()))
 }

@@ -12,14 +12,15 @@
 //! | `place` | PlaceOrder |
 //! | `change` | CancelOrder, AmendOrder, MassCancel |
 //! | `kill` | SetKillSwitch |
+//! | `over_rate` | CancelOrder, MassCancel, SetKillSwitch beyond the caller's rate |
 //!
-//! `entered` and `changed` build the answers of `place` and `change`.
+//! `changed` builds the answers of `place` and `change`.
 
 mod change;
 mod changed;
-mod entered;
 mod kill;
 pub mod members;
+pub mod over_rate;
 mod place;
 
 use tonic::Status;
@@ -100,6 +101,7 @@ fn parsed(order_id: &str) -> Result<Id128, Status> {
 }
 
 async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
-    let row = repo::order(&market.projection.db, order_id).await;
-    row.map_err(refusal::internal)
+    market
+        .stored(repo::order(&market.projection.db, order_id))
+        .await
 }

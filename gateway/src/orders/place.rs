@@ -13,11 +13,11 @@ use sequencer::{Record, SubmitError};
 use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
-    FillTotals, HoldIx, HoldKind, Id128, InstrumentSpec, Minor, RejectReason, Side, Ticks, derived,
-    reserve,
+    Command, FillTotals, HoldIx, HoldKind, Id128, InstrumentSpec, Minor, RejectReason, Side, Ticks,
+    derived, order_uuid, reserve,
 };
 
-use super::entered::entered;
+use super::changed::order_after;
 use super::{Answered, find};
 use crate::funding;
 use crate::market::{Asset, Market, SOURCE};
@@ -33,8 +33,6 @@ struct Placing<'a> {
     market: &'a Arc<Market>,
     context: &'a Context,
     spec: InstrumentSpec,
-    /// As the caller sent it, empty for none.
-    client_order_id: &'a str,
     request: NewRequest,
 }
 
@@ -84,7 +82,6 @@ pub async fn place(
         market,
         context,
         spec,
-        client_order_id,
         request,
     };
     let outcome = match placing.submit().await? {
@@ -298,12 +295,14 @@ impl Placing<'_> {
         let market = self.market;
         match outcome {
             SubmitOutcome::Entered(record) => {
-                market.durable(record.command.sequence).await?;
-                // So that readers of the history find the order; the answer does not need it.
-                let _ = market.await_history(record.command.sequence).await;
-                let (spec, user_id) = (&self.spec, &self.context.user_id);
-                let row = entered(market, spec, user_id, self.client_order_id, &record);
-                Ok(Answered::now(row))
+                let Command::New(new) = &record.command.command else {
+                    unreachable!("the record of a new order is a New command");
+                };
+                let (sequence, time_ns) = (record.command.sequence, record.command.time_ns);
+                market.durable(sequence).await?;
+                let order_id = order_uuid(time_ns, market.node, sequence).to_string();
+                let order = order_after(market, sequence, new.handle, &order_id).await?;
+                Ok(Answered::now(order))
             }
             SubmitOutcome::Repeated(reject) => {
                 let answer = market.answered_by(&reject, self.request.key_hash).await?;

@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use types::{Id128, InstrumentIx, Lots, RejectReason, SessionIx, Side, Ticks, UserId};
 use wire::ServerMessage;
 
+use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
 fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
@@ -108,6 +109,51 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
         let acked = until(&mut reports, ack).await;
         assert_eq!(acked.client_order_id, id, "in the session's order");
     }
+    world.stop().await;
+}
+
+/// A repeat of a request that waits is not `BUSY`, which would say that it was not seen: its sender
+/// would order again. The first request's report answers both.
+#[tokio::test]
+async fn a_repeat_of_a_waiting_request_is_not_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let mut ann = Raw::connect(&world).await;
+    ann.login(0, raw_login("ann", "a", 5_000_000)).await;
+    world.identity.limit_questions();
+    let gate = hold_limit_checks(&world);
+    ann.send(0, 1, wire_order(1, Side::Buy, 100, 30)).await;
+    until_identity_is_asked(&world).await;
+    let mut more = bytes::BytesMut::new();
+    let last = 80;
+    for seq in (2..=last).chain([2; 20]) {
+        let order = wire::ClientMessage::from(wire_order(seq, Side::Buy, 100, 1));
+        wire::encode(&order, 0, seq, &mut more);
+    }
+    ann.send.write_all(&more).await.unwrap();
+    let mut busy = Vec::new();
+    while busy.last() != Some(&last) {
+        let (_, message) = ann.next_at_last().await;
+        if let ServerMessage::Rejected(refusal) = message {
+            assert_eq!(refusal.reason, RejectReason::Busy);
+            busy.push(refusal.client_seq);
+        }
+    }
+    gate.close();
+    let mut acked = Vec::new();
+    while acked.last() != Some(&(busy[0] - 1)) {
+        let (_, message) = ann.next_at_last().await;
+        assert!(
+            !matches!(message, ServerMessage::Rejected(_)),
+            "{message:?}"
+        );
+        acked.extend(ack(&message).map(|ack| ack.client_order_id));
+    }
+    assert!(acked.is_sorted(), "each once, in order: {acked:?}");
     world.stop().await;
 }
 
@@ -236,8 +282,8 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     world.stop().await;
 }
 
-/// D33: a caller far above its rate is refused with a retry delay; its cancels and other callers
-/// pass.
+/// D33: a caller far above its rate is refused with a retry delay; what cancels its orders passes,
+/// what would cancel nothing does not, and neither do other callers notice.
 // rows: R341
 #[tokio::test]
 async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
@@ -273,7 +319,8 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
         Ok::<_, Status>(answer.into_inner().order.unwrap())
     };
     let hostile = caller("sandbox.trader.ann");
-    let resting = place(hostile.clone(), buy("ann", "10", "1")).await.unwrap();
+    let resting = world.place(buy("ann", "10", "1")).await.unwrap();
+    world.place(buy("ann", "10", "2")).await.unwrap();
     // One call per second is allowed: some of these come earlier, on any machine.
     let calls = (0..20).map(|_| place(hostile.clone(), buy("ann", "10", "1")));
     let answers = futures::future::join_all(calls).await;
@@ -286,16 +333,41 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
         let expected = (Code::ResourceExhausted, "RATE_LIMIT");
         assert_eq!((refusal.0, refusal.2.as_str()), expected);
     }
-    for round in 0..5 {
+    let cancel = async || {
         let cancel = CancelOrderRequest {
             context: context(&unique()),
             order_id: resting.order_id.clone(),
         };
-        let answer = hostile.clone().cancel_order(cancel).await;
-        match round {
-            0 => drop(answer.expect("a cancel always passes")),
-            _ => assert_eq!(answer.unwrap_err().code(), Code::FailedPrecondition),
-        }
+        hostile.clone().cancel_order(cancel).await.map(drop)
+    };
+    let mass_cancel = async || {
+        let request = MassCancelRequest {
+            context: context(&unique()),
+            ..Default::default()
+        };
+        hostile.clone().mass_cancel(request).await.map(drop)
+    };
+    let kill = async || {
+        let request = SetKillSwitchRequest {
+            context: context(&unique()),
+            user_id: "ann".to_owned(),
+            engaged: true,
+            reason: String::new(),
+        };
+        hostile.clone().set_kill_switch(request).await.map(drop)
+    };
+    cancel().await.expect("a cancel of an open order passes");
+    mass_cancel().await.expect("a user with orders passes");
+    kill().await.expect("a switch that is not set passes");
+    let cancels = futures::future::join_all((0..20).map(|_| cancel())).await;
+    let mass_cancels = futures::future::join_all((0..20).map(|_| mass_cancel())).await;
+    let kills = futures::future::join_all((0..20).map(|_| kill())).await;
+    for answers in [cancels, mass_cancels, kills] {
+        let is_over_rate = |answer: &Result<(), Status>| {
+            let refusal = answer.as_ref().err().cloned().map(refused);
+            refusal.is_some_and(|refusal| refusal.2 == "RATE_LIMIT")
+        };
+        assert!(answers.iter().any(is_over_rate), "{answers:?}");
     }
     let other = place(caller("sandbox.trader.bob"), buy("bob", "10", "1")).await;
     assert_eq!(other.unwrap().status(), OrderStatus::Open);

@@ -319,12 +319,11 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
     )
     .await;
     // Events of one key are handled in order: after the last one all are handled.
-    let position = async |user_id: &str| {
-        let position = world.gateway.position(user_id, BOND).await;
-        position.unwrap().to_string()
-    };
-    until_true("bob's position", async || position("bob").await == "3").await;
-    assert_eq!(position("ann").await, "6");
+    until_true("bob's position", async || {
+        world.position("bob").await == "3"
+    })
+    .await;
+    assert_eq!(world.position("ann").await, "6");
 
     // A new instrument is traded from its event on; a matured one is not, and its orders end.
     world.registry.list(bond("BOND-2"));

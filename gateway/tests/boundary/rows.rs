@@ -397,6 +397,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
             list_trades(ListTradesRequest): EVERYONE,
             get_order_book(GetOrderBookRequest): EVERYONE,
             list_trading_holds(ListTradingHoldsRequest): EVERYONE,
+            get_position(GetPositionRequest): EVERYONE,
             get_market_status(GetMarketStatusRequest): EVERYONE,
         }
     }

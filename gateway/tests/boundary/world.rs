@@ -297,6 +297,17 @@ impl World {
         self.as_caller(&format!("sandbox.trader.{user_id}"))
     }
 
+    /// The user's position in the bond.
+    pub async fn position(&self, user_id: &str) -> String {
+        let request = GetPositionRequest {
+            context: None,
+            user_id: user_id.to_owned(),
+            instrument_id: BOND.to_owned(),
+        };
+        let position = self.operator().get_position(request).await.unwrap();
+        position.into_inner().quantity.unwrap().value
+    }
+
     pub fn operator(&self) -> MarketServiceClient<Channel> {
         self.as_caller("sandbox.operator")
     }

@@ -99,8 +99,7 @@ async fn issue(world: &World) {
     )
     .await;
     until_true("the position is kept", async || {
-        let position = world.gateway.position("ann", BOND).await.unwrap();
-        position.to_string() == "10"
+        world.position("ann").await == "10"
     })
     .await;
 }

@@ -40,6 +40,10 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("trade", "Trades"),
     ("book", "Order books"),
     ("trading-hold", "Money and units blocked for trading"),
+    (
+        "position",
+        "Units of users in issues, as the market has them",
+    ),
     ("market", "Phases and state of the market"),
     ("user", "Users, limits and checks (identity)"),
     ("bank", "The sandbox bank: actions of a payer or the bank"),
@@ -133,6 +137,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "trading-hold" "adjust" "AdjustTradingHold";
         "trading-hold" "close" "CloseTradingHold";
         "trading-hold" "list" "ListTradingHolds";
+        "position" "get" "GetPosition";
         "market" "set-phase" "SetTradingPhase";
         "market" "kill-switch" "SetKillSwitch";
         "market" "set-bounds" "SetMemberBounds";

@@ -8,7 +8,7 @@ use rail::Rub;
 use crate::payout::Payout;
 
 fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
-    Ok(Payout {
+    let payout = Payout {
         payout_id: row.try_get("payout_id")?,
         user_id: row.try_get("user_id")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
@@ -27,11 +27,22 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
         correlation_id: row.try_get("correlation_id")?,
         created_at_us: row.try_get("created_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
-    })
+    };
+    match payout.contradiction() {
+        None => Ok(payout),
+        Some(what) => Err(sqlx::Error::Decode(
+            format!("{what}: {}", payout.payout_id).into(),
+        )),
+    }
 }
 
 /// Inserts a payout, or updates the columns that change during its life.
+///
+/// # Panics
+/// The payout contradicts itself: the service would pay money that it must not.
 pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
+    let contradiction = payout.contradiction();
+    assert!(contradiction.is_none(), "{contradiction:?}: {payout:?}");
     sqlx::query(
         "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, \
          released_at_us, ordered_at_us, stopped, bank_transfer_id, failure_code, failure_message, \

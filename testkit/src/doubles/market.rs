@@ -69,6 +69,7 @@ impl MarketService for Peers {
         get_trade: GetTradeRequest => GetTradeResponse,
         list_trades: ListTradesRequest => ListTradesResponse,
         get_order_book: GetOrderBookRequest => GetOrderBookResponse,
+        get_position: GetPositionRequest => GetPositionResponse,
         open_trading_hold: OpenTradingHoldRequest => OpenTradingHoldResponse,
         close_trading_hold: CloseTradingHoldRequest => CloseTradingHoldResponse,
         set_trading_phase: SetTradingPhaseRequest => SetTradingPhaseResponse,

@@ -1,0 +1,69 @@
+//! Calls that may reduce risk, beyond their caller's rate: one that would reduce nothing is refused
+//! before it writes anything (`design.md` 5).
+
+use replica::State;
+use rpc::OverRate;
+use tonic::Status;
+use types::{Id128, InstrumentIx, UserId};
+
+use super::MassCancel;
+use crate::market::Market;
+
+/// Passes a cancel of an open order.
+pub async fn check_cancel(
+    market: &Market,
+    over: Option<OverRate>,
+    order_id: &str,
+) -> Result<(), Status> {
+    let id = Id128::parse(order_id);
+    let is_open = |state: &State| id.is_some_and(|id| state.open_order(id).is_some());
+    check(market, over, is_open).await
+}
+
+/// Passes a mass cancel for all users, or for one who has open orders on the instrument.
+pub async fn check_mass_cancel(
+    market: &Market,
+    over: Option<OverRate>,
+    wanted: &MassCancel,
+) -> Result<(), Status> {
+    let user_id = wanted.user_id.as_str();
+    let instrument = wanted.instrument.map_or(InstrumentIx::NONE, |spec| spec.ix);
+    let has_orders = |state: &State| {
+        let admission = state.core().admission();
+        let user = UserId::new(user_id).ok();
+        let user = user.and_then(|id| admission.user_ix(&id));
+        user_id.is_empty() || user.is_some_and(|user| admission.has_open_orders(user, instrument))
+    };
+    check(market, over, has_orders).await
+}
+
+/// Passes a change of the kill switch of a user, or (empty) of all users.
+pub async fn check_kill_switch(
+    market: &Market,
+    over: Option<OverRate>,
+    user_id: &str,
+    is_engaged: bool,
+) -> Result<(), Status> {
+    let changes = |state: &State| {
+        let admission = state.core().admission();
+        let user = UserId::new(user_id).ok();
+        let user = user.and_then(|id| admission.user_ix(&id));
+        user_id.is_empty() || user.is_none_or(|user| admission.kill_switch(user) != is_engaged)
+    };
+    check(market, over, changes).await
+}
+
+async fn check(
+    market: &Market,
+    over: Option<OverRate>,
+    reduces: impl FnOnce(&State) -> bool,
+) -> Result<(), Status> {
+    let Some(over) = over else {
+        return Ok(());
+    };
+    match market.look(reduces).await {
+        Ok(false) => Err(over.into()),
+        // Also while the replica lags: it might lack the order.
+        _ => Ok(()),
+    }
+}
