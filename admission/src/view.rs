@@ -65,17 +65,6 @@ impl Admission {
         self.instruments.get(id).copied()
     }
 
-    /// Whether a user has open orders, on one instrument or (`NONE`) on any.
-    pub fn has_open_orders(&self, user: UserIx, instrument: InstrumentIx) -> bool {
-        let Some(row) = self.user(user) else {
-            return false;
-        };
-        match instrument.is_none() {
-            true => row.open_orders > 0,
-            false => self.counts.get(user, instrument) > 0,
-        }
-    }
-
     /// Every instrument, by index.
     pub fn instruments(&self) -> impl Iterator<Item = &InstrumentSpec> {
         self.tables.instruments.iter().map(|row| &row.spec)

@@ -199,7 +199,8 @@ impl Market {
         })
     }
 
-    fn read_wait(&self) -> Duration {
+    /// Longest wait of a call for the history or its file.
+    pub fn read_wait(&self) -> Duration {
         Duration::from_millis(self.config.read_wait_ms)
     }
 

@@ -106,7 +106,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Re
             funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
     }
-    // The ledger has released all of it long since: no call.
+    // Released already: no call.
     if asset.minor(hold.released)? >= market_hold.defunded {
         return Ok(());
     }

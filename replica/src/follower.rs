@@ -89,7 +89,8 @@ impl Follower {
         loop {
             if let Some(batch) = &self.read_ahead {
                 self.replica.wait(batch.last()).await?;
-                if let Some(batch) = self.read_ahead.take() {
+                let batch = self.read_ahead.take();
+                if let Some(batch) = batch.and_then(|batch| batch.behind(self.position)) {
                     self.position = batch.last();
                     return Ok(batch);
                 }
@@ -125,6 +126,10 @@ impl Follower {
 
     /// More records, if already in memory.
     pub fn try_next(&mut self) -> Option<Batch> {
+        // What was read from files comes first: the queue may continue after it.
+        if self.read_ahead.is_some() {
+            return None;
+        }
         loop {
             let Source::Live(live) = &mut self.source else {
                 return None;
@@ -222,6 +227,7 @@ impl Follower {
             }
         };
         let position = found.as_ref().map_or(self.position, Batch::last);
+        self.source = Source::Detached;
         let attached = match shared.reaches(position) {
             // Before the batch is returned: while it is processed, the window may move on.
             true => shared.attach(self.name, position)?,

@@ -166,7 +166,8 @@ impl MarketService for Api {
         let over_rate = OverRate::of(&request);
         let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
-        orders::over_rate::check_cancel(&self.market, over_rate, &message.order_id).await?;
+        let order_id = &message.order_id;
+        orders::over_rate::check_cancel(&self.market, over_rate, &caller, order_id).await?;
         let target = orders::find_to_change(&self.market, &message.order_id).await?;
         caller.require_user(&target.user_id)?;
         context.user_id.clone_from(&target.user_id);
@@ -275,6 +276,12 @@ impl MarketService for Api {
         let (caller, message) = opened(request)?;
         rpc::context::record_read_context(message.context);
         let user_id = own_filter(&caller, message.user_id)?;
+        if user_id.is_empty() {
+            return Err(rpc::status::invalid_argument(
+                "user_id",
+                "must not be empty",
+            ));
+        }
         let spec = self.market.instrument(&message.instrument_id).await?;
         let instrument_id = spec.id.to_string();
         let position = repo::position_of(&self.market.projection.db, &user_id, &instrument_id);

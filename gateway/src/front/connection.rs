@@ -502,8 +502,7 @@ impl State {
             ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
         );
         let session = self.sessions.row(at);
-        let is_repeat = client_seq <= session.entered;
-        if is_over_rate && !may_reduce && !is_repeat {
+        if is_over_rate && !may_reduce && client_seq > session.entered {
             self.stats.throttled.increment(1);
             return Ok(Some(RejectReason::Throttle));
         }
@@ -520,8 +519,8 @@ impl State {
         }
         if let Some(parked) = &mut session.parked {
             // Requests stay in session order: none overtakes one that waits for identity.
-            if 1 + parked.len() >= PARKED_MAX {
-                return Ok((!is_repeat).then_some(RejectReason::Busy));
+            if parked.len() >= PARKED_MAX {
+                return Ok(Some(RejectReason::Busy));
             }
             parked.push_back(Parked {
                 client_seq,
@@ -532,12 +531,9 @@ impl State {
             return Ok(None);
         }
         let refusal = self.submit_within_limit(at, request, is_over_rate);
-        if is_repeat {
-            // It is in flight, and its report answers the repeat too.
-            return Ok(None);
-        }
         if refusal.is_none() {
-            self.sessions.row(at).entered = client_seq;
+            let session = self.sessions.row(at);
+            session.entered = session.entered.max(client_seq);
         }
         Ok(refusal)
     }

@@ -178,7 +178,6 @@ impl Front {
     fn refuse(&mut self, now: Instant, at: At, client_seq: u64, reason: RejectReason) {
         let ids = (RequestKind::Other, 0, 0);
         let refusal = rejected(self.state.now_ns, client_seq, ids, reason, 0);
-        self.state.sessions.row(at).refused(client_seq, reason);
         self.send(now, at, &refusal);
     }
 
@@ -342,7 +341,6 @@ impl Front {
         };
         let ids = (request, 0, 0);
         let refusal = rejected(self.state.now_ns, client_seq, ids, reason, limit);
-        self.state.sessions.row(at).refused(client_seq, reason);
         self.send(now, at, &refusal);
     }
 

@@ -12,8 +12,8 @@ use service_kit::rate::Rate;
 use transport::Key;
 use types::command::{MassScope, MemberGroup};
 use types::{
-    CancelReason, Handle, Id128, InstrumentIx, Lots, RejectReason, Sequence, SessionIx, Side,
-    StpGroup, StpMode, Ticks, UserIx,
+    CancelReason, Handle, Id128, InstrumentIx, Lots, Sequence, SessionIx, Side, StpGroup, StpMode,
+    Ticks, UserIx,
 };
 use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
@@ -40,7 +40,7 @@ pub struct Parked {
     pub is_over_rate: bool,
 }
 
-/// Requests per session that may wait for identity, the checked order included; more are `BUSY`.
+/// Requests per session that may wait for identity; more are `BUSY`.
 pub const PARKED_MAX: usize = 64;
 
 pub struct Session {
@@ -62,8 +62,8 @@ pub struct Session {
     pub owner: Option<Owner>,
     /// The last request that has been answered.
     pub answered: u64,
-    /// The last request that was passed on. A repeat up to it passes the rate and is never `BUSY`:
-    /// both would say that it was not seen.
+    /// The last request that was passed on. A repeat up to it passes the rate: a `THROTTLE` would
+    /// say that it was not seen.
     pub entered: u64,
     pub rate: Rate,
     pub budget: Arc<Budget>,
@@ -88,14 +88,6 @@ pub struct Session {
 pub struct BadField;
 
 impl Session {
-    /// Notes that a request was refused. Its repeat is a new request, unless a later one has been
-    /// passed on.
-    pub fn refused(&mut self, client_seq: u64, reason: RejectReason) {
-        if client_seq == self.entered && reason != RejectReason::AlreadySeen {
-            self.entered -= 1;
-        }
-    }
-
     /// Converts a message to a request of the trading path.
     pub fn request(&self, client_seq: u64, message: &ClientMessage) -> Result<Request, BadField> {
         match message {

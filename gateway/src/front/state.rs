@@ -326,9 +326,7 @@ impl State {
 fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &mut Sessions) {
     if let Some(pending) = logins.get_mut(&opened.tag) {
         pending.opened = Some(*opened);
-        let at = sessions.place(opened, || session(opened, &pending.admitted));
-        // The ring has answered all that was passed on before.
-        sessions.row(at).entered = opened.client_seq;
+        sessions.place(opened, || session(opened, &pending.admitted));
     }
 }
 

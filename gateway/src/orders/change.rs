@@ -338,7 +338,7 @@ async fn answer_of(
     market.durable(record.command.sequence).await?;
     check_change_result(record)?;
     let (sequence, handle) = (record.command.sequence, target.handle);
-    let order = order_after(market, sequence, handle, &target.order_id).await?;
+    let order = order_after(market, sequence, handle, &target.order_id, None).await?;
     Ok(Answered::now(order))
 }
 

@@ -53,20 +53,23 @@ impl From<OrderRow> for Target {
 
 /// The order that a durable record entered or changed, as the record left it. Waits for the
 /// replica; for the history only if the replica no longer has the record in memory.
+/// `client_order_id`: as the caller sent it, if known.
 pub async fn order_after(
     market: &Market,
     sequence: Sequence,
     handle: Handle,
     order_id: &str,
+    client_order_id: Option<&str>,
 ) -> Result<OrderRow, Status> {
-    // If the replica has ended, the history gets no further either.
-    let _ = market.replica.wait(sequence).await;
+    // If the replica does not get there, the history does not either.
+    let applied = market.replica.wait(sequence);
+    let _ = tokio::time::timeout(market.read_wait(), applied).await;
     let left = market.replica.effects(sequence, |applied| {
         let change = OrderChange::last(applied, handle)?;
         Some((*change.order, change.updated_ns, change.reason))
     });
     if let Some((order, updated_ns, reason)) = left.flatten() {
-        return row(market, &order, updated_ns, reason).await;
+        return row(market, &order, updated_ns, reason, client_order_id).await;
     }
     market.await_history(sequence).await?;
     let row = stored(market, order_id).await?;
@@ -80,11 +83,15 @@ pub async fn row(
     order: &Order,
     updated_ns: u64,
     reason: &'static str,
+    client_order_id: Option<&str>,
 ) -> Result<OrderRow, Status> {
     let names = market.replica.names();
     let spec = names.instrument(order.instrument);
     let user_id = names.user(order.user).to_string();
-    let client_order_id = client_order_id(market, &user_id, order.client_order_id).await?;
+    let client_order_id = match client_order_id {
+        Some(text) => text.to_owned(),
+        None => client_order_text(market, &user_id, order.client_order_id).await?,
+    };
     let terms = &order.terms;
     Ok(OrderRow {
         order_id: order.id.to_string(),
@@ -111,7 +118,7 @@ pub async fn row(
 }
 
 /// A client order id as the caller sent it, or the number that a session sent.
-async fn client_order_id(market: &Market, user_id: &str, number: u64) -> Result<String, Status> {
+async fn client_order_text(market: &Market, user_id: &str, number: u64) -> Result<String, Status> {
     if number == 0 {
         return Ok(String::new());
     }

@@ -75,7 +75,7 @@ pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     let id = parsed(order_id)?;
     // While the replica lags, the history lags too: that error has the lag.
     if let Ok(Some((order, Some(updated_ns)))) = market.look(|state| state.open_order(id)).await {
-        return changed::row(market, &order, updated_ns, "").await;
+        return changed::row(market, &order, updated_ns, "", None).await;
     }
     market.fresh().await?;
     let row = stored(market, order_id).await?;

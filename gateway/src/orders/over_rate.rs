@@ -2,37 +2,46 @@
 //! before it writes anything (`design.md` 5).
 
 use replica::State;
-use rpc::OverRate;
+use rpc::{Caller, OverRate};
 use tonic::Status;
-use types::{Id128, InstrumentIx, UserId};
+use types::{Id128, UserId};
 
 use super::MassCancel;
 use crate::market::Market;
 
-/// Passes a cancel of an open order.
+/// Passes a cancel of an open order that the caller may cancel.
 pub async fn check_cancel(
     market: &Market,
     over: Option<OverRate>,
+    caller: &Caller,
     order_id: &str,
 ) -> Result<(), Status> {
     let id = Id128::parse(order_id);
-    let is_open = |state: &State| id.is_some_and(|id| state.open_order(id).is_some());
+    let is_open = |state: &State| {
+        let order = id.and_then(|id| state.open_order(id));
+        order.is_some_and(|(order, _)| {
+            let user_id = state.names().user(order.user);
+            caller.require_user(user_id.as_str()).is_ok()
+        })
+    };
     check(market, over, is_open).await
 }
 
-/// Passes a mass cancel for all users, or for one who has open orders on the instrument.
+/// Passes a mass cancel of all users, or of all orders of a user who has any. As on the trading
+/// port, one with a filter is not exempt.
 pub async fn check_mass_cancel(
     market: &Market,
     over: Option<OverRate>,
     wanted: &MassCancel,
 ) -> Result<(), Status> {
     let user_id = wanted.user_id.as_str();
-    let instrument = wanted.instrument.map_or(InstrumentIx::NONE, |spec| spec.ix);
+    let is_filtered = wanted.instrument.is_some() || wanted.side.is_some();
     let has_orders = |state: &State| {
         let admission = state.core().admission();
         let user = UserId::new(user_id).ok();
         let user = user.and_then(|id| admission.user_ix(&id));
-        user_id.is_empty() || user.is_some_and(|user| admission.has_open_orders(user, instrument))
+        let user = user.and_then(|user| admission.user(user));
+        user_id.is_empty() || !is_filtered && user.is_some_and(|user| user.open_orders > 0)
     };
     check(market, over, has_orders).await
 }

@@ -33,6 +33,8 @@ struct Placing<'a> {
     market: &'a Arc<Market>,
     context: &'a Context,
     spec: InstrumentSpec,
+    /// As the caller sent it, empty for none.
+    client_order_id: &'a str,
     request: NewRequest,
 }
 
@@ -82,6 +84,7 @@ pub async fn place(
         market,
         context,
         spec,
+        client_order_id,
         request,
     };
     let outcome = match placing.submit().await? {
@@ -301,7 +304,8 @@ impl Placing<'_> {
                 let (sequence, time_ns) = (record.command.sequence, record.command.time_ns);
                 market.durable(sequence).await?;
                 let order_id = order_uuid(time_ns, market.node, sequence).to_string();
-                let order = order_after(market, sequence, new.handle, &order_id).await?;
+                let text = Some(self.client_order_id);
+                let order = order_after(market, sequence, new.handle, &order_id, text).await?;
                 Ok(Answered::now(order))
             }
             SubmitOutcome::Repeated(reject) => {
