@@ -469,7 +469,7 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     platform.stop().await;
 }
 
-/// D1: at most ten `Settled` per second, however many batches there are.
+/// `design.md` 6: at most ten `Settled` per second, however many batches there are.
 #[tokio::test]
 async fn progress_is_journalled_at_most_ten_times_per_second() {
     let folder = tempfile::tempdir().unwrap();
