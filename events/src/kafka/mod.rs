@@ -7,6 +7,7 @@
 //! dropped. After a crash at most that much is redelivered; after a drop without brokers, what was
 //! handled since they are away.
 
+mod leader_hints;
 mod member;
 mod record;
 
@@ -152,7 +153,7 @@ impl Log for Kafka {
                         message = back;
                         tokio::time::sleep(Duration::from_millis(QUEUE_FULL_PAUSE_MS)).await;
                     }
-                    Err((error, _)) => return Err(not_taken(error, event)),
+                    Err((error, _)) => return Err(not_sent(error, event)),
                 }
             };
             deliveries.push((delivery, event));
@@ -161,7 +162,7 @@ impl Log for Kafka {
             delivery
                 .await
                 .map_err(|_| Error::Closed)?
-                .map_err(|(error, _)| not_taken(error, event))?;
+                .map_err(|(error, _)| not_sent(error, event))?;
         }
         self.0.context.works();
         Ok(())
@@ -243,7 +244,7 @@ impl Kafka {
 /// Distinguishes a record refused for its size from an unavailable broker.
 ///
 /// The producer (`message.max.bytes`) or the broker refuses it.
-fn not_taken(error: KafkaError, event: &Event) -> Error {
+fn not_sent(error: KafkaError, event: &Event) -> Error {
     match error.rdkafka_error_code() {
         Some(
             code @ (RDKafkaErrorCode::MessageSizeTooLarge
