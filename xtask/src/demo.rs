@@ -44,7 +44,7 @@ pub fn run() -> anyhow::Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(&folder).context("remains of an earlier run")?;
     }
-    let mut first = Command::new("cargo");
+    let mut first = shell::command("cargo");
     first
         .args(["run", "--release", "--locked", "--", "--json", "run"])
         .arg("--data-dir")

@@ -22,6 +22,19 @@ pub fn target(root: &Path) -> PathBuf {
     }
 }
 
+/// A command without the variables that `cargo run` sets for xtask's own package. Otherwise build
+/// scripts that read them would run again, and all that depends on them be compiled again.
+pub fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// Runs `program` in `dir`; an exit code other than 0 is an error that names the command.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])
@@ -48,7 +61,7 @@ pub fn run_with(
     args: &[&str],
     environment: &[(&str, &str)],
 ) -> anyhow::Result<()> {
-    let status = Command::new(program)
+    let status = command(program)
         .args(args)
         .envs(environment.iter().copied())
         .current_dir(dir)
@@ -72,7 +85,7 @@ pub fn output_with(
     args: &[&str],
     environment: &[(&str, &str)],
 ) -> anyhow::Result<String> {
-    let output = Command::new(program)
+    let output = command(program)
         .args(args)
         .envs(environment.iter().copied())
         .current_dir(dir)
@@ -91,7 +104,7 @@ pub fn output_with(
 
 /// Runs `program` and returns its standard output, regardless of the exit code.
 pub fn stdout_of(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program)
+    let output = command(program)
         .args(args)
         .current_dir(dir)
         .stderr(std::process::Stdio::inherit())
