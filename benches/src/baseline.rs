@@ -1,7 +1,8 @@
 //! Baseline of `pipeline`: the same open loop over two rings and a thread that only echoes messages
 //! of the same size. With a journal, one more thread writes as many bytes at the same interval to
 //! the same file system, on the same cores. No admission, no book, no frames: the latency that
-//! remains is the machine's.
+//! remains is the machine's; with a service time it includes the queueing delay of any server with
+//! that service time.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -40,6 +41,8 @@ pub struct Load {
     pub warm_up: u64,
     /// Core of the echo thread.
     pub core: usize,
+    /// Nanoseconds that the echo thread spins for each message.
+    pub service_ns: u64,
 }
 
 /// Writes of the writer thread.
@@ -92,6 +95,7 @@ fn echo(load: Load) -> Percentiles {
     let total = load.rate * (load.warm_up + load.seconds);
     let other = std::thread::spawn(move || {
         hop::pin(load.core);
+        let timer = Timer::start();
         let mut left = total;
         while left > 0 {
             let Ok(mut messages) = requests.poll() else {
@@ -100,6 +104,10 @@ fn echo(load: Load) -> Percentiles {
             };
             for message in &mut messages {
                 let message: &RequestMessage = message;
+                if load.service_ns > 0 {
+                    let end_ns = timer.ns() + load.service_ns;
+                    while timer.ns() < end_ns {}
+                }
                 let report: ReportMessage = message[..8].try_into().expect("the first line");
                 answer.publish(|slot| *slot = report);
                 left -= 1;

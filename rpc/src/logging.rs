@@ -1,10 +1,10 @@
-//! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `trace_id`,
-//! `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One line per
-//! event, written at once.
+//! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `method`,
+//! `trace_id`, `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One
+//! line per event, written at once.
 //!
-//! Ids come from the innermost span that has them. So does `service_name`, with the name passed to
-//! [`init`] as default. Lines outside a request have no ids. An event's field overrides a span's
-//! field of the same name.
+//! Ids come from the innermost span that has them, as do `service_name` and a call's `method`. By
+//! default `service_name` is the service whose crate logs, else the name passed to [`init`]. Lines
+//! outside a request have no ids. An event's field overrides a span's field of the same name.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use tracing::{
     span,
 };
 use tracing_subscriber::{
-    EnvFilter,
+    filter::{ParseError, Targets},
     layer::{Context, Layer, SubscriberExt},
     registry::LookupSpan,
     util::SubscriberInitExt,
@@ -27,9 +27,15 @@ use tracing_subscriber::{
 use crate::Error;
 
 /// Span fields repeated on every line inside the span.
-const INHERITED: [&str; 4] = ["service_name", "trace_id", "correlation_id", "user_id"];
+const INHERITED: [&str; 5] = [
+    "service_name",
+    "method",
+    "trace_id",
+    "correlation_id",
+    "user_id",
+];
 
-/// Logs JSON to stderr or stdout. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`); the
+/// Logs JSON to stderr or stdout. `filter` has levels by target (`info`, `info,sqlx=warn`); the
 /// variable `PLATFORM_LOG` overrides it.
 ///
 /// # Errors
@@ -58,7 +64,9 @@ pub fn subscriber<W>(
 where
     W: Fn(&[u8]) + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_new(filter).map_err(|error| Error::Logging(error.to_string()))?;
+    let filter: Targets = filter
+        .parse()
+        .map_err(|error: ParseError| Error::Logging(error.to_string()))?;
     Ok(tracing_subscriber::registry()
         .with(filter)
         .with(JsonLines::new(service_name, write)))
@@ -126,7 +134,8 @@ where
         let mut line = Map::new();
         line.insert("timestamp".into(), now().into());
         line.insert("level".into(), level(event.metadata().level()).into());
-        line.insert("service_name".into(), self.service_name.clone().into());
+        let service = service_of(event.metadata().target()).unwrap_or(&self.service_name);
+        line.insert("service_name".into(), service.into());
         // From the outermost span inwards, so the innermost value remains.
         for span in context
             .event_scope(event)
@@ -142,6 +151,25 @@ where
         let mut text = Value::Object(line).to_string();
         text.push('\n');
         (self.write)(text.as_bytes());
+    }
+}
+
+/// The service with this log target: its workers log outside of requests.
+fn service_of(target: &str) -> Option<&'static str> {
+    let mut path = target.split("::");
+    match path.next()? {
+        "sandbox" => match path.next()? {
+            "identity" => Some("identity"),
+            "bank" => Some("bank"),
+            _ => None,
+        },
+        "ledger" => Some("ledger"),
+        "cfa" => Some("cfa"),
+        "chain" => Some("chain"),
+        "payments" => Some("payments"),
+        "settlement" => Some("settlement"),
+        "gateway" => Some("market"),
+        _ => None,
     }
 }
 
@@ -221,6 +249,7 @@ mod tests {
             );
             span.record("correlation_id", "corr-1");
             span.in_scope(|| tracing::warn!(amount_minor = 5, "inside"));
+            tracing::info!(target: "gateway::sweeper", "a worker");
         });
         let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
         let lines: Vec<Value> = text
@@ -236,5 +265,6 @@ mod tests {
         assert_eq!(lines[1]["user_id"], "u1");
         assert_eq!(lines[1]["amount_minor"], 5);
         assert!(lines[1].get("private").is_none());
+        assert_eq!(lines[2]["service_name"], "market");
     }
 }

@@ -68,7 +68,7 @@ impl Engine {
 
     /// Reports since the last call: kind, order, price, quantity; for a trade: kind, price and
     /// quantity, maker, taker.
-    fn told(&mut self) -> Vec<(u8, u64, u64, u64)> {
+    fn reports(&mut self) -> Vec<(u8, u64, u64, u64)> {
         // SAFETY: the library accesses the queue during its calls only, and none is in progress.
         let reports = std::mem::take(unsafe { &mut (*self.queue).reports });
         let row = |report: Report| {
@@ -113,12 +113,15 @@ impl Engine {
         };
         // SAFETY: `self` holds the lock, and the message outlives the call.
         unsafe { harness::engine_on_new_order(&raw const message) };
-        self.told()
+        self.reports()
     }
 
     fn rest(&mut self, order_id: u64, side: u8, quantity: u32, price: i64) {
-        let told = self.new_order(order_id, side, quantity, price, 0);
-        assert_eq!(told, [(ORDER_ACK, order_id, price as u64, quantity.into())]);
+        let reports = self.new_order(order_id, side, quantity, price, 0);
+        assert_eq!(
+            reports,
+            [(ORDER_ACK, order_id, price as u64, quantity.into())]
+        );
     }
 
     fn cancel(&mut self, order_id: u64) -> Vec<(u8, u64, u64, u64)> {
@@ -128,7 +131,7 @@ impl Engine {
         };
         // SAFETY: as in `new_order`.
         unsafe { harness::engine_on_cancel(&raw const message) };
-        self.told()
+        self.reports()
     }
 
     fn amend(
@@ -148,7 +151,7 @@ impl Engine {
         };
         // SAFETY: as in `new_order`.
         unsafe { harness::engine_on_modify(&raw const message) };
-        self.told()
+        self.reports()
     }
 
     fn bests(&self) -> (i64, i64) {
@@ -290,9 +293,9 @@ fn a_deep_queue_is_swept_in_order() {
     for order_id in 1..=5_000 {
         engine.rest(order_id, SELL, 1, 100);
     }
-    let told = engine.new_order(5_001, BUY, 5_000, 100, 1);
-    assert_eq!(told.len(), 5_001);
-    for (order_id, report) in (1..).zip(&told[1..]) {
+    let reports = engine.new_order(5_001, BUY, 5_000, 100, 1);
+    assert_eq!(reports.len(), 5_001);
+    for (order_id, report) in (1..).zip(&reports[1..]) {
         assert_eq!(*report, trade(100, 1, order_id, 5_001));
     }
     assert_eq!(engine.bests(), (i64::MIN, i64::MAX));

@@ -89,6 +89,10 @@ struct Args {
     /// requests per poll.
     #[arg(long, alias = "by-hand", value_name = "COMMANDS")]
     inline: Option<usize>,
+    /// Run the baseline a second time with this service time per message, in nanoseconds (for
+    /// instance the cost that `--inline` has measured): the queueing delay of any such server.
+    #[arg(long)]
+    service_ns: Option<u64>,
     /// Plot the latencies into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -424,18 +428,19 @@ fn main() -> anyhow::Result<()> {
     let (client_jitter, hot_jitter) =
         hop::jitter_probe(args.hot_core, args.rate, JITTER_PROBE_TIME);
     let writes = node.mean_write(args.warm_up + args.seconds);
-    let baseline = baseline::run(
-        baseline::Load {
+    let bare_rings = |service_ns| {
+        let load = baseline::Load {
             rate: args.rate,
             seconds: args.seconds.min(BASELINE_SECONDS_MAX),
             warm_up: 1,
             core: args.hot_core,
-        },
-        writes
-            .map(|writes| (writes, folder.path().join("baseline")))
-            .as_ref()
-            .map(|(writes, dir)| (*writes, dir.as_path())),
-    )?;
+            service_ns,
+        };
+        let dir = folder.path().join(format!("baseline-{service_ns}"));
+        baseline::run(load, writes.map(|writes| (writes, dir.as_path())))
+    };
+    let baseline = bare_rings(0)?;
+    let serving = args.service_ns.map(bare_rings).transpose()?;
     let results = &client.results;
     let accepted = Percentiles::of(&results.accepted);
     let durable = (!args.no_journal).then(|| Percentiles::of(&results.durable));
@@ -472,12 +477,13 @@ fn main() -> anyhow::Result<()> {
                 "pingpong_p50_ns": before.p50_ns,
                 "pingpong_after_p50_ns": after.p50_ns,
                 "floor": baseline.json(),
+                "floor_service": serving.map(|percentiles| percentiles.json()),
                 "floor_writes": writes.map(|writes| writes.json()),
                 "ring_hop": hop_before.json(),
                 "ring_hop_after": hop_after.json(),
                 "clock_watch": { "client_core": client_jitter.json(), "hot_core": hot_jitter.json() },
                 "refused": results.rejected,
-                "not_taken": results.not_submitted,
+                "not_submitted": results.not_submitted,
                 "ring_full": results.ring_full,
                 "events": results.events,
                 "trades": stats.trades.load(Ordering::Relaxed),
@@ -505,6 +511,9 @@ fn main() -> anyhow::Result<()> {
     }
     println!("accepted: {accepted}");
     println!("baseline: {baseline} (the same load, echoed over bare rings)");
+    if let (Some(serving), Some(service_ns)) = (&serving, args.service_ns) {
+        println!("          {serving} (the same with {service_ns} ns of work per message)");
+    }
     if let Some(writes) = writes {
         println!(
             "          with {} bytes written every {:.0} us, like the journal",

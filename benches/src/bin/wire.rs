@@ -283,7 +283,8 @@ fn main() -> anyhow::Result<()> {
         }
         false => None,
     };
-    let echoed = echo::run(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
+    let response_bytes = [RESPONSE_BYTES, 0];
+    let echoed = echo::run(args.echo_core, REQUEST_BYTES, response_bytes, args.requests)?;
     let net = baselines::net(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
     let durable_baseline =
         baselines::durable(&args.data_dir, cores, args.echo_core, BASELINE_WRITES)?;

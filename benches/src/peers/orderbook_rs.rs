@@ -20,13 +20,13 @@ type Trades = Arc<Mutex<Vec<(u64, u64, i64, u64)>>>;
 /// One timed and verified run: its listener records the trades, which are hashed afterwards.
 pub fn orderbook_rs(flow: &Flow) -> Peer {
     let header = &flow.header;
-    let told = Trades::default();
-    let book = listened_to(&told);
+    let trades_seen = Trades::default();
+    let book = listened_to(&trades_seen);
     let (prefill, timed) = flow.records.split_at(header.prefill as usize);
     for record in prefill {
         execute(&book, record);
     }
-    let before = told.lock().expect("one thread").len();
+    let before = trades_seen.lock().expect("one thread").len();
     let start = Instant::now();
     let mut commands = 0;
     for part in timed.chunks(LOOK_EVERY) {
@@ -40,13 +40,16 @@ pub fn orderbook_rs(flow: &Flow) -> Peer {
     }
     let ops_per_s = commands as f64 / start.elapsed().as_secs_f64();
 
-    let told = told.lock().expect("one thread");
+    let trades_seen = trades_seen.lock().expect("one thread");
     let mut tape = TapeHash::default();
-    for (maker, taker, price, quantity) in told.iter() {
+    for (maker, taker, price, quantity) in trades_seen.iter() {
         tape.trade(*maker, *taker, *price, *quantity);
     }
-    let trades = (told.len() - before) as u64;
-    let quantity = told[before..].iter().map(|(.., quantity)| quantity).sum();
+    let trades = (trades_seen.len() - before) as u64;
+    let quantity = trades_seen[before..]
+        .iter()
+        .map(|(.., quantity)| quantity)
+        .sum();
     Peer {
         name: "OrderBook-rs 0.10",
         ops_per_s,
@@ -58,13 +61,13 @@ pub fn orderbook_rs(flow: &Flow) -> Peer {
     }
 }
 
-fn listened_to(told: &Trades) -> OrderBook<()> {
-    let told = told.clone();
+fn listened_to(trades_seen: &Trades) -> OrderBook<()> {
+    let trades_seen = trades_seen.clone();
     let mut book = OrderBook::new("FLOW");
     book.set_trade_listener(Arc::new(move |result| {
-        let mut told = told.lock().expect("one thread");
+        let mut trades_seen = trades_seen.lock().expect("one thread");
         for trade in result.match_result.trades().as_vec() {
-            told.push((
+            trades_seen.push((
                 number(trade.maker_order_id()),
                 number(trade.taker_order_id()),
                 trade.price().as_u128() as i64,

@@ -10,16 +10,19 @@ use anyhow::Context;
 use hdrhistogram::Histogram;
 use transport::proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use transport::proto::{ClientConfig, ConnectionError, ServerConfig};
-use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Link};
+use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 
 use crate::hop;
 
-/// Answers each message of `request_bytes` with one of `response_bytes`.
+/// Answers each message of `request_bytes` with one or two of `response_bytes` (second 0: none),
+/// the second in a datagram of its own.
 struct Echo {
     request_bytes: usize,
-    response_bytes: usize,
+    response_bytes: [usize; 2],
     /// Bytes of an incomplete request.
     pending: usize,
+    /// Second answers that are due, and their connection.
+    due: (usize, Option<Key>),
 }
 
 impl Driver<()> for Echo {
@@ -31,8 +34,12 @@ impl Driver<()> for Echo {
         self.pending += bytes.len();
         let count = self.pending / self.request_bytes;
         self.pending %= self.request_bytes;
+        let [first, second] = self.response_bytes;
         let out = link.out();
-        out.resize(out.len() + count * self.response_bytes, 7);
+        out.resize(out.len() + count * first, 7);
+        if second > 0 {
+            self.due = (self.due.0 + count, Some(link.key()));
+        }
         ConsumedBytes {
             bytes: bytes.len(),
             is_paused: false,
@@ -97,37 +104,49 @@ fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
     Ok((server, client))
 }
 
-/// Round trips of one message at a time, server on `core`, nanoseconds.
+/// Serves on `core` until it is over, or the socket fails.
+fn serve(mut endpoint: Endpoint<()>, mut echo: Echo, core: usize, is_over: &AtomicBool) {
+    hop::pin(core);
+    while !is_over.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        let received = endpoint.receive(now, &mut echo);
+        endpoint.flush(now, &mut echo);
+        if received.is_err() {
+            return;
+        }
+        if let (count @ 1.., Some(key)) = std::mem::take(&mut echo.due)
+            && let Some(link) = endpoint.link(key)
+        {
+            let out = link.out();
+            out.resize(out.len() + count * echo.response_bytes[1], 7);
+            endpoint.flush(now, &mut echo);
+        }
+    }
+}
+
+/// Round trips of one message at a time, to the last answer, server on `core`, in nanoseconds.
 ///
 /// # Errors
 /// No socket, or no connection.
 pub fn run(
     core: usize,
     request_bytes: usize,
-    response_bytes: usize,
+    response_bytes: [usize; 2],
     rounds: usize,
 ) -> anyhow::Result<Histogram<u64>> {
     let (server, client) = configs()?;
-    let mut endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), Some(server))?;
+    let endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), Some(server))?;
     let address = endpoint.local_address()?;
     let is_over = Arc::new(AtomicBool::new(false));
     let over = is_over.clone();
-    let serving: JoinHandle<()> = std::thread::spawn(move || {
-        hop::pin(core);
-        let mut echo = Echo {
-            request_bytes,
-            response_bytes,
-            pending: 0,
-        };
-        while !over.load(Ordering::Relaxed) {
-            let now = Instant::now();
-            let received = endpoint.receive(now, &mut echo);
-            endpoint.flush(now, &mut echo);
-            if received.is_err() {
-                return;
-            }
-        }
-    });
+    let echo = Echo {
+        request_bytes,
+        response_bytes,
+        pending: 0,
+        due: (0, None),
+    };
+    let serve = move || serve(endpoint, echo, core, &over);
+    let serving: JoinHandle<()> = std::thread::spawn(serve);
     let mut endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), None)?;
     let key = endpoint.connect(Instant::now(), client, address, "localhost", ())?;
     let mut count = Count::default();
@@ -153,7 +172,7 @@ pub fn run(
             .context("the echo server closed the connection")?;
         let out = link.out();
         out.resize(out.len() + request_bytes, 7);
-        let wanted = count.bytes + response_bytes;
+        let wanted = count.bytes + response_bytes.iter().sum::<usize>();
         endpoint.flush(sent, &mut count);
         while count.bytes < wanted {
             poll(&mut endpoint, &mut count)?;

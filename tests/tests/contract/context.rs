@@ -90,23 +90,16 @@ async fn logged(platform: &Platform, correlation: &str, services: &[&str]) {
         let own = lines
             .iter()
             .filter(|line| line["correlation_id"] == json!(correlation));
-        let own: BTreeSet<String> = own.map(service_of).collect();
-        let services = services.iter().map(|service| (*service).to_owned());
-        services.filter(|service| !own.contains(service)).collect()
+        let own: BTreeSet<&str> = own
+            .filter_map(|line| line["service_name"].as_str())
+            .collect();
+        let missing = services.iter().filter(|service| !own.contains(*service));
+        missing.map(|service| (*service).to_owned()).collect()
     };
     let what = format!("lines of {services:?} with the correlation id {correlation}");
     platform
         .until_logged(&what, |lines| missing(lines).is_empty())
         .await;
-}
-
-/// Service of a log line: a worker's line may have only the crate in its target.
-fn service_of(line: &Value) -> String {
-    let target = line["target"].as_str().unwrap_or_default();
-    match line["service_name"].as_str().unwrap_or_default() {
-        "platform" => target.split("::").next().unwrap_or_default().to_owned(),
-        service => service.to_owned(),
-    }
 }
 
 #[test]

@@ -50,10 +50,9 @@ fn r136_r260_a_deposit_is_followed_from_the_request_over_the_chain_to_the_ledger
             ("cfa", "deposit handled"),
         ] {
             let is_line = |line: &Value| {
-                let target = line["target"].as_str().unwrap_or_default();
                 line["correlation_id"] == json!(id)
                     && line["message"] == json!(message)
-                    && (line["service_name"] == json!(service) || target.starts_with(service))
+                    && line["service_name"] == json!(service)
             };
             let what = format!("line `{message}` of {service} for {id}");
             platform
