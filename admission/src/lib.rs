@@ -58,7 +58,7 @@ pub use fold_event::{Effect, Effects};
 pub use report::{Report, ReportBody, ReportSink};
 pub use request::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest,
-    OrderRef, Reject, RejectDetails, Request, SessionRequest,
+    OrderRef, Reject, RejectDetails, Request, RequestName, SessionRequest,
 };
 pub use state::{
     AdmissionImage, Blocks, BoundsRow, HoldBalance, Instrument, KeyedCall, OpenOrder, Session,

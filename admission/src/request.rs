@@ -344,6 +344,33 @@ impl Request {
             _ => RequestKind::Other,
         }
     }
+
+    /// What a refusal names of it.
+    pub fn name(&self) -> RequestName {
+        let (client_order_id, engine_order_id) = match self {
+            Self::New(r) => (r.client_order_id, 0),
+            Self::Cancel(CancelRequest { order, .. }) | Self::Amend(AmendRequest { order, .. }) => {
+                match order {
+                    OrderRef::Client(id) => (*id, 0),
+                    OrderRef::Handle(handle) => (0, handle.engine_id()),
+                }
+            }
+            _ => (0, 0),
+        };
+        RequestName {
+            kind: self.kind(),
+            client_order_id,
+            engine_order_id,
+        }
+    }
+}
+
+/// A request's kind, and the ids by which it names its order, 0 for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestName {
+    pub kind: RequestKind,
+    pub client_order_id: u64,
+    pub engine_order_id: u64,
 }
 
 /// Details of a refusal: what a request without effect found, or the figures of a limit.

@@ -170,6 +170,12 @@ impl Admission {
             .filter_map(|slot| slot.order.as_ref())
     }
 
+    /// The user's open orders, in sessions or not.
+    pub fn orders_of(&self, user: UserIx) -> impl Iterator<Item = &OpenOrder> {
+        let slots = self.linked.of_user(user);
+        slots.filter_map(|slot| self.tables.slots[slot as usize].order.as_ref())
+    }
+
     /// The user's open order with this client order id.
     pub fn client_order(&self, user: UserIx, client_order_id: u64) -> Option<types::Handle> {
         let slot = self.client_ids.get(user, client_order_id)?;

@@ -103,7 +103,7 @@ pub(crate) struct Ladder {
     /// Key of the best price, by side.
     best: [i64; 2],
     /// The same as last published.
-    told: [i64; 2],
+    published: [i64; 2],
     /// Lowest and highest price of a new order.
     band: (i64, i64),
     /// Orders rested outside the window since its last move or the last evaluation of one.
@@ -128,7 +128,7 @@ impl Ladder {
             bits: Bits::new(count),
             outside: [BTreeMap::new(), BTreeMap::new()],
             best: [NO_KEY; 2],
-            told: [NO_KEY; 2],
+            published: [NO_KEY; 2],
             band: (0, 0),
             credits: 0,
             look_at: 1,
@@ -448,10 +448,10 @@ impl Ladder {
     #[inline(always)]
     pub fn has_new_best(&mut self) -> bool {
         // By word: a combined read would miss store forwarding of a best price just written.
-        let [bid, ask] = [0, 1].map(|side| self.best[side] ^ self.told[side]);
+        let [bid, ask] = [0, 1].map(|side| self.best[side] ^ self.published[side]);
         let is_new = bid | ask != 0;
         if is_new {
-            self.told = self.best;
+            self.published = self.best;
         }
         is_new
     }

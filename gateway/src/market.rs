@@ -251,6 +251,7 @@ impl Market {
 
     /// The instrument with an id. Fails with `Instrument not found`.
     pub async fn instrument(&self, instrument_id: &str) -> Result<InstrumentSpec, Status> {
+        refusal::check_given("instrument_id", instrument_id)?;
         let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
         let names = self.replica.names();
         if let Some(spec) = names.instrument_of(&id) {

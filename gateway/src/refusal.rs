@@ -83,6 +83,14 @@ pub fn internal(error: impl std::error::Error) -> Status {
     rpc::status::internal(&error)
 }
 
+/// Refuses an empty id; an unknown one is NOT_FOUND.
+pub fn check_given(field: &str, id: &str) -> Result<(), Status> {
+    match id.is_empty() {
+        true => Err(rpc::status::invalid_argument(field, "is required")),
+        false => Ok(()),
+    }
+}
+
 /// A request that is not in the journal.
 pub fn submit_error(error: &SubmitError) -> Status {
     match error {
@@ -102,10 +110,11 @@ pub fn replica_behind(records: u64) -> Status {
     rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
 }
 
-/// New orders are refused because a follower of the journal lags or has ended.
+/// New orders are refused: a follower of the journal lags or has ended, or a disk is nearly full.
 fn behind(reason: RejectReason) -> Status {
     let text = match reason {
         RejectReason::SettlementBacklog => "Settlement is too far behind",
+        RejectReason::DiskLow => "A disk of the platform is nearly full",
         RejectReason::ReplicaEnded => {
             let text = "Market takes no orders until its next start";
             let facts = HashMap::new();
@@ -234,6 +243,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::SettlementBacklog
         | RejectReason::SessionsBacklog
         | RejectReason::CheckpointBacklog
+        | RejectReason::DiskLow
         | RejectReason::ReplicaEnded => behind(reject.reason),
         RejectReason::ClockUnconfirmed => clock_unconfirmed(),
         RejectReason::DuplicateClientOrderId => rpc::status::already_exists(

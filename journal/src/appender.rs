@@ -122,8 +122,16 @@ impl Appender {
 
     /// True when more bytes wait for the writer than the limit allows.
     pub fn is_full(&self) -> bool {
-        let pending = self.shared.pending_bytes.load(Ordering::Relaxed);
-        pending + self.local.len() > self.pending_bytes_max
+        self.pending_bytes() > self.pending_bytes_max
+    }
+
+    /// True when more than seven eighths of the limit wait for the writer.
+    pub fn is_nearly_full(&self) -> bool {
+        self.pending_bytes() > self.pending_bytes_max - self.pending_bytes_max / 8
+    }
+
+    fn pending_bytes(&self) -> usize {
+        self.shared.pending_bytes.load(Ordering::Relaxed) + self.local.len()
     }
 
     /// The writer waits for its next segment; appended units stay in memory.

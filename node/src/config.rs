@@ -35,6 +35,7 @@ pub struct Config {
     pub trading: Trading,
     pub snapshots: Snapshots,
     pub journal: Journal,
+    pub disk: Disk,
     pub identity: sandbox::identity::IdentityConfig,
     pub bank: sandbox::bank::BankConfig,
 }
@@ -103,6 +104,20 @@ impl Default for Journal {
             segment_bytes: 16 << 20,
             retain_bytes: None,
         }
+    }
+}
+
+/// Free space on the disks of the data folder.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Disk {
+    /// Below this the market takes no new orders (`DISK_LOW`). 0: free space is not checked.
+    pub reserve_mib: u32,
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Self { reserve_mib: 512 }
     }
 }
 
@@ -297,6 +312,7 @@ impl Default for Config {
             trading: Trading::default(),
             snapshots: Snapshots::default(),
             journal: Journal::default(),
+            disk: Disk::default(),
             identity: sandbox::identity::IdentityConfig::default(),
             bank: sandbox::bank::BankConfig::default(),
         }

@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod disk;
 mod load;
 mod manifest;
 pub mod platform;

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence};
 
 use crate::config::{Config, Listen};
+use crate::disk;
 use crate::manifest::Manifest;
 
 /// Credential of the platform's own services.
@@ -341,7 +342,7 @@ impl Platform {
         let settlement_deps = settlement::SettlementDeps {
             replica: live_replica.replica(),
             durable: settled,
-            backlog,
+            backlog: backlog.clone(),
             journal: settlement::journal_port(sequencer.port()),
             ledger: local.ledger(),
             cfa: local.cfa(),
@@ -374,12 +375,8 @@ impl Platform {
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
-        // Settlement has no port of its own: the market's health includes it.
-        tokio::spawn(show(
-            settlement.health(),
-            gateway.service().health,
-            stages.edge.clone(),
-        ));
+        let market = gateway.service().health;
+        watch_market(&config, settlement.health(), market, backlog, &stages.edge);
 
         // All stores exist: a missing one is lost from now on.
         manifest.complete()?;
@@ -488,6 +485,25 @@ impl Platform {
             Some(error) => Err(error.context("a listener failed")),
             None => Ok(()),
         }
+    }
+}
+
+/// Keeps the market's health, and its intake, up to date with what it depends on.
+fn watch_market(
+    config: &Config,
+    settlement: rpc::Health,
+    market: rpc::Health,
+    backlog: Arc<Backlog>,
+    until: &CancellationToken,
+) {
+    // Settlement has no port of its own: the market's health includes it.
+    tokio::spawn(show(settlement, market.clone(), until.clone()));
+    if config.disk.reserve_mib > 0 {
+        let (folder, reserve) = (
+            config.data_dir.clone(),
+            u64::from(config.disk.reserve_mib) << 20,
+        );
+        tokio::spawn(disk::watch(folder, reserve, backlog, market, until.clone()));
     }
 }
 

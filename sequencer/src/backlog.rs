@@ -1,4 +1,5 @@
-//! Lag of the journal's consumers, and the backpressure it causes (`design.md` 6).
+//! Lag of the journal's consumers, and the backpressure it causes (`design.md` 6). A disk that is
+//! nearly full closes the market in the same way.
 //!
 //! Settlement, the sessions' instruments and the checkpoints gate the market: each has a bound.
 //! Past half of it there is a warning, past three quarters new orders are throttled, past the bound
@@ -75,6 +76,7 @@ pub struct Backlog {
     bounds: Bounds,
     settlement_failed: AtomicBool,
     is_closed: AtomicBool,
+    is_disk_low: AtomicBool,
 }
 
 impl Backlog {
@@ -89,6 +91,7 @@ impl Backlog {
             bounds,
             settlement_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
+            is_disk_low: AtomicBool::new(false),
         }
     }
 
@@ -133,6 +136,15 @@ impl Backlog {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
+    /// Sets whether a disk is nearly full. While one is, new orders are refused.
+    pub fn set_disk_low(&self, is_low: bool) {
+        self.is_disk_low.store(is_low, Ordering::Relaxed);
+    }
+
+    pub fn is_disk_low(&self) -> bool {
+        self.is_disk_low.load(Ordering::Relaxed)
+    }
+
     /// Lag of each of [`GATES`] at `sequence`, and its bound.
     #[inline]
     fn lags(&self, sequence: Sequence) -> [(u64, u64); GATES.len()] {
@@ -145,17 +157,19 @@ impl Backlog {
             (behind(&self.sessions), bounds.sessions),
             (behind(&self.checkpoint), bounds.checkpoint),
             (u64::from(is_closed), 0),
+            (u64::from(self.is_disk_low()), 0),
         ]
     }
 }
 
-/// The laggard of each lag, in the order of [`Backlog::lags`].
-const GATES: [LaggingConsumer; 5] = [
-    LaggingConsumer::Settlement,
-    LaggingConsumer::Settlement,
-    LaggingConsumer::Sessions,
-    LaggingConsumer::Checkpoint,
-    LaggingConsumer::Replica,
+/// What each lag restricts the intake for, in the order of [`Backlog::lags`].
+const GATES: [IntakeCause; 6] = [
+    IntakeCause::Settlement,
+    IntakeCause::Settlement,
+    IntakeCause::Sessions,
+    IntakeCause::Checkpoint,
+    IntakeCause::Replica,
+    IntakeCause::Disk,
 ];
 
 impl Default for Backlog {
@@ -164,24 +178,27 @@ impl Default for Backlog {
     }
 }
 
-/// The consumer that the market waits for.
+/// The consumer, or the disk, that the market waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum LaggingConsumer {
+pub enum IntakeCause {
     Settlement = 0,
     Sessions = 1,
     Checkpoint = 2,
     /// It has ended: new orders are refused until the next start.
     Replica = 3,
+    Disk = 4,
 }
 
-impl LaggingConsumer {
-    const ALL: [Self; 4] = [
+impl IntakeCause {
+    const ALL: [Self; 5] = [
         Self::Settlement,
         Self::Sessions,
         Self::Checkpoint,
         Self::Replica,
+        Self::Disk,
     ];
+    const COUNT: u64 = Self::ALL.len() as u64;
 
     fn reason(self) -> RejectReason {
         match self {
@@ -189,6 +206,7 @@ impl LaggingConsumer {
             Self::Sessions => RejectReason::SessionsBacklog,
             Self::Checkpoint => RejectReason::CheckpointBacklog,
             Self::Replica => RejectReason::ReplicaEnded,
+            Self::Disk => RejectReason::DiskLow,
         }
     }
 }
@@ -199,34 +217,35 @@ pub enum Stage {
     #[default]
     Open,
     /// Not restricted; an operator should look.
-    Warning(LaggingConsumer),
+    Warning(IntakeCause),
     /// One new order per millisecond.
-    Throttled(LaggingConsumer),
+    Throttled(IntakeCause),
     /// No new order.
-    Closed(LaggingConsumer),
+    Closed(IntakeCause),
 }
 
 impl Stage {
     /// 0 for open to 3 for closed.
     pub fn level(self) -> u8 {
-        (self.code() / 4) as u8
+        (self.code() / IntakeCause::COUNT) as u8
     }
 
     /// Encoding that [`Stage::of_code`] decodes.
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::Open => 0,
-            Self::Warning(who) => 4 + who as u64,
-            Self::Throttled(who) => 8 + who as u64,
-            Self::Closed(who) => 12 + who as u64,
+            Self::Warning(who) => IntakeCause::COUNT + who as u64,
+            Self::Throttled(who) => 2 * IntakeCause::COUNT + who as u64,
+            Self::Closed(who) => 3 * IntakeCause::COUNT + who as u64,
         }
     }
 
     pub(crate) fn of_code(code: u64) -> Self {
-        Self::of((code / 4) as u8, LaggingConsumer::ALL[(code % 4) as usize])
+        let (level, who) = (code / IntakeCause::COUNT, code % IntakeCause::COUNT);
+        Self::of(level as u8, IntakeCause::ALL[who as usize])
     }
 
-    fn of(level: u8, who: LaggingConsumer) -> Self {
+    fn of(level: u8, who: IntakeCause) -> Self {
         match level {
             0 => Self::Open,
             1 => Self::Warning(who),
@@ -344,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_lag_warns_throttles_closes_and_opens_at_half_of_the_bound() {
-        use LaggingConsumer::Settlement as S;
+        use IntakeCause::Settlement as S;
         use Stage::{Closed, Open, Throttled, Warning};
         let grows = [50, 51, 75, 76, 100, 101];
         let seen = [
@@ -377,17 +396,24 @@ mod tests {
         backlog.checkpoint_at(Sequence(3_200));
         backlog.settlement_has(Sequence(3_390), 10);
         assert!(intake.look(&backlog, Sequence(4_000)));
-        assert_eq!(
-            intake.stage(),
-            Stage::Throttled(LaggingConsumer::Checkpoint)
-        );
+        assert_eq!(intake.stage(), Stage::Throttled(IntakeCause::Checkpoint));
         backlog.settlement_has(Sequence(4_401), 0);
         intake.look(&backlog, Sequence(5_001));
-        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Sessions));
+        assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
         backlog.close();
         intake.look(&backlog, Sequence(1));
         assert_eq!(intake.refuses(0), Some(RejectReason::ReplicaEnded));
+    }
+
+    #[test]
+    fn a_low_disk_closes_the_market_until_it_has_room() {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        for (is_low, refused) in [(true, Some(RejectReason::DiskLow)), (false, None)] {
+            backlog.set_disk_low(is_low);
+            assert!(intake.look(&backlog, Sequence(5)));
+            assert_eq!(intake.refuses(0), refused);
+        }
     }
 
     #[test]
@@ -399,9 +425,9 @@ mod tests {
             intake.look(&backlog, Sequence(sequence));
             intake.stage()
         };
-        assert_eq!(stage(101, 550), Stage::Closed(LaggingConsumer::Settlement));
-        assert_eq!(stage(60, 550), Stage::Closed(LaggingConsumer::Settlement));
-        assert_eq!(stage(0, 550), Stage::Warning(LaggingConsumer::Sessions));
+        assert_eq!(stage(101, 550), Stage::Closed(IntakeCause::Settlement));
+        assert_eq!(stage(60, 550), Stage::Closed(IntakeCause::Settlement));
+        assert_eq!(stage(0, 550), Stage::Warning(IntakeCause::Sessions));
         assert_eq!(stage(0, 500), Stage::Open);
     }
 
@@ -410,18 +436,15 @@ mod tests {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.settlement_has(Sequence(100), 3);
         intake.look(&backlog, Sequence(1_103));
-        assert_eq!(
-            intake.stage(),
-            Stage::Throttled(LaggingConsumer::Settlement)
-        );
+        assert_eq!(intake.stage(), Stage::Throttled(IntakeCause::Settlement));
         intake.look(&backlog, Sequence(1_104));
-        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Settlement));
+        assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Settlement));
         backlog.settlement_has(Sequence(1_104), 0);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Open);
         backlog.settlement_failed(true);
         intake.look(&backlog, Sequence(1_104));
-        assert_eq!(intake.stage(), Stage::Closed(LaggingConsumer::Settlement));
+        assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Settlement));
     }
 
     #[test]
@@ -437,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_stage_is_read_from_its_code() {
-        let with = |make: fn(LaggingConsumer) -> Stage| LaggingConsumer::ALL.map(make);
+        let with = |make: fn(IntakeCause) -> Stage| IntakeCause::ALL.map(make);
         let all = [Stage::Warning, Stage::Throttled, Stage::Closed].map(with);
         for stage in all.into_iter().flatten().chain([Stage::Open]) {
             assert_eq!(Stage::of_code(stage.code()), stage);

@@ -94,7 +94,7 @@ impl Config {
             snapshot_dir: dir.join("snapshots"),
             reach: Sequence::ZERO,
             queue_capacity: 65_536,
-            ring_capacity: 1_024,
+            ring_capacity: 512,
             layout: Layout::for_cores(cores),
             core: None,
             // One core for the hot thread, one for all other threads.

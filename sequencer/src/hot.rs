@@ -1,9 +1,10 @@
 //! The hot thread: admission, sequencing, engine rings, journal, answers.
 //!
-//! One iteration of its loop carries up to [`TURN_REQUESTS`] requests and ends with one flush to
-//! the journal. In layout `fused` it polls the engines itself, in the others they run beside it;
-//! the rings and everything here are the same. It waits for nothing but its own engines, and only
-//! for an inspection of the books or to send a list of orders that is longer than a ring.
+//! One iteration of its loop carries up to [`TURN_REQUESTS`] requests of the queue and as many of
+//! each ring, and ends with one flush to the journal. In layout `fused` it polls the engines
+//! itself, in the others they run beside it; the rings and everything here are the same. It waits
+//! for nothing but its own engines, and only for an inspection of the books or to send a list of
+//! orders that is longer than a ring.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,8 +41,8 @@ mod scan_limit;
 mod time;
 mod waits;
 
-/// Requests between two flushes to the journal.
-const TURN_REQUESTS: usize = 256;
+/// Requests of the queue per round, as of each ring (`design.md` 5).
+const TURN_REQUESTS: usize = 64;
 /// Events of a command other than those of the orders it meets.
 const FEW_EVENTS: usize = 1_024;
 /// Commands in flight at once; with more, requests wait in the queue.
@@ -230,7 +231,7 @@ impl Hot {
     /// One iteration: requests, the front that shares the thread, the flush to the journal. True
     /// when it did work.
     pub fn step(&mut self) -> bool {
-        let did_work = self.turn() | self.poll_front();
+        let did_work = self.run_round() | self.poll_front();
         self.begin_last();
         // After the front: a journal that wakes up may take this core before *accepted* is sent.
         self.keep.flush();
@@ -250,9 +251,10 @@ impl Hot {
         self.publish();
     }
 
-    /// Checks that the journal can take the request. While it has no next segment, its buffer is
-    /// reserved for requests that reduce risk. Of amends that is one reduction per order; the order
-    /// is returned, to be noted once the request is admitted.
+    /// Checks that the journal can take the request. While it has no next segment or its buffer is
+    /// nearly full, the rest of the buffer is reserved for requests that reduce risk. Of amends
+    /// that is one reduction per order; the order is returned, to be noted once the request is
+    /// admitted.
     fn journal(&mut self, source: Source) -> Result<Option<Handle>, SubmitError> {
         if self.keep.is_failed() {
             return Err(SubmitError::JournalFailed);
@@ -266,7 +268,7 @@ impl Hot {
         if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
         }
-        if !self.keep.is_stalled() {
+        if !self.keep.is_in_reserve() {
             if !self.reduced.is_empty() {
                 self.reduced.clear();
             }
@@ -361,7 +363,7 @@ impl Hot {
     }
 
     /// Serves the timers, the rings and the queue once; true when it did work.
-    fn turn(&mut self) -> bool {
+    fn run_round(&mut self) -> bool {
         let mut did_work = self.pump() | self.look_at_clock() | self.submit_due_timers();
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
@@ -418,7 +420,7 @@ impl Hot {
         match self.admit(request, now_ns) {
             Ok(()) => self.launch(owed),
             Err(no) => {
-                self.tally.not_taken += 1;
+                self.tally.not_submitted += 1;
                 self.tally.busy += u64::from(no == SubmitError::Busy);
                 match owed {
                     ReplyTo::Reply(reply) => {

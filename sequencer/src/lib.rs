@@ -51,7 +51,7 @@ pub mod stats;
 mod timers;
 mod varint;
 
-pub use backlog::{Backlog, Bounds, LaggingConsumer, Stage};
+pub use backlog::{Backlog, Bounds, IntakeCause, Stage};
 pub use checkpoint::{
     CheckpointError, CheckpointKeeper, Checkpoints, SnapshotConfig, UsableCheckpoints,
 };

@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use admission::{Request, SessionRequest};
+use admission::{Request, RequestName, SessionRequest};
 use disruptor::{
     BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
     SingleProducerBarrier, build_single_producer,
 };
-use types::command::{MemberGroup, RequestKind};
+use types::command::MemberGroup;
 use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
 
 use crate::park::Parker;
@@ -84,7 +84,7 @@ pub enum Report {
         tag: u64,
         session: SessionIx,
         client_seq: u64,
-        request: RequestKind,
+        request: RequestName,
         reason: SubmitError,
     },
     /// Warning: the user has used more than 80 % of the order messages that the day's trades allow.
@@ -429,7 +429,7 @@ fn submit_error_report(slot: &RequestSlot, reason: SubmitError) -> Report {
         tag: slot.submission.tag,
         session,
         client_seq,
-        request: slot.request.kind(),
+        request: slot.request.name(),
         reason,
     }
 }

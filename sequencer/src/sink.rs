@@ -49,9 +49,10 @@ impl JournalSink {
         matches!(self, Self::File(appender) if appender.is_full())
     }
 
-    /// The disk has no room at the moment: records wait in memory.
-    pub fn is_stalled(&self) -> bool {
-        matches!(self, Self::File(appender) if appender.is_stalled())
+    /// The disk has no room at the moment, or is so slow that the buffer is nearly full. The rest
+    /// of the buffer is a reserve.
+    pub fn is_in_reserve(&self) -> bool {
+        matches!(self, Self::File(appender) if appender.is_stalled() || appender.is_nearly_full())
     }
 
     /// The journal has failed: no record can be written any more.

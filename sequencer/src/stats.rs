@@ -11,7 +11,7 @@ pub struct Stats {
     pub events: AtomicU64,
     pub trades: AtomicU64,
     /// Requests answered without a journal record.
-    pub not_taken: AtomicU64,
+    pub not_submitted: AtomicU64,
     /// Of these, refused `BUSY` (rings or journal behind).
     pub busy: AtomicU64,
     /// Most commands in flight at once.
@@ -54,7 +54,7 @@ fn page_faults_of(stat: &str) -> Option<u64> {
 pub(crate) struct Tally {
     pub commands: u64,
     pub events: u64,
-    pub not_taken: u64,
+    pub not_submitted: u64,
     pub busy: u64,
     pub in_flight_max: u64,
     pub parks: u64,
@@ -67,7 +67,7 @@ impl Tally {
         set(&stats.commands, self.commands);
         set(&stats.events, self.events);
         set(&stats.trades, trades);
-        set(&stats.not_taken, self.not_taken);
+        set(&stats.not_submitted, self.not_submitted);
         set(&stats.busy, self.busy);
         set(&stats.in_flight_max, self.in_flight_max);
         set(&stats.parks, self.parks);

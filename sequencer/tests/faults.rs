@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Reject, RejectDetails, Request,
 };
-use desk::{HANG, Time, config, done, in_time, open_desk, start};
+use desk::{Desk, HANG, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, Reply, SequencerHandle, SubmitError};
 use types::{
-    CancelReason, Event, EventEnvelope, Id128, Lots, RejectReason, Sequence, SessionIx, Side,
-    Ticks, TimeInForce,
+    CancelReason, Command, Envelope, Event, EventEnvelope, Id128, Lots, RejectReason, Sequence,
+    SessionIx, Side, Ticks, TimeInForce,
 };
 
 /// Waits for the record that cancels with `reason`.
@@ -112,7 +112,7 @@ async fn a_dead_mans_switch_survives_disconnect_and_crash_and_fires_once() {
     time.advance_ms(200_000);
     cancelled(&handle, closed, CancelReason::CancelAllAfter).await;
     // It is off from then on: a later order stays.
-    let desk = desk::Desk {
+    let desk = Desk {
         port: handle.port(),
         ..desk
     };
@@ -315,23 +315,78 @@ async fn due_timers_wait_for_a_slow_disk() {
     handle.commit().wait(after).await.expect("durable");
     storage.stall(true);
     let busy = async |first: i64| {
+        let mut placed = Vec::new();
         for price in first..first + 1_000 {
             let order = desk.order(1, Side::Buy, price, 1);
             match desk.port.call(Request::New(order)).await {
-                Ok(_) => {}
-                Err(SubmitError::Busy) => return,
+                Ok(record) => placed.push(record.command),
+                Err(SubmitError::Busy) => return placed,
                 Err(other) => panic!("{other:?}"),
             }
         }
         panic!("past the bound requests are refused BUSY");
     };
-    busy(1).await;
+    let placed = busy(1).await;
+    // Cancels fill the reserve too.
+    let mut is_full = false;
+    for envelope in &placed {
+        is_full |= desk.port.call(cancel(&desk, envelope, 1)).await == Err(SubmitError::Busy);
+    }
+    assert!(is_full, "the reserve has no bound");
     time.advance_ms(60_000);
     // The hot thread has checked its timers before it refuses these.
     busy(2_000).await;
     busy(2_000).await;
     storage.stall(false);
     cancelled(&handle, after, CancelReason::CancelOnDisconnect).await;
+}
+
+/// The cancel of an order that its user has placed outside of a session.
+fn cancel(desk: &Desk, placed: &Envelope, user: usize) -> Request {
+    let Command::New(new) = placed.command else {
+        panic!("not an order: {placed:?}");
+    };
+    Request::Cancel(CancelRequest {
+        order: OrderRef::Handle(new.handle),
+        user: desk.users[user],
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    })
+}
+
+/// A stalled disk: orders fill the journal's buffer up to its reserve, cancels pass.
+#[tokio::test]
+async fn cancels_pass_while_a_stalled_disk_refuses_orders() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.pending_bytes_max = 64 << 10;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    storage.stall(true);
+    let mut placed = Vec::new();
+    let refused = loop {
+        let order = Request::New(desk.order(0, Side::Buy, 9_000, 5));
+        match in_time("an answer", desk.port.call(order)).await {
+            Ok(record) => placed.push(record.command),
+            Err(error) => break error,
+        }
+        assert!(placed.len() < 10_000, "the journal has no bound");
+    };
+    let mut cancelled = Vec::new();
+    for envelope in placed.iter().take(20) {
+        let cancel = cancel(&desk, envelope, 0);
+        cancelled.push(in_time("an answer", desk.port.call(cancel)).await);
+    }
+    // Before the checks: a node whose disk is stalled does not stop.
+    storage.stall(false);
+    assert_eq!(refused, SubmitError::Busy);
+    assert_eq!(cancelled.len(), 20);
+    for cancel in cancelled {
+        let record = cancel.expect("the reserve has room");
+        assert!(matches!(record.events[0].event, Event::Cancelled(_)));
+    }
 }
 
 /// `BUSY` says that a request was not seen. A repeat of an answered one must not be told so: its

@@ -29,23 +29,23 @@ use types::{
 
 /// Reports that a front received, in order.
 #[derive(Default)]
-struct Told {
+struct Seen {
     numbered: Vec<(Stamp, Message)>,
     opened: Vec<Opened>,
     /// Tags of requests without a numbered answer.
     taken: Vec<(u64, Stamp)>,
-    not_taken: Vec<(u64, SubmitError)>,
+    not_submitted: Vec<(u64, SubmitError)>,
     taken_over: Vec<SessionIx>,
     warned: Vec<SessionIx>,
 }
 
-impl Told {
+impl Seen {
     fn note(&mut self, report: &Report) {
         match report {
             Report::SessionMessage(stamp, message) => self.numbered.push((*stamp, *message)),
             Report::Opened(opened) => self.opened.push(*opened),
             Report::Submitted { tag, stamp } => self.taken.push((*tag, *stamp)),
-            Report::NotSubmitted { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
+            Report::NotSubmitted { tag, reason, .. } => self.not_submitted.push((*tag, *reason)),
             Report::OrderToTrade(session, _) => self.warned.push(*session),
             Report::TakenOver { session, .. } => self.taken_over.push(*session),
         }
@@ -60,7 +60,7 @@ impl Told {
     fn answers(&self) -> usize {
         let answered = |(_, message): &&(Stamp, Message)| message.client_seq != 0;
         let numbered = self.numbered.iter().filter(answered).count();
-        numbered + self.opened.len() + self.taken.len() + self.not_taken.len()
+        numbered + self.opened.len() + self.taken.len() + self.not_submitted.len()
     }
 
     fn wait(&mut self, front: &mut RingPort, is_there: impl Fn(&Self) -> bool) {
@@ -86,27 +86,27 @@ fn tagged(tag: u64) -> Submission {
     }
 }
 
-fn ask(front: &mut RingPort, told: &mut Told, asked: Submission, request: Request) {
+fn ask(front: &mut RingPort, seen: &mut Seen, asked: Submission, request: Request) {
     let since = Instant::now();
     while let Err(no) = front.submit(asked, &request) {
         assert_eq!(no, SubmitError::Busy);
         assert!(since.elapsed() < HANG, "the ring stays full");
-        told.read(front);
+        seen.read(front);
     }
 }
 
 /// Opens a session at the front.
-fn open(front: &mut RingPort, told: &mut Told, desk: &Desk, user: usize, key: u128) -> Opened {
-    let before = told.opened.len();
+fn open(front: &mut RingPort, seen: &mut Seen, desk: &Desk, user: usize, key: u128) -> Opened {
+    let before = seen.opened.len();
     let request = Request::OpenSession(SessionRequest {
         key: Id128::from_u128(key),
         user: desk.users[user],
         stp_group: None,
         cancel_on_disconnect: true,
     });
-    ask(front, told, tagged(1 << 40), request);
-    told.wait(front, |told| told.opened.len() > before);
-    told.opened[before]
+    ask(front, seen, tagged(1 << 40), request);
+    seen.wait(front, |seen| seen.opened.len() > before);
+    seen.opened[before]
 }
 
 fn of_session(order: NewRequest, session: SessionIx, client_seq: u64) -> Request {
@@ -162,7 +162,7 @@ async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Mes
 }
 
 /// Requests of funding and settlement between the sessions' orders.
-fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, told: &Told) -> Option<Request> {
+fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, seen: &Seen) -> Option<Request> {
     // The money hold of one of the users.
     let hold = HoldIx(u32::from(number % 40 > 20) * (1 + desk.instruments.len() as u32));
     let party = |session| TradeParty {
@@ -191,7 +191,7 @@ fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, told: &Told) -
             funding_seq: 2 + number,
             key_hash: Id128::NONE,
         }),
-        13 => told.numbered.last().map(settled),
+        13 => seen.numbered.last().map(settled),
         17 => Some(Request::Bust(Bust {
             trade: Id128::from_u128(1 + u128::from(number)),
             trade_number: number,
@@ -214,10 +214,10 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
         let handle = start(config, &storage);
         let desk = open_desk(handle.port(), 2).await;
         let mut front = rings(&desk, 16);
-        let mut told = Told::default();
+        let mut seen = Seen::default();
         let sessions = [0, 1].map(|user| {
             let key = 77 + user as u128;
-            open(&mut front, &mut told, &desk, user, key).session
+            open(&mut front, &mut seen, &desk, user, key).session
         });
         let (mut seqs, count) = ([0u64; 2], 3_000u64);
         for number in 0..count {
@@ -254,26 +254,26 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
                 ),
                 _ => of_session(order, session, seq),
             };
-            ask(&mut front, &mut told, tagged(number), request);
+            ask(&mut front, &mut seen, tagged(number), request);
             // While orders are in flight on both engines.
-            if let Some(request) = moneys_own(&desk, sessions, number, &told) {
+            if let Some(request) = moneys_own(&desk, sessions, number, &seen) {
                 desk.port.submit(request, Reply::None).expect("room");
             }
         }
-        let last = |told: &Told, user: usize| {
-            let own = told.numbered.iter().rev();
+        let last = |seen: &Seen, user: usize| {
+            let own = seen.numbered.iter().rev();
             let mut own = own.filter(|(_, message)| message.session == sessions[user]);
             own.any(|(_, message)| message.client_seq == seqs[user])
         };
-        told.wait(&mut front, |told| last(told, 0) && last(told, 1));
+        seen.wait(&mut front, |seen| last(seen, 0) && last(seen, 1));
         // A mass cancel answers once per instrument.
-        let ended = |told: &Told| told.numbered.last().map(|(stamp, _)| stamp.sequence);
-        let through = ended(&told).expect("some");
+        let ended = |seen: &Seen| seen.numbered.last().map(|(stamp, _)| stamp.sequence);
+        let through = ended(&seen).expect("some");
         let rebuilt = rebuilt(&handle, through).await;
-        told.wait(&mut front, |told| told.numbered.len() >= rebuilt.len());
-        let busy = told.not_taken.len();
+        seen.wait(&mut front, |seen| seen.numbered.len() >= rebuilt.len());
+        let busy = seen.not_submitted.len();
         assert!(busy < 300, "{layout:?}: {busy} BUSY");
-        assert_eq!(told.numbered[..rebuilt.len()], rebuilt, "{layout:?}");
+        assert_eq!(seen.numbered[..rebuilt.len()], rebuilt, "{layout:?}");
         let count = |wanted: fn(&ReportBody) -> bool| {
             let bodies = rebuilt.iter().map(|(_, message)| &message.body);
             bodies.filter(|body| wanted(body)).count()
@@ -285,7 +285,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
         ];
         assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
         let mut numbers = [0, 0];
-        for (_, message) in &told.numbered {
+        for (_, message) in &seen.numbered {
             let user = usize::from(message.session == sessions[1]);
             numbers[user] += 1;
             assert_eq!(message.number, numbers[user], "{layout:?}");
@@ -295,9 +295,9 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
 
 /// Sends an order with client order id `first`, 199 amends that each set the next id, and two
 /// requests that need the first id free and the last one in use. Returns the reports.
-fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Told {
-    let mut told = Told::default();
-    let session = open(front, &mut told, desk, 0, key).session;
+fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Seen {
+    let mut seen = Seen::default();
+    let session = open(front, &mut seen, desk, 0, key).session;
     let order = NewRequest {
         client_order_id: first,
         ..desk.order(0, Side::Buy, 10_000, 5)
@@ -327,12 +327,12 @@ fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Told {
         .chain((2..=200).map(amend))
         .chain([of_session(order, session, 201), Request::Cancel(last)]);
     for request in requests {
-        ask(front, &mut told, tagged(9), request);
+        ask(front, &mut seen, tagged(9), request);
     }
-    told.wait(front, |told| {
-        told.numbered.len() + told.not_taken.len() >= 202
+    seen.wait(front, |seen| {
+        seen.numbered.len() + seen.not_submitted.len() >= 202
     });
-    told
+    seen
 }
 
 /// Client order ids may be chained without waiting for an answer (D37): requests after a new id in
@@ -347,12 +347,12 @@ async fn requests_after_a_new_client_order_id_find_it() {
         let desk = open_desk(handle.port(), 1).await;
         let mut front = rings(&desk, 1_024);
         // Requests are BUSY when an engine loses its core for longer than the wait.
-        let told = (1..=20)
+        let seen = (1..=20)
             .map(|attempt| chain(&mut front, &desk, u128::from(attempt), attempt * 1_000))
-            .find(|told| told.not_taken.is_empty())
+            .find(|seen| seen.not_submitted.is_empty())
             .expect("one attempt of 20 without BUSY");
-        let first = told.numbered[0].1.client_order_id;
-        for (at, (_, message)) in told.numbered.iter().enumerate() {
+        let first = seen.numbered[0].1.client_order_id;
+        for (at, (_, message)) in seen.numbered.iter().enumerate() {
             let (id, body) = (message.client_order_id - first, message.body);
             let is_right = match at {
                 0 | 200 => matches!(body, ReportBody::Acknowledged { .. }) && id == 0,
@@ -371,15 +371,15 @@ async fn a_front_gets_the_reports_of_its_sessions_orders() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 64);
-    let mut told = Told::default();
-    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    let mut seen = Seen::default();
+    let opened = open(&mut front, &mut seen, &desk, 0, 7);
     assert_eq!((opened.client_seq, opened.last_number), (0, 0));
     let (session, user) = (opened.session, desk.users[0]);
     let mut say = |request: Request, messages: usize| {
-        let before = told.numbered.len();
-        ask(&mut front, &mut told, tagged(9), request);
-        told.wait(&mut front, |told| told.numbered.len() >= before + messages);
-        told.numbered[before..]
+        let before = seen.numbered.len();
+        ask(&mut front, &mut seen, tagged(9), request);
+        seen.wait(&mut front, |seen| seen.numbered.len() >= before + messages);
+        seen.numbered[before..]
             .iter()
             .map(|(_, m)| *m)
             .collect::<Vec<_>>()
@@ -461,7 +461,7 @@ async fn a_front_gets_the_reports_of_its_sessions_orders() {
             quantity: Lots(3)
         }
     );
-    let numbers: Vec<u64> = told.numbered.iter().map(|(_, m)| m.number).collect();
+    let numbers: Vec<u64> = seen.numbered.iter().map(|(_, m)| m.number).collect();
     assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
 }
 
@@ -472,25 +472,25 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
     let (mut old, mut new) = (rings(&desk, 64), rings(&desk, 64));
-    let (mut of_old, mut of_new) = (Told::default(), Told::default());
+    let (mut of_old, mut of_new) = (Seen::default(), Seen::default());
     let first = open(&mut old, &mut of_old, &desk, 0, 7);
     let second = open(&mut new, &mut of_new, &desk, 0, 7);
     assert_eq!(first.session, second.session);
     assert!(second.epoch > first.epoch);
-    of_old.wait(&mut old, |told| !told.taken_over.is_empty());
+    of_old.wait(&mut old, |seen| !seen.taken_over.is_empty());
     let order = of_session(desk.order(0, Side::Buy, 100, 1), first.session, 1);
     let with = |epoch| Submission {
         epoch,
         ..Submission::default()
     };
     ask(&mut old, &mut of_old, with(first.epoch), order);
-    of_old.wait(&mut old, |told| !told.not_taken.is_empty());
+    of_old.wait(&mut old, |seen| !seen.not_submitted.is_empty());
     assert!(matches!(
-        of_old.not_taken[0].1,
+        of_old.not_submitted[0].1,
         SubmitError::Refused(reject) if reject.reason == RejectReason::UnknownSession
     ));
     ask(&mut new, &mut of_new, with(second.epoch), order);
-    of_new.wait(&mut new, |told| !told.numbered.is_empty());
+    of_new.wait(&mut new, |seen| !seen.numbered.is_empty());
     assert_eq!(of_new.numbered[0].1.client_seq, 1);
     // The end of the old connection does not close the session of the new one.
     let close = |epoch| Request::CloseSession {
@@ -499,9 +499,9 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
         keep_orders: false,
     };
     ask(&mut old, &mut of_old, tagged(5), close(first.epoch));
-    of_old.wait(&mut old, |told| told.not_taken.len() > 1);
+    of_old.wait(&mut old, |seen| seen.not_submitted.len() > 1);
     ask(&mut new, &mut of_new, tagged(6), close(second.epoch));
-    of_new.wait(&mut new, |told| !told.taken.is_empty());
+    of_new.wait(&mut new, |seen| !seen.taken.is_empty());
     assert_eq!(of_new.taken[0].0, 6);
 }
 
@@ -515,14 +515,14 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
     let handle = start(config, &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 2_048);
-    let mut told = Told::default();
-    let session = open(&mut front, &mut told, &desk, 0, 7).session;
+    let mut seen = Seen::default();
+    let session = open(&mut front, &mut seen, &desk, 0, 7).session;
     let timeouts = [5, 300, 0, 600];
     let rounds = 200;
     for round in 0..rounds {
         let first_seq = round * 5 + 1;
         let order = of_session(desk.order(0, Side::Buy, 10_000, 5), session, first_seq);
-        ask(&mut front, &mut told, tagged(9), order);
+        ask(&mut front, &mut seen, tagged(9), order);
         for (at, timeout_s) in (1..).zip(timeouts) {
             let switch = Request::CancelAllAfter(CancelAllAfterRequest {
                 user: desk.users[0],
@@ -530,13 +530,13 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
                 client_seq: first_seq + at,
                 timeout_s,
             });
-            ask(&mut front, &mut told, tagged(9), switch);
+            ask(&mut front, &mut seen, tagged(9), switch);
         }
     }
     let answers = rounds as usize * 5;
-    told.wait(&mut front, |told| told.answers() > answers);
+    seen.wait(&mut front, |seen| seen.answers() > answers);
     let mut checked = 0;
-    for (stamp, message) in &told.numbered {
+    for (stamp, message) in &seen.numbered {
         let ReportBody::CancelAllAfter { at_ns } = message.body else {
             continue;
         };
@@ -560,18 +560,18 @@ async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 256);
-    let mut told = Told::default();
+    let mut seen = Seen::default();
     // The third is another session of the first user.
     let opened =
-        [(0, 7), (1, 8), (0, 9)].map(|(user, key)| open(&mut front, &mut told, &desk, user, key));
+        [(0, 7), (1, 8), (0, 9)].map(|(user, key)| open(&mut front, &mut seen, &desk, user, key));
     let mut next_seq = [0; 3];
     let mut say = |at: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
         next_seq[at] += 1;
-        let (answers, refusals) = (told.answers(), told.not_taken.len());
+        let (answers, refusals) = (seen.answers(), seen.not_submitted.len());
         let request = request(opened[at].session, next_seq[at]);
-        ask(&mut front, &mut told, tagged(1), request);
-        told.wait(&mut front, |told| told.answers() > answers);
-        told.not_taken.get(refusals).map(|(_, reason)| *reason)
+        ask(&mut front, &mut seen, tagged(1), request);
+        seen.wait(&mut front, |seen| seen.answers() > answers);
+        seen.not_submitted.get(refusals).map(|(_, reason)| *reason)
     };
     for price in 1..=1_000 {
         let order = desk.order(0, Side::Buy, price, 1);
@@ -619,7 +619,7 @@ async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
     let (count, remaining) = (1_000, 0);
     let complete = ReportBody::MassCancelled { count, remaining };
     let is_complete = |(_, message): &(Stamp, Message)| message.body == complete;
-    told.wait(&mut front, |told| told.numbered.iter().any(is_complete));
+    seen.wait(&mut front, |seen| seen.numbered.iter().any(is_complete));
 }
 
 /// A fill-or-kill order that an own order keeps from being filled inspects every order before that
@@ -631,16 +631,16 @@ async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 256);
-    let mut told = Told::default();
-    let opened = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
+    let mut seen = Seen::default();
+    let opened = [0, 1].map(|user| open(&mut front, &mut seen, &desk, user, 7 + user as u128));
     let mut next_seq = [0; 2];
     let mut say = |user: usize, order: NewRequest| {
         next_seq[user] += 1;
-        let (answers, refusals) = (told.answers(), told.not_taken.len());
+        let (answers, refusals) = (seen.answers(), seen.not_submitted.len());
         let request = of_session(order, opened[user].session, next_seq[user]);
-        ask(&mut front, &mut told, tagged(1), request);
-        told.wait(&mut front, |told| told.answers() > answers);
-        told.not_taken.get(refusals).map(|(_, reason)| *reason)
+        ask(&mut front, &mut seen, tagged(1), request);
+        seen.wait(&mut front, |seen| seen.answers() > answers);
+        seen.not_submitted.get(refusals).map(|(_, reason)| *reason)
     };
     for price in 100..1_099 {
         assert_eq!(say(0, desk.order(0, Side::Sell, price, 1)), None);
@@ -670,12 +670,12 @@ async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
 async fn a_stalled_disk_delays_no_report_until_the_bound() {
     let storage = Arc::new(MemoryStorage::default());
     let mut config = config(&Time::new());
-    // A second of the rate below.
-    config.pending_bytes_max = 1 << 20;
+    // A second of the rate below, and the reserve.
+    config.pending_bytes_max = 1_200 << 10;
     let handle = start(config, &storage);
     let desk = open_desk(handle.port(), 1).await;
-    let (mut front, mut told) = (rings(&desk, 64), Told::default());
-    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    let (mut front, mut seen) = (rings(&desk, 64), Seen::default());
+    let opened = open(&mut front, &mut seen, &desk, 0, 7);
     let commit = handle.commit();
     let opened_at = opened.epoch;
     in_time("the login", commit.wait(opened_at))
@@ -685,27 +685,27 @@ async fn a_stalled_disk_delays_no_report_until_the_bound() {
     let mut last = 0;
     for seq in 1..=5_000 {
         let order = of_session(desk.order(0, Side::Buy, 100, 1), opened.session, seq);
-        ask(&mut front, &mut told, tagged(seq), order);
-        told.wait(&mut front, |told| told.numbered.len() as u64 == seq);
-        last = told.numbered[seq as usize - 1].0.sequence.get();
+        ask(&mut front, &mut seen, tagged(seq), order);
+        seen.wait(&mut front, |seen| seen.numbered.len() as u64 == seq);
+        last = seen.numbered[seq as usize - 1].0.sequence.get();
     }
-    let (durable, refused) = (commit.position(), told.not_taken.len());
+    let (durable, refused) = (commit.position(), seen.not_submitted.len());
     // One that has no room is refused, and the market goes on after the stall.
     let mut seq = 5_000;
-    while told.not_taken.is_empty() {
+    while seen.not_submitted.is_empty() {
         seq += 1;
         assert!(seq < 100_000, "what waits for the disk has no bound");
-        let (answers, order) = (told.answers(), desk.order(0, Side::Buy, 100, 1));
+        let (answers, order) = (seen.answers(), desk.order(0, Side::Buy, 100, 1));
         let order = of_session(order, opened.session, seq);
-        ask(&mut front, &mut told, tagged(seq), order);
-        told.wait(&mut front, |told| told.answers() > answers);
+        ask(&mut front, &mut seen, tagged(seq), order);
+        seen.wait(&mut front, |seen| seen.answers() > answers);
     }
     // Before the checks: a node whose disk is stalled does not stop.
     storage.stall(false);
     assert!(durable <= opened_at && durable.get() < last, "{durable}");
     assert_eq!(refused, 0);
-    assert_eq!(told.not_taken, [(seq, SubmitError::Busy)]);
-    let taken = told.numbered.last().expect("many").0.sequence;
+    assert_eq!(seen.not_submitted, [(seq, SubmitError::Busy)]);
+    let taken = seen.numbered.last().expect("many").0.sequence;
     in_time("the rest", commit.wait(taken))
         .await
         .expect("durable");
@@ -719,8 +719,8 @@ async fn r341_member_above_journal_quota_or_otr_may_cancel() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 2).await;
     let mut front = rings(&desk, 64);
-    let mut told = Told::default();
-    let sessions = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
+    let mut seen = Seen::default();
+    let sessions = [0, 1].map(|user| open(&mut front, &mut seen, &desk, user, 7 + user as u128));
     let bounds = |user: usize, journal_bytes_per_minute, messages_per_trade| {
         Request::SetOrderBounds(SetOrderBounds {
             of: BoundsOf::User(desk.users[user]),
@@ -737,16 +737,16 @@ async fn r341_member_above_journal_quota_or_otr_may_cancel() {
     let mut seq = 0;
     let mut say = |user: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
         seq += 1;
-        let before = (told.numbered.len(), told.not_taken.len());
+        let before = (seen.numbered.len(), seen.not_submitted.len());
         let request = request(sessions[user].session, seq);
-        ask(&mut front, &mut told, Submission::default(), request);
-        told.wait(&mut front, |t| {
-            (t.numbered.len(), t.not_taken.len()) != before
+        ask(&mut front, &mut seen, Submission::default(), request);
+        seen.wait(&mut front, |t| {
+            (t.numbered.len(), t.not_submitted.len()) != before
         });
-        let warned = told.warned.len();
-        match told.not_taken.len() > before.1 {
-            true => (Err(told.not_taken[before.1].1), warned),
-            false => (Ok(told.numbered.last().expect("one").1), warned),
+        let warned = seen.warned.len();
+        match seen.not_submitted.len() > before.1 {
+            true => (Err(seen.not_submitted[before.1].1), warned),
+            false => (Ok(seen.numbered.last().expect("one").1), warned),
         }
     };
     let order = |user| {
@@ -818,8 +818,8 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 64);
-    let mut told = Told::default();
-    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    let mut seen = Seen::default();
+    let opened = open(&mut front, &mut seen, &desk, 0, 7);
     let (session, user) = (opened.session, desk.users[0]);
     let over = Submission {
         tag: 1,
@@ -828,14 +828,14 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     };
     let order = |seq| of_session(desk.order(0, Side::Buy, 100, 1), session, seq);
     let mut say = |asked, request| {
-        let before = (told.numbered.len(), told.not_taken.len());
-        ask(&mut front, &mut told, asked, request);
-        told.wait(&mut front, |t| {
-            (t.numbered.len(), t.not_taken.len()) != before
+        let before = (seen.numbered.len(), seen.not_submitted.len());
+        ask(&mut front, &mut seen, asked, request);
+        seen.wait(&mut front, |t| {
+            (t.numbered.len(), t.not_submitted.len()) != before
         });
-        match told.not_taken.len() > before.1 {
-            true => Err(told.not_taken[before.1].1),
-            false => Ok(told.numbered.last().expect("one").1),
+        match seen.not_submitted.len() > before.1 {
+            true => Err(seen.not_submitted[before.1].1),
+            false => Ok(seen.numbered.last().expect("one").1),
         }
     };
     let throttled = throttled();
@@ -876,8 +876,8 @@ async fn a_front_that_reads_nothing_delays_only_itself() {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
     }
     let mut front = rings(&desk, 8);
-    let mut told = Told::default();
-    let session = open(&mut front, &mut told, &desk, 1, 7).session;
+    let mut seen = Seen::default();
+    let session = open(&mut front, &mut seen, &desk, 1, 7).session;
     // Many more reports than its ring holds, and further requests.
     let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
     front.submit(tagged(0), &sweep).expect("room");
@@ -892,8 +892,8 @@ async fn a_front_that_reads_nothing_delays_only_itself() {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 200, 1))).await;
     }
     let all = makers as usize + 1 + more as usize;
-    told.wait(&mut front, |told| told.numbered.len() == all);
-    assert!(told.not_taken.is_empty());
+    seen.wait(&mut front, |seen| seen.numbered.len() == all);
+    assert!(seen.not_submitted.is_empty());
 
     // It goes away with a request in flight: the answer is dropped.
     let last = of_session(desk.order(1, Side::Buy, 200, 200), session, 2 + more);
@@ -928,9 +928,9 @@ async fn a_front_learns_that_the_node_has_ended() {
     let mut front = rings(&desk, 8);
     let order = Request::New(desk.order(0, Side::Sell, 100, 1));
     front.submit(tagged(1), &order).expect("room");
-    let mut told = Told::default();
-    told.wait(&mut front, |told| !told.taken.is_empty());
-    assert_ne!(told.taken[0].1.sequence, Sequence::ZERO);
+    let mut seen = Seen::default();
+    seen.wait(&mut front, |seen| !seen.taken.is_empty());
+    assert_ne!(seen.taken[0].1.sequence, Sequence::ZERO);
     drop(node);
     assert_eq!(front.submit(tagged(2), &order), Err(SubmitError::Stopping));
     assert_eq!(front.poll(|_| {}), Err(SubmitError::Stopping));
@@ -939,11 +939,11 @@ async fn a_front_learns_that_the_node_has_ended() {
 }
 
 /// Reads until the node reports that it has ended.
-fn read_out(front: &mut RingPort, told: &mut Told) {
+fn read_out(front: &mut RingPort, seen: &mut Seen) {
     let since = Instant::now();
     loop {
         assert!(since.elapsed() < HANG, "the end is not reported");
-        match front.poll(|report| told.note(report)) {
+        match front.poll(|report| seen.note(report)) {
             Ok(true) => {}
             Ok(false) => std::thread::yield_now(),
             Err(no) => return assert_eq!(no, SubmitError::Stopping),
@@ -961,8 +961,8 @@ async fn a_front_that_lags_when_the_node_stops_gets_every_report() {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
     }
     let mut front = rings(&desk, 8);
-    let mut told = Told::default();
-    let session = open(&mut front, &mut told, &desk, 1, 7).session;
+    let mut seen = Seen::default();
+    let session = open(&mut front, &mut seen, &desk, 1, 7).session;
     let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
     front.submit(tagged(0), &sweep).expect("room");
     // After the sweep reports wait for room; later requests stay in the ring.
@@ -976,20 +976,20 @@ async fn a_front_that_lags_when_the_node_stops_gets_every_report() {
     }
     assert!(asked > 8, "the ring is full");
     handle.stop();
-    read_out(&mut front, &mut told);
-    let fills = told.numbered.iter();
+    read_out(&mut front, &mut seen);
+    let fills = seen.numbered.iter();
     let fills = fills.filter(|(_, m)| matches!(m.body, ReportBody::Filled { .. }));
     assert_eq!(fills.count() as u64, makers);
     assert_eq!(
-        told.answers() as u64,
+        seen.answers() as u64,
         asked + 1,
         "an answer for each, and the login's"
     );
     let stopped = |(_, reason): &(u64, SubmitError)| *reason == SubmitError::Stopping;
-    assert!(told.not_taken.iter().all(stopped));
+    assert!(seen.not_submitted.iter().all(stopped));
     assert_eq!(front.poll(|_| {}), Err(SubmitError::Stopping));
     let again = start(config(&Time::new()), &storage);
-    let last = told.numbered.last().expect("the sweep").0.sequence;
+    let last = seen.numbered.last().expect("the sweep").0.sequence;
     assert_eq!(again.recovered(), last, "what is journalled was reported");
 }
 
@@ -1012,30 +1012,30 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
             .expect("looked");
         let mut front = rings(&desk, 16);
         let asking = std::thread::spawn(move || {
-            let (mut asked, mut told) = (0, Told::default());
+            let (mut asked, mut seen) = (0, Seen::default());
             loop {
                 let order = desk.order(usize::from(asked % 2 == 0), Side::Sell, 100, 1);
                 match front.submit(tagged(asked), &Request::New(order)) {
                     Ok(()) => asked += 1,
                     // Some fronts read at times, some only at the end.
-                    Err(SubmitError::Busy) if round % 3 > 0 && !told.taken.is_empty() => {}
-                    Err(SubmitError::Busy) => drop(front.poll(|report| told.note(report))),
+                    Err(SubmitError::Busy) if round % 3 > 0 && !seen.taken.is_empty() => {}
+                    Err(SubmitError::Busy) => drop(front.poll(|report| seen.note(report))),
                     Err(no) => {
                         assert_eq!(no, SubmitError::Stopping);
                         break;
                     }
                 }
             }
-            read_out(&mut front, &mut told);
-            (asked, told)
+            read_out(&mut front, &mut seen);
+            (asked, seen)
         });
         for _ in 0..round * 2_000 {
             std::hint::spin_loop();
         }
         handle.stop();
-        let (asked, told) = asking.join().expect("joins");
-        let mut tags: Vec<u64> = told.taken.iter().map(|(tag, _)| *tag).collect();
-        tags.extend(told.not_taken.iter().map(|(tag, _)| *tag));
+        let (asked, seen) = asking.join().expect("joins");
+        let mut tags: Vec<u64> = seen.taken.iter().map(|(tag, _)| *tag).collect();
+        tags.extend(seen.not_submitted.iter().map(|(tag, _)| *tag));
         tags.sort_unstable();
         let answered = tags.len() as u64;
         assert!(
@@ -1043,7 +1043,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
             "round {round}: {asked} asked, {answered} answered"
         );
         assert_eq!(tags, (0..answered).collect::<Vec<_>>(), "round {round}");
-        let last = told.taken.last().map_or(begun, |(_, stamp)| stamp.sequence);
+        let last = seen.taken.last().map_or(begun, |(_, stamp)| stamp.sequence);
         let again = start(config, &storage);
         assert_eq!(
             again.recovered(),

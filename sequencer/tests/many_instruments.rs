@@ -1,6 +1,7 @@
-//! A node with thousands of instruments: what its start opens does not grow with their number.
+//! A node with thousands of instruments: what its start opens does not grow with their number, and
+//! an idle one takes little memory.
 //!
-//! One test alone in its binary, since it counts the files and threads of the process.
+//! One test alone in its binary, since it counts the files, threads and memory of the process.
 
 mod desk;
 
@@ -14,6 +15,8 @@ use types::Side;
 
 const FEW: usize = 4;
 const MANY: usize = 3_000;
+/// KiB of resident memory per idle instrument: book, both rings, tables.
+const IDLE_KIB_MAX: usize = 256;
 
 fn start(dir: &Path, layout: Layout) -> SequencerHandle {
     let mut config: Config = desk::config(&Time::new());
@@ -32,6 +35,14 @@ fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).expect("procfs").count()
 }
 
+/// Resident memory of the process.
+fn resident_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.and_then(|text| text.parse().ok()).expect("VmRSS")
+}
+
 /// Files and threads of the process after the start of the market in `dir`.
 async fn opened(dir: &Path, layout: Layout, instruments: usize) -> [usize; 2] {
     let handle = start(dir, layout);
@@ -43,15 +54,20 @@ async fn opened(dir: &Path, layout: Layout, instruments: usize) -> [usize; 2] {
 }
 
 #[tokio::test]
-async fn a_start_with_3000_instruments_opens_no_more_than_one_with_4() {
+async fn three_thousand_instruments_open_as_little_as_four_and_take_little_memory() {
     let folders = [FEW, MANY].map(|_| tempfile::tempdir().expect("a folder"));
     let [few, many] = [folders[0].path(), folders[1].path()];
     for (dir, instruments) in [(few, FEW), (many, MANY)] {
         let handle = start(dir, Layout::Fused);
         let desk = open_desk(handle.port(), 1).await;
         let mut last = desk.instruments[0];
+        let before = resident_kib();
         for at in 1..instruments {
             last = list(&desk.port, at).await;
+        }
+        if instruments == MANY {
+            let each = resident_kib().saturating_sub(before) / MANY;
+            assert!(each <= IDLE_KIB_MAX, "{each} KiB per idle instrument");
         }
         let order = NewRequest {
             instrument: last,

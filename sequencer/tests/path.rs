@@ -261,17 +261,19 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
     )
     .await;
     backlog.pending_trades.store(11, Ordering::Relaxed);
-    match desk
-        .port
-        .call(Request::New(order(&desk, 0, Side::Buy, 9_998, 5)))
-        .await
-    {
-        Err(SubmitError::Refused(Reject {
-            reason: RejectReason::SettlementBacklog,
-            ..
-        })) => {}
-        other => panic!("{other:?}"),
-    }
+    let refused = async || {
+        let order = order(&desk, 0, Side::Buy, 9_998, 5);
+        match desk.port.call(Request::New(order)).await {
+            Err(SubmitError::Refused(Reject { reason, .. })) => Some(reason),
+            Ok(_) => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused().await, Some(RejectReason::SettlementBacklog));
+    backlog.pending_trades.store(0, Ordering::Relaxed);
+    assert_eq!(refused().await, None);
+    backlog.set_disk_low(true);
+    assert_eq!(refused().await, Some(RejectReason::DiskLow));
     let Command::New(new) = placed.command.command else {
         panic!("an order")
     };

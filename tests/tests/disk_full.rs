@@ -1,4 +1,5 @@
-//! A full disk recovers: once there is space, orders and deposits work without a restart.
+//! A full disk recovers: once there is space, orders and deposits work without a restart. Before it
+//! is full the market takes no new orders.
 //!
 //! Each test mounts a file system for the data folder, which needs root. If mounting is refused,
 //! the test fails with that message. `cargo xtask full` runs it.
@@ -96,6 +97,25 @@ impl Volume {
                 .is_ok()
             {}
         }
+    }
+
+    /// Uses space until `left` bytes are free.
+    fn fill_to(&self, left: u64) {
+        let place = self.folder.join("data").display().to_string();
+        let output = Command::new("df")
+            .args(["--output=avail", "-B1", &place])
+            .output();
+        let text = String::from_utf8(output.expect("df").stdout).expect("UTF-8");
+        let free = text
+            .lines()
+            .nth(1)
+            .and_then(|line| line.trim().parse::<u64>().ok());
+        let bytes = free
+            .expect("a number")
+            .checked_sub(left)
+            .expect("more is free");
+        let zeros = vec![0; usize::try_from(bytes).expect("fits memory")];
+        std::fs::write(self.filler(), zeros).expect("there is room");
     }
 
     fn free(&self) {
@@ -290,7 +310,11 @@ impl<'a> Market<'a> {
 /// A full volume under traffic, then free space again: once with most of a segment left, and once
 /// without room for the next segment.
 async fn scenario(volume: Volume) {
-    let env = [("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES)];
+    // Without a reserve, so that the stores do run out of space.
+    let env = [
+        ("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES),
+        ("PLATFORM_DISK__RESERVE_MIB", "0"),
+    ];
     let mut platform = Platform::start_in(volume.folder.clone(), &env).await;
     let (bond, orders) = {
         let mut market = Market::open(&platform).await;
@@ -341,6 +365,47 @@ async fn scenario(volume: Volume) {
         platform.restart_with(&env).await;
     }
     platform.stop().await;
+}
+
+/// A disk below its reserve: no new orders, but cancels and deposits; then free space again.
+async fn low_scenario(volume: Volume) {
+    let env = [
+        ("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES),
+        ("PLATFORM_DISK__RESERVE_MIB", "64"),
+    ];
+    let mut platform = Platform::start_in(volume.folder.clone(), &env).await;
+    let mut market = Market::open(&platform).await;
+    assert!(market.order(PATIENCE).await);
+    let token = market.buyer.token();
+    let order = json!({ "order": limit_order(&market.buyer, &market.bond, "BUY", "1.00", "1") });
+    let resting = platform
+        .ok(&token, "market.PlaceOrder", order.clone())
+        .await;
+
+    volume.fill_to(40 << 20);
+    let low = |said: &str| said.contains("the disk of data is low");
+    market.until_failing(low).await;
+    let accepted = market.order(Duration::from_secs(2)).await;
+    assert!(!accepted, "an order was accepted");
+    let refused = platform.call(&token, "market.PlaceOrder", order).await;
+    assert_eq!(refused.expect_err("refused").reason, "DISK_LOW");
+    let cancel = json!({ "orderId": text(&resting, "/order/orderId") });
+    platform.ok(&token, "market.CancelOrder", cancel).await;
+    let payment = market.deposit().await.expect("a payment is accepted");
+    let deadline = Instant::now() + PATIENCE;
+    while !market.is_issued(&payment).await {
+        assert!(Instant::now() < deadline, "the deposit is not issued");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    volume.free();
+    market.recovers().await;
+    drop(market);
+    platform.stop().await;
+}
+
+#[test]
+fn a_low_disk_refuses_new_orders_and_takes_cancels_and_deposits() {
+    run(low_scenario(Volume::tmpfs()));
 }
 
 #[test]

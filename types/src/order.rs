@@ -51,7 +51,10 @@ code_enum! {
 impl TimeInForce {
     /// True when a remainder may rest in the book.
     pub const fn rests(self) -> bool {
-        matches!(self, Self::Gtc | Self::Gtd)
+        match self {
+            Self::Gtc | Self::Gtd => true,
+            Self::Ioc | Self::Fok => false,
+        }
     }
 }
 

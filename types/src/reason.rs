@@ -117,5 +117,7 @@ code_enum! {
         JournalQuota = 43 "JOURNAL_QUOTA",
         /// Too many order messages per trade of this user: new orders and amends are slowed down.
         OrderToTrade = 44 "ORDER_TO_TRADE",
+        /// A disk of the platform is nearly full: new orders wait, cancels pass.
+        DiskLow = 45 "DISK_LOW",
     }
 }

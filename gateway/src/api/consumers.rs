@@ -205,20 +205,17 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
             let context = Context::new("market");
             instruments::sync_one(market, &context, &message.instrument_id).await?;
         }
-        // Settlement ends holds of orders all day, each after its order has ended.
-        "HoldReleasedEvent" | "HoldConsumedEvent"
-            if event.correlation_id.starts_with("settlement:") => {}
         "HoldReleasedEvent" => {
             let message: ledger::HoldReleasedEvent = read(event)?;
             let reason = match message.reason.as_str() {
                 "Expired" => CancelReason::HoldExpired,
                 _ => CancelReason::HoldReleased,
             };
-            hold_vanished(market, &message.hold_id, reason).await?;
+            hold_vanished(market, event, &message.hold_id, reason).await?;
         }
         "HoldConsumedEvent" => {
             let message: ledger::HoldConsumedEvent = read(event)?;
-            hold_vanished(market, &message.hold_id, CancelReason::HoldReleased).await?;
+            hold_vanished(market, event, &message.hold_id, CancelReason::HoldReleased).await?;
         }
         "BalanceUpdatedEvent" => balance(market, &read(event)?)?,
         _ => {}
@@ -334,11 +331,11 @@ async fn submit_or_existing(market: &Market, request: Request) -> Result<(), Sta
     }
 }
 
-/// The open orders that a ledger hold covers, and its index if it is an open trading hold.
-fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
+/// The open orders that a user's ledger hold covers, and its index if it is an open trading hold.
+fn behind(market: &Market, user: UserIx, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
-            return (None, order_of(state, hold_id).into_iter().collect());
+            return (None, order_of(state, user, hold_id).into_iter().collect());
         };
         if hold.closed {
             return (None, Vec::new());
@@ -347,7 +344,7 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
             // Settlement releases the hold of an order that has ended: no need to look.
             0 => Vec::new(),
             _ => {
-                let all = state.core().admission().orders();
+                let all = state.core().admission().orders_of(hold.user);
                 let drawing = all.filter(|order| order.hold == hold.hold);
                 drawing.map(|order| order.handle).collect()
             }
@@ -357,12 +354,12 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     })
 }
 
-/// The open order whose own main hold this is. The ids of both begin with the same time, so few
-/// orders need both comparisons.
-fn order_of(state: &State, hold_id: Id128) -> Option<Handle> {
+/// The user's open order whose own main hold this is. The ids of both begin with the same time, so
+/// few orders need both comparisons.
+fn order_of(state: &State, user: UserIx, hold_id: Id128) -> Option<Handle> {
     let time = |id: Id128| id.as_u128() >> 80;
     let (node, wanted) = (state.node(), time(hold_id));
-    let open = state.core().admission().orders();
+    let open = state.core().admission().orders_of(user);
     let id = |order: &OpenOrder| order_uuid(order.time_ns, node, order.sequence);
     let mut same = open.filter(|order| time(id(order)) == wanted);
     let found = same.find(|order| order_hold(id(order), HoldPart::Main) == hold_id);
@@ -376,11 +373,20 @@ fn order_of(state: &State, hold_id: Id128) -> Option<Handle> {
 /// has ended, before the ledger reports it. A hold that still covers open orders was ended by
 /// another service. An order that has just ended is not found and needs no cancel. (The fee hold of
 /// an open order may run out by rounding alone, so it is ignored.)
-async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
-    let Some(id) = Id128::parse(hold_id) else {
-        return Ok(()); // Not one of the market's: those are UUIDs.
+async fn hold_vanished(
+    market: &Arc<Market>,
+    event: &Event,
+    hold_id: &str,
+    reason: CancelReason,
+) -> HandlerResult {
+    // The key of an event about a hold is its sub-account.
+    let Some(owner) = SubAccountName::parse(&event.key) else {
+        return Err(Poison(format!("key {} is no sub-account", event.key)).into());
     };
-    let (hold, orders) = behind(market, id);
+    let (Some(user), Some(id)) = (bound(market, owner.user_id), Id128::parse(hold_id)) else {
+        return Ok(()); // Not one of the market's: those are UUIDs, of users that trade here.
+    };
+    let (hold, orders) = behind(market, user, id);
     if hold.is_none() && orders.is_empty() {
         return Ok(());
     }

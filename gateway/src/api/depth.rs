@@ -26,6 +26,7 @@ pub async fn book(
     instrument_id: &str,
     depth: u32,
 ) -> Result<pb::OrderBookSnapshot, Status> {
+    refusal::check_given("instrument_id", instrument_id)?;
     let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
     let levels = match depth {
         0 => LEVELS_DEFAULT,

@@ -15,6 +15,7 @@ use types::{
 use crate::market::Asset;
 use crate::orders::Change;
 use crate::orders::members::Member;
+use crate::refusal;
 
 fn bad(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
@@ -131,6 +132,7 @@ fn check_client_order_id(field: &str, id: &str) -> Result<(), Status> {
 pub fn given_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
     let order = order.ok_or_else(|| bad("order", "is required"))?;
     UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
+    refusal::check_given("order.instrument_id", &order.instrument_id)?;
     Ok(order)
 }
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use admission::Request;
+use admission::{Request, RequestName};
 use sequencer::{Submission, SubmitError};
 use transport::proto::ConnectionError;
 use transport::{ConsumedBytes, Driver, Incoming, Link, Packets};
@@ -22,7 +22,7 @@ use wire::{
 use super::desk::FrontRequest;
 use super::session::{At, PARKED_MAX, Parked};
 use super::state::{IN_FLIGHT_MAX, State};
-use super::{RESEND_COST, hold, limit, pieces};
+use super::{RESEND_COST, RESUME_BYTES, hold, limit, pieces};
 
 /// Client sequences below 2^48: enough for 89 years at 100,000 per second.
 const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
@@ -58,6 +58,9 @@ pub struct Conn {
     login_by: Option<Instant>,
     /// Since when more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
+    /// Upper bound of the unsent bytes that do not count as unread reports: resends, lists, and the
+    /// instruments of a login.
+    pulled: usize,
     /// Packets that the metrics already have.
     counted: Packets,
 }
@@ -98,6 +101,29 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
     link.user.last_sent = now;
 }
 
+/// Appends what the client asked for at once, or pulls at its own pace (resends, lists). It does
+/// not count as unread reports (`design.md` 7).
+pub fn pulled(link: &mut Link<Conn>, append: impl FnOnce(&mut Link<Conn>)) {
+    let before = link.waiting_bytes();
+    append(link);
+    let added = link.waiting_bytes() - before;
+    link.user.pulled = link.user.pulled.min(before) + added;
+}
+
+/// As [`send_encoded`], for several messages that the client pulls.
+pub fn send_pulled<'a>(
+    link: &mut Link<Conn>,
+    now: Instant,
+    channel: u16,
+    messages: impl IntoIterator<Item = &'a [u8]>,
+) {
+    pulled(link, |link| {
+        for bytes in messages {
+            send_encoded(link, now, channel, bytes);
+        }
+    });
+}
+
 /// Ends a channel's session and sends the reason.
 pub fn end_channel(link: &mut Link<Conn>, now: Instant, channel: u16, code: DisconnectCode) {
     *link.user.channel(channel) = Channel::Ended;
@@ -112,10 +138,15 @@ pub fn end_connection(link: &mut Link<Conn>, now: Instant, code: DisconnectCode)
     }
 }
 
-/// Closes the connection of a client with too many unsent bytes. Call it after each append of
-/// reports.
+/// Closes the connection of a client with too many unsent bytes, without those of resends. Call it
+/// after each append of anything else.
 pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     let waiting = link.waiting_bytes();
+    if !link.is_open() || (waiting <= RESUME_BYTES && link.user.slow_since.is_none()) {
+        return;
+    }
+    link.user.pulled = link.user.pulled.min(waiting);
+    let waiting = waiting - link.user.pulled;
     if waiting <= SLOW_BYTES {
         link.user.slow_since = None;
         return;
@@ -139,38 +170,41 @@ fn disconnect(code: DisconnectCode) -> ServerMessage {
     .into()
 }
 
-/// The request kind of a message, with the ids that a refusal names.
-fn names(message: &ClientMessage) -> Option<(RequestKind, u64, u64)> {
-    match message {
-        ClientMessage::NewOrder(m) => Some((RequestKind::New, m.client_order_id, 0)),
-        ClientMessage::Cancel(m) => {
-            Some((RequestKind::Cancel, m.client_order_id, m.engine_order_id))
-        }
-        ClientMessage::Amend(m) => Some((RequestKind::Amend, m.client_order_id, m.engine_order_id)),
-        ClientMessage::MassCancel(_) => Some((RequestKind::MassCancel, 0, 0)),
-        ClientMessage::CancelAllAfter(_) => Some((RequestKind::CancelAllAfter, 0, 0)),
+/// What a refusal of the message names.
+fn name(message: &ClientMessage) -> Option<RequestName> {
+    let (kind, client_order_id, engine_order_id) = match message {
+        ClientMessage::NewOrder(m) => (RequestKind::New, m.client_order_id, 0),
+        ClientMessage::Cancel(m) => (RequestKind::Cancel, m.client_order_id, m.engine_order_id),
+        ClientMessage::Amend(m) => (RequestKind::Amend, m.client_order_id, m.engine_order_id),
+        ClientMessage::MassCancel(_) => (RequestKind::MassCancel, 0, 0),
+        ClientMessage::CancelAllAfter(_) => (RequestKind::CancelAllAfter, 0, 0),
         ClientMessage::Login(_)
         | ClientMessage::Logout(_)
         | ClientMessage::Heartbeat(_)
         | ClientMessage::SetTradingHold(_)
         | ClientMessage::OpenOrders(_)
-        | ClientMessage::Retransmit(_) => None,
-    }
+        | ClientMessage::Retransmit(_) => return None,
+    };
+    Some(RequestName {
+        kind,
+        client_order_id,
+        engine_order_id,
+    })
 }
 
 /// An unnumbered refusal: the request was not seen.
 pub fn rejected(
     now_ns: u64,
     client_seq: u64,
-    (request, client_order_id, engine_order_id): (RequestKind, u64, u64),
+    request: RequestName,
     reason: RejectReason,
     limit: u64,
 ) -> ServerMessage {
     Rejected {
         client_seq,
-        client_order_id,
-        engine_order_id,
-        request,
+        client_order_id: request.client_order_id,
+        engine_order_id: request.engine_order_id,
+        request: request.kind,
         reason,
         limit,
         node_sequence: 0,
@@ -183,6 +217,7 @@ pub fn rejected(
 /// A repeated request.
 pub struct Resend {
     pub client_seq: u64,
+    pub request: RequestName,
     /// The last request of the session that was seen.
     pub seen: u64,
     /// The answer may be read from the journal.
@@ -223,6 +258,7 @@ impl Driver<Conn> for State {
             last_sent: now,
             login_by: Some(now + Duration::from_millis(config.login_timeout_ms)),
             slow_since: None,
+            pulled: 0,
             counted: Packets::default(),
         })
     }
@@ -234,30 +270,10 @@ impl Driver<Conn> for State {
 
     fn data(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         link.user.last_received = now;
-        let mut at = 0;
-        for _ in 0..MESSAGES_MAX {
-            if self.in_flight >= IN_FLIGHT_MAX || self.stopping.is_some() {
-                break;
-            }
-            match wire::parse::<ClientMessage>(&bytes[at..]) {
-                Ok(Some((header, message))) => {
-                    at += usize::from(header.length);
-                    if let Err(code) = self.handle(now, link, &header, &message) {
-                        end_connection(link, now, code);
-                        return done(bytes.len());
-                    }
-                }
-                Ok(None) => return done(at),
-                Err(error) => {
-                    end_connection(link, now, error.disconnect_code());
-                    return done(bytes.len());
-                }
-            }
-        }
-        ConsumedBytes {
-            bytes: at,
-            is_paused: at < bytes.len(),
-        }
+        let consumed = self.read(now, link, bytes);
+        // Refusals and repeated answers go to a client that may not read them.
+        check_slow(self, now, link);
+        consumed
     }
 
     fn finished(&mut self, now: Instant, link: &mut Link<Conn>) {
@@ -273,9 +289,7 @@ impl Driver<Conn> for State {
             self.lose_sessions(link);
             return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
         }
-        if link.user.slow_since.is_some() {
-            check_slow(self, now, link);
-        }
+        check_slow(self, now, link);
         if link.user.last_sent + link.user.heartbeat / 2 <= now {
             let time_ns = self.now_ns;
             send(
@@ -311,6 +325,34 @@ fn done(bytes: usize) -> ConsumedBytes {
 }
 
 impl State {
+    /// Handles the messages of a round.
+    fn read(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
+        let mut at = 0;
+        for _ in 0..MESSAGES_MAX {
+            if self.in_flight >= IN_FLIGHT_MAX || self.stopping.is_some() {
+                break;
+            }
+            match wire::parse::<ClientMessage>(&bytes[at..]) {
+                Ok(Some((header, message))) => {
+                    at += usize::from(header.length);
+                    if let Err(code) = self.handle(now, link, &header, &message) {
+                        end_connection(link, now, code);
+                        return done(bytes.len());
+                    }
+                }
+                Ok(None) => return done(at),
+                Err(error) => {
+                    end_connection(link, now, error.disconnect_code());
+                    return done(bytes.len());
+                }
+            }
+        }
+        ConsumedBytes {
+            bytes: at,
+            is_paused: at < bytes.len(),
+        }
+    }
+
     /// Releases the sessions of a connection that is gone or given up.
     fn lose_sessions(&mut self, link: &mut Link<Conn>) {
         for channel in link.user.channels.iter_mut() {
@@ -360,13 +402,19 @@ impl State {
             ClientMessage::OpenOrders(wanted) if wanted.scope > 1 => Err(DisconnectCode::BadField),
             ClientMessage::OpenOrders(wanted) => {
                 self.in_session(now, link, channel, |state, at| {
-                    let reason = state.list_orders(at, wanted)?;
+                    let reason = match at {
+                        Some(at) => state.list_orders(at, wanted)?,
+                        None => RejectReason::UnknownSession,
+                    };
                     Some(pieces::not_listed(wanted, reason).into())
                 })
             }
             ClientMessage::Retransmit(wanted) => {
                 self.in_session(now, link, channel, |state, at| {
-                    let reason = state.retransmit(at, wanted)?;
+                    let reason = match at {
+                        Some(at) => state.retransmit(at, wanted)?,
+                        None => RejectReason::UnknownSession,
+                    };
                     Some(pieces::not_sent(wanted, reason).into())
                 })
             }
@@ -414,21 +462,21 @@ impl State {
         Ok(())
     }
 
-    /// Runs `act` for the session on the channel and sends its immediate answer. Without a session
-    /// there is no answer.
+    /// Runs `act` for the session on the channel, `None` once it has ended, and sends its immediate
+    /// answer.
     fn in_session(
         &mut self,
         now: Instant,
         link: &mut Link<Conn>,
         channel: u16,
-        act: impl FnOnce(&mut Self, At) -> Option<ServerMessage>,
+        act: impl FnOnce(&mut Self, Option<At>) -> Option<ServerMessage>,
     ) -> Result<(), DisconnectCode> {
-        let answer = match *link.user.channel(channel) {
-            Channel::Live(at) => act(self, at),
+        let at = match *link.user.channel(channel) {
+            Channel::Live(at) => Some(at),
             Channel::Free => return Err(DisconnectCode::LoginExpected),
             Channel::LoggingIn | Channel::Ended => None,
         };
-        if let Some(answer) = answer {
+        if let Some(answer) = act(self, at) {
             send(link, now, channel, &answer);
         }
         Ok(())
@@ -466,7 +514,7 @@ impl State {
         message: &ClientMessage,
     ) -> Result<(), DisconnectCode> {
         let (channel, client_seq) = (header.channel, header.sequence);
-        let ids = names(message).ok_or(DisconnectCode::BadField)?;
+        let name = name(message).ok_or(DisconnectCode::BadField)?;
         if client_seq == 0 || client_seq > CLIENT_SEQ_MAX {
             return Err(DisconnectCode::BadField);
         }
@@ -480,7 +528,7 @@ impl State {
                 (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
                 _ => 0,
             };
-            let refusal = rejected(self.now_ns, client_seq, ids, reason, limit);
+            let refusal = rejected(self.now_ns, client_seq, name, reason, limit);
             send(link, now, channel, &refusal);
         }
         Ok(())
@@ -512,6 +560,7 @@ impl State {
         if client_seq <= answered {
             let resend = Resend {
                 client_seq,
+                request: request.name(),
                 seen: answered,
                 may_look_up: !is_over_rate,
             };
@@ -577,6 +626,7 @@ impl State {
             session: (at, session.epoch),
             ix: session.ix,
             client_seq,
+            request: resend.request,
         };
         let is_asked = self.look_up(at, front_request);
         (!is_asked).then_some(RejectReason::AlreadySeen)

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use admission::NewRequest;
+use admission::{NewRequest, RequestName};
 use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
 use sequencer::Parker;
@@ -79,6 +79,7 @@ pub enum FrontRequest {
         session: (At, Sequence),
         ix: SessionIx,
         client_seq: u64,
+        request: RequestName,
     },
 }
 
@@ -112,6 +113,7 @@ pub enum FrontMessage {
     Answer {
         session: (At, Sequence),
         client_seq: u64,
+        request: RequestName,
         message: Option<Bytes>,
     },
     /// Compares a message in the window with the journal's.
@@ -304,11 +306,13 @@ impl Desk {
                 session,
                 ix,
                 client_seq,
+                request,
             } => {
                 let message = resend::answer(market, ix, client_seq).await;
                 FrontMessage::Answer {
                     session,
                     client_seq,
+                    request,
                     message,
                 }
             }

@@ -37,10 +37,9 @@ mod window;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use admission::{RejectDetails, Request};
+use admission::{RejectDetails, Request, RequestName};
 use sequencer::{Commit, Opened, Polled, Stamp, SubmitError};
 use transport::{Endpoint, Key, Link};
-use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, UserIx};
 use wire::{
     Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, OrderToTrade, ServerMessage,
@@ -48,7 +47,8 @@ use wire::{
 };
 
 use self::connection::{
-    Channel, Conn, Resend, check_slow, end_channel, end_connection, rejected, send, send_encoded,
+    Channel, Conn, Resend, check_slow, end_channel, end_connection, pulled, rejected, send,
+    send_encoded, send_pulled,
 };
 use self::desk::FrontRequest;
 pub use self::desk::{FrontMessage, FrontQueue};
@@ -109,16 +109,11 @@ impl Front {
             FrontMessage::Answer {
                 session,
                 client_seq,
+                request,
                 message,
             } => {
-                if !self.has_looked_up(session) {
-                    return;
-                }
-                match message {
-                    Some(bytes) => self.with_owner(session.0, |link, owner| {
-                        send_encoded(link, now, owner.channel, &bytes);
-                    }),
-                    None => self.refuse(now, session.0, client_seq, RejectReason::AlreadySeen),
+                if self.has_looked_up(session) {
+                    self.take_answer(now, session.0, (client_seq, request), message);
                 }
             }
             FrontMessage::Instrument(spec) => {
@@ -150,6 +145,22 @@ impl Front {
         }
     }
 
+    /// Sends the answer to a repeat as the journal has it, or that it is no longer kept.
+    fn take_answer(
+        &mut self,
+        now: Instant,
+        at: At,
+        (client_seq, request): (u64, RequestName),
+        message: Option<bytes::Bytes>,
+    ) {
+        match message {
+            Some(bytes) => self.with_owner(at, |link, owner| {
+                send_encoded(link, now, owner.channel, &bytes);
+            }),
+            None => self.refuse(now, at, client_seq, request, RejectReason::AlreadySeen),
+        }
+    }
+
     /// Ends a look-up; true if its login still has the session.
     fn has_looked_up(&mut self, session: (At, types::Sequence)) -> bool {
         self.state.looked_up(session.0);
@@ -171,13 +182,24 @@ impl Front {
     }
 
     fn send(&mut self, now: Instant, at: At, message: &ServerMessage) {
-        self.with_owner(at, |link, owner| send(link, now, owner.channel, message));
+        if let Some(owner) = self.state.sessions.row(at).owner
+            && let Some(link) = self.endpoint.link(owner.connection)
+        {
+            send(link, now, owner.channel, message);
+            check_slow(&mut self.state, now, link);
+        }
     }
 
     /// Sends a refusal of a request that was not seen.
-    fn refuse(&mut self, now: Instant, at: At, client_seq: u64, reason: RejectReason) {
-        let ids = (RequestKind::Other, 0, 0);
-        let refusal = rejected(self.state.now_ns, client_seq, ids, reason, 0);
+    fn refuse(
+        &mut self,
+        now: Instant,
+        at: At,
+        client_seq: u64,
+        request: RequestName,
+        reason: RejectReason,
+    ) {
+        let refusal = rejected(self.state.now_ns, client_seq, request, reason, 0);
         self.send(now, at, &refusal);
     }
 
@@ -217,7 +239,7 @@ impl Front {
         };
         let mut refused = None;
         if let Some(reason) = refusal {
-            self.refuse(now, at, new.client_seq, reason);
+            self.refuse(now, at, new.client_seq, Request::New(new).name(), reason);
             refused = Some(new.client_seq);
         }
         // A repeat of the refused order goes with it.
@@ -231,11 +253,12 @@ impl Front {
             }
             let request = session.request(next.client_seq, &next.message);
             let request = request.expect("its form was checked on arrival");
+            let name = request.name();
             let refusal = self
                 .state
                 .submit_within_limit(at, request, next.is_over_rate);
             if let Some(reason) = refusal {
-                self.refuse(now, at, next.client_seq, reason);
+                self.refuse(now, at, next.client_seq, name, reason);
             }
         }
     }
@@ -317,7 +340,7 @@ impl Front {
         now: Instant,
         at: At,
         client_seq: u64,
-        request: RequestKind,
+        request: RequestName,
         error: SubmitError,
     ) {
         self.state.stats.submit_errors.increment(1);
@@ -328,7 +351,7 @@ impl Front {
                 RejectDetails::ClientSeq(seen) => seen,
                 _ => 0,
             };
-            return self.resend_answer(now, at, client_seq, seen);
+            return self.resend_answer(now, at, client_seq, request, seen);
         }
         let reason = reason_of(error);
         let limit = match error {
@@ -339,24 +362,31 @@ impl Front {
             SubmitError::Refused(reject) => reject.limit(),
             _ => 0,
         };
-        let ids = (request, 0, 0);
-        let refusal = rejected(self.state.now_ns, client_seq, ids, reason, limit);
+        let refusal = rejected(self.state.now_ns, client_seq, request, reason, limit);
         self.send(now, at, &refusal);
     }
 
     /// Sends the original answer to a request again, under its number.
-    fn resend_answer(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
+    fn resend_answer(
+        &mut self,
+        now: Instant,
+        at: At,
+        client_seq: u64,
+        request: RequestName,
+        seen: u64,
+    ) {
         let Some(owner) = self.state.sessions.row(at).owner else {
             return;
         };
         let link = self.endpoint.link(owner.connection);
         let resend = Resend {
             client_seq,
+            request,
             seen,
             may_look_up: true,
         };
         if let Some(reason) = self.state.resend_answer(now, link, at, &resend) {
-            self.refuse(now, at, client_seq, reason);
+            self.refuse(now, at, client_seq, request, reason);
         }
     }
 
@@ -411,9 +441,7 @@ impl Front {
         let bytes = session.window.get(pool, session.released);
         send_encoded(link, now, owner.channel, bytes);
         session.sent = session.released;
-        if link.waiting_bytes() > RESUME_BYTES {
-            check_slow(&mut self.state, now, link);
-        }
+        check_slow(&mut self.state, now, link);
     }
 
     /// Completes a login whose opening is durable: its client gets the answer and what it lacks.
@@ -490,9 +518,11 @@ impl Front {
         let heartbeat = std::time::Duration::from_millis(u64::from(heartbeat_ms));
         link.user.logged_in(heartbeat);
         link.set_deadline(Some(now));
-        for spec in &self.state.specs {
-            send(link, now, owner.channel, &definition(spec).into());
-        }
+        pulled(link, |link| {
+            for spec in &self.state.specs {
+                send(link, now, owner.channel, &definition(spec).into());
+            }
+        });
         send(link, now, owner.channel, &accepted.into());
     }
 
@@ -536,9 +566,9 @@ impl Front {
             return (false, false);
         }
         let through = session.released.min(session.sent + RESUME_MESSAGES as u64);
-        for number in session.sent + 1..=through {
-            send_encoded(link, now, owner.channel, session.window.get(pool, number));
-        }
+        let numbers = session.sent + 1..=through;
+        let messages = numbers.map(|number| session.window.get(pool, number));
+        send_pulled(link, now, owner.channel, messages);
         session.sent = through;
         session.is_following = session.sent == session.released;
         (session.is_following, true)
@@ -552,10 +582,12 @@ impl Front {
         after: u64,
         outcome: Result<Vec<bytes::Bytes>, DisconnectCode>,
     ) {
+        let has_room = self.has_room(at) == Some(true);
         let session = self.state.sessions.row(at);
         session.is_fetching = false;
         match outcome {
-            Ok(messages) if session.sent == after => {
+            // Without room it is read again when the client has read what other channels were sent.
+            Ok(messages) if has_room && session.sent == after => {
                 // Only durable messages were read, but the window may have advanced meanwhile.
                 let lacks = session.released - session.sent;
                 let count = messages
@@ -564,9 +596,8 @@ impl Front {
                 session.sent += count as u64;
                 session.is_following = session.sent == session.released;
                 self.with_owner(at, |link, owner| {
-                    for bytes in &messages[..count] {
-                        send_encoded(link, now, owner.channel, bytes);
-                    }
+                    let messages = messages[..count].iter().map(|bytes| &bytes[..]);
+                    send_pulled(link, now, owner.channel, messages);
                 });
             }
             Ok(_) => {}

@@ -12,7 +12,7 @@ use wire::{
     ServerMessage, encode,
 };
 
-use super::connection::send_encoded;
+use super::connection::send_pulled;
 use super::desk::FrontRequest;
 use super::session::At;
 use super::state::State;
@@ -221,7 +221,7 @@ impl Front {
     }
 
     /// Whether the client has read enough for the next piece; `None` when it is gone.
-    fn has_room(&mut self, at: At) -> Option<bool> {
+    pub(super) fn has_room(&mut self, at: At) -> Option<bool> {
         let owner = self.state.sessions.row(at).owner?;
         let link = self.endpoint.link(owner.connection)?;
         Some(link.waiting_bytes() < RESUME_BYTES)
@@ -270,9 +270,12 @@ impl Front {
             node_sequence,
         };
         self.with_owner(at, |link, owner| {
-            for bytes in &messages {
-                send_encoded(link, now, owner.channel, bytes);
-            }
+            send_pulled(
+                link,
+                now,
+                owner.channel,
+                messages.iter().map(|bytes| &bytes[..]),
+            );
         });
         if is_over {
             self.state.sessions.row(at).listing = None;
@@ -309,9 +312,8 @@ impl Front {
         }
         let through = range.last.min(range.next + RESUME_MESSAGES as u64 - 1);
         if let Some(link) = self.endpoint.link(owner.connection) {
-            for number in range.next..=through {
-                send_encoded(link, now, owner.channel, session.window.get(pool, number));
-            }
+            let messages = (range.next..=through).map(|number| session.window.get(pool, number));
+            send_pulled(link, now, owner.channel, messages);
         }
         self.advance(now, at, through + 1);
         true
@@ -352,9 +354,8 @@ impl Front {
         }
         let count = messages.len().min(lacks);
         self.with_owner(at, |link, owner| {
-            for bytes in &messages[..count] {
-                send_encoded(link, now, owner.channel, bytes);
-            }
+            let messages = messages[..count].iter().map(|bytes| &bytes[..]);
+            send_pulled(link, now, owner.channel, messages);
         });
         self.advance(now, at, after + count as u64 + 1);
     }

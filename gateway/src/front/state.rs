@@ -7,13 +7,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::{NewRequest, Report as Message, Request, SessionRequest};
+use admission::{NewRequest, Report as Message, Request, RequestName, SessionRequest};
 use metrics::Counter;
 use sequencer::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission, SubmitError};
 use service_kit::rate::Rate;
 use tokio::sync::mpsc;
 use transport::Key;
-use types::command::RequestKind;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
 use super::desk::{Failures, FrontRequest};
@@ -73,7 +72,7 @@ impl Counters {
         Self {
             requests: metrics::counter!("trading_requests_total"),
             throttled: metrics::counter!("trading_requests_throttled_total"),
-            submit_errors: metrics::counter!("trading_requests_not_taken_total"),
+            submit_errors: metrics::counter!("trading_requests_not_submitted_total"),
             resends: metrics::counter!("trading_answers_resent_total"),
             logins: metrics::counter!("trading_logins_total"),
             slow_consumers: metrics::counter!("trading_slow_consumers_total"),
@@ -385,7 +384,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         epoch: Sequence::ZERO,
         stp_group: opened.stp_group,
         group: opened.group,
-        window: Window::after(opened.last_number),
+        window: Window::after(opened.last_number, opened.client_seq),
         released: opened.last_number,
         sent: opened.last_number,
         is_following: false,
@@ -409,7 +408,7 @@ pub enum ClientAction {
     /// A request was admitted and matched.
     Answered(At, Stamp, Message),
     /// A request was not seen, or was seen before.
-    Refused(At, u64, RequestKind, SubmitError),
+    Refused(At, u64, RequestName, SubmitError),
     NotOpened(u64, SubmitError),
     TakenOver(At, Sequence),
     OrderToTrade(At, OrderToTrade),
@@ -429,6 +428,8 @@ pub const LAST_REPORTS: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
+    use types::command::RequestKind;
+
     use super::*;
 
     fn opened(session: SessionIx) -> Opened {
@@ -470,8 +471,12 @@ mod tests {
                 sessions.place(&opened, || session(&opened, &admitted))
             })
             .collect();
-        let ids = (RequestKind::New, 0, 0);
-        let message = super::super::connection::rejected(0, 1, ids, RejectReason::Busy, 0);
+        let name = RequestName {
+            kind: RequestKind::New,
+            client_order_id: 0,
+            engine_order_id: 0,
+        };
+        let message = super::super::connection::rejected(0, 1, name, RejectReason::Busy, 0);
         for number in 1..=MESSAGES {
             for at in &rows {
                 // Every earlier message is durable.

@@ -1,11 +1,13 @@
 //! The resend windows of sessions: encoded messages in pages of a pool that all sessions share.
 //!
 //! A message takes a slot of [`PLACE_BYTES`], so that a number needs no search. The message that
-//! answers a request is found by binary search, since answers are in the order of their requests.
-//! The pool's size bounds the memory of all windows. Nothing is allocated once the pool has its
-//! pages.
+//! answers a request is found by binary search: answers are in the order of their requests, and
+//! each slot has the last request that was answered up to it.
+//! The pool's size bounds the memory of all windows. Another thread allocates and touches pages
+//! before they are needed; nothing is allocated once the pool has its pages.
 
 use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use wire::ServerMessage;
 
@@ -15,50 +17,88 @@ const PLACES: usize = 32;
 const PAGE_BYTES: usize = PLACES * PLACE_BYTES;
 /// Pages allocated at once.
 const PAGES_MORE: usize = 64;
+/// Blocks of that many pages that are made in advance.
+const AHEAD: usize = 2;
 
 const _: () = assert!(wire::NUMBERED_LEN_MAX < PLACE_BYTES);
 
 #[derive(Clone)]
 struct Page {
-    bytes: Box<[u8; PAGE_BYTES]>,
-    /// By slot: the request that the message answers, 0 for none.
-    answers: [u64; PLACES],
+    bytes: [u8; PAGE_BYTES],
+    answers: [Answered; PLACES],
+}
+
+/// The last request answered by a slot's message or an earlier one.
+#[derive(Clone, Copy, Default)]
+struct Answered {
+    /// 0: none yet.
+    client_seq: u64,
+    /// The slot's own message is the answer.
+    is_own: bool,
+}
+
+/// [`PAGES_MORE`] pages.
+type Block = Box<[Page]>;
+
+fn block() -> Block {
+    let page = Page {
+        bytes: [0; PAGE_BYTES],
+        answers: [Answered::default(); PLACES],
+    };
+    vec![page; PAGES_MORE].into_boxed_slice()
 }
 
 /// Pages for the windows of all sessions.
 pub struct PagePool {
-    pages: Vec<Page>,
+    blocks: Vec<Block>,
     free: Vec<u32>,
     pages_max: usize,
+    /// Blocks made in advance.
+    ahead: Receiver<Block>,
 }
 
 impl PagePool {
     /// Room for about `bytes_max` bytes of messages.
     pub fn new(bytes_max: usize) -> Self {
+        let (made, ahead) = sync_channel(AHEAD);
+        // It ends with the pool. Without it the pool makes its blocks itself.
+        let thread = std::thread::Builder::new().name("window-pages".to_owned());
+        if let Err(error) = thread.spawn(move || while made.send(block()).is_ok() {}) {
+            tracing::warn!(%error, "no thread to allocate window pages in advance");
+        }
         Self {
-            pages: Vec::new(),
+            blocks: Vec::new(),
             free: Vec::new(),
             pages_max: bytes_max.div_ceil(PAGE_BYTES).max(PAGES_MORE),
+            ahead,
         }
     }
 
     /// True when the next page would exceed the limit.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.pages.len() >= self.pages_max
+        self.free.is_empty() && self.blocks.len() * PAGES_MORE >= self.pages_max
     }
 
     /// Takes a page, above the limit too: what is not durable yet exists nowhere else.
     fn take(&mut self) -> u32 {
         if self.free.is_empty() {
-            let from = u32::try_from(self.pages.len()).expect("pages are counted by 32 bits");
-            let page = Page {
-                bytes: Box::new([0; PAGE_BYTES]),
-                answers: [0; PLACES],
-            };
-            self.pages.resize(self.pages.len() + PAGES_MORE, page);
+            let count = self.blocks.len() * PAGES_MORE;
+            let from = u32::try_from(count).expect("pages are counted by 32 bits");
+            self.blocks
+                .push(self.ahead.try_recv().unwrap_or_else(|_| block()));
             self.free.extend((from..from + PAGES_MORE as u32).rev());
         }
         self.free.pop().expect("just made")
+    }
+
+    fn page(&self, page: u32) -> &Page {
+        let page = page as usize;
+        &self.blocks[page / PAGES_MORE][page % PAGES_MORE]
+    }
+
+    fn page_mut(&mut self, page: u32) -> &mut Page {
+        let page = page as usize;
+        &mut self.blocks[page / PAGES_MORE][page % PAGES_MORE]
     }
 }
 
@@ -80,13 +120,17 @@ pub struct Window {
     count: usize,
     /// Number of the last message, kept or not.
     last: u64,
+    /// The last request answered.
+    answered: u64,
 }
 
 impl Window {
-    /// An empty window after `last`.
-    pub fn after(last: u64) -> Self {
+    /// An empty window after `last`, the message that was the last one, and the last request
+    /// answered.
+    pub fn after(last: u64, answered: u64) -> Self {
         Self {
             last,
+            answered,
             ..Self::default()
         }
     }
@@ -105,7 +149,8 @@ impl Window {
         (at / PLACES, at % PLACES)
     }
 
-    /// Keeps the next message, encoded for channel 0.
+    /// Keeps the next message, encoded for channel 0. `answers`: the request that it answers, 0 for
+    /// none.
     pub fn push(
         &mut self,
         pool: &mut PagePool,
@@ -120,9 +165,15 @@ impl Window {
         }
         self.last = number;
         self.count += 1;
-        let page = &mut pool.pages[self.pages[end / PLACES] as usize];
+        let page = pool.page_mut(self.pages[end / PLACES]);
         let at = end % PLACES;
-        page.answers[at] = answers;
+        // A further message about an earlier request is not its answer.
+        let is_own = answers > self.answered;
+        self.answered = self.answered.max(answers);
+        page.answers[at] = Answered {
+            client_seq: self.answered,
+            is_own,
+        };
         let place = &mut page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
         let length = wire::encode_into(message, 0, number, &mut place[1..]);
         place[0] = length as u8;
@@ -131,7 +182,7 @@ impl Window {
     /// The bytes of a kept message.
     pub fn get<'a>(&self, pool: &'a PagePool, number: u64) -> &'a [u8] {
         let (page, at) = self.place(number);
-        let page = &pool.pages[self.pages[page] as usize];
+        let page = pool.page(self.pages[page]);
         let place = &page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
         &place[1..1 + usize::from(place[0])]
     }
@@ -152,28 +203,19 @@ impl Window {
         let (mut low, mut high) = (self.first(), self.last + 1);
         while low < high {
             let middle = low + (high - low) / 2;
-            // Messages that answer nothing belong to the answer before them.
-            let (mut at, mut answers) = (middle, 0);
-            while at >= low {
-                answers = self.answers(pool, at);
-                if answers != 0 {
-                    break;
-                }
-                at -= 1;
-            }
-            match answers.cmp(&client_seq) {
-                _ if answers == 0 => low = middle + 1,
-                std::cmp::Ordering::Equal => return Some(at),
-                std::cmp::Ordering::Less => low = middle + 1,
-                std::cmp::Ordering::Greater => high = at,
+            match self.answered(pool, middle).client_seq < client_seq {
+                true => low = middle + 1,
+                false => high = middle,
             }
         }
-        None
+        // The answer itself may have left the window.
+        let found = (low <= self.last).then(|| self.answered(pool, low))?;
+        (found.client_seq == client_seq && found.is_own).then_some(low)
     }
 
-    fn answers(&self, pool: &PagePool, number: u64) -> u64 {
+    fn answered(&self, pool: &PagePool, number: u64) -> Answered {
         let (page, at) = self.place(number);
-        pool.pages[self.pages[page] as usize].answers[at]
+        pool.page(self.pages[page]).answers[at]
     }
 
     /// Drops the oldest page's messages, but none after `through`; true when a page was freed.
@@ -215,7 +257,7 @@ mod tests {
     #[test]
     fn messages_are_found_by_number_and_by_request_until_they_are_forgotten() {
         let mut pool = PagePool::new(1 << 20);
-        let mut window = Window::after(10);
+        let mut window = Window::after(10, 0);
         // Every third message answers a request; requests have gaps.
         for number in 11..=400u64 {
             let answers = if number % 3 == 0 { number * 10 } else { 0 };
@@ -249,8 +291,26 @@ mod tests {
         assert!(!window.shrink(&mut pool, 100), "not all of the page may go");
         window.clear(&mut pool, 400);
         assert_eq!((window.len(), window.first()), (0, 401));
-        window.push(&mut pool, 401, &message(401), 7);
-        assert_eq!(window.answer(&pool, 7), Some(401));
+        window.push(&mut pool, 401, &message(401), 4_001);
+        assert_eq!(window.answer(&pool, 4_001), Some(401));
+    }
+
+    #[test]
+    fn an_answer_that_has_left_the_window_is_not_found_in_later_messages() {
+        let mut pool = PagePool::new(1 << 20);
+        let mut window = Window::default();
+        window.push(&mut pool, 1, &message(1), 7);
+        for number in 2..=10_000 {
+            window.push(&mut pool, number, &message(number), 0);
+        }
+        assert_eq!(window.answer(&pool, 7), Some(1));
+        assert!(window.shrink(&mut pool, 10_000));
+        assert_eq!(
+            (window.answer(&pool, 7), window.answer(&pool, 8)),
+            (None, None)
+        );
+        window.push(&mut pool, 10_001, &message(10_001), 8);
+        assert_eq!(window.answer(&pool, 8), Some(10_001));
     }
 
     #[test]
@@ -264,6 +324,6 @@ mod tests {
             one.clear(&mut pool, (round + 1) * 320);
             other.push(&mut pool, round + 1, &message(round), 0);
         }
-        assert_eq!(pool.pages.len(), PAGES_MORE);
+        assert_eq!(pool.blocks.len(), 1);
     }
 }

@@ -97,6 +97,7 @@ pub async fn find_to_change(market: &Market, order_id: &str) -> Result<Target, S
 }
 
 fn parsed(order_id: &str) -> Result<Id128, Status> {
+    refusal::check_given("order_id", order_id)?;
     Id128::parse(order_id).ok_or_else(refusal::order_not_found)
 }
 

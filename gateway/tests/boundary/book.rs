@@ -74,11 +74,14 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
         .unwrap();
     assert!(snapshot.sequence >= placed.sequence);
     assert_eq!(snapshot.bids[0].quantity.as_ref().unwrap().value, "3");
-    let unknown = GetOrderBookRequest {
+    let of = |instrument_id: &str| GetOrderBookRequest {
         context: None,
-        instrument_id: "NO-SUCH".into(),
+        instrument_id: instrument_id.into(),
         depth: 0,
     };
+    let missing = world.operator().get_order_book(of("")).await.unwrap_err();
+    assert_eq!(missing.code(), Code::InvalidArgument, "{missing}");
+    let unknown = of("NO-SUCH");
     let refusal = refused(world.operator().get_order_book(unknown).await.unwrap_err());
     assert_eq!(
         refusal,

@@ -57,6 +57,9 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
             });
             let refusal = refusal.await;
             if refusal.reason == RejectReason::JournalQuota {
+                // Refused by the hot thread, which names the request (B7 of the protocol's review).
+                let named = (refusal.request, refusal.client_order_id);
+                assert_eq!(named, (types::command::RequestKind::Cancel, 77));
                 break 'full refusal.limit;
             }
             assert_eq!(refusal.reason, RejectReason::UnknownOrder);

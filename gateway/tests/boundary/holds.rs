@@ -199,8 +199,8 @@ async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
     world.stop().await;
 }
 
-/// D28: an order whose hold another service has ended is cancelled. Nothing else is: the market's
-/// own holds end after their orders, and settlement ends holds under its own correlation id.
+/// D28: an order whose hold another service has ended is cancelled. Nothing else is: an event of
+/// another user's sub-account names no order of this one.
 // rows: R158 R338
 #[tokio::test]
 async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
@@ -240,22 +240,19 @@ async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
         ("HoldConsumedEvent", event.encode_to_vec())
     };
     // Handled in this order: after the last one all are handled.
-    for (correlation_id, (name, payload)) in [
-        ("c", created(&holds[0])),
-        ("settlement:1", released(&holds[0], "by hand")),
-        ("settlement:1", consumed(&holds[0])),
-        ("c", released(&unique(), "by hand")),
-        ("c", consumed("no uuid")),
-        ("c", released(&holds[1], "Expired")),
-        ("c", consumed(&holds[2])),
-        ("c", released(&holds[3], "by hand")),
+    let (own, other) = ("ann:CFA-RUB", "bob:CFA-RUB");
+    for (key, (name, payload)) in [
+        (own, created(&holds[0])),
+        (other, released(&holds[0], "by hand")),
+        (other, consumed(&holds[0])),
+        (own, released(&unique(), "by hand")),
+        (own, consumed("no uuid")),
+        (own, released(&holds[1], "Expired")),
+        (own, consumed(&holds[2])),
+        (own, released(&holds[3], "by hand")),
     ] {
         let name = format!("dfa.ledger.v1.{name}");
-        let event = events::Event {
-            correlation_id: correlation_id.into(),
-            ..event(events::topics::LEDGER, "ann", &name, payload)
-        };
-        world.log.publish(&[event]).await.unwrap();
+        publish(&world, events::topics::LEDGER, key, &name, payload).await;
     }
     let mut ended = Vec::new();
     until_true("the last order is cancelled", async || {

@@ -443,6 +443,13 @@ async fn d35_bad_fields_are_named_and_change_nothing() {
             },
         ),
         (
+            "order.instrument_id",
+            Order {
+                instrument_id: String::new(),
+                ..good()
+            },
+        ),
+        (
             "order.quantity",
             Order {
                 quantity: decimal("ten"),
@@ -505,6 +512,12 @@ async fn d35_bad_fields_are_named_and_change_nothing() {
         assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status}");
         let bad = StatusExt::get_details_bad_request(&status).unwrap();
         assert_eq!(bad.field_violations[0].field, field);
+    }
+    for status in [
+        world.order("").await.unwrap_err(),
+        world.cancel("ann", "").await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     }
     let unknown = world
         .place(Order {

@@ -1528,9 +1528,9 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     world.stop().await;
 }
 
-// rows: R345
-#[tokio::test]
-async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
+/// A client sends these requests, numbered from 2 on, and reads nothing: the exchange closes its
+/// connection and cancels its orders.
+async fn is_closed_unread(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path(), Settings::unthrottled()).await;
     let mut raw = Raw::connect(&world).await;
@@ -1541,16 +1541,11 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
     raw.login(0, guarded).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     raw.until(|m| ack(m).is_some()).await;
-    // Refused cancels, 64 bytes of report each, until the exchange closes the connection: nothing
-    // is read.
-    let refused = async {
-        for seq in 2..2_000_000u64 {
-            let cancel = wire::Cancel {
-                client_order_id: 7,
-                engine_order_id: 0,
-            };
+    let sending = async {
+        for number in 2..2_000_000u64 {
+            let (seq, message) = request(number);
             let mut out = bytes::BytesMut::new();
-            wire::encode(&wire::ClientMessage::from(cancel), 0, seq, &mut out);
+            wire::encode(&message, 0, seq, &mut out);
             if raw.send.write_all(&out).await.is_err() {
                 return;
             }
@@ -1559,7 +1554,7 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
         }
         panic!("the connection is never closed");
     };
-    in_time("the exchange closes the connection", refused).await;
+    in_time("the exchange closes the connection", sending).await;
     match in_time("the end of the connection", raw.connection.closed()).await {
         quinn::ConnectionError::ApplicationClosed(close) => {
             let code = u64::from(DisconnectCode::SlowConsumer.code());
@@ -1572,6 +1567,24 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
     }
     book_empties(&world).await;
     world.stop().await;
+}
+
+/// Numbered reports: 64 bytes for each refused cancel.
+// rows: R345
+#[tokio::test]
+async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
+    let cancel = wire::Cancel {
+        client_order_id: 7,
+        engine_order_id: 0,
+    };
+    is_closed_unread(|number| (number, cancel.into())).await;
+}
+
+/// Repeats are answered with the original report, which is not numbered anew.
+// rows: R345
+#[tokio::test]
+async fn r345_a_client_that_reads_no_repeats_is_disconnected() {
+    is_closed_unread(|_| (1, wire_order(1, Side::Buy, 100, 1).into())).await;
 }
 
 /// A half-open connection: the peer sends no packet any more, not even an acknowledgement.
