@@ -22,7 +22,7 @@ fn given(name: &str) -> Option<u64> {
 fn r343_clients_receive_all_messages_under_chaos() {
     let seed = given("CHAOS_SEED").unwrap_or_else(|| tests::seed::seed(20_261_124));
     println!("CHAOS_SEED={seed}");
-    let kills = given("CHAOS_KILLS").map_or(5, |kills| usize::try_from(kills).expect("few"));
+    let kills = given("CHAOS_KILLS").map_or(10, |kills| usize::try_from(kills).expect("few"));
     let mut plan = Plan::new(seed, kills);
     if let Some(minutes) = given("CHAOS_MINUTES") {
         plan.limit = Duration::from_secs(60 * minutes);

@@ -1,4 +1,4 @@
-//! Long chaos runs on real processes; the ordinary suite runs five kills of the server and of
+//! Long chaos runs on real processes; the ordinary suite runs ten kills of the server and ten of
 //! clients.
 
 use crate::shell;

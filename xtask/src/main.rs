@@ -1,6 +1,7 @@
 //! Tasks of the workspace: `cargo xtask <task>`, with the same commands by hand and in CI.
 
 mod attacks;
+mod bench;
 mod chaos;
 mod contracts;
 mod demo;
@@ -11,6 +12,7 @@ mod full;
 mod fuzz;
 mod harness;
 mod miri;
+mod platform;
 mod powerloss;
 mod proto;
 mod rows;
@@ -135,6 +137,11 @@ enum Task {
         #[arg(long, value_name = "NAME")]
         only: Vec<String>,
     },
+    /// Comparisons that take several interleaved runs of a benchmark.
+    Bench {
+        #[command(subcommand)]
+        task: bench::Task,
+    },
     /// Dependency rules and conventions of the sources; exceptions are listed in `xtask/tidy.txt`.
     Tidy {
         /// Lower or remove the exceptions that allow more than was found.
@@ -171,6 +178,7 @@ fn main() -> anyhow::Result<()> {
             runs,
             only,
         }),
+        Task::Bench { task } => bench::run(task),
         Task::Chaos {
             seed,
             kills,

@@ -103,7 +103,7 @@ fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String
     let mut lines = BufReader::new(stdout).lines();
     loop {
         match lines.next().transpose()? {
-            Some(line) if line.starts_with("under way") => break,
+            Some(line) if line == "running" => break,
             Some(_) => {}
             None => bail!("the benchmark ended before its load began"),
         }

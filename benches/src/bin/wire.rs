@@ -13,13 +13,12 @@ use benches::wire::flow::{Counts, Flow, Load};
 use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Verified};
 use benches::wire::sample::{Sample, Sampler};
-use benches::wire::{baselines, echo, setup::PlatformClient};
+use benches::wire::{baselines, echo, settings, setup::PlatformClient};
 use benches::xflow;
 use clap::Parser;
 use client::spinning::Connection;
 use client::{LoginOptions, Trust};
 use hdrhistogram::Histogram;
-use sequencer::Layout;
 use sequencer::inspect::Folder;
 use types::{InstrumentIx, Side};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
@@ -45,7 +44,7 @@ struct Args {
     /// Trading port of the platform.
     #[arg(long, default_value = "127.0.0.1:8090")]
     trading: SocketAddr,
-    /// Data folder of the platform, for its certificate.
+    /// Data folder of the platform, for its certificate and its process.
     #[arg(long, default_value = "data")]
     data_dir: PathBuf,
     /// Requests of the closed loop: one in flight at a time.
@@ -216,6 +215,7 @@ fn main() -> anyhow::Result<()> {
     );
     // Read before this thread is pinned: afterwards it would be 1.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = settings::of_platform(&args.data_dir)?;
     let platform = PlatformClient { address: args.rpc };
     let id = platform.instrument()?;
     let users = members(&platform, &id, args.users)?;
@@ -270,6 +270,7 @@ fn main() -> anyhow::Result<()> {
     let samples = sampler.stop();
     idle.stop()?;
     let status = platform.status(&users[1])?;
+    let trading_budget = platform.trading_budget(&users[1])?;
     drop(connection);
     let verified = match args.verify {
         true => {
@@ -295,9 +296,11 @@ fn main() -> anyhow::Result<()> {
                   "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
                   "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
-        // Layout that the platform uses on this machine unless configured otherwise.
-        "layout": format!("{:?}", Layout::for_cores(cores)).to_lowercase(),
+        "layout": settings.layout,
         "bounds": status.bounds,
+        "trading_budget": trading_budget,
+        "trading_limit_basis": settings.trading_limit_basis,
+        "lag_bounds": settings.lag_bounds,
         "echo": percentiles(&echoed),
         "net": percentiles(&net),
         "accepted": percentiles(&accepted),

@@ -7,4 +7,5 @@ pub mod flow;
 pub mod idle;
 pub mod reference;
 pub mod sample;
+pub mod settings;
 pub mod setup;

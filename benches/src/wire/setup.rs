@@ -154,6 +154,20 @@ impl PlatformClient {
         })
     }
 
+    /// The user's TRADING limit of a day and its use, in the form of the contract.
+    ///
+    /// # Errors
+    /// The call fails, or the user has no such limit.
+    pub fn trading_budget(&self, user: &str) -> anyhow::Result<Value> {
+        let method = "dfa.identity.v1.IdentityService/GetLimits";
+        let token = format!("sandbox.trader.{user}");
+        let found = self.call(&token, method, json!({ "userId": user }))?;
+        let limits = found["limits"].as_array().context("no limits")?;
+        let trading = json!("LIMIT_TYPE_TRADING");
+        let limit = limits.iter().find(|limit| limit["limitType"] == trading);
+        limit.cloned().context("no TRADING limit")
+    }
+
     /// Metrics of the platform by name, without those with labels.
     ///
     /// # Errors

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use transport::proto::{ClientConfig, ConnectionError};
 use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
-use wire::{ALPN, ClientMessage, LOGIN_FROM_NOW, Login, ServerMessage, Text, append, parse};
+use wire::{
+    ALPN, ClientMessage, DisconnectCode, Header, LOGIN_FROM_NOW, Login, ServerMessage, Text,
+    append, parse,
+};
 
 use crate::process::PATIENCE;
 use crate::quic::client_config;
@@ -25,6 +28,12 @@ pub struct Counts {
     pub logins: u64,
     /// Last client sequence that the exchange had seen at the login, by channel.
     pub last_seqs: BTreeMap<u16, u64>,
+    /// Number of the next numbered message, by channel.
+    pub next_numbers: BTreeMap<u16, u64>,
+    /// Numbered messages, repeated ones included.
+    pub numbered: u64,
+    /// Numbered messages whose predecessor was not received.
+    pub gaps: u64,
     /// Ended sessions and connections, by code.
     pub ends: BTreeMap<u64, u64>,
 }
@@ -38,12 +47,25 @@ impl Counts {
         self.answers.values().sum()
     }
 
-    fn count(&mut self, channel: u16, message: &ServerMessage) {
+    /// Logins that were accepted, or refused because of their rate.
+    pub fn answered_logins(&self) -> u64 {
+        let code = u64::from(DisconnectCode::TooManySessions.code());
+        self.logins + self.ends.get(&code).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, header: &Header, message: &ServerMessage) {
+        if header.sequence > 0 {
+            let next = self.next_numbers.entry(header.channel).or_default();
+            self.numbered += 1;
+            self.gaps += u64::from(header.sequence > *next);
+            *next = (*next).max(header.sequence + 1);
+        }
         let name = match message {
             ServerMessage::Rejected(m) => m.reason.as_str(),
             ServerMessage::LoginAccepted(m) => {
                 self.logins += 1;
-                self.last_seqs.insert(channel, m.last_client_seq);
+                self.last_seqs.insert(header.channel, m.last_client_seq);
+                self.next_numbers.insert(header.channel, m.next_sequence);
                 return;
             }
             ServerMessage::Disconnect(m) => {
@@ -106,7 +128,7 @@ impl Driver<()> for Inbox {
             match parse::<ServerMessage>(&bytes[at..]) {
                 Ok(Some((header, message))) => {
                     at += usize::from(header.length);
-                    self.counts.count(header.channel, &message);
+                    self.counts.count(&header, &message);
                 }
                 Ok(None) => break,
                 Err(_) => {
@@ -136,6 +158,19 @@ pub fn application_code(reason: &ConnectionError) -> Option<u64> {
         ConnectionError::ApplicationClosed(close) => Some(close.error_code.into_inner()),
         _ => None,
     }
+}
+
+fn login(token: &str, session: &str, flags: u8) -> ClientMessage {
+    Login {
+        token: Text::new(token).expect("a short token"),
+        session_name: Text::new(session).expect("a short name"),
+        last_sequence: 0,
+        flags,
+        heartbeat_ms: 0,
+        stp_group: 0,
+        money_hold_minor: 0,
+    }
+    .into()
 }
 
 /// Client configuration of [`Line::open`].
@@ -185,16 +220,12 @@ impl Line {
 
     /// Login message of a session, without earlier messages.
     pub fn login_message(token: &str, session: &str, flags: u8) -> ClientMessage {
-        Login {
-            token: Text::new(token).expect("a short token"),
-            session_name: Text::new(session).expect("a short name"),
-            last_sequence: 0,
-            flags: flags | LOGIN_FROM_NOW,
-            heartbeat_ms: 0,
-            stp_group: 0,
-            money_hold_minor: 0,
-        }
-        .into()
+        login(token, session, flags | LOGIN_FROM_NOW)
+    }
+
+    /// Login message of a session that lacks all its messages.
+    pub fn resume_message(token: &str, session: &str) -> ClientMessage {
+        login(token, session, 0)
     }
 
     /// Logs a session in and waits for the answer.
@@ -233,10 +264,13 @@ impl Line {
 
     /// Polls until this many requests are answered, the connection ends or `patience` has elapsed.
     pub fn drain(&mut self, requests: u64, patience: Duration) {
+        self.wait(patience, |counts| counts.answered() >= requests);
+    }
+
+    /// Polls until `done`, the connection ends or `patience` has elapsed.
+    pub fn wait(&mut self, patience: Duration, done: impl Fn(&Counts) -> bool) {
         let begun = Instant::now();
-        while self.inbox.counts.answered() < requests
-            && self.inbox.ended.is_none()
-            && begun.elapsed() < patience
+        while !done(&self.inbox.counts) && self.inbox.ended.is_none() && begun.elapsed() < patience
         {
             self.poll();
             std::thread::sleep(Duration::from_micros(500));

@@ -11,6 +11,7 @@
 //! | `honest` | the honest member |
 //! | `line` | a member's connection without the client's rules |
 //! | `sessions` | attacks over trading sessions, and the control |
+//! | `resumes` | sessions that resume from messages older than their windows |
 //! | `strangers` | attacks without credentials |
 //! | `reads` | reads over the RPC port |
 //! | `verdict` | figures of an attack, and violations |
@@ -20,6 +21,7 @@
 mod honest;
 mod line;
 mod reads;
+mod resumes;
 mod sessions;
 mod strangers;
 mod verdict;
@@ -31,7 +33,8 @@ use client::{Connection, LoginOptions, Trust};
 use serde_json::json;
 
 use self::honest::{Figures, Honest};
-use self::sessions::{Flood, Logins, Requests, SlowConsumer};
+use self::resumes::Resumes;
+use self::sessions::{Flood, Logins, Requests, SlowConsumer, Unread};
 use self::strangers::{Datagrams, Idle};
 pub use self::verdict::Verdict;
 use crate::Platform;
@@ -45,8 +48,10 @@ pub const LONG: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(60);
 /// Memory of the ledger's cache of 32,768 holds: an order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;
-/// Resting orders of the market maker.
+/// Resting orders of the market maker, of one lot each.
 const RESTING: u64 = 10_000;
+/// Units of the attacker that sells: for several of its orders at a time.
+const UNITS: &str = "200000";
 /// Interval of sending: packets due since the last tick are sent together.
 const TICK: Duration = Duration::from_micros(250);
 /// Most packets per tick; an attack that cannot keep up sends fewer.
@@ -60,25 +65,33 @@ pub enum Kind {
     BadPrices,
     UnknownCancels,
     Repeats,
+    Resumes,
+    Windows,
+    FillOrKill,
     Logins,
     Handshakes,
     Garbage,
     SlowConsumer,
+    UnreadAnswers,
     Idle,
     OrderSlots,
     Reads,
 }
 
 impl Kind {
-    pub const ATTACKS: [Self; 11] = [
+    pub const ATTACKS: [Self; 15] = [
         Self::MassCancels,
         Self::BadPrices,
         Self::UnknownCancels,
         Self::Repeats,
+        Self::Resumes,
+        Self::Windows,
+        Self::FillOrKill,
         Self::Logins,
         Self::Handshakes,
         Self::Garbage,
         Self::SlowConsumer,
+        Self::UnreadAnswers,
         Self::Idle,
         Self::OrderSlots,
         Self::Reads,
@@ -91,10 +104,14 @@ impl Kind {
             Self::BadPrices => "bad-prices",
             Self::UnknownCancels => "unknown-cancels",
             Self::Repeats => "repeats",
+            Self::Resumes => "resumes",
+            Self::Windows => "windows",
+            Self::FillOrKill => "fill-or-kill",
             Self::Logins => "logins",
             Self::Handshakes => "handshakes",
             Self::Garbage => "garbage",
             Self::SlowConsumer => "slow-consumer",
+            Self::UnreadAnswers => "unread-answers",
             Self::Idle => "idle",
             Self::OrderSlots => "order-slots",
             Self::Reads => "reads",
@@ -110,11 +127,15 @@ impl Kind {
             Self::BadPrices => flood(Requests::BadPrices),
             Self::UnknownCancels => flood(Requests::UnknownCancels),
             Self::Repeats => flood(Requests::Repeats),
+            Self::Windows => flood(Requests::Windows),
+            Self::FillOrKill => flood(Requests::FillOrKill),
             Self::OrderSlots => flood(Requests::Orders),
+            Self::Resumes => Box::new(Resumes::begin(target)),
             Self::Logins => Box::new(Logins::begin(target)),
             Self::Handshakes => Box::new(Datagrams::handshakes(target)),
             Self::Garbage => Box::new(Datagrams::garbage(target)),
-            Self::SlowConsumer => Box::new(SlowConsumer::begin(target)),
+            Self::SlowConsumer => Box::new(SlowConsumer::begin(target, Unread::Reports)),
+            Self::UnreadAnswers => Box::new(SlowConsumer::begin(target, Unread::Answers)),
             Self::Idle => Box::new(Idle::begin(target)),
             Self::Reads => Box::new(reads::Reads::begin(target)),
         }
@@ -226,6 +247,13 @@ impl Stage {
     /// The runs of an attack. In a long plan each but the first is preceded by a control run.
     async fn judge(&mut self, kind: Kind, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let attacker = member(&self.platform, false).await;
+        if kind == Kind::FillOrKill {
+            // It sells to the market maker.
+            self.platform.issue(&self.bond, &attacker, UNITS).await;
+            self.platform
+                .trading_hold(&attacker, &self.bond, UNITS)
+                .await;
+        }
         let mut verdict = Verdict::new(kind.name(), plan.is_long());
         if kind == Kind::OrderSlots && !plan.is_long() {
             verdict.caches_bytes = LEDGER_CACHE;
@@ -242,7 +270,7 @@ impl Stage {
             }
             let (figures, outcome) = self.measure(kind, plan, &attacker).await;
             verdict.add(figures, &outcome);
-            if kind == Kind::SlowConsumer {
+            if matches!(kind, Kind::SlowConsumer | Kind::UnreadAnswers) {
                 self.no_orders_of(&attacker).await;
             }
             self.door(&mut verdict).await;

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use types::{Side, TimeInForce};
 use wire::{
-    ALL_INSTRUMENTS, BOTH_SIDES, Cancel, ClientMessage, LOGIN_CANCEL_ON_DISCONNECT, MassCancel,
-    NewOrder,
+    ALL_INSTRUMENTS, BOTH_SIDES, CHANNELS_MAX, Cancel, ClientMessage, LOGIN_CANCEL_ON_DISCONNECT,
+    MassCancel, NewOrder,
 };
 
 use super::line::{self, Line};
-use super::{Attack, Outcome, Target};
+use super::{Attack, Outcome, RESTING, Target};
 use crate::member::limit;
 
 /// Sessions that share the packets, so that each stays within its rate at 20,000 packets/s.
@@ -23,20 +23,32 @@ const SEEN: [u64; SESSIONS as usize] = [17_500, 1_000, 1_000, 1_000, 1_000];
 const UNKNOWN: u64 = 1 << 40;
 /// A tick above the band of a bond.
 const ABOVE_BAND: i64 = 10_000_001;
+/// Sessions whose windows are filled.
+const WINDOWS: u64 = CHANNELS_MAX as u64;
+/// Requests that fill the window of one session.
+const WINDOW_REQUESTS: u64 = 17_000;
+/// Price of the attacker's orders: the lowest level of the market maker.
+const LOWEST: i64 = 101;
+/// Lots of the attacker's own order that prevents the fill of its fill-or-kill orders. More than
+/// earlier attacks may have left in the book.
+const OWN_LOTS: u64 = 1_000;
+/// Most fill-or-kill orders per second that reach the book. Each examines a thousand levels and ten
+/// thousand orders, of a million per second and member.
+const FILL_OR_KILL_PER_S: u64 = 100;
 
-/// One connection with [`SESSIONS`] sessions.
+/// One connection with several sessions.
 struct Member {
     line: Line,
     /// Last client sequence, by channel.
-    seqs: [u64; SESSIONS as usize],
+    seqs: Vec<u64>,
     /// Requests that need an answer.
     sent: u64,
 }
 
 impl Member {
-    fn login(target: &Target) -> Self {
+    fn login(target: &Target, sessions: u64) -> Self {
         let mut line = Line::open(target.trading, line::config());
-        let mut seqs = [0; SESSIONS as usize];
+        let mut seqs = vec![0; sessions as usize];
         for (channel, seq) in (0u16..).zip(&mut seqs) {
             line.login(channel, &target.token, &format!("session-{channel}"), 0);
             *seq = line.counts().last_seqs[&channel];
@@ -122,6 +134,10 @@ pub enum Requests {
     Orders,
     /// Client sequences seen before.
     Repeats,
+    /// Refused requests that fill the windows of [`WINDOWS`] sessions, five at a time.
+    Windows,
+    /// Orders that an own order at the end of the book prevents from being filled.
+    FillOrKill,
 }
 
 /// Reject reasons of limits, allowed for every request.
@@ -136,7 +152,8 @@ impl Requests {
             Self::BadPrices => &["PRICE_TICK", "PRICE_BAND"],
             Self::UnknownCancels => &["UNKNOWN_ORDER"],
             Self::Orders => &["order", "INSTRUMENT_ORDER_LIMIT", "SETTLEMENT_BACKLOG"],
-            Self::Repeats => &["UNKNOWN_ORDER", "ALREADY_SEEN"],
+            Self::Repeats | Self::Windows => &["UNKNOWN_ORDER", "ALREADY_SEEN"],
+            Self::FillOrKill => &["order", "INSUFFICIENT_BALANCE"],
         }
     }
 }
@@ -146,19 +163,34 @@ pub struct Flood {
     member: Member,
     requests: Requests,
     instrument: u32,
+    begun: Instant,
 }
 
 impl Flood {
     pub fn begin(target: &Target, requests: Requests) -> Self {
+        let sessions = match requests {
+            Requests::Windows => WINDOWS,
+            _ => SESSIONS,
+        };
         let mut flood = Self {
-            member: Member::login(target),
+            member: Member::login(target, sessions),
             requests,
             instrument: target.instrument,
+            begun: Instant::now(),
         };
-        if requests == Requests::Repeats {
-            flood.fill_windows();
+        match requests {
+            Requests::Repeats => flood.fill_windows(),
+            Requests::FillOrKill => flood.prevent_fills(),
+            _ => {}
         }
         flood
+    }
+
+    /// Places the attacker's own order at the end of the book.
+    fn prevent_fills(&mut self) {
+        let order = limit(UNKNOWN, self.instrument, Side::Buy, LOWEST, OWN_LOTS);
+        self.member.send(0, &order.into());
+        self.member.line.drain(1, DRAIN);
     }
 
     /// Sends the requests to be repeated, within the sessions' rates.
@@ -181,14 +213,34 @@ impl Flood {
     fn order(&self, id: u64, price_ticks: i64) -> ClientMessage {
         limit(id, self.instrument, Side::Buy, price_ticks, 1).into()
     }
+
+    /// A sell of all that the market maker and the attacker itself bid for.
+    fn fill_or_kill(&self, id: u64) -> ClientMessage {
+        NewOrder {
+            time_in_force: TimeInForce::Fok,
+            ..limit(id, self.instrument, Side::Sell, LOWEST, RESTING + OWN_LOTS)
+        }
+        .into()
+    }
+
+    /// Repeats the last request of each session: a window still answers.
+    fn repeat_last(&mut self) {
+        for channel in 0..self.member.seqs.len() {
+            let seq = self.member.seqs[channel];
+            // 0: the run was too short to reach this session.
+            if seq > 0 {
+                self.member.send_as(channel as u64, seq, &unknown(0));
+            }
+        }
+    }
 }
 
 impl Attack for Flood {
     fn packet(&mut self, number: u64) {
-        let (channel, nth) = (number % SESSIONS, number / SESSIONS);
+        let (mut channel, nth) = (number % SESSIONS, number / SESSIONS);
         let id = 1 + nth / 2 * SESSIONS + channel;
         let message = match self.requests {
-            Requests::Ordinary if nth % 2 == 0 => self.order(id, 101),
+            Requests::Ordinary if nth % 2 == 0 => self.order(id, LOWEST),
             Requests::Ordinary => Cancel {
                 client_order_id: id,
                 engine_order_id: 0,
@@ -199,7 +251,12 @@ impl Attack for Flood {
             Requests::BadPrices if nth % 2 == 0 => self.order(id, 0),
             Requests::BadPrices => self.order(id, ABOVE_BAND),
             Requests::UnknownCancels => unknown(number),
-            Requests::Orders => self.order(1 + number, 101),
+            Requests::Windows => {
+                channel = (nth / WINDOW_REQUESTS * SESSIONS + channel) % WINDOWS;
+                unknown(number)
+            }
+            Requests::FillOrKill => self.fill_or_kill(1 + number),
+            Requests::Orders => self.order(1 + number, LOWEST),
             Requests::Repeats => {
                 let last = self.member.seqs[channel as usize];
                 // One in a hundred has left the window.
@@ -218,15 +275,25 @@ impl Attack for Flood {
         self.member.line.poll();
     }
 
-    fn finish(self: Box<Self>) -> Outcome {
+    fn finish(mut self: Box<Self>) -> Outcome {
         let requests = self.requests;
+        if requests == Requests::Windows {
+            self.member.line.drain(self.member.sent, DRAIN);
+            self.repeat_last();
+        }
         let orders = self.member.line.counts().of("order");
+        let seconds = self.begun.elapsed().as_secs() + 2;
         let allowed = [requests.answers(), &BOUNDS[..]].concat();
         let mut outcome = self.member.finish(&allowed);
         if requests == Requests::Orders && orders > 16_384 {
             outcome
                 .wrong
                 .push(format!("{orders} open orders of one user"));
+        }
+        if requests == Requests::FillOrKill && orders > FILL_OR_KILL_PER_S * seconds {
+            outcome
+                .wrong
+                .push(format!("{orders} orders reached the book in {seconds} s"));
         }
         if requests == Requests::Ordinary {
             let bounded = BOUNDS.iter().any(|bound| outcome.said.contains(bound));
@@ -274,8 +341,7 @@ impl Logins {
     /// True if no login is in flight. After a takeover the session is on the other channel.
     fn is_answered(&mut self) -> bool {
         let counts = self.line.counts();
-        let refused = counts.ends.get(&19).copied().unwrap_or(0);
-        if counts.logins + refused < self.asked {
+        if counts.answered_logins() < self.asked {
             return false;
         }
         if counts.logins > self.logins && self.asked > 1 {
@@ -333,10 +399,22 @@ impl Attack for Logins {
     }
 }
 
+/// What a client leaves unread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// Numbered reports of orders.
+    Reports,
+    /// Repeated answers, and refusals of requests that were not seen: neither takes a number.
+    Answers,
+}
+
 /// Orders of a client that does not read.
 pub struct SlowConsumer {
     target: Target,
     member: Member,
+    unread: Unread,
+    /// Client sequence of an answered request of the first session.
+    answered_seq: u64,
     /// Close codes by the exchange.
     ended: Vec<Option<u64>>,
 }
@@ -345,17 +423,19 @@ impl SlowConsumer {
     /// Resting orders that cancel-on-disconnect has to end.
     pub const RESTING: u64 = 10;
 
-    pub fn begin(target: &Target) -> Self {
+    pub fn begin(target: &Target, unread: Unread) -> Self {
         let mut member = Self::login(target);
         for id in 1..=Self::RESTING {
-            let order = limit(UNKNOWN + id, target.instrument, Side::Buy, 101, 1);
+            let order = limit(UNKNOWN + id, target.instrument, Side::Buy, LOWEST, 1);
             member.send(0, &order.into());
         }
         member.line.drain(Self::RESTING, DRAIN);
         member.line.stop_reading();
         Self {
             target: target.clone(),
+            answered_seq: member.seqs[0],
             member,
+            unread,
             ended: Vec::new(),
         }
     }
@@ -366,7 +446,7 @@ impl SlowConsumer {
         let mut config = line::config();
         config.transport_config(transport.into());
         let mut line = Line::open(target.trading, config);
-        let mut seqs = [0; SESSIONS as usize];
+        let mut seqs = vec![0; SESSIONS as usize];
         for (channel, seq) in (0u16..).zip(&mut seqs) {
             let name = format!("slow-{channel}");
             line.login(channel, &target.token, &name, LOGIN_CANCEL_ON_DISCONNECT);
@@ -386,7 +466,15 @@ impl Attack for SlowConsumer {
             time_in_force: TimeInForce::Ioc,
             ..limit(1 + number, self.target.instrument, Side::Buy, 100, 1)
         };
-        self.member.send(number % SESSIONS, &order.into());
+        let order = ClientMessage::from(order);
+        match self.unread {
+            Unread::Reports => self.member.send(number % SESSIONS, &order),
+            Unread::Answers if number.is_multiple_of(2) => {
+                self.member.send_as(0, self.answered_seq, &order);
+            }
+            // On one session, so that most are past its rate.
+            Unread::Answers => self.member.send(0, &order),
+        }
     }
 
     fn poll(&mut self) {
@@ -398,7 +486,7 @@ impl Attack for SlowConsumer {
     }
 
     fn finish(self: Box<Self>) -> Outcome {
-        let said = format!("{} orders, ended by {:?}", self.member.sent, self.ended);
+        let said = format!("{} requests, ended by {:?}", self.member.sent, self.ended);
         let is_slow = self.ended == [Some(wire::DisconnectCode::SlowConsumer as u64)];
         Outcome {
             wrong: (!is_slow)

@@ -1,0 +1,144 @@
+//! Sessions of one connection that all resume from their first message at once, again and again.
+//! What has left their windows is read from the journal.
+
+use std::time::{Duration, Instant};
+
+use wire::{CONNECTION_CHANNEL, Cancel, ClientMessage, Heartbeat, Logout};
+
+use super::line::{self, Counts, Line};
+use super::{Attack, Outcome, Target};
+
+/// More sessions than a user's look-ups in the journal at a time.
+const SESSIONS: u16 = 10;
+/// Messages of each session: more than its window keeps.
+const MESSAGES: u64 = 17_000;
+/// Requests per millisecond that create them: within the rates of user and sessions.
+const FILL_PER_MS: u128 = 16;
+/// Packets from one resume of all sessions to the next.
+const ROUND: u64 = 10_000;
+/// Longest wait for the last messages.
+const DRAIN: Duration = Duration::from_secs(30);
+/// Time after which the user's rate of logins admits all sessions again.
+const LOGIN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Logins that begin before the earlier ones of their sessions have received all messages.
+pub struct Resumes {
+    line: Line,
+    token: String,
+    /// Logins sent.
+    asked: u64,
+}
+
+fn name(channel: u16) -> String {
+    format!("resumed-{channel}")
+}
+
+fn unknown(client_order_id: u64) -> ClientMessage {
+    Cancel {
+        client_order_id,
+        engine_order_id: 0,
+    }
+    .into()
+}
+
+/// Number of the last message of a session that was received.
+fn last_number(counts: &Counts, channel: u16) -> u64 {
+    let next = counts.next_numbers.get(&channel);
+    next.map_or(0, |next| next.saturating_sub(1))
+}
+
+impl Resumes {
+    pub fn begin(target: &Target) -> Self {
+        let mut line = Line::open(target.trading, line::config());
+        for channel in 0..SESSIONS {
+            line.login(channel, &target.token, &name(channel), 0);
+        }
+        let mut resumes = Self {
+            line,
+            token: target.token.clone(),
+            asked: u64::from(SESSIONS),
+        };
+        resumes.fill();
+        resumes
+    }
+
+    /// Sends the requests that a session has not sent in an earlier run. Each is refused.
+    fn fill(&mut self) {
+        let seen = self.line.counts().last_seqs.clone();
+        let begun = Instant::now();
+        let mut sent = 0u64;
+        for client_seq in 1..=MESSAGES {
+            for channel in (0..SESSIONS).filter(|channel| seen[channel] < client_seq) {
+                let request = unknown(client_seq);
+                while u128::from(sent) >= begun.elapsed().as_millis() * FILL_PER_MS
+                    || !self.line.append(channel, client_seq, &request)
+                {
+                    assert!(self.line.ended().is_none(), "the connection has ended");
+                    self.line.poll();
+                    std::thread::sleep(Duration::from_micros(250));
+                }
+                sent += 1;
+            }
+            self.line.flush();
+        }
+        self.line.drain(sent, DRAIN);
+    }
+
+    /// Logs every session out and in again from its first message.
+    fn resume(&mut self) {
+        for channel in 0..SESSIONS {
+            self.line.append(channel, 0, &Logout {}.into());
+            let login = Line::resume_message(&self.token, &name(channel));
+            self.asked += u64::from(self.line.append(channel, 0, &login));
+        }
+        self.line.flush();
+    }
+}
+
+impl Attack for Resumes {
+    fn packet(&mut self, number: u64) {
+        if number.is_multiple_of(ROUND) && self.line.counts().answered_logins() >= self.asked {
+            self.resume();
+        }
+        let heartbeat = ClientMessage::from(Heartbeat {});
+        self.line.append(CONNECTION_CHANNEL, 0, &heartbeat);
+        self.line.flush();
+    }
+
+    fn poll(&mut self) {
+        self.line.poll();
+    }
+
+    fn finish(mut self: Box<Self>) -> Outcome {
+        let asked = self.asked;
+        let is_answered = |counts: &Counts| counts.answered_logins() >= asked;
+        self.line.wait(DRAIN, is_answered);
+        self.line.wait(LOGIN_PAUSE, |_| false);
+        self.resume();
+        let asked = self.asked;
+        self.line.wait(DRAIN, |counts| {
+            let mut channels = 0..SESSIONS;
+            counts.answered_logins() >= asked
+                && channels.all(|channel| last_number(counts, channel) >= MESSAGES)
+        });
+        let counts = self.line.counts().clone();
+        let mut wrong = Vec::new();
+        for channel in 0..SESSIONS {
+            let last = last_number(&counts, channel);
+            if last < MESSAGES {
+                wrong.push(format!("session {channel} resumed {last} of {MESSAGES}"));
+            }
+        }
+        if counts.gaps > 0 || self.line.ended().is_some() {
+            let ended = self.line.ended();
+            wrong.push(format!("{} messages missing, end {ended:?}", counts.gaps));
+        }
+        let logins = counts.logins;
+        let said = format!(
+            "{asked} logins, {logins} accepted, {} numbered messages, {} datagrams: {counts}",
+            counts.numbered,
+            self.line.packets()
+        );
+        Outcome { said, wrong }
+    }
+}

@@ -1,0 +1,110 @@
+//! Comparisons that take several runs of a benchmark (`benches/README.md`). The runs are
+//! interleaved: what drifts on the machine affects each side.
+
+mod idle;
+mod pipeline;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Subcommand;
+use serde_json::Value;
+
+use crate::shell;
+
+#[derive(Subcommand)]
+pub enum Task {
+    /// `wire` beside idle sessions and without them, in pairs of runs in the order ABBA, each on a
+    /// new platform. Fails if the median of the pairs loses more than a tenth of the orders/s.
+    Idle {
+        /// Sessions that only send heartbeats.
+        #[arg(long, default_value_t = 1_000)]
+        sessions: usize,
+        /// Pairs of runs.
+        #[arg(long, default_value_t = 5)]
+        pairs: usize,
+        /// Seconds of the flow in each run.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
+    /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
+    /// 1,500,000/s: medians over the rounds, and their ratios to the bare rings. Fails if a ratio
+    /// with a goal exceeds it.
+    Pipeline {
+        /// Rounds, each with a run of every load.
+        #[arg(long, default_value_t = 9)]
+        rounds: usize,
+        /// Measured seconds of each run.
+        #[arg(long, default_value_t = 4)]
+        seconds: u64,
+    },
+}
+
+/// Runs a comparison.
+///
+/// # Errors
+/// A build or a run fails, or a goal is not met.
+pub fn run(task: Task) -> anyhow::Result<()> {
+    match task {
+        Task::Idle {
+            sessions,
+            pairs,
+            seconds,
+        } => idle::run(sessions, pairs, seconds),
+        Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
+    }
+}
+
+/// Builds a benchmark and returns its path.
+fn build(name: &str) -> anyhow::Result<PathBuf> {
+    let root = shell::root();
+    let build = [
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "benches",
+        "--bin",
+        name,
+    ];
+    shell::run(&root, "cargo", &build)?;
+    Ok(shell::target(&root).join("release").join(name))
+}
+
+/// Runs a benchmark and returns its figures.
+fn figures(program: &Path, args: &[&str]) -> anyhow::Result<Value> {
+    let args = [&["--json"][..], args].concat();
+    let output = shell::output(&shell::root(), &program.to_string_lossy(), &args)?;
+    serde_json::from_str(&output).with_context(|| format!("not one line of JSON: {output}"))
+}
+
+fn number(figures: &Value, pointer: &str) -> anyhow::Result<f64> {
+    let number = figures.pointer(pointer).and_then(Value::as_f64);
+    number.with_context(|| format!("the figures have no {pointer}"))
+}
+
+/// Median, the upper one of two; 0 for no values.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_value_of_an_odd_count() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![2.0, 1.0]), 2.0);
+        assert_eq!(median(Vec::new()), 0.0);
+    }
+
+    #[test]
+    fn figures_are_read_by_pointer() {
+        let figures = serde_json::json!({ "a": [{ "b": 5 }] });
+        assert_eq!(number(&figures, "/a/0/b").expect("a number"), 5.0);
+        let error = number(&figures, "/a/1/b").expect_err("no such figure");
+        assert!(error.to_string().contains("/a/1/b"), "{error}");
+    }
+}
