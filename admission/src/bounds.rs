@@ -7,6 +7,17 @@ use crate::admission::Admission;
 use crate::request::{Reject, RejectDetails};
 use crate::state::{BoundsRow, User};
 
+/// Message rates of a user, per second; 0 = no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Each session.
+    pub session: u32,
+    /// All sessions of the user.
+    pub user: u32,
+    /// All sessions of the users of its group.
+    pub group: u32,
+}
+
 impl Admission {
     /// The bounds that apply to a user.
     #[inline]
@@ -27,6 +38,18 @@ impl Admission {
         own.and_then(|row| row.bounds.as_ref())
             .or_else(|| self.tables.bounds[*of_group()? as usize].bounds.as_ref())
             .unwrap_or(&self.tables.order_bounds)
+    }
+
+    /// The message rates of a user. The group's is from the group's row, else the node's: its users
+    /// share one rate, so bounds of their own do not change it.
+    pub fn rates(&self, user: &User) -> Rates {
+        let bounds = self.bounds(user);
+        let of_group = self.bounds_of(BoundsOf::Group(user.group));
+        Rates {
+            session: bounds.session_rate,
+            user: bounds.user_rate,
+            group: of_group.unwrap_or(self.tables.order_bounds).group_rate,
+        }
     }
 
     /// Bounds that were set for a group or a user; the node always has some.
@@ -113,7 +136,9 @@ impl Admission {
                 bounds.lots_per_order.0,
                 bounds.value_per_order.0 as u64,
                 bounds.journal_bytes_per_minute,
-                u64::from(bounds.messages_per_trade),
+                u64::from(bounds.messages_per_trade) << 32 | u64::from(bounds.sessions),
+                u64::from(bounds.session_rate) << 32 | u64::from(bounds.user_rate),
+                u64::from(bounds.group_rate),
             ]);
         };
         put(&self.tables.order_bounds);

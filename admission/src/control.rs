@@ -2,8 +2,8 @@
 
 use types::command::{
     BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
-    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, SweepPosition,
-    TradeParty, UnblockUser,
+    ForgetSession, Fund, OpenSession, SetInstrument, SetKillSwitch, SetPhase, Settled,
+    SweepPosition, TradeParty, UnblockUser,
 };
 use types::{
     HoldIx, HoldKind, Id128, InstrumentIx, InstrumentSpec, Minor, Phase, RejectReason, Sequence,
@@ -41,6 +41,7 @@ impl Admission {
                 epoch,
                 keep_orders,
             } => self.admit_close(*session, *epoch, *keep_orders),
+            Request::ForgetSession { session, epoch } => self.admit_forget(*session, *epoch),
             Request::Fund(r) => self.admit_fund(r),
             Request::Defund {
                 hold,
@@ -70,12 +71,7 @@ impl Admission {
                 trades_final,
             } => self.admit_settled(*posted, *finalized, *trades_final),
             Request::Bust(bust) => self.admit_bust(bust),
-            Request::SetBudget {
-                user,
-                day,
-                amount_minor,
-                raised_minor,
-            } => self.admit_budget(*user, *day, *amount_minor, *raised_minor),
+            Request::SetBudget(set) => self.admit_budget(*set),
             Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
                 instrument: *instrument,
             })),
@@ -110,30 +106,6 @@ impl Admission {
             return Err(Reject::with(RejectReason::HoldInUse, details));
         }
         Ok(Command::CloseHold(close))
-    }
-
-    fn admit_budget(
-        &self,
-        user: UserIx,
-        day: u32,
-        amount_minor: Minor,
-        raised_minor: Minor,
-    ) -> Result<Command, Reject> {
-        let row = self.user(user).ok_or(RejectReason::UnknownUser)?;
-        if amount_minor.is_negative() || raised_minor.is_negative() {
-            return Err(RejectReason::Malformed.into());
-        }
-        // Orders that identity has not counted yet stay deducted.
-        let left = match row.budget_day == day {
-            true => (row.budget_minor.checked_add(raised_minor))
-                .map_or(amount_minor, |left| left.min(amount_minor)),
-            false => amount_minor,
-        };
-        Ok(Command::SetBudget(SetBudget {
-            user,
-            day,
-            amount_minor: left,
-        }))
     }
 
     fn admit_defund(&self, c: Defund) -> Result<Command, Reject> {
@@ -227,7 +199,15 @@ impl Admission {
                 return Err(RejectReason::NotOwner.into());
             }
             Some(session) => *session,
-            None => SessionIx(self.tables.sessions.len() as u32),
+            None => {
+                let user = &self.tables.users[r.user.index()];
+                let most = self.bounds(user).sessions;
+                if user.sessions >= most {
+                    let details = RejectDetails::MaxCount(most);
+                    return Err(Reject::with(RejectReason::SessionLimit, details));
+                }
+                SessionIx(self.tables.sessions.len() as u32)
+            }
         };
         // An explicit group belongs to its first user: no other user may cancel by it.
         if let Some(group) = r.stp_group
@@ -258,6 +238,22 @@ impl Admission {
                 }))
             }
             _ => Err(RejectReason::UnknownSession.into()),
+        }
+    }
+
+    /// Only a session to which no message can come any more: all orders ended and settled, no
+    /// timer.
+    fn admit_forget(&self, session: SessionIx, epoch: Sequence) -> Result<Command, Reject> {
+        let row = self.session(session).filter(|row| !row.key.is_none());
+        let row = row.ok_or(RejectReason::UnknownSession)?;
+        let is_idle = !row.open
+            && row.epoch == epoch
+            && row.open_orders == 0
+            && row.cancel_all_at_ns == 0
+            && !row.unsettled.any();
+        match is_idle {
+            true => Ok(Command::ForgetSession(ForgetSession { session })),
+            false => Err(RejectReason::InvalidCombination.into()),
         }
     }
 

@@ -10,6 +10,7 @@ use types::command::{
 use types::{CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx};
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
+use crate::budget::Budget;
 use crate::orders::worst;
 use crate::state::{
     Blocks, HoldBalance, Instrument, KeyedCall, OpenOrder, Session, Slot, Unsettled, User,
@@ -45,6 +46,7 @@ impl Admission {
                 row.open = false;
                 row.cancel_on_disconnect &= !c.keep_orders;
             }
+            Command::ForgetSession(c) => self.forget_session(c.session),
             Command::Fund(c) => self.fund(c),
             Command::Defund(c) => self.defund(c),
             Command::CloseHold(c) => self.close_hold(c),
@@ -65,11 +67,7 @@ impl Admission {
                 }
                 self.note_sweep(&envelope.command, envelope.sequence);
             }
-            Command::SetBudget(c) => {
-                let user = &mut self.tables.users[c.user.index()];
-                user.budget_day = c.day;
-                user.budget_minor = c.amount_minor;
-            }
+            Command::SetBudget(c) => self.tables.users[c.user.index()].budget.set(c),
             Command::SuspectClock(c) => self.tables.clock.suspect(c),
             Command::ConfirmClock(c) => self.tables.clock.confirm(c),
             Command::SetOrderBounds(c) => self.set_bounds(c),
@@ -104,8 +102,7 @@ impl Admission {
             id: c.id,
             blocks: Blocks::default(),
             is_kill_switch_on: false,
-            budget_day: 0,
-            budget_minor: Minor::ZERO,
+            budget: Budget::default(),
             open_orders: 0,
             sessions: 0,
             group: MemberGroup::NONE,
@@ -183,6 +180,20 @@ impl Admission {
         row.epoch = sequence;
     }
 
+    /// The row stays, without its key: indexes are not used twice, since the journal has the old
+    /// session's messages under it.
+    fn forget_session(&mut self, session: SessionIx) {
+        let row = &mut self.tables.sessions[session.index()];
+        assert!(
+            !row.open && row.open_orders == 0 && !row.unsettled.any(),
+            "a forgotten session has nothing to report"
+        );
+        let (key, user) = (core::mem::replace(&mut row.key, Id128::NONE), row.user);
+        self.sessions.remove(&key);
+        self.linked.forget_session(user, session);
+        self.tables.users[user.index()].sessions -= 1;
+    }
+
     /// An explicit group belongs to the first user who chose it.
     pub(crate) fn note_group(&mut self, group: types::StpGroup, user: types::UserIx) {
         if group.is_explicit() {
@@ -253,6 +264,7 @@ impl Admission {
     }
 
     fn open_order(&mut self, c: &New, envelope: &Envelope) {
+        let budget = self.order_budget(c);
         self.slots.take(c.handle.slot);
         let place = c.handle.slot as usize;
         if self.tables.slots.len() <= place {
@@ -286,6 +298,7 @@ impl Admission {
             quantity: c.quantity,
             fill_totals: types::FillTotals::default(),
             reserved: c.draw,
+            budget,
             amends_pending: 0,
             price_worst: c.price,
             quantity_worst: c.quantity,
@@ -301,7 +314,7 @@ impl Admission {
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;
         }
-        self.spend_budget(c.user, c.budget_minor);
+        self.charge_budget(c.user, c.budget_minor);
         if c.client_order_id != 0 {
             self.client_ids
                 .insert(c.user, c.client_order_id, c.handle.slot);
@@ -311,8 +324,7 @@ impl Admission {
     /// Draws what an amend may come to need. In a replay the order may be closed already, because
     /// its events come first: the growth would be drawn and returned at once.
     fn draw_growth(&mut self, c: &Amend) {
-        // Spent whether the order is still open or not, so that interleaving makes no difference.
-        self.spend_budget(c.user, c.budget_minor);
+        self.charge_amend(c);
         let place = c.handle.slot as usize;
         let order = self.tables.slots[place]
             .order
@@ -326,15 +338,6 @@ impl Admission {
         let balance = &mut self.tables.holds[order.hold.index()];
         draw_undrawn(balance, c.draw.total());
         balance.reserved += c.draw.total();
-    }
-
-    fn spend_budget(&mut self, user: types::UserIx, amount: Minor) {
-        if amount.is_zero() {
-            return;
-        }
-        let row = &mut self.tables.users[user.index()];
-        row.budget_minor -= amount;
-        assert!(!row.budget_minor.is_negative(), "budget was checked");
     }
 
     fn remember_key(&mut self, envelope: &Envelope) {

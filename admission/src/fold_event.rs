@@ -289,7 +289,9 @@ impl Admission {
         let (hold, instrument) = (order.hold, order.instrument);
         let (user, client_order_id) = (order.user, order.client_order_id);
         let session = order.session;
+        let (budget, traded) = (order.budget, order.fill_totals.value_minor);
         self.tables.slots[handle.slot as usize].order = None;
+        self.settle_budget(user, budget, traded);
         let balance = self.hold_mut(hold);
         move_money(balance, spent, returned);
         balance.open_orders -= 1;

@@ -12,6 +12,7 @@
 //! | `admission` | `Admission`: state, indexes, caches |
 //! | `state` | tables folded from the journal: orders, holds, sessions, users |
 //! | `orders` | checks of client requests: new, cancel, amend, mass cancel |
+//! | `budget` | the value that each user may order per day |
 //! | `control` | checks of all other requests: binding, funding, phases, blocks |
 //! | `clock` | whether the machine's clock is suspect, as journalled |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
@@ -35,6 +36,7 @@ extern crate alloc;
 
 mod admission;
 mod bounds;
+mod budget;
 mod client_ids;
 mod clock;
 mod control;
@@ -53,6 +55,8 @@ mod sweeps;
 mod view;
 
 pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};
+pub use bounds::Rates;
+pub use budget::{Budget, OrderBudget};
 pub use clock::ClockState;
 pub use fold_event::{Effect, Effects};
 pub use report::{Report, ReportBody, ReportSink};

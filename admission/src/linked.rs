@@ -137,6 +137,11 @@ impl Linked {
         self.of_session.push(Ends::default());
     }
 
+    /// Drops a session without orders from its user's sessions.
+    pub fn forget_session(&mut self, user: UserIx, session: SessionIx) {
+        self.sessions[user.index()].retain(|known| *known != session);
+    }
+
     /// Appends the order of a slot to the list of its session, or of its user without one.
     #[inline]
     pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {

@@ -11,7 +11,7 @@ use types::{
     OrderType, RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
 };
 
-use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
+use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::request::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
     Reject, RejectDetails,
@@ -59,7 +59,7 @@ impl Admission {
             .map_err(|_| RejectReason::AmountOverflow)?;
             let value = spec
                 .terms
-                .value(price, r.quantity)
+                .value(self.price_to_trade(r, price), r.quantity)
                 .ok_or(RejectReason::AmountOverflow)?;
             (draw, value)
         } else {
@@ -160,6 +160,15 @@ impl Admission {
         }
     }
 
+    /// The price at which the order may trade at once: a sell gets the best bid, however low its
+    /// own price.
+    fn price_to_trade(&self, r: &NewRequest, price: Ticks) -> Ticks {
+        match (r.side, self.quote(r.instrument).opposite(r.side)) {
+            (Side::Sell, Some(bid)) => price.max(bid),
+            _ => price,
+        }
+    }
+
     fn group(&self, r: &NewRequest) -> types::StpGroup {
         self.session(r.session).map_or_else(
             || types::StpGroup::of_user(r.user),
@@ -233,12 +242,7 @@ impl Admission {
         let order = self.find_order(r.order, r.user)?;
         check_amend_form(r, order)?;
         self.check_client_order_id(order.user, r.new_client_order_id)?;
-        if self
-            .tables
-            .users
-            .get(order.user.index())
-            .is_some_and(|u| u.blocks.any())
-        {
+        if self.user(order.user).is_some_and(|user| user.blocks.any()) {
             return Err(RejectReason::UserBlocked.into());
         }
         if self.kill_switch(order.user) || self.kill_switch(UserIx::NONE) {
@@ -280,12 +284,13 @@ impl Admission {
                 .ok_or(RejectReason::AmountOverflow)
         };
         let user = &self.tables.users[order.user.index()];
+        let worst_value = value(price, quantity)?;
         if !is_harmless {
-            self.check_size(user, quantity, value(price, quantity)?)?;
+            self.check_size(user, quantity, worst_value)?;
         }
-        let growth = value(price, quantity)? - value(order.price_worst, order.quantity_worst)?;
-        let budget_minor =
-            self.check_budget(order.user, growth.or_zero(), r.limit_checked, now_ns)?;
+        let before = value(order.price_worst, order.quantity_worst)?;
+        let growth = self.budget_growth(order, worst_value, before);
+        let budget_minor = self.check_budget(order.user, growth, r.limit_checked, now_ns)?;
         check_undrawn(self.hold_row(order.hold), draw)?;
         *place = Command::Amend(Amend {
             handle: order.handle,
@@ -299,6 +304,7 @@ impl Admission {
             quantity: r.quantity,
             draw,
             budget_minor,
+            budget_returns: self.returns_budget(order),
             key_hash: r.key_hash,
         });
         Ok(())
@@ -428,31 +434,6 @@ impl Admission {
             }
             _ => Ok(()),
         }
-    }
-
-    /// What the order takes from the user's budget of the day; nothing when identity was asked for
-    /// this very order.
-    fn check_budget(
-        &self,
-        user: UserIx,
-        needed: Minor,
-        checked: bool,
-        now_ns: u64,
-    ) -> Result<Minor, Reject> {
-        if checked || needed.is_zero() {
-            return Ok(Minor::ZERO);
-        }
-        let row = &self.tables.users[user.index()];
-        let left = if row.budget_day == moscow_day(now_ns) {
-            row.budget_minor
-        } else {
-            Minor::ZERO
-        };
-        if needed > left {
-            let details = RejectDetails::Budget { left, needed };
-            return Err(Reject::with(RejectReason::LimitExceeded, details));
-        }
-        Ok(needed)
     }
 
     fn hold_row(&self, hold: HoldIx) -> &HoldBalance {

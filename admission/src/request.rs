@@ -3,7 +3,7 @@
 //! Texts are indices already, decimals are ticks and lots; the rest is checked here.
 
 use types::command::{
-    BlockCause, Bust, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
+    BlockCause, Bust, MassCancel, MassScope, RequestKind, SetBudget, SetMemberGroup, SetOrderBounds,
 };
 use types::{
     AssetIx, CancelReason, Command, Handle, HoldIx, HoldKind, Id128, InstrumentIx, InstrumentSpec,
@@ -201,6 +201,11 @@ pub enum Request {
         /// An orderly end: cancel-on-disconnect does not run.
         keep_orders: bool,
     },
+    /// Forgets the session unless a later login has opened it.
+    ForgetSession {
+        session: SessionIx,
+        epoch: Sequence,
+    },
     Fund(FundRequest),
     Defund {
         hold: HoldIx,
@@ -221,15 +226,7 @@ pub enum Request {
         user: UserIx,
         cause: BlockCause,
     },
-    SetBudget {
-        user: UserIx,
-        day: u32,
-        /// What is left, according to identity.
-        amount_minor: Minor,
-        /// Increase of the limit since the last figure: within a day the budget never grows by
-        /// more.
-        raised_minor: Minor,
-    },
+    SetBudget(SetBudget),
     /// `NONE` = every instrument.
     ExpireOrders(InstrumentIx),
     /// Engages or lifts the kill switch of a user, or of all users (`NONE`).

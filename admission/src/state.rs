@@ -12,6 +12,8 @@ use types::{
     UserIx,
 };
 
+use crate::budget::{Budget, OrderBudget};
+
 macro_rules! table_row {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
@@ -64,12 +66,9 @@ table_row! {
         pub blocks: Blocks,
         /// The user's kill switch is engaged (F11).
         pub is_kill_switch_on: bool,
-        /// Moscow day of the budget, 0 = never set.
-        pub budget_day: u32,
-        /// Remaining budget of that day.
-        pub budget_minor: Minor,
+        pub budget: Budget,
         pub open_orders: u32,
-        /// Sessions ever opened.
+        /// Sessions that are not forgotten.
         pub sessions: u32,
         pub group: MemberGroup,
         /// Row of the user's own bounds plus one, 0 = none.
@@ -87,6 +86,7 @@ table_row! {
 
 table_row! {
     pub struct Session {
+        /// None once the session is forgotten.
         pub key: Id128,
         pub user: UserIx,
         pub stp_group: StpGroup,
@@ -202,6 +202,7 @@ table_row! {
         pub fill_totals: FillTotals,
         /// Reserved part of the trading hold.
         pub reserved: Reserve,
+        pub budget: OrderBudget,
         /// Amends in flight to the book. Until they are answered, `reserved` covers the worst
         /// outcome.
         pub amends_pending: u32,

@@ -266,8 +266,12 @@ impl Admission {
             room.instruments.insert(row.spec.id, row.spec.ix);
         }
         for (at, row) in image.sessions.iter().enumerate() {
-            room.sessions.insert(row.key, SessionIx(at as u32));
+            let session = SessionIx(at as u32);
             room.linked.add_session(row.user);
+            match row.key.is_none() {
+                true => room.linked.forget_session(row.user, session),
+                false => drop(room.sessions.insert(row.key, session)),
+            }
             room.note_group(row.stp_group, row.user);
             room.awaiting.add_session();
             if row.unsettled.any() {
@@ -341,10 +345,9 @@ impl Admission {
             hash.words(&[
                 u64::from(row.blocks.bits()),
                 u64::from(row.is_kill_switch_on),
-                u64::from(row.budget_day),
-                row.budget_minor.0 as u64,
                 u64::from(row.group.0) << 32 | u64::from(row.own_bounds),
             ]);
+            hash.words(&row.budget.hash_words());
         }
         for row in &tables.sessions {
             let (high, low) = row.key.halves();
@@ -528,4 +531,5 @@ fn hash_order(hash: &mut StateHash, order: &OpenOrder) {
         order.reserved.fee.0 as u64,
         u64::from(order.amends_pending) << 1 | u64::from(order.side.code()),
     ]);
+    hash.words(&order.budget.hash_words());
 }

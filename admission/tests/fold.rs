@@ -4,9 +4,11 @@
 mod seed;
 mod support;
 
+use std::collections::BTreeMap;
+
 use admission::*;
 use support::*;
-use types::command::{BlockCause, Bust, MassScope, TradeParty};
+use types::command::{Amend, BlockCause, Bust, MassScope, SetBudget, TradeParty};
 use types::*;
 
 struct Random(u64);
@@ -24,6 +26,9 @@ impl Random {
     }
 }
 
+const DAY_NS: u64 = 86_400_000_000_000;
+/// Key of a user's second session, which is closed, forgotten and opened again.
+const EXTRA: u128 = 600;
 const INSTRUMENTS: u32 = 3;
 const USERS: u32 = 5;
 
@@ -51,6 +56,8 @@ impl Ledger {
 struct Run {
     market: Market,
     ledger: Ledger,
+    /// By user and day: what ended orders have used of the budget, and charges that never return.
+    used: BTreeMap<(UserIx, u32), i64>,
     opened: u64,
     closed: u64,
     trades: u64,
@@ -74,9 +81,13 @@ fn live(seed: u64, commands: u32) -> Run {
         }
         market.session(user, 500 + u128::from(n));
     }
+    for n in 0..USERS {
+        market.session(UserIx(n), EXTRA + u128::from(n));
+    }
     let mut run = Run {
         market,
         ledger,
+        used: BTreeMap::new(),
         opened: 0,
         closed: 0,
         trades: 0,
@@ -87,6 +98,7 @@ fn live(seed: u64, commands: u32) -> Run {
             Ok(Command::New(_)) => run.opened += 1,
             Ok(Command::Fund(c)) => run.ledger.add(c.hold, c.amount_minor.0),
             Ok(Command::Defund(c)) => run.ledger.add(c.hold, -c.amount_minor.0),
+            Ok(Command::Amend(c)) if !c.budget_returns => run.use_budget(&c),
             Ok(_) => {}
             Err(reject) => {
                 if let Some(refused) = run.market.room.refusal(&request, &reject) {
@@ -101,12 +113,20 @@ fn live(seed: u64, commands: u32) -> Run {
         if random.chance(3) {
             run.market.drain();
         }
+        if random.below(400) == 0 {
+            run.market.time_ns += DAY_NS / 2;
+            for user in (0..USERS).map(UserIx) {
+                // Refused where the day and the limit are as before.
+                let _ = run.market.ask(budget(&mut random, &run.market, user));
+            }
+        }
         run.settle();
         run.ledger.compare(&run.market.room);
     }
     run.market.drain();
     run.settle();
     run.ledger.compare(&run.market.room);
+    run.compare_budgets();
     run
 }
 
@@ -116,7 +136,31 @@ impl Run {
         for effect in std::mem::take(&mut self.market.effects) {
             self.ledger.add(effect.order.hold, -effect.spent.total().0);
             self.closed += u64::from(effect.closed);
+            if effect.closed {
+                let (order, budget) = (effect.order, effect.order.budget);
+                let counted = order.fill_totals.value_minor.0 - budget.free.0;
+                *self.used.entry((order.user, budget.day)).or_default() += counted.max(0);
+            }
             self.trades += u64::from(effect.spent != Reserve::ZERO);
+        }
+    }
+
+    /// The growth of an order of an earlier day.
+    fn use_budget(&mut self, c: &Amend) {
+        let day = self.market.room.user(c.user).unwrap().budget.day;
+        *self.used.entry((c.user, day)).or_default() += c.budget_minor.0;
+    }
+
+    /// A user has used what its ended orders of the day have traded, and the charges of open ones.
+    fn compare_budgets(&self) {
+        let room = &self.market.room;
+        for user in (0..USERS).map(UserIx) {
+            let budget = room.user(user).unwrap().budget;
+            let of_day = |order: &&OpenOrder| order.user == user && order.budget.day == budget.day;
+            let open = room.orders().filter(of_day);
+            let charged: i64 = open.map(|order| order.budget.charged.0).sum();
+            let ended = self.used.get(&(user, budget.day)).copied();
+            assert_eq!(budget.used.0, charged + ended.unwrap_or(0), "{user:?}");
         }
     }
 }
@@ -156,7 +200,7 @@ fn request(random: &mut Random, market: &Market) -> Request {
                 true => 1_000_000 + market.room.sequence().0,
                 false => 0,
             },
-            limit_checked: false,
+            limit_checked: random.chance(5),
             key_hash: Id128::NONE,
         }),
         (50, _) => Request::MassCancel(MassCancelRequest {
@@ -215,6 +259,8 @@ fn request(random: &mut Random, market: &Market) -> Request {
         },
         (61, _) => Request::ExpireOrders(InstrumentIx::NONE),
         (62, _) => settlements(random, market, UserIx(user)),
+        (63, _) => budget(random, market, UserIx(user)),
+        (64, _) => second_session(random, market, UserIx(user)),
         _ => {
             let side = Side::ALL[random.below(2) as usize];
             let quantity = 1 + random.below(60);
@@ -224,8 +270,10 @@ fn request(random: &mut Random, market: &Market) -> Request {
                 limit(user, side, 900 + random.below(200) as i64, quantity)
             };
             new.instrument = InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32);
-            new.session = session;
-            new.client_seq = client_seq;
+            (new.session, new.client_seq) = match second(market, UserIx(user)) {
+                Some((ix, row)) if row.open && random.chance(20) => (ix, row.client_seq + 1),
+                _ => (session, client_seq),
+            };
             new.stp = StpMode::ALL[random.below(5) as usize];
             new.client_order_id = random.below(60).saturating_sub(30);
             new.post_only = new.time_in_force.rests() && random.chance(10);
@@ -240,10 +288,49 @@ fn request(random: &mut Random, market: &Market) -> Request {
             if new.time_in_force == TimeInForce::Gtd {
                 new.expire_at_ns = market.time_ns + 2_000 + random.below(60_000);
             }
+            new.limit_checked = random.chance(30);
             new.key_hash = Id128::from_u128(u128::from(random.below(1 << 20)));
             Request::New(new)
         }
     }
+}
+
+fn second(market: &Market, user: UserIx) -> Option<(SessionIx, Session)> {
+    let ix = market
+        .room
+        .session_ix(Id128::from_u128(EXTRA + u128::from(user.0)))?;
+    Some((ix, *market.room.session(ix).unwrap()))
+}
+
+/// Closes the user's second session, forgets it, or opens it.
+fn second_session(random: &mut Random, market: &Market, user: UserIx) -> Request {
+    match second(market, user) {
+        Some((session, row)) if row.open => Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: random.chance(50),
+        },
+        Some((session, row)) if random.chance(80) => Request::ForgetSession {
+            session,
+            epoch: row.epoch,
+        },
+        _ => Request::OpenSession(SessionRequest {
+            key: Id128::from_u128(EXTRA + u128::from(user.0)),
+            user,
+            stp_group: None,
+            cancel_on_disconnect: false,
+        }),
+    }
+}
+
+/// A limit of identity's for the day.
+fn budget(random: &mut Random, market: &Market, user: UserIx) -> Request {
+    Request::SetBudget(SetBudget {
+        user,
+        day: moscow_day(market.time_ns + 1_000),
+        limit_minor: Minor(20_000_000 + random.below(5_000_000) as i64),
+        left_minor: Minor(15_000_000),
+    })
 }
 
 /// Settlement's requests; a user blocked for a difference is soon unblocked.

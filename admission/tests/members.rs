@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use admission::*;
 use support::*;
 use types::command::{
@@ -130,6 +132,78 @@ fn user_bounds_override_group_bounds_override_node_bounds() {
     ] {
         assert_eq!(market.refuse(request).reason, reason, "{request:?}");
     }
+}
+
+/// Number of sessions and message rates, each with another value.
+fn rates(first: u32) -> OrderBounds {
+    OrderBounds {
+        sessions: first,
+        session_rate: first + 1,
+        user_rate: first + 2,
+        group_rate: first + 3,
+        ..OrderBounds::NONE
+    }
+}
+
+// `design.md` 7.
+#[test]
+fn sessions_and_rates_of_user_override_group_override_node() {
+    let mut market = Market::small();
+    let known = |admission: &Admission| {
+        let user = admission.user(ALICE).unwrap();
+        let rates = admission.rates(user);
+        let sessions = admission.bounds(user).sessions;
+        [sessions, rates.session, rates.user, rates.group]
+    };
+    assert_eq!(known(&market.room), [u32::MAX, 0, 0, 0], "no limits");
+    let of_group = BoundsOf::Group(MemberGroup(7));
+    let own = BoundsOf::User(ALICE);
+    for (request, expected) in [
+        (
+            set_bounds(BoundsOf::Node, Some(rates(10))),
+            [10, 11, 12, 13],
+        ),
+        // The group has no bounds yet.
+        (set_group(ALICE, 7), [10, 11, 12, 13]),
+        (set_bounds(of_group, Some(rates(20))), [20, 21, 22, 23]),
+        // Its members share the group's rate whatever their own bounds are.
+        (set_bounds(own, Some(rates(30))), [30, 31, 32, 23]),
+        (set_bounds(of_group, None), [30, 31, 32, 13]),
+        (set_bounds(of_group, Some(rates(40))), [30, 31, 32, 43]),
+        (set_group(ALICE, 0), [30, 31, 32, 13]),
+        (set_bounds(own, None), [10, 11, 12, 13]),
+    ] {
+        market.go(request).unwrap();
+        assert_eq!(known(&market.room), expected, "{request:?}");
+        assert_eq!(known(&restored(&market)), expected, "{request:?}");
+    }
+    let bob = market.room.user(BOB).unwrap();
+    assert_eq!(market.room.bounds(bob).sessions, 10);
+}
+
+#[test]
+fn every_bound_changes_the_state_hash() {
+    let changes: [fn(&mut OrderBounds); 10] = [
+        |bounds| bounds.per_user = 1,
+        |bounds| bounds.per_instrument = 1,
+        |bounds| bounds.lots_per_order = Lots(1),
+        |bounds| bounds.value_per_order = Minor(1),
+        |bounds| bounds.journal_bytes_per_minute = 1,
+        |bounds| bounds.messages_per_trade = 1,
+        |bounds| bounds.sessions = 1,
+        |bounds| bounds.session_rate = 1,
+        |bounds| bounds.user_rate = 1,
+        |bounds| bounds.group_rate = 1,
+    ];
+    let hashes = changes.map(|change| {
+        let mut bounds = OrderBounds::NONE;
+        change(&mut bounds);
+        let mut market = Market::small();
+        market.go(set_bounds(BoundsOf::Node, Some(bounds))).unwrap();
+        market.room.state_hash()
+    });
+    let different: BTreeSet<u64> = hashes.into_iter().collect();
+    assert_eq!(different.len(), changes.len());
 }
 
 fn switch(session: SessionIx, client_seq: u64, timeout_s: u32) -> Request {
@@ -283,4 +357,33 @@ fn an_order_that_ends_before_its_amend_arrives_leaves_no_id() {
             ..limit(0, Side::Buy, 100, 1)
         });
     }
+}
+
+/// The number of a user's sessions is judged when one is opened: several logins may have passed the
+/// gateway's check at once.
+#[test]
+fn a_session_beyond_the_users_bound_is_refused_and_known_ones_open() {
+    let mut market = Market::small();
+    let bounds = OrderBounds {
+        sessions: 2,
+        ..OrderBounds::NONE
+    };
+    let own = BoundsOf::User(ALICE);
+    market.go(set_bounds(own, Some(bounds))).unwrap();
+    let open = |key| {
+        Request::OpenSession(SessionRequest {
+            key: Id128::from_u128(key),
+            user: ALICE,
+            stp_group: None,
+            cancel_on_disconnect: false,
+        })
+    };
+    for key in [1, 2, 1] {
+        market.go(open(key)).unwrap();
+    }
+    let reject = market.refuse(open(3));
+    assert_eq!(
+        (reject.reason, reject.limit()),
+        (RejectReason::SessionLimit, 2)
+    );
 }

@@ -257,3 +257,79 @@ fn a_restored_state_owes_the_same_messages() {
     assert_eq!(restored.say(request), market.say(request));
     assert_eq!(restored.room.state_hash(), market.room.state_hash());
 }
+
+/// `design.md` 2: an idle session is forgotten by command.
+#[test]
+fn a_closed_session_without_open_business_is_forgotten_and_its_name_is_free() {
+    let (mut market, [maker, taker, idle], trades) = traded(1);
+    let epoch = |market: &Market, session: SessionIx| market.room.session(session).unwrap().epoch;
+    let forget = |market: &Market, session| Request::ForgetSession {
+        session,
+        epoch: epoch(market, session),
+    };
+    let close = |session| Request::CloseSession {
+        session,
+        epoch: None,
+        keep_orders: true,
+    };
+    let reason = |market: &mut Market, session| market.refuse(forget(market, session)).reason;
+    assert_eq!(
+        reason(&mut market, idle),
+        RejectReason::InvalidCombination,
+        "it is open"
+    );
+    market.go(close(idle)).unwrap();
+    let login = Request::ForgetSession {
+        session: idle,
+        epoch: Sequence(1),
+    };
+    assert_eq!(
+        market.refuse(login).reason,
+        RejectReason::InvalidCombination,
+        "a later login"
+    );
+    market.go(close(maker)).unwrap();
+    assert_eq!(
+        reason(&mut market, maker),
+        RejectReason::InvalidCombination,
+        "unsettled"
+    );
+    let bid = order(taker, 9, limit(BOB, Side::Buy, 5_000, 1));
+    let Command::New(bid) = market.go(bid).unwrap() else {
+        panic!("another command");
+    };
+    market.say(settled(trades[0], trades[0]));
+    market.go(close(taker)).unwrap();
+    assert_eq!(
+        reason(&mut market, taker),
+        RejectReason::InvalidCombination,
+        "an open order"
+    );
+    market
+        .go(cancel(BOB, OrderRef::Handle(bid.handle)))
+        .unwrap();
+    let number = market.room.session(taker).unwrap().last_number;
+    assert!(number > 0);
+    for (session, left) in [(idle, 1), (taker, 0)] {
+        market.go(forget(&market, session)).unwrap();
+        assert_eq!(market.room.user(UserIx(BOB)).unwrap().sessions, left);
+        let unknown = Request::ForgetSession {
+            session,
+            epoch: epoch(&market, session),
+        };
+        assert_eq!(market.refuse(unknown).reason, RejectReason::UnknownSession);
+    }
+    assert_eq!(market.room.session_ix(Id128::from_u128(2)), None);
+    let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    assert_eq!(restored.state_hash(), market.room.state_hash());
+    assert_eq!(restored.session_ix(Id128::from_u128(2)), None);
+    // The name starts a session of its own, under an index that was never used.
+    let again = market.session(UserIx(BOB), 2);
+    assert_eq!(again, SessionIx(3));
+    let row = market.room.session(again).unwrap();
+    assert_eq!((row.last_number, row.client_seq), (0, 0));
+    assert_eq!(market.room.user(UserIx(BOB)).unwrap().sessions, 1);
+    let bid = order(again, 1, limit(BOB, Side::Buy, 5_000, 1));
+    assert_eq!(market.say(bid)[0].session, again);
+    market.room.check_invariants();
+}

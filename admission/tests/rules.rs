@@ -5,7 +5,7 @@ mod support;
 use admission::*;
 use support::*;
 use types::command::{
-    BlockCause, BoundsOf, Bust, MassScope, OrderBounds, SetOrderBounds, TradeParty,
+    BlockCause, BoundsOf, Bust, MassScope, OrderBounds, SetBudget, SetOrderBounds, TradeParty,
 };
 use types::*;
 
@@ -392,7 +392,7 @@ fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
     let reject = market.refuse(amend(ALICE, order, Some(2_600), None));
     assert_eq!(reject.reason, RejectReason::LimitExceeded);
     // Midnight in Moscow, 12 hours later.
-    market.budget(UserIx(ALICE), 25_000);
+    market.budget(UserIx(ALICE), 35_000);
     market.time_ns += 12 * 3_600 * 1_000_000_000 - 1_000;
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 100, 1)));
     assert_eq!(reject.reason, RejectReason::LimitExceeded);
@@ -936,29 +936,130 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     assert_eq!(market.instrument(other), InstrumentIx(1));
 }
 
+fn budget_left(market: &Market) -> i64 {
+    let budget = market.room.user(UserIx(ALICE)).unwrap().budget;
+    budget.left(moscow_day(market.time_ns)).0
+}
+
 #[test]
-fn within_a_day_the_budget_grows_only_with_the_limit() {
-    let mut market = Market::small();
-    let day = moscow_day(market.time_ns + 1_000);
-    let read = |market: &mut Market, day, amount, raised| {
-        let request = Request::SetBudget {
+fn within_a_day_the_budget_changes_only_with_the_limit() {
+    let mut market = Market::empty_day();
+    let day = moscow_day(market.time_ns);
+    let read = |market: &mut Market, day, limit, left| {
+        let request = Request::SetBudget(SetBudget {
             user: UserIx(ALICE),
             day,
-            amount_minor: Minor(amount),
-            raised_minor: Minor(raised),
-        };
-        let Ok(Command::SetBudget(set)) = market.go(request) else {
-            panic!("refused");
-        };
-        set.amount_minor.0
+            limit_minor: Minor(limit),
+            left_minor: Minor(left),
+        });
+        market.go(request).map(|_| budget_left(market))
     };
-    market.budget(UserIx(ALICE), 25_000);
+    assert_eq!(read(&mut market, day, 30_000, 25_000), Ok(25_000));
     market.place(limit(ALICE, Side::Buy, 10_000, 2));
-    // Identity has not counted the order yet.
-    assert_eq!(read(&mut market, day, 25_000, 0), 5_000);
-    assert_eq!(read(&mut market, day, 4_000, 0), 4_000);
-    assert_eq!(read(&mut market, day, 35_000, 10_000), 14_000);
-    assert_eq!(read(&mut market, day + 1, 25_000, 0), 25_000);
+    // Identity has not counted the order yet, or has counted it and others.
+    for left in [25_000, 4_000] {
+        let again = read(&mut market, day, 30_000, left);
+        let again = again.map_err(|reject| reject.reason);
+        assert_eq!(again, Err(RejectReason::DuplicateRequest));
+        assert_eq!(budget_left(&market), 5_000);
+    }
+    assert_eq!(read(&mut market, day, 40_000, 35_000), Ok(15_000));
+    assert_eq!(
+        read(&mut market, day, 20_000, 15_000),
+        Ok(0),
+        "never negative"
+    );
+    let (wrong, known) = (RejectReason::Malformed, RejectReason::DuplicateRequest);
+    for (day, limit, left, reason) in [
+        (day - 1, 1, 1, known),
+        (day, 5, 6, wrong),
+        (day, 5, -1, wrong),
+    ] {
+        let refused = read(&mut market, day, limit, left);
+        assert_eq!(refused.map_err(|reject| reject.reason), Err(reason));
+    }
+    market.time_ns += 24 * 3_600 * 1_000_000_000;
+    assert_eq!(budget_left(&market), 0, "yesterday's budget is void");
+    assert_eq!(read(&mut market, day + 1, 20_000, 20_000), Ok(20_000));
+}
+
+/// A sell at the lowest price trades at the best bid: it is judged by that.
+#[test]
+fn a_sell_below_the_best_bid_is_charged_what_it_gets() {
+    let mut market = Market::empty_day();
+    market.budget(UserIx(ALICE), 25_000);
+    market.budget(UserIx(BOB), 1_000_000);
+    market.place(limit(BOB, Side::Buy, 10_000, 5));
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 1, 3)));
+    let details = RejectDetails::Budget {
+        left: Minor(25_000),
+        needed: Minor(30_000),
+    };
+    assert_eq!(
+        (reject.reason, reject.details),
+        (RejectReason::LimitExceeded, details)
+    );
+    market.place(limit(ALICE, Side::Sell, 1, 2));
+    assert_eq!(budget_left(&market), 5_000);
+}
+
+/// `design.md` 3: what an order did not trade returns to the budget when it ends.
+#[test]
+fn an_ended_order_returns_what_it_did_not_trade() {
+    let mut market = Market::empty_day();
+    market.budget(UserIx(ALICE), 100_000);
+    market.budget(UserIx(BOB), 1_000_000);
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 6));
+    market.go(amend(ALICE, order, None, Some(9))).unwrap();
+    assert_eq!(budget_left(&market), 10_000);
+    market.place(limit(BOB, Side::Sell, 9_000, 2));
+    assert_eq!(
+        budget_left(&market),
+        10_000,
+        "while it is open, all is charged"
+    );
+    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    assert_eq!(budget_left(&market), 80_000, "two were traded at 10,000");
+    // Quotes that are cancelled use nothing, however often.
+    for _ in 0..20 {
+        let order = market.place(limit(ALICE, Side::Buy, 9_000, 8));
+        market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    }
+    assert_eq!(budget_left(&market), 80_000);
+    // Identity allowed this one: not counted, but its growth is.
+    let free = market.place(NewRequest {
+        limit_checked: true,
+        ..limit(ALICE, Side::Buy, 10_000, 20)
+    });
+    market.go(amend(ALICE, free, None, Some(23))).unwrap();
+    assert_eq!(budget_left(&market), 50_000);
+    market.place(limit(BOB, Side::Sell, 10_000, 21));
+    market.go(cancel(ALICE, OrderRef::Handle(free))).unwrap();
+    assert_eq!(
+        budget_left(&market),
+        70_000,
+        "one more than identity allowed"
+    );
+    // An order pays once for its highest value, however often it is amended.
+    let quoted = market.place(limit(ALICE, Side::Buy, 1_000, 1));
+    for _ in 0..100 {
+        for (price, quantity) in [(2_000, 3), (1_500, 5), (1_000, 1)] {
+            let change = amend(ALICE, quoted, Some(price), Some(quantity));
+            market.go(change).unwrap();
+        }
+    }
+    // The highest price with the largest quantity: both amends may be in flight at once.
+    assert_eq!(budget_left(&market), 70_000 - 10_000);
+    market.go(cancel(ALICE, OrderRef::Handle(quoted))).unwrap();
+    assert_eq!(budget_left(&market), 70_000);
+    // An order of yesterday returns nothing to today, and its growth is spent.
+    let old = market.place(limit(ALICE, Side::Buy, 5_000, 2));
+    market.time_ns += 24 * 3_600 * 1_000_000_000;
+    market.budget(UserIx(ALICE), 50_000);
+    market.go(amend(ALICE, old, None, Some(4))).unwrap();
+    assert_eq!(budget_left(&market), 40_000);
+    market.go(cancel(ALICE, OrderRef::Handle(old))).unwrap();
+    assert_eq!(budget_left(&market), 40_000);
 }
 
 // rows: R345

@@ -199,6 +199,7 @@ impl Translator {
                     quantity: Some(filled + Lots(record.quantity)),
                     draw: Reserve::ZERO,
                     budget_minor: Minor::ZERO,
+                    budget_returns: false,
                     key_hash: Id128::NONE,
                 })
             }

@@ -537,6 +537,7 @@ impl Flow {
                     .then(|| Lots(self.random.below(40) + 1)),
                 draw: Reserve::ZERO,
                 budget_minor: Minor::ZERO,
+                budget_returns: false,
                 key_hash: Id128::NONE,
             }),
             _ => Command::New(self.new_order(now)),
@@ -999,6 +1000,7 @@ fn r180_a_batch_has_the_same_result_as_its_commands_one_by_one() {
                             quantity: Some(Lots(3)),
                             draw: Reserve::ZERO,
                             budget_minor: Minor::ZERO,
+                            budget_returns: false,
                             key_hash,
                         })
                     }

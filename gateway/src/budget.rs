@@ -1,8 +1,10 @@
-//! Lower bound of a user's remaining daily budget, which admission counts down.
+//! What is left of a user's daily budget, as the front knows it; the count itself is admission's.
 //!
-//! Every order is subtracted when it is sent, refused ones included, so the figure never exceeds
-//! admission's. An order above it is not refused here: the budget is read again once, then identity
-//! checks that very order (`design.md` 3).
+//! Every order of a session is subtracted when it is sent; nothing returns here, and amends and
+//! calls are not seen. An order above the figure is not refused: the figure is read again from the
+//! replica, which has what ended orders have returned, and then identity checks that very order
+//! (`design.md` 3). Once admission refuses an order that the figure covered, the next one reads it
+//! again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -10,25 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use types::{Minor, UserIx};
 
+#[derive(Default)]
 pub struct Budget {
     left_minor: AtomicI64,
     /// Moscow day of the figure; 0 = must be read again.
     day: AtomicU32,
-    /// The limit that the last figure derives from, [`UNKNOWN`] before the first.
-    limit_minor: AtomicI64,
-}
-
-/// No limit has been read yet.
-const UNKNOWN: i64 = -1;
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self {
-            left_minor: AtomicI64::new(0),
-            day: AtomicU32::new(0),
-            limit_minor: AtomicI64::new(UNKNOWN),
-        }
-    }
+    /// How often the figure was dropped.
+    drops: AtomicU32,
 }
 
 impl Budget {
@@ -48,31 +38,29 @@ impl Budget {
         self.day.load(Ordering::Acquire) != day
     }
 
-    pub fn set(&self, left: Minor, day: u32) {
-        self.left_minor.store(left.0, Ordering::Release);
-        self.day.store(day, Ordering::Release);
+    /// A mark for [`Budget::set`], taken before the figure is read.
+    pub fn mark(&self) -> u32 {
+        self.drops.load(Ordering::SeqCst)
     }
 
-    /// How much a limit just read exceeds the previous one. Only one of several readers gets a
-    /// raise.
-    pub fn raised(&self, limit: Minor) -> Minor {
-        match self.limit_minor.swap(limit.0, Ordering::AcqRel) {
-            UNKNOWN => Minor::ZERO,
-            before => Minor(limit.0.saturating_sub(before).max(0)),
+    /// Sets a figure that was read after `mark`. One that was dropped meanwhile stays dropped.
+    pub fn set(&self, left: Minor, day: u32, mark: u32) {
+        self.left_minor.store(left.0, Ordering::Release);
+        self.day.store(day, Ordering::SeqCst);
+        if self.mark() != mark {
+            self.day.store(0, Ordering::SeqCst);
         }
     }
 
-    /// The raise was not journalled: the next reader gets it again. A raise measured against it
-    /// meanwhile keeps its figure, so nothing is counted twice.
-    pub fn not_raised(&self, raise: Minor) {
-        let lower = |limit: i64| (limit != UNKNOWN).then(|| limit - raise.0);
-        let _ = self
-            .limit_minor
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, lower);
+    /// Admission has refused an order that this figure covered: amends, calls and other sessions
+    /// have used it. The next order reads it again.
+    pub fn use_up(&self) {
+        self.left_minor.store(0, Ordering::Release);
     }
 
     pub fn drop_figure(&self) {
-        self.day.store(0, Ordering::Release);
+        self.drops.fetch_add(1, Ordering::SeqCst);
+        self.day.store(0, Ordering::SeqCst);
     }
 }
 
@@ -99,22 +87,18 @@ mod tests {
     fn a_budget_is_of_one_day_and_never_overdrawn() {
         let budget = Budget::default();
         assert!(budget.is_stale(7) && !budget.take(Minor(1), 7));
-        budget.set(Minor(100), 7);
+        budget.set(Minor(100), 7, budget.mark());
         assert!(budget.take(Minor(60), 7));
         assert!(!budget.take(Minor(41), 7), "one kopeck above the budget");
         assert!(budget.take(Minor(40), 7));
         assert!(!budget.take(Minor(1), 8), "yesterday's budget is void");
-        budget.set(Minor(100), 8);
+        budget.set(Minor(100), 8, budget.mark());
+        budget.use_up();
+        assert!(!budget.is_stale(8) && !budget.take(Minor(1), 8));
+        // Dropped while it was read.
+        let mark = budget.mark();
         budget.drop_figure();
+        budget.set(Minor(100), 8, mark);
         assert!(budget.is_stale(8));
-        let raises = [100, 100, 150, 120].map(|limit| budget.raised(Minor(limit)).0);
-        assert_eq!(raises, [0, 0, 50, 0]);
-        // A raise that was not journalled is kept, also if the limit was read again meanwhile.
-        let raise = budget.raised(Minor(200));
-        let later = budget.raised(Minor(250));
-        assert_eq!((raise, later), (Minor(80), Minor(50)));
-        budget.not_raised(raise);
-        assert_eq!(budget.raised(Minor(250)), raise);
-        assert_eq!(budget.raised(Minor(250)), Minor::ZERO);
     }
 }

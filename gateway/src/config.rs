@@ -17,7 +17,8 @@ pub struct GatewayConfig {
     pub node: u8,
     /// UDP address of the trading protocol; port 0 = any free one.
     pub quic_listen: SocketAddr,
-    /// Messages per second and session; 0 = no limit (D33).
+    /// Messages per second and session; 0 = no limit (D33). This and the next two are defaults,
+    /// journalled at the start if changed: `SetMemberBounds` sets others.
     pub throttle_per_s: u32,
     /// Messages per second and user, over all its sessions; 0 = no limit.
     pub user_throttle_per_s: u32,
@@ -30,7 +31,7 @@ pub struct GatewayConfig {
     /// messages come from the journal.
     pub window_bytes_max: usize,
     pub window_messages_max: usize,
-    /// Sessions that a user may ever name: each is kept for good.
+    /// Sessions of a user, until they are forgotten. A default, journalled at the start if changed.
     pub sessions_per_user_max: u32,
     /// Open orders of a user, at most a sixteenth of the node's 1,048,576, and those of a user on
     /// one instrument. Journalled at the start if changed; orders already open stay.
@@ -68,6 +69,9 @@ pub struct GatewayConfig {
     /// Time after a user's last session at which a trading hold without open orders is closed, in
     /// milliseconds; 0 = never (`design.md` 4).
     pub trading_hold_idle_ms: u64,
+    /// Time after which a closed session without open or unsettled orders is forgotten, in seconds;
+    /// 0 = never. Its name starts a new session then.
+    pub session_retention_s: u64,
     /// Interval of the sweeper, in milliseconds.
     pub sweep_interval_ms: u64,
     /// How long a call that shrinks or closes a hold waits for settlement to release the money in
@@ -118,6 +122,7 @@ impl Default for GatewayConfig {
             fee_ppm: 1_000,
             orphan_hold_age_ms: 60_000,
             trading_hold_idle_ms: 900_000,
+            session_retention_s: 2_592_000,
             sweep_interval_ms: 30_000,
             release_wait_ms: 2_000,
             read_wait_ms: 1_000,

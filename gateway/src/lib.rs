@@ -24,6 +24,7 @@
 //! | `funding`, `sweeper` | trading holds, and the release of every hold |
 //! | `front` | trading sessions, on a polled thread |
 //! | `budget` | each user's remaining daily order budget |
+//! | `idle_sessions` | forgets sessions that were closed long ago |
 //! | `resend_source` | session messages older than the window, rebuilt from the journal |
 //! | `dispatch` | health checks and gauges of the trading path |
 //! | `projection` | the history, written from the replica |
@@ -43,6 +44,7 @@ mod front;
 mod funding;
 mod guard;
 mod identity;
+mod idle_sessions;
 mod instruments;
 mod market;
 mod orders;

@@ -11,6 +11,7 @@ use service_kit::KeyedMutex;
 pub use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::Semaphore;
 use tonic::Status;
+use types::command::SetBudget;
 use types::{
     Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
     NodeId, RejectReason, Sequence, UserId, UserIx, subaccount,
@@ -54,6 +55,8 @@ pub struct Market {
     pub identity: Identity,
     pub cfa: CfaClient,
     pub budgets: Budgets,
+    /// One read of a user's limit at a time: the last one journalled is the last one read.
+    pub limits: KeyedMutex<UserIx>,
     /// Serializes the changes of a user's trading holds.
     pub funding: KeyedMutex<UserIx>,
     /// Bounds concurrent journal scans.
@@ -426,39 +429,50 @@ impl Market {
         self.funding.lock(user).await
     }
 
-    /// Reads the user's day limit from identity and journals what is left as the budget.
+    /// Reads the user's day limit from identity, journals it, and reads what is left.
     pub async fn refresh_budget(
         &self,
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
-    ) -> Result<Minor, Status> {
-        // Admission counts down from what is left of the limit.
+    ) -> Result<(), Status> {
+        let _turn = self.limits.lock(user).await;
+        let mark = self.budgets.of(user).mark();
+        // Before the call: identity may change the day meanwhile, and its figure is then too large
+        // for a day that has ended.
+        let day = self.day();
         let limits = &self.identity.client;
         let today = limits
             .day_limit(context, user_id, LimitType::Trading)
             .await?;
-        let day = self.day();
-        let budget = self.budgets.of(user);
-        let raise = budget.raised(today.limit);
-        let request = Request::SetBudget {
+        let request = Request::SetBudget(SetBudget {
             user,
             day,
-            amount_minor: today.left,
-            raised_minor: raise,
-        };
-        let record = self.submit(request).await.map_err(|error| {
-            // A node that stops may have journalled the raise.
-            if error == SubmitError::Busy {
-                budget.not_raised(raise);
-            }
-            refusal::submit_error(&error)
-        })?;
-        let types::Command::SetBudget(set) = record.command.command else {
-            unreachable!("SetBudget is journalled as SetBudget");
-        };
-        // Admission has counted orders that identity has not counted yet.
-        budget.set(set.amount_minor, day);
-        Ok(set.amount_minor)
+            limit_minor: today.limit,
+            left_minor: today.left,
+        });
+        match self.submit(request).await {
+            Ok(_) => {}
+            // The limit is as before.
+            Err(SubmitError::Refused(reject))
+                if reject.reason == RejectReason::DuplicateRequest => {}
+            Err(error) => return Err(refusal::submit_error(&error)),
+        }
+        self.set_budget(user, day, mark).await
+    }
+
+    /// Reads what is left of the user's budget of a day, orders of all its sessions counted.
+    pub async fn read_budget(&self, user: UserIx, day: u32) -> Result<(), Status> {
+        let mark = self.budgets.of(user).mark();
+        self.set_budget(user, day, mark).await
+    }
+
+    async fn set_budget(&self, user: UserIx, day: u32, mark: u32) -> Result<(), Status> {
+        let left = self.state(|state| {
+            let row = state.core().admission().user(user);
+            row.map_or(Minor::ZERO, |row| row.budget.left(day))
+        });
+        self.budgets.of(user).set(left.await?, day, mark);
+        Ok(())
     }
 }

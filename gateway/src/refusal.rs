@@ -256,6 +256,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::UserBlocked => failed("User is blocked"),
         RejectReason::KillSwitch => failed("Kill switch is engaged"),
         RejectReason::LimitExceeded => failed("Limit exceeded"),
+        RejectReason::SessionLimit => failed("User has the maximum number of sessions"),
         RejectReason::KycRequired => {
             rpc::status::failed_precondition("KYC_LEVEL_TOO_LOW", "KYC level too low for trading")
         }

@@ -29,7 +29,9 @@ use crate::identity::Identity;
 use crate::market::{Market, SOURCE};
 use crate::projection::{self, Projection, repo};
 use crate::resend_source::SCANS_MAX;
-use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
+use crate::{
+    Error, GatewayConfig, consumers, dispatch, guard, idle_sessions, instruments, sweeper,
+};
 
 /// The gateway's store in its data folder.
 const FILE: &str = "market.db";
@@ -106,6 +108,7 @@ pub fn start(
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
             budgets: Budgets::default(),
+            limits: KeyedMutex::default(),
             funding: KeyedMutex::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
             releases: KeyedMutex::default(),
@@ -138,7 +141,7 @@ pub fn start(
     })
 }
 
-/// Journals the default order bounds of a user, unless the journal already has them.
+/// Journals the default bounds of a user, unless the journal already has them.
 async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     let config = &market.config;
     let none = OrderBounds::NONE;
@@ -158,13 +161,18 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
             0 => none.messages_per_trade,
             messages => messages,
         },
+        sessions: config.sessions_per_user_max,
+        session_rate: config.throttle_per_s,
+        user_rate: config.user_throttle_per_s,
+        group_rate: config.group_throttle_per_s,
     };
     let most = market.open_orders_most();
-    if !(1..=most).contains(&bounds.per_user) || bounds.per_instrument == 0 {
+    let least = bounds.per_instrument.min(bounds.sessions);
+    if !(1..=most).contains(&bounds.per_user) || least == 0 {
         return Err(Error::Settings(format!(
             "open_orders_per_user = {} must be 1 to {most}; \
-             open_orders_per_instrument = {} must be at least 1",
-            bounds.per_user, bounds.per_instrument
+             open_orders_per_instrument = {} and sessions_per_user_max = {} must be at least 1",
+            bounds.per_user, bounds.per_instrument, bounds.sessions
         )));
     }
     let request = Request::SetOrderBounds(SetOrderBounds {
@@ -251,6 +259,7 @@ impl Tasks {
             sweeper::run(own(), token()),
             dispatch::gauges(own(), token()),
         );
+        let forgetting = idle_sessions::run(own(), token());
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
         let sending_balances = balances::run(own(), token());
@@ -262,6 +271,7 @@ impl Tasks {
         self.endless("events_health", showing);
         self.endless("balances", sending_balances);
         self.endless("sweeper", sweeping);
+        self.endless("idle_sessions", forgetting);
         self.endless("gauges", gauges);
         self.endless("trading_path_watch", path);
     }

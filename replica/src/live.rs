@@ -550,11 +550,17 @@ impl Live {
                 Some(Ok(record)) => self.take(record),
                 Some(Err(error)) if error.is_transient() => {
                     self.shared.trouble(PART, &error.to_string());
+                    self.shared.backlog.sessions_stalled(true);
                     tokio::time::sleep(RETRY).await;
                     Ok(true)
                 }
                 Some(Err(error)) => Err(End::of(error)),
-                None => self.rest().map(|()| true),
+                None => {
+                    // The last read had no error: there is nothing to read.
+                    self.shared.well(PART);
+                    self.shared.backlog.sessions_stalled(false);
+                    self.rest().map(|()| true)
+                }
             };
             match round {
                 Ok(has_more) => {
@@ -581,6 +587,7 @@ impl Live {
     fn take(&mut self, first: Record) -> Result<bool, End> {
         self.quiet_since = None;
         self.shared.well(PART);
+        self.shared.backlog.sessions_stalled(false);
         let mut records = Vec::with_capacity(BATCH_RECORDS);
         records.push(first);
         let mut failed = None;

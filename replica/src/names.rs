@@ -1,23 +1,40 @@
 //! Ids of a node's dense indexes.
 //!
 //! Entries are added and never changed, except an instrument's trading terms, so that a follower
-//! that lags can use the same table.
+//! that lags can use the same table. Changes of instruments, bounds and member groups are announced
+//! here.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
 use admission::HoldBalance;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
+use types::command::BoundsOf;
 use types::{
     AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, UserId, UserIx,
 };
 
+/// Changes of bounds and member groups that a receiver may lag behind.
+const MEMBER_CHANGES_MAX: usize = 256;
+
 /// Users, instruments and holds by index.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Names {
     tables: RwLock<Tables>,
     /// Number of changes of instruments.
     instrument_changes: watch::Sender<u64>,
+    /// The members whose bounds or group a command has changed.
+    member_changes: broadcast::Sender<BoundsOf>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            tables: RwLock::default(),
+            instrument_changes: watch::Sender::default(),
+            member_changes: broadcast::Sender::new(MEMBER_CHANGES_MAX),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +103,12 @@ impl Names {
         self.instrument_changes.subscribe()
     }
 
+    /// Returns a receiver of the members whose bounds or group change from now on. The change is in
+    /// the replica's state at the next read.
+    pub fn member_changes(&self) -> broadcast::Receiver<BoundsOf> {
+        self.member_changes.subscribe()
+    }
+
     /// # Panics
     /// As [`Names::user`].
     pub fn hold(&self, hold: HoldIx) -> HoldName {
@@ -109,6 +132,11 @@ impl Names {
             }
         });
         self.instrument_changes.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn note_member_change(&self, of: BoundsOf) {
+        // An error means that there is no receiver.
+        let _ = self.member_changes.send(of);
     }
 
     pub(crate) fn add_hold(&self, balance: &HoldBalance) {

@@ -7,7 +7,7 @@ use admission::{Admission, AdmissionConfig, OpenOrder, Report, ReportSink};
 use sequencer::core::CoreObserver;
 use sequencer::{Core, Record};
 use std::sync::Arc;
-use types::command::Cause;
+use types::command::{BoundsOf, Cause};
 use types::{
     Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots,
     Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, derived, order_uuid,
@@ -340,12 +340,15 @@ impl CoreObserver for Effects<'_> {
                 });
             }
             Command::Bust(c) => self.note(Effect::Bust(c.trade)),
+            Command::SetOrderBounds(c) => self.names.note_member_change(c.of),
+            Command::SetMemberGroup(c) => {
+                self.names.note_member_change(BoundsOf::User(c.user));
+            }
             Command::SetPhase(_)
             | Command::BlockUser(_)
             | Command::UnblockUser(_)
             | Command::SetBudget(_)
-            | Command::SetOrderBounds(_)
-            | Command::SetMemberGroup(_)
+            | Command::ForgetSession(_)
             | Command::Cancel(_)
             | Command::Amend(_)
             | Command::MassCancel(_)

@@ -73,6 +73,7 @@ pub struct Backlog {
     /// checkpoint.
     sessions: AtomicU64,
     checkpoint: AtomicU64,
+    sessions_stalled: AtomicBool,
     bounds: Bounds,
     settlement_failed: AtomicBool,
     is_closed: AtomicBool,
@@ -88,6 +89,7 @@ impl Backlog {
             settlement_own: AtomicU64::new(0),
             sessions: AtomicU64::new(u64::MAX),
             checkpoint: AtomicU64::new(u64::MAX),
+            sessions_stalled: AtomicBool::new(false),
             bounds,
             settlement_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -125,6 +127,12 @@ impl Backlog {
         self.sessions.store(sequence.get(), Ordering::Relaxed);
     }
 
+    /// Sets whether the replica cannot read the journal for now, for lack of a file descriptor.
+    /// While it cannot, new orders are refused (`design.md` 7).
+    pub fn sessions_stalled(&self, is_stalled: bool) {
+        self.sessions_stalled.store(is_stalled, Ordering::Relaxed);
+    }
+
     /// Sets the position of the newest checkpoint, from which a restart replays.
     pub fn checkpoint_at(&self, sequence: Sequence) {
         self.checkpoint.store(sequence.get(), Ordering::Relaxed);
@@ -151,11 +159,13 @@ impl Backlog {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let behind = |of: &AtomicU64| sequence.get().saturating_sub(load(of));
         let (bounds, is_closed) = (&self.bounds, self.is_closed.load(Ordering::Relaxed));
+        let is_stalled = self.sessions_stalled.load(Ordering::Relaxed);
         [
             (load(&self.pending_trades), bounds.trades),
             (self.settlement_lag(sequence), bounds.settlement),
             (behind(&self.sessions), bounds.sessions),
             (behind(&self.checkpoint), bounds.checkpoint),
+            (u64::from(is_stalled), 0),
             (u64::from(is_closed), 0),
             (u64::from(self.is_disk_low()), 0),
         ]
@@ -163,11 +173,12 @@ impl Backlog {
 }
 
 /// What each lag restricts the intake for, in the order of [`Backlog::lags`].
-const GATES: [IntakeCause; 6] = [
+const GATES: [IntakeCause; 7] = [
     IntakeCause::Settlement,
     IntakeCause::Settlement,
     IntakeCause::Sessions,
     IntakeCause::Checkpoint,
+    IntakeCause::Sessions,
     IntakeCause::Replica,
     IntakeCause::Disk,
 ];
@@ -401,6 +412,15 @@ mod tests {
         intake.look(&backlog, Sequence(5_001));
         assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
+        backlog.sessions_at(Sequence(5_001));
+        for (is_stalled, stage) in [
+            (true, Stage::Closed(IntakeCause::Sessions)),
+            (false, Stage::Closed(IntakeCause::Checkpoint)),
+        ] {
+            backlog.sessions_stalled(is_stalled);
+            intake.look(&backlog, Sequence(5_001));
+            assert_eq!(intake.stage(), stage);
+        }
         backlog.close();
         intake.look(&backlog, Sequence(1));
         assert_eq!(intake.refuses(0), Some(RejectReason::ReplicaEnded));

@@ -114,7 +114,7 @@ pub(crate) fn encode_command(command: &Command, to: &mut impl Put) -> bool {
             to.put(command::AMEND);
             to.put(handle(c.handle));
             to.put(pair(c.instrument.0, c.user.0));
-            to.put(u64::from(c.session.0));
+            to.put(pair(c.session.0, u32::from(c.budget_returns)));
             to.put(c.client_seq);
             to.put(c.new_client_order_id);
             option(c.price.map(price), to);

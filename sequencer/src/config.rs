@@ -36,6 +36,12 @@ impl Layout {
     }
 }
 
+/// Journal bytes of a command with its events, rounded up (`docs/measurements/recovery.md`).
+const COMMAND_BYTES: usize = 192;
+/// Minimum of [`Config::pending_bytes_max`]: its last eighth, which is reserved, holds a thousand
+/// cancels.
+const PENDING_BYTES_MIN: usize = 4 << 20;
+
 /// Settings of one node.
 #[derive(Clone)]
 pub struct Config {
@@ -77,6 +83,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// `pending_bytes_max` for a second of this many orders.
+    pub fn second_of(orders: u32) -> usize {
+        (orders as usize * COMMAND_BYTES).max(PENDING_BYTES_MIN)
+    }
+
     /// Most engine threads beside the hot thread.
     pub(crate) fn engine_threads(&self) -> usize {
         match self.layout {
@@ -106,7 +117,7 @@ impl Config {
             grace_ms: 10_000,
             sync: true,
             segment_bytes: 16 << 20,
-            pending_bytes_max: 32 << 20,
+            pending_bytes_max: Self::second_of(200_000),
             recent_bytes: 16 << 20,
             clock: clock::process().clone(),
         }

@@ -302,6 +302,7 @@ mod tests {
                     instrument: InstrumentIx(self.word()),
                     user: UserIx(self.word()),
                     session: SessionIx(self.word()),
+                    budget_returns: self.flag(),
                     client_seq: self.long(),
                     new_client_order_id: self.long(),
                     price: self.flag().then(|| self.ticks()),

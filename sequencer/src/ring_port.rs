@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use admission::{Request, RequestName, SessionRequest};
+use admission::{Rates, Request, RequestName, SessionRequest};
 use disruptor::{
     BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
     SingleProducerBarrier, build_single_producer,
@@ -48,8 +48,9 @@ pub struct Opened {
     pub session: SessionIx,
     pub user: UserIx,
     pub stp_group: StpGroup,
-    /// The member group of the user.
+    /// The member group and the message rates of the user.
     pub group: MemberGroup,
+    pub rates: Rates,
     /// Last client sequence of the session at the time of this login.
     pub client_seq: u64,
     /// Number of the session's last message at the time of this login; later messages arrive as

@@ -18,8 +18,8 @@ use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, visit_frames};
 use sequencer::record::{decode_command, decode_event};
 use types::command::{
-    BlockCause, BoundsOf, Bust, Cancel, MassScope, MemberGroup, OrderBounds, SetMemberGroup,
-    SetOrderBounds, TradeParty,
+    BlockCause, BoundsOf, Bust, Cancel, MassScope, MemberGroup, OrderBounds, SetBudget,
+    SetMemberGroup, SetOrderBounds, TradeParty,
 };
 use types::event::CancelRejected;
 use types::{
@@ -29,7 +29,7 @@ use types::{
 };
 
 /// Kinds of commands and of events.
-const KINDS: usize = 25 + 10;
+const KINDS: usize = 26 + 10;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/commands")
@@ -108,6 +108,7 @@ async fn write_seeds() {
         },
     )
     .await;
+    forget_session(&desk).await;
     rest_of_the_commands(&desk, &time).await;
     confirm_clock(&desk, &time).await;
     rest_of_the_events(&desk).await;
@@ -140,6 +141,19 @@ fn kind_of(shown: &str) -> String {
     name.to_lowercase().replace(' ', "-")
 }
 
+async fn forget_session(desk: &Desk) {
+    let session = desk.session(8, 0).await;
+    let close = Request::CloseSession {
+        session,
+        epoch: None,
+        keep_orders: false,
+    };
+    let closed = done(&desk.port, close).await.command.sequence;
+    // Its opening is the command before.
+    let epoch = Sequence(closed.get() - 1);
+    done(&desk.port, Request::ForgetSession { session, epoch }).await;
+}
+
 async fn rest_of_the_commands(desk: &Desk, time: &Time) {
     let (user, hold, key_hash) = (desk.users[0], HoldIx(0), Id128::NONE);
     let cause = BlockCause::Difference;
@@ -162,12 +176,12 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
             },
             sell: TradeParty::NONE,
         }),
-        Request::SetBudget {
+        Request::SetBudget(SetBudget {
             user,
             day: moscow_day(desk::START_NS),
-            amount_minor: Minor(5_000_000),
-            raised_minor: Minor(5_000_000),
-        },
+            limit_minor: Minor(5_000_000),
+            left_minor: Minor(4_000_000),
+        }),
         Request::SetOrderBounds(SetOrderBounds {
             of: BoundsOf::User(user),
             bounds: Some(OrderBounds {
@@ -175,6 +189,9 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
                 per_instrument: 500,
                 lots_per_order: Lots(1_000_000),
                 value_per_order: Minor(1_000_000_000),
+                sessions: 5,
+                session_rate: 100,
+                user_rate: 200,
                 ..OrderBounds::NONE
             }),
             key_hash,

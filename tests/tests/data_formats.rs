@@ -1,4 +1,4 @@
-//! Data folders of earlier versions open in this one. From format 7 on a change of the journal's
+//! Data folders of earlier versions open in this one. From format 8 on a change of the journal's
 //! format requires a migration and a folder of the previous format in `tests/data`: `platform` on a
 //! new folder, `platform demo --connect`, a clean stop, `tar` and `gzip`.
 
@@ -10,7 +10,7 @@ use tests::process::Platform;
 use tests::shared::run;
 
 /// Oldest format with a folder.
-const OLDEST: u32 = 7;
+const OLDEST: u32 = 8;
 /// Number of trades of the demo.
 const TRADES: u64 = 3;
 
@@ -27,7 +27,7 @@ fn unpacked(format: u32) -> PathBuf {
 }
 
 #[test]
-fn a_data_folder_of_every_format_since_the_seventh_opens_and_goes_on() {
+fn a_data_folder_of_every_format_since_the_eighth_opens_and_goes_on() {
     run(async {
         for format in OLDEST..=types::command::FORMAT {
             let mut platform = Platform::start_in(unpacked(format), &[]).await;

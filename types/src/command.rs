@@ -18,7 +18,7 @@ use crate::text::UserId;
 
 /// Version of the commands and events in the journal. Increment it with every change after which an
 /// older journal or checkpoint cannot be read; the formats of data folder and checkpoints follow.
-pub const FORMAT: u32 = 7;
+pub const FORMAT: u32 = 8;
 
 /// Declares a struct of a journal record with the shared derives.
 macro_rules! record {
@@ -80,6 +80,14 @@ record! {
         pub session: SessionIx,
         /// Orderly end: the session's orders stay despite cancel-on-disconnect.
         pub keep_orders: bool,
+    }
+}
+
+record! {
+    /// Forgets a session that has been closed for long (`design.md` 2): its name may be opened
+    /// again as a new session. Its index is never used again.
+    pub struct ForgetSession {
+        pub session: SessionIx,
     }
 }
 
@@ -206,12 +214,15 @@ record! {
 }
 
 record! {
-    /// Amount that the user may still order on that day, from identity; replaces the previous one.
+    /// The user's TRADING limit of that day, from identity.
     pub struct SetBudget {
         pub user: UserIx,
         /// Moscow day, in days since 1970-01-01.
         pub day: u32,
-        pub amount_minor: Minor,
+        pub limit_minor: Minor,
+        /// What is left of it by identity's count. Counts on the day's first command only: after
+        /// it admission counts.
+        pub left_minor: Minor,
     }
 }
 
@@ -246,7 +257,7 @@ record! {
         pub client_seq: u64,
         /// Amount drawn from the hold.
         pub draw: Reserve,
-        /// Amount deducted from the user's budget (0 when identity was asked for this order).
+        /// Amount charged to the user's budget (0 when identity was asked for this order).
         pub budget_minor: Minor,
         /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -310,6 +321,9 @@ record! {
         pub instrument: InstrumentIx,
         pub user: UserIx,
         pub session: SessionIx,
+        /// The charge to the budget is part of the order's, and returns with it; else the order is
+        /// of an earlier day.
+        pub budget_returns: bool,
         pub client_seq: u64,
         /// Client order id after the amend (D37), if accepted; 0 = unchanged.
         pub new_client_order_id: u64,
@@ -549,6 +563,7 @@ pub enum Command {
     SuspectClock(SuspectClock),
     ConfirmClock(ConfirmClock),
     CancelSlice(CancelSlice),
+    ForgetSession(ForgetSession),
 }
 
 /// A group of members with common order bounds and a common message rate. Not a self-trade group. A
@@ -557,6 +572,7 @@ pub enum Command {
     Clone,
     Copy,
     Debug,
+    Default,
     PartialEq,
     Eq,
     PartialOrd,
@@ -589,7 +605,7 @@ pub enum BoundsOf {
 }
 
 record! {
-    /// Order limits of one user (`design.md` 7). Open orders are not affected.
+    /// Limits of one user (`design.md` 7). A change leaves open orders and sessions as they are.
     pub struct OrderBounds {
         /// Open orders on all instruments together.
         pub per_user: u32,
@@ -597,12 +613,21 @@ record! {
         pub per_instrument: u32,
         /// Total quantity of one order.
         pub lots_per_order: Lots,
-        /// Total quantity of one order at its limit or protection price.
+        /// Total quantity of one order at its limit or protection price; of a sell, at the best bid
+        /// if that is higher.
         pub value_per_order: Minor,
         /// Journal bytes per minute of the user's requests and their effects.
         pub journal_bytes_per_minute: u64,
         /// New orders, amends and cancels of a day per trade of that day, beyond a free number.
         pub messages_per_trade: u32,
+        /// Trading sessions, open or not.
+        pub sessions: u32,
+        /// Messages per second of each session, and of all the user's sessions; 0 = no limit.
+        pub session_rate: u32,
+        pub user_rate: u32,
+        /// Messages per second of all sessions of a group's users; 0 = no limit. Unused in a user's
+        /// own bounds.
+        pub group_rate: u32,
     }
 }
 
@@ -615,6 +640,10 @@ impl OrderBounds {
         value_per_order: Minor(i64::MAX),
         journal_bytes_per_minute: u64::MAX,
         messages_per_trade: u32::MAX,
+        sessions: u32::MAX,
+        session_rate: 0,
+        user_rate: 0,
+        group_rate: 0,
     };
 
     /// Converts a quota from MiB to bytes; 0 = no limit.
@@ -720,6 +749,7 @@ impl Command {
             Self::BindUser(_)
             | Self::OpenSession(_)
             | Self::CloseSession(_)
+            | Self::ForgetSession(_)
             | Self::Fund(_)
             | Self::Defund(_)
             | Self::CloseHold(_)
@@ -797,6 +827,7 @@ impl Command {
             Self::SetPhase(_) => "SET_PHASE",
             Self::OpenSession(_) => "OPEN_SESSION",
             Self::CloseSession(_) => "CLOSE_SESSION",
+            Self::ForgetSession(_) => "FORGET_SESSION",
             Self::Fund(_) => "FUND",
             Self::Defund(_) => "DEFUND",
             Self::CloseHold(_) => "CLOSE_HOLD",

@@ -119,5 +119,7 @@ code_enum! {
         OrderToTrade = 44 "ORDER_TO_TRADE",
         /// A disk of the platform is nearly full: new orders wait, cancels pass.
         DiskLow = 45 "DISK_LOW",
+        /// The user has the maximum number of sessions.
+        SessionLimit = 46 "SESSION_LIMIT",
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use admission::*;
 use engine::{Book, BookConfig, EventSink};
-use types::command::Cause;
+use types::command::{Cause, SetBudget};
 use types::*;
 
 /// 2024-01-01, noon in Moscow.
@@ -79,6 +79,13 @@ impl Market {
         Self::with_two_users(64)
     }
 
+    /// As [`Market::small`], without budgets.
+    pub fn empty_day() -> Self {
+        let mut market = Self::small();
+        market.time_ns += 24 * 3_600 * 1_000_000_000;
+        market
+    }
+
     /// As [`Market::small`], with this many order slots.
     pub fn with_two_users(orders_max: u32) -> Self {
         let mut market = Self::with_room_for(orders_max);
@@ -129,12 +136,12 @@ impl Market {
     }
 
     pub fn budget(&mut self, user: UserIx, amount: i64) {
-        self.ask(Request::SetBudget {
+        self.ask(Request::SetBudget(SetBudget {
             user,
             day: moscow_day(self.time_ns),
-            amount_minor: Minor(amount),
-            raised_minor: Minor(amount),
-        })
+            limit_minor: Minor(amount),
+            left_minor: Minor(amount),
+        }))
         .unwrap();
     }
 

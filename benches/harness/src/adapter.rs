@@ -112,6 +112,7 @@ impl Adapter {
             quantity: Some(filled + Lots(message.quantity.into())),
             draw: Reserve::ZERO,
             budget_minor: Minor::ZERO,
+            budget_returns: false,
             key_hash: Id128::NONE,
             new_client_order_id: 0,
         });

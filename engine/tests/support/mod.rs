@@ -284,6 +284,7 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             quantity: find("qty:").map(|q| Lots(q.parse().expect("quantity"))),
             draw: Reserve::ZERO,
             budget_minor: Minor::ZERO,
+            budget_returns: false,
             key_hash: Id128::NONE,
         }),
         "phase" => Command::SetPhase(SetPhase {

@@ -9,7 +9,6 @@ use types::command::{BoundsOf, OrderBounds};
 use types::{Decimal, InstrumentId, Lots, Minor, Side, Ticks, UserId, UserIx};
 
 use super::render;
-use crate::config::GatewayConfig;
 use crate::market::{MONEY_DECIMALS, Market, now_us};
 use crate::refusal;
 
@@ -98,36 +97,33 @@ pub async fn status(
             kill_switch_engaged: admission.kill_switch(UserIx::NONE),
             killed_user_ids: killed.map(|id| id.to_string()).collect(),
             state_hash: hash.unwrap_or_default(),
-            bounds: Some(member_bounds(&market.config, admission, own)),
+            bounds: Some(member_bounds(admission, own)),
         }
     });
     seen.await
 }
 
 /// Bounds of a user. Without one, or before a user's first order: the node's bounds.
-fn member_bounds(
-    config: &GatewayConfig,
-    admission: &admission::Admission,
-    own: Option<UserId>,
-) -> pb::MemberBounds {
+fn member_bounds(admission: &admission::Admission, own: Option<UserId>) -> pb::MemberBounds {
     let user = own.and_then(|id| admission.user(admission.user_ix(&id)?));
     let bounds = match user {
         Some(user) => *admission.bounds(user),
         None => admission.bounds_of(BoundsOf::Node).unwrap_or_default(),
     };
+    let group_rate = user.map(|user| admission.rates(user).group);
     let none = OrderBounds::NONE;
     let lots = Some(bounds.lots_per_order.0).filter(|lots| *lots < none.lots_per_order.0);
     let value = Some(bounds.value_per_order).filter(|value| *value < none.value_per_order);
     pb::MemberBounds {
         open_orders_per_user: bounds.per_user,
         open_orders_per_instrument: bounds.per_instrument,
-        messages_per_second_session: config.throttle_per_s,
-        messages_per_second_user: config.user_throttle_per_s,
-        sessions_per_user: config.sessions_per_user_max,
+        messages_per_second_session: bounds.session_rate,
+        messages_per_second_user: bounds.user_rate,
+        sessions_per_user: bounds.sessions,
         lots_per_order: lots.unwrap_or(0),
         value_per_order: value.map(|value| to_decimal(money(value))),
         group: user.map_or(0, |user| user.group.0),
-        messages_per_second_group: config.group_throttle_per_s,
+        messages_per_second_group: group_rate.unwrap_or(bounds.group_rate),
         journal_mib_per_minute: u32::try_from(bounds.journal_bytes_per_minute >> 20).unwrap_or(0),
         order_messages_per_trade: match bounds.messages_per_trade {
             u32::MAX => 0,

@@ -508,8 +508,10 @@ impl MarketService for Api {
             self.market.identity.profile(&context, user_id).await?;
         }
         let most = self.market.open_orders_most();
+        let default = members::default_bounds(&self.market).await?;
         let bounds = message.bounds.as_ref();
-        let wanted = bounds.map(|b| parse::bounds(b, most)).transpose()?;
+        let wanted = bounds.map(|b| parse::bounds(b, &member, &default, most));
+        let wanted = wanted.transpose()?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberBounds", &caller.subject, key);
         let answered = members::set_bounds(&self.market, &member, wanted, key_hash).await?;
@@ -517,7 +519,8 @@ impl MarketService for Api {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(?member, ?wanted, reason, by, "order bounds set");
         }
-        let bounds = message.bounds;
+        let bounds = message.bounds.zip(wanted);
+        let bounds = bounds.map(|(given, set)| render::bounds(given, &set, &member));
         Ok(reply(answered, |()| SetMemberBoundsResponse { bounds }))
     }
 

@@ -200,8 +200,14 @@ pub fn member(user_id: String, group: u32) -> Result<Member, Status> {
     }
 }
 
-/// Bounds of a member, who may have at most `open_orders_most` open orders.
-pub fn bounds(given: &pb::OrderBounds, open_orders_most: u32) -> Result<OrderBounds, Status> {
+/// Bounds of a member, who may have at most `open_orders_most` open orders. What is unset is as in
+/// `default`.
+pub fn bounds(
+    given: &pb::OrderBounds,
+    member: &Member,
+    default: &OrderBounds,
+    open_orders_most: u32,
+) -> Result<OrderBounds, Status> {
     let (per_user, per_instrument) = (given.open_orders_per_user, given.open_orders_per_instrument);
     if !(1..=open_orders_most).contains(&per_user) {
         let text = format!("must be 1 to {open_orders_most}");
@@ -213,10 +219,24 @@ pub fn bounds(given: &pb::OrderBounds, open_orders_most: u32) -> Result<OrderBou
             "must be at least 1",
         ));
     }
+    let sessions = given.sessions_per_user.unwrap_or(default.sessions);
+    if sessions == 0 {
+        return Err(bad("bounds.sessions_per_user", "must be at least 1"));
+    }
+    let none = OrderBounds::NONE;
+    let group_rate = match (member, given.messages_per_second_group) {
+        (Member::Group(_), rate) => rate.unwrap_or(default.group_rate),
+        (Member::User(_), None) => none.group_rate,
+        (Member::User(_), Some(_)) => {
+            let field = "bounds.messages_per_second_group";
+            return Err(bad(field, "must be unset where a user is named"));
+        }
+    };
+    let session_rate = given.messages_per_second_session;
+    let user_rate = given.messages_per_second_user;
     let field = "bounds.value_per_order";
     let value = optional_positive(field, given.value_per_order.as_ref())?;
     let value = value.map(|value| minor(&Asset::MONEY, field, value));
-    let none = OrderBounds::NONE;
     Ok(OrderBounds {
         per_user,
         per_instrument,
@@ -230,6 +250,10 @@ pub fn bounds(given: &pb::OrderBounds, open_orders_most: u32) -> Result<OrderBou
             0 => none.messages_per_trade,
             messages => messages,
         },
+        sessions,
+        session_rate: session_rate.unwrap_or(default.session_rate),
+        user_rate: user_rate.unwrap_or(default.user_rate),
+        group_rate,
     })
 }
 

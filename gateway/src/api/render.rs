@@ -4,10 +4,24 @@ use proto::common::v1::Fee;
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1 as pb;
 use replica::TradeStatus;
+use types::command::OrderBounds;
 use types::{OrderStatus, OrderType, Phase, Side, StpMode, TimeInForce};
 
 use crate::funding::HoldView;
+use crate::orders::members::Member;
 use crate::projection::rows::{OrderRow, TradeRow};
+
+/// The bounds of a request, with the exchange's values where it had none.
+pub fn bounds(given: pb::OrderBounds, set: &OrderBounds, member: &Member) -> pb::OrderBounds {
+    let is_group = matches!(member, Member::Group(_));
+    pb::OrderBounds {
+        sessions_per_user: Some(set.sessions),
+        messages_per_second_session: Some(set.session_rate),
+        messages_per_second_user: Some(set.user_rate),
+        messages_per_second_group: is_group.then_some(set.group_rate),
+        ..given
+    }
+}
 
 pub fn side(side: Side) -> pb::OrderSide {
     match side {

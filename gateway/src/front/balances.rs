@@ -194,6 +194,11 @@ impl Front {
     fn take_turn(&mut self, now: Instant, user: UserIx) -> (bool, bool) {
         let row = self.state.sessions.user(user);
         let sessions = row.sessions.len();
+        if sessions == 0 {
+            // All were forgotten meanwhile.
+            row.unsent.restart();
+            return (false, true);
+        }
         let at = row.sessions[row.unsent.turns.at % sessions];
         let turn = self.send_balance(now, user, at);
         let unsent = &mut self.state.sessions.user(user).unsent;

@@ -1,31 +1,25 @@
-//! Handles a connection's messages: sessions on channels, requests into the ring.
+//! Handles a connection's messages: sessions on channels, requests passed on to `requests`.
 //!
 //! Bytes that are no message end the connection with their code. A session's own mistake, its end
 //! or its refused login ends its channel alone. A request that is in flight then is refused
 //! `UNKNOWN_SESSION`, because its sender could not know.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use admission::{Request, RequestName};
-use sequencer::{Submission, SubmitError};
 use transport::proto::ConnectionError;
 use transport::{ConsumedBytes, Driver, Incoming, Link, Packets};
 use types::RejectReason;
-use types::command::RequestKind;
 use wire::{
-    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header, Rejected,
+    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header,
     ServerHeartbeat, ServerMessage, SetTradingHold, Text, append,
 };
 
 use super::desk::FrontRequest;
-use super::session::{At, PARKED_MAX, Parked};
-use super::state::{IN_FLIGHT_MAX, State};
-use super::{RESEND_COST, RESUME_BYTES, hold, limit, pieces};
+use super::session::At;
+use super::state::State;
+use super::{RESUME_BYTES, hold, pieces};
 
-/// Client sequences below 2^48: enough for 89 years at 100,000 per second.
-const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
 /// Messages per connection and round.
 const MESSAGES_MAX: usize = 32;
 /// Unsent bytes that a client may leave for [`SLOW_FOR`], and those that close its connection.
@@ -170,60 +164,6 @@ fn disconnect(code: DisconnectCode) -> ServerMessage {
     .into()
 }
 
-/// What a refusal of the message names.
-fn name(message: &ClientMessage) -> Option<RequestName> {
-    let (kind, client_order_id, engine_order_id) = match message {
-        ClientMessage::NewOrder(m) => (RequestKind::New, m.client_order_id, 0),
-        ClientMessage::Cancel(m) => (RequestKind::Cancel, m.client_order_id, m.engine_order_id),
-        ClientMessage::Amend(m) => (RequestKind::Amend, m.client_order_id, m.engine_order_id),
-        ClientMessage::MassCancel(_) => (RequestKind::MassCancel, 0, 0),
-        ClientMessage::CancelAllAfter(_) => (RequestKind::CancelAllAfter, 0, 0),
-        ClientMessage::Login(_)
-        | ClientMessage::Logout(_)
-        | ClientMessage::Heartbeat(_)
-        | ClientMessage::SetTradingHold(_)
-        | ClientMessage::OpenOrders(_)
-        | ClientMessage::Retransmit(_) => return None,
-    };
-    Some(RequestName {
-        kind,
-        client_order_id,
-        engine_order_id,
-    })
-}
-
-/// An unnumbered refusal: the request was not seen.
-pub fn rejected(
-    now_ns: u64,
-    client_seq: u64,
-    request: RequestName,
-    reason: RejectReason,
-    limit: u64,
-) -> ServerMessage {
-    Rejected {
-        client_seq,
-        client_order_id: request.client_order_id,
-        engine_order_id: request.engine_order_id,
-        request: request.kind,
-        reason,
-        limit,
-        node_sequence: 0,
-        time_ns: now_ns,
-        received_ns: now_ns,
-    }
-    .into()
-}
-
-/// A repeated request.
-pub struct Resend {
-    pub client_seq: u64,
-    pub request: RequestName,
-    /// The last request of the session that was seen.
-    pub seen: u64,
-    /// The answer may be read from the journal.
-    pub may_look_up: bool,
-}
-
 impl Driver<Conn> for State {
     fn incoming(
         &mut self,
@@ -329,11 +269,14 @@ impl State {
     fn read(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
         for _ in 0..MESSAGES_MAX {
-            if self.in_flight >= IN_FLIGHT_MAX || self.stopping.is_some() {
+            if self.stopping.is_some() {
                 break;
             }
             match wire::parse::<ClientMessage>(&bytes[at..]) {
                 Ok(Some((header, message))) => {
+                    if self.waits_for_slot(now, link, &header, &message) {
+                        break;
+                    }
                     at += usize::from(header.length);
                     if let Err(code) = self.handle(now, link, &header, &message) {
                         end_connection(link, now, code);
@@ -505,221 +448,14 @@ impl State {
         None
     }
 
-    /// Handles a request: rate, limit, then the ring.
-    fn act(
-        &mut self,
-        now: Instant,
-        link: &mut Link<Conn>,
-        header: &Header,
-        message: &ClientMessage,
-    ) -> Result<(), DisconnectCode> {
-        let (channel, client_seq) = (header.channel, header.sequence);
-        let name = name(message).ok_or(DisconnectCode::BadField)?;
-        if client_seq == 0 || client_seq > CLIENT_SEQ_MAX {
-            return Err(DisconnectCode::BadField);
-        }
-        let refusal = match *link.user.channel(channel) {
-            Channel::Live(at) => self.enter(now, link, at, client_seq, message)?,
-            Channel::Free => return Err(DisconnectCode::LoginExpected),
-            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
-        };
-        if let Some(reason) = refusal {
-            let limit = match (reason, *link.user.channel(channel)) {
-                (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
-                _ => 0,
-            };
-            let refusal = rejected(self.now_ns, client_seq, name, reason, limit);
-            send(link, now, channel, &refusal);
-        }
-        Ok(())
-    }
-
-    /// Enters a session's request, or returns why it was not seen.
-    fn enter(
-        &mut self,
-        now: Instant,
-        link: &mut Link<Conn>,
-        at: At,
-        client_seq: u64,
-        message: &ClientMessage,
-    ) -> Result<Option<RejectReason>, DisconnectCode> {
-        self.stats.requests.increment(1);
-        let is_over_rate = !self.is_in_rate(at);
-        let may_reduce = matches!(
-            message,
-            ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
-        );
-        let session = self.sessions.row(at);
-        if is_over_rate && !may_reduce && client_seq > session.entered {
-            self.stats.throttled.increment(1);
-            return Ok(Some(RejectReason::Throttle));
-        }
-        let request = session.request(client_seq, message);
-        let request = request.map_err(|_| DisconnectCode::BadField)?;
-        let answered = session.answered;
-        if client_seq <= answered {
-            let resend = Resend {
-                client_seq,
-                request: request.name(),
-                seen: answered,
-                may_look_up: !is_over_rate,
-            };
-            return Ok(self.resend_answer(now, Some(link), at, &resend));
-        }
-        if let Some(parked) = &mut session.parked {
-            // Requests stay in session order: none overtakes one that waits for identity.
-            if parked.len() >= PARKED_MAX {
-                return Ok(Some(RejectReason::Busy));
-            }
-            parked.push_back(Parked {
-                client_seq,
-                message: *message,
-                is_over_rate,
-            });
-            session.entered = session.entered.max(client_seq);
-            return Ok(None);
-        }
-        let refusal = self.submit_within_limit(at, request, is_over_rate);
-        if refusal.is_none() {
-            let session = self.sessions.row(at);
-            session.entered = session.entered.max(client_seq);
-        }
-        Ok(refusal)
-    }
-
-    /// Sends the original answer to a request under its number: from the window, else after a
-    /// lookup. Returns the reason of a refusal.
-    ///
-    /// Past the rate nothing is looked up: lookups read the journal, which logins and resumes read
-    /// too.
-    pub fn resend_answer(
-        &mut self,
-        now: Instant,
-        link: Option<&mut Link<Conn>>,
-        at: At,
-        resend: &Resend,
-    ) -> Option<RejectReason> {
-        let client_seq = resend.client_seq;
-        self.stats.resends.increment(1);
-        let (session, pool) = self.sessions.parts(at);
-        let owner = session.owner?;
-        if let Some(number) = session.window.answer(pool, client_seq) {
-            // A message that is not durable, or on its way to a client that catches up, is sent
-            // anyway.
-            if number <= session.released
-                && (session.is_following || number <= session.sent)
-                && let Some(link) = link
-            {
-                send_encoded(link, now, owner.channel, session.window.get(pool, number));
-            }
-            return None;
-        }
-        if client_seq > session.answered && client_seq <= resend.seen {
-            return None; // Its report is in flight.
-        }
-        if !resend.may_look_up {
-            return Some(RejectReason::AlreadySeen);
-        }
-        let rate = self.market.config.throttle_per_s;
-        session.rate.charge(self.monotonic_ns, rate, RESEND_COST);
-        let front_request = FrontRequest::Answer {
-            session: (at, session.epoch),
-            ix: session.ix,
-            client_seq,
-            request: resend.request,
-        };
-        let is_asked = self.look_up(at, front_request);
-        (!is_asked).then_some(RejectReason::AlreadySeen)
-    }
-
-    /// Submits a request. An order above the budget goes to identity first, and its session waits.
-    pub fn submit_within_limit(
-        &mut self,
-        at: At,
-        request: Request,
-        is_over_rate: bool,
-    ) -> Option<RejectReason> {
-        // Past the rate it is a repeat, which needs no check, or is refused.
-        if let Request::New(new) = &request
-            && !is_over_rate
-        {
-            let session = self.sessions.row(at);
-            let spec = self.specs.get(new.instrument.index());
-            let market = &self.market;
-            if !limit::is_in_budget(spec, &session.budget, new, || market.day()) {
-                let front_request = FrontRequest::Limit {
-                    session: (at, session.epoch),
-                    user: session.user,
-                    user_id: session.user_id.clone(),
-                    budget: session.budget.clone(),
-                    new: Box::new(*new),
-                };
-                if self.front_requests.try_send(front_request).is_err() {
-                    return Some(RejectReason::NotReady);
-                }
-                session.parked = Some(VecDeque::new());
-                self.limited.insert(at, *new);
-                return None;
-            }
-        }
-        self.submit(at, &request, is_over_rate)
-    }
-
-    /// Puts a request into the ring, or returns why it cannot.
-    pub fn submit(
-        &mut self,
-        at: At,
-        request: &Request,
-        is_over_rate: bool,
-    ) -> Option<RejectReason> {
-        let asked = Submission {
-            tag: 0,
-            epoch: self.sessions.row(at).epoch,
-            received_ns: self.now_ns,
-            is_over_rate,
-        };
-        match self.ring.submit(asked, request) {
-            Ok(()) => {
-                self.in_flight += 1;
-                None
-            }
-            Err(SubmitError::Busy) => Some(RejectReason::Busy),
-            Err(_) => Some(RejectReason::NotReady),
-        }
-    }
-
     /// Microseconds until the rates of the session, its user and its group admit the next request.
     pub fn wait_us(&mut self, at: At) -> u64 {
-        let (now_ns, config) = (self.monotonic_ns, &self.market.config);
-        let session = self.sessions.row(at);
-        let of_session = session.rate.wait_ns(now_ns, config.throttle_per_s);
-        let (user, group) = (session.user, session.group);
-        let user = self.sessions.users.entry(user).or_default();
-        let of_user = user.rate.wait_ns(now_ns, config.user_throttle_per_s);
-        let of_group = self.sessions.groups.get(&group);
-        let of_group = of_group.map_or(0, |rate| rate.wait_ns(now_ns, config.group_throttle_per_s));
-        of_session.max(of_user).max(of_group).div_ceil(1_000)
+        let wait_ns = self.sessions.wait_ns(at, self.monotonic_ns);
+        wait_ns.div_ceil(1_000)
     }
 
     /// True within the rates of the session, of its user over all sessions, and of its group.
     pub fn is_in_rate(&mut self, at: At) -> bool {
-        let config = &self.market.config;
-        let session = self.sessions.row(at);
-        let (user, group) = (session.user, session.group);
-        if !session.rate.admit(self.monotonic_ns, config.throttle_per_s) {
-            return false;
-        }
-        let user = self.sessions.users.entry(user).or_default();
-        if !user
-            .rate
-            .admit(self.monotonic_ns, config.user_throttle_per_s)
-        {
-            return false;
-        }
-        if group.is_none() {
-            return true;
-        }
-        let rate = self.sessions.groups.entry(group).or_default();
-        rate.admit(self.monotonic_ns, config.group_throttle_per_s)
+        self.sessions.is_in_rate(at, self.monotonic_ns)
     }
 }

@@ -21,7 +21,7 @@ use wire::{DisconnectCode, LedgerBalance, SetTradingHold, TradingHold};
 use super::compare::Sample;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
-use super::session::At;
+use super::session::{At, Member};
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
@@ -120,8 +120,12 @@ pub enum FrontMessage {
     Compare(Sample),
     /// A new or changed instrument.
     Instrument(InstrumentSpec),
+    /// Groups and rates that have changed, as of a command.
+    Members(Sequence, Vec<Member>),
     /// The ledger's balances, each with the user whose sessions are sent it.
     Balances(Vec<(UserIx, LedgerBalance)>),
+    /// The journal has forgotten an idle session.
+    Forget(SessionIx),
     /// Ends every session of a user.
     EndUser(UserIx, DisconnectCode),
     Shutdown,

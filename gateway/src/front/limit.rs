@@ -29,9 +29,8 @@ pub fn is_in_budget(
     }
 }
 
-/// Above the budget: reads the budget again if it is of another day, else asks identity about this
-/// order. `Ok(true)`: identity allows it. `Ok(false)`: the budget decides. `Err`: identity is
-/// unavailable.
+/// Above the budget: reads again what is left, then asks identity about this order. `Ok(true)`:
+/// identity allows it. `Ok(false)`: the budget decides. `Err`: a dependency is unavailable.
 pub async fn check(
     market: &Market,
     user: types::UserIx,
@@ -42,7 +41,7 @@ pub async fn check(
     let mut context = Context::new("market");
     context.user_id = user_id.to_owned();
     let away = |status: tonic::Status| {
-        tracing::warn!(%status, user_id, "identity unavailable: order limit not checked");
+        tracing::warn!(%status, user_id, "order limit not checked: dependency unavailable");
         RejectReason::NotReady
     };
     let Some(spec) = market.spec(new.instrument) else {
@@ -51,14 +50,13 @@ pub async fn check(
     let price = new.price.unwrap_or(spec.band_high);
     let value = spec.terms.value(price, new.quantity);
     let day = market.day();
-    if budget.is_stale(day) {
-        market
-            .refresh_budget(&context, user, user_id)
-            .await
-            .map_err(away)?;
-        if value.is_some_and(|value| budget.take(value, day)) {
-            return Ok(false);
-        }
+    match budget.is_stale(day) {
+        true => market.refresh_budget(&context, user, user_id).await,
+        false => market.read_budget(user, day).await,
+    }
+    .map_err(away)?;
+    if value.is_some_and(|value| budget.take(value, day)) {
+        return Ok(false);
     }
     let quantity = spec.quantity(new.quantity);
     let notional = value.unwrap_or(Minor::MAX);

@@ -131,8 +131,8 @@ async fn check_profile(
     }
 }
 
-/// Checks that the message number was sent, and that the session exists or may be made. Numbers
-/// only grow: one that was sent now was sent when the session is opened.
+/// Checks that the message number was sent, and that the session exists or may be made. Both are
+/// judged again when the session is opened: it may be forgotten, or others be made, meanwhile.
 async fn check_place(
     market: &Market,
     user: UserIx,
@@ -144,15 +144,16 @@ async fn check_place(
         let session = admission
             .session_ix(key)
             .and_then(|ix| admission.session(ix));
-        let sessions = admission.user(user).map_or(0, |user| user.sessions);
-        (session.map(|session| session.last_number), sessions)
+        let user = admission.user(user);
+        let may_add = user.is_none_or(|user| user.sessions < admission.bounds(user).sessions);
+        (session.map(|session| session.last_number), may_add)
     });
-    let (last_number, sessions) = known.await.map_err(|status| failed("replica", &status))?;
+    let (last_number, may_add) = known.await.map_err(|status| failed("replica", &status))?;
     let from_now = login.flags & LOGIN_FROM_NOW != 0;
     if !from_now && login.last_sequence > last_number.unwrap_or(0) {
         return Err(DisconnectCode::SequenceAhead);
     }
-    if last_number.is_none() && sessions >= market.config.sessions_per_user_max {
+    if last_number.is_none() && !may_add {
         return Err(DisconnectCode::TooManySessions);
     }
     Ok(())

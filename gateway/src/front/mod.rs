@@ -5,11 +5,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `connection` | bytes and timers of a connection, its channels |
+//! | `requests`, `in_flight` | requests into the ring; each user's share of it |
 //! | `state` | sessions, ring, messages that wait for durability |
 //! | `session`, `window`, `rate` | state of a session |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | requests to tokio and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `compare` | samples of live messages compared with those of the journal |
+//! | `resume` | messages that a client lacks, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
 //! | `server` | assembly |
 //!
@@ -23,11 +25,14 @@ pub mod compare;
 mod connection;
 mod desk;
 mod hold;
+mod in_flight;
 mod limit;
 mod login;
 mod pieces;
 pub mod report;
+mod requests;
 mod resend;
+mod resume;
 pub mod server;
 mod session;
 mod state;
@@ -47,11 +52,10 @@ use wire::{
 };
 
 use self::connection::{
-    Channel, Conn, Resend, check_slow, end_channel, end_connection, pulled, rejected, send,
-    send_encoded, send_pulled,
+    Channel, Conn, check_slow, end_channel, end_connection, pulled, send, send_encoded,
 };
-use self::desk::FrontRequest;
 pub use self::desk::{FrontMessage, FrontQueue};
+use self::requests::{Resend, rejected};
 use self::session::{At, Owner};
 use self::state::{ClientAction, Due, LAST_REPORTS, State, reason_of};
 use crate::market::monotonic_ns;
@@ -96,8 +100,8 @@ impl Front {
                 after,
                 is_retransmit,
                 outcome,
-            } => match (self.has_looked_up(session), is_retransmit) {
-                (false, _) => {}
+            } => match (self.is_current(session), is_retransmit) {
+                (false, _) => self.state.looked_up(session.0),
                 (true, false) => self.take_messages(now, session.0, after, outcome),
                 (true, true) => self.on_retransmit_messages(now, session.0, after, outcome),
             },
@@ -132,6 +136,10 @@ impl Front {
                 let _ = sample.answer.send(compared);
             }
             FrontMessage::Balances(balances) => self.take_balances(balances),
+            FrontMessage::Members(as_of, members) => {
+                self.state.sessions.set_members(as_of, &members);
+            }
+            FrontMessage::Forget(session) => self.forget(now, session),
             FrontMessage::EndUser(user, code) => {
                 // The commands that ended the user's orders are durable: the client reads those
                 // reports before the end (B9 of the protocol's review).
@@ -237,14 +245,10 @@ impl Front {
             }
             Err(reason) => Some(reason),
         };
-        let mut refused = None;
         if let Some(reason) = refusal {
             self.refuse(now, at, new.client_seq, Request::New(new).name(), reason);
-            refused = Some(new.client_seq);
         }
-        // A repeat of the refused order goes with it.
-        let waiting = waiting.into_iter().flatten();
-        for next in waiting.filter(|next| Some(next.client_seq) != refused) {
+        for next in waiting.into_iter().flatten() {
             let session = self.state.sessions.row(at);
             if let Some(parked) = &mut session.parked {
                 // Another order is above the budget too.
@@ -280,6 +284,15 @@ impl Front {
                 end_channel(link, now, owner.channel, code)
             });
             self.state.lose(at, false);
+        }
+    }
+
+    /// Drops a session that the journal has forgotten.
+    fn forget(&mut self, now: Instant, session: types::SessionIx) {
+        if let Some(at) = self.state.sessions.at(session) {
+            // It is closed: no channel may act for it.
+            self.end_session(now, at, DisconnectCode::Internal);
+            self.state.sessions.forget(at);
         }
     }
 
@@ -319,7 +332,10 @@ impl Front {
 
     /// Sends the hint that precedes durability.
     fn accepted(&mut self, now: Instant, at: At, stamp: &Stamp, report: &admission::Report) {
-        if matches!(report.body, admission::ReportBody::Rejected { .. }) {
+        if let admission::ReportBody::Rejected { reason, .. } = report.body {
+            if reason == RejectReason::LimitExceeded {
+                self.state.sessions.row(at).budget.use_up();
+            }
             return;
         }
         let hint = Accepted {
@@ -399,6 +415,9 @@ impl Front {
             SubmitError::Refused(reject) if reject.reason == RejectReason::NotOwner => {
                 DisconnectCode::BadField
             }
+            SubmitError::Refused(reject) if reject.reason == RejectReason::SessionLimit => {
+                DisconnectCode::TooManySessions
+            }
             SubmitError::Refused(reject) => {
                 tracing::error!(%reject, "admission refused to open a session");
                 DisconnectCode::Internal
@@ -453,19 +472,23 @@ impl Front {
         let (key, channel) = pending.to;
         let at = self.state.sessions.at(opened.session).expect("placed");
         let link = self.endpoint.link(key).filter(|link| link.is_open());
-        if link.is_none() || self.state.stopping.is_some() {
+        let is_gone = link.is_none() || self.state.stopping.is_some();
+        self.take_over(now, at);
+        if is_gone {
             self.state.close(opened.session, opened.epoch, false);
             return;
         }
-        if let Some(old) = self.state.sessions.row(at).owner {
-            // The journal has the newer opening: no closing is journalled.
-            if let Some(link) = self.endpoint.link(old.connection) {
-                end_channel(link, now, old.channel, DisconnectCode::TakenOver);
+        let admitted = pending.admitted;
+        let released = self.state.sessions.get(at).released;
+        if !admitted.from_now && admitted.last_sequence > released {
+            // The session that had these messages was forgotten after the login was checked.
+            if let Some(link) = self.endpoint.link(key) {
+                end_channel(link, now, channel, DisconnectCode::SequenceAhead);
             }
-            self.state.sessions.idle(at);
+            self.state.close(opened.session, opened.epoch, false);
+            return;
         }
         self.state.stats.logins.increment(1);
-        let admitted = pending.admitted;
         let balances_through = self.state.sessions.user(opened.user).unsent.newest();
         let session = self.state.sessions.row(at);
         session.balances_through = balances_through;
@@ -475,8 +498,9 @@ impl Front {
         });
         session.epoch = opened.epoch;
         session.stp_group = opened.stp_group;
-        session.group = opened.group;
         session.parked = None;
+        // What an earlier login has in flight is refused: the client may send it again.
+        session.unanswered.clear();
         session.is_setting_hold = false;
         session.is_fetching = false;
         session.listing = None;
@@ -487,20 +511,32 @@ impl Front {
         };
         session.is_following = session.sent == session.released;
         if !session.is_following {
-            self.state.resuming.push(at);
+            self.state.begin_resume(at);
         }
         self.welcome(now, at, &opened, admitted.heartbeat_ms);
     }
 
+    /// Ends the earlier login's hold on a session. The journal has the newer opening: no closing is
+    /// journalled.
+    fn take_over(&mut self, now: Instant, at: At) {
+        self.state.drop_pieces(at);
+        if let Some(old) = self.state.sessions.row(at).owner {
+            if let Some(link) = self.endpoint.link(old.connection) {
+                end_channel(link, now, old.channel, DisconnectCode::TakenOver);
+            }
+            self.state.limited.remove(&at);
+            self.state.sessions.idle(at);
+        }
+    }
+
     /// Sends the instruments, then the acceptance of the login.
     fn welcome(&mut self, now: Instant, at: At, opened: &Opened, heartbeat_ms: u32) {
-        let market = &self.state.market;
         let accepted = LoginAccepted {
             session: opened.session.get(),
             last_client_seq: opened.client_seq,
             next_sequence: 0,
-            node: market.node.get(),
-            throttle_per_s: market.config.throttle_per_s,
+            node: self.state.market.node.get(),
+            throttle_per_s: self.state.sessions.user(opened.user).rates.session,
             heartbeat_ms,
             cancel_all_at_ns: opened.cancel_all_at_ns,
             time_ns: self.state.now_ns,
@@ -524,85 +560,6 @@ impl Front {
             }
         });
         send(link, now, owner.channel, &accepted.into());
-    }
-
-    /// Sends clients that have come back the next messages they lack, as fast as they read.
-    fn resume(&mut self, now: Instant) -> bool {
-        let mut did_work = false;
-        let mut at = 0;
-        while let Some(session) = self.state.resuming.get(at).copied() {
-            let (is_over, has_sent) = self.resume_one(now, session);
-            did_work |= has_sent;
-            match is_over {
-                true => drop(self.state.resuming.swap_remove(at)),
-                false => at += 1,
-            }
-        }
-        did_work
-    }
-
-    /// Resumes a session. Returns whether that is over (complete, or the client gone), and whether
-    /// anything was sent.
-    fn resume_one(&mut self, now: Instant, at: At) -> (bool, bool) {
-        let (session, pool) = self.state.sessions.parts(at);
-        let Some(owner) = session.owner.filter(|_| !session.is_following) else {
-            return (true, false);
-        };
-        let Some(link) = self.endpoint.link(owner.connection) else {
-            return (true, false);
-        };
-        if session.is_fetching || link.waiting_bytes() >= RESUME_BYTES {
-            return (false, false);
-        }
-        if session.sent + 1 < session.window.first() {
-            let front_request = FrontRequest::Messages {
-                session: (at, session.epoch),
-                ix: session.ix,
-                after: session.sent,
-                retransmit_through: None,
-            };
-            let is_fetching = self.state.look_up(at, front_request);
-            self.state.sessions.row(at).is_fetching = is_fetching;
-            return (false, false);
-        }
-        let through = session.released.min(session.sent + RESUME_MESSAGES as u64);
-        let numbers = session.sent + 1..=through;
-        let messages = numbers.map(|number| session.window.get(pool, number));
-        send_pulled(link, now, owner.channel, messages);
-        session.sent = through;
-        session.is_following = session.sent == session.released;
-        (session.is_following, true)
-    }
-
-    /// Sends messages from before the window.
-    fn take_messages(
-        &mut self,
-        now: Instant,
-        at: At,
-        after: u64,
-        outcome: Result<Vec<bytes::Bytes>, DisconnectCode>,
-    ) {
-        let has_room = self.has_room(at) == Some(true);
-        let session = self.state.sessions.row(at);
-        session.is_fetching = false;
-        match outcome {
-            // Without room it is read again when the client has read what other channels were sent.
-            Ok(messages) if has_room && session.sent == after => {
-                // Only durable messages were read, but the window may have advanced meanwhile.
-                let lacks = session.released - session.sent;
-                let count = messages
-                    .len()
-                    .min(usize::try_from(lacks).unwrap_or(usize::MAX));
-                session.sent += count as u64;
-                session.is_following = session.sent == session.released;
-                self.with_owner(at, |link, owner| {
-                    let messages = messages[..count].iter().map(|bytes| &bytes[..]);
-                    send_pulled(link, now, owner.channel, messages);
-                });
-            }
-            Ok(_) => {}
-            Err(code) => self.end_session(now, at, code),
-        }
     }
 
     /// Ends the connections of a stopping front once the last reports are out.
@@ -642,6 +599,9 @@ impl Polled for Front {
         }
         did_work |= self.release(now);
         if !self.state.resuming.is_empty() {
+            if did_work {
+                self.state.resuming.retry();
+            }
             did_work |= self.resume(now);
         }
         if !self.state.in_pieces.is_empty() {

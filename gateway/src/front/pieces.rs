@@ -2,6 +2,7 @@
 //! retransmitted messages. One of each per session at a time. Each counts in the session's rate as
 //! [`RESEND_COST`] messages.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,13 +46,16 @@ pub struct Listing {
 }
 
 /// A client's request for a retransmission.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Range {
     request_id: u32,
     first: u64,
     last: u64,
     next: u64,
     is_fetching: bool,
+    /// What was read from the journal and not sent, from number `next` on. While there is any, it
+    /// counts as a look-up.
+    fetched: VecDeque<Bytes>,
 }
 
 /// The answer to a refused request for open orders.
@@ -174,6 +178,7 @@ impl State {
             last: wanted.last,
             next: wanted.first,
             is_fetching: false,
+            fetched: VecDeque::new(),
         });
         self.begin_pieces(at);
         None
@@ -190,9 +195,7 @@ impl State {
         if busy.count() >= AT_ONCE_PER_USER {
             return Some(RejectReason::Busy);
         }
-        let (now_ns, rate) = (self.monotonic_ns, self.market.config.throttle_per_s);
-        let session = self.sessions.row(at);
-        session.rate.charge(now_ns, rate, RESEND_COST);
+        self.sessions.charge(at, self.monotonic_ns, RESEND_COST);
         None
     }
 
@@ -221,19 +224,23 @@ impl Front {
     }
 
     /// Whether the client has read enough for the next piece; `None` when it is gone.
-    pub(super) fn has_room(&mut self, at: At) -> Option<bool> {
+    fn has_space(&mut self, at: At) -> Option<bool> {
         let owner = self.state.sessions.row(at).owner?;
         let link = self.endpoint.link(owner.connection)?;
         Some(link.waiting_bytes() < RESUME_BYTES)
     }
 
     fn list_more(&mut self, at: At) -> bool {
-        let room = self.has_room(at);
+        let listing = &self.state.sessions.get(at).listing;
+        if listing.as_ref().is_none_or(|one| one.is_fetching) {
+            return false;
+        }
+        let has_space = self.has_space(at);
         let session = self.state.sessions.row(at);
         let Some(listing) = session.listing.as_mut().filter(|one| !one.is_fetching) else {
             return false;
         };
-        match room {
+        match has_space {
             None => session.listing = None,
             Some(false) => {}
             Some(true) => {
@@ -284,19 +291,23 @@ impl Front {
     }
 
     fn retransmit_more(&mut self, now: Instant, at: At) -> bool {
-        let room = self.has_room(at);
-        let (session, pool) = self.state.sessions.parts(at);
-        let Some(range) = session.range.filter(|range| !range.is_fetching) else {
-            return false;
-        };
-        let Some(owner) = session.owner.filter(|_| room.is_some()) else {
-            session.range = None;
-            return false;
-        };
-        if room == Some(false) {
+        // Before the connection is looked up: that costs a poll of it.
+        if !self.may_retransmit(at) {
             return false;
         }
-        if range.next < session.window.first() {
+        let has_space = self.has_space(at);
+        let (session, pool) = self.state.sessions.parts(at);
+        let Some(range) = session.range.as_mut().filter(|range| !range.is_fetching) else {
+            return false;
+        };
+        let Some(owner) = session.owner.filter(|_| has_space.is_some()) else {
+            self.state.drop_pieces(at);
+            return false;
+        };
+        if has_space == Some(false) {
+            return false;
+        }
+        if range.fetched.is_empty() && range.next < session.window.first() {
             let front_request = FrontRequest::Messages {
                 session: (at, session.epoch),
                 ix: session.ix,
@@ -304,22 +315,46 @@ impl Front {
                 retransmit_through: Some(range.last),
             };
             let is_fetching = self.state.look_up(at, front_request);
-            self.state.sessions.row(at).range = Some(Range {
-                is_fetching,
-                ..range
-            });
+            if let Some(range) = &mut self.state.sessions.row(at).range {
+                range.is_fetching = is_fetching;
+            }
             return false;
         }
-        let through = range.last.min(range.next + RESUME_MESSAGES as u64 - 1);
-        if let Some(link) = self.endpoint.link(owner.connection) {
+        let Some(link) = self.endpoint.link(owner.connection) else {
+            return false;
+        };
+        let is_fetched = !range.fetched.is_empty();
+        let next = if is_fetched {
+            let count = range.fetched.len().min(RESUME_MESSAGES);
+            let messages = range.fetched.range(..count).map(|bytes| &bytes[..]);
+            send_pulled(link, now, owner.channel, messages);
+            drop(range.fetched.drain(..count));
+            range.next + count as u64
+        } else {
+            let through = range.last.min(range.next + RESUME_MESSAGES as u64 - 1);
             let messages = (range.next..=through).map(|number| session.window.get(pool, number));
             send_pulled(link, now, owner.channel, messages);
+            through + 1
+        };
+        if is_fetched && range.fetched.is_empty() {
+            self.state.looked_up(at);
         }
-        self.advance(now, at, through + 1);
+        self.advance(now, at, next);
         true
     }
 
-    /// Sends messages of the range that are no longer in memory.
+    /// False while a retransmission waits for a read of the journal, or for a look-up of its user.
+    fn may_retransmit(&self, at: At) -> bool {
+        let session = self.state.sessions.get(at);
+        session.range.as_ref().is_some_and(|range| {
+            let is_older = range.fetched.is_empty() && range.next < session.window.first();
+            !range.is_fetching
+                && (!is_older || session.owner.is_none() || self.state.may_look_up(session.user))
+        })
+    }
+
+    /// Keeps messages of the range that are no longer in memory until the client has been sent
+    /// them.
     pub(super) fn on_retransmit_messages(
         &mut self,
         now: Instant,
@@ -327,37 +362,28 @@ impl Front {
         after: u64,
         outcome: Result<Vec<Bytes>, DisconnectCode>,
     ) {
-        let room = self.has_room(at);
         let session = self.state.sessions.row(at);
-        let Some(range) = session
-            .range
-            .as_mut()
-            .filter(|range| range.next == after + 1)
-        else {
-            return;
+        let range = session.range.as_mut();
+        let Some(range) = range.filter(|range| range.next == after + 1) else {
+            return self.state.looked_up(at);
         };
         range.is_fetching = false;
-        let messages = match outcome {
-            Ok(messages) => messages,
+        match outcome {
+            Ok(messages) => {
+                let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
+                range.fetched = messages.into();
+                range.fetched.truncate(lacks);
+            }
             Err(code) => {
                 let end = range.end(match code {
                     DisconnectCode::MessagesRemoved => RejectReason::AlreadySeen.code(),
                     _ => RejectReason::NotReady.code(),
                 });
                 session.range = None;
-                return self.send(now, at, &end.into());
+                self.state.looked_up(at);
+                self.send(now, at, &end.into());
             }
-        };
-        let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
-        if room == Some(false) {
-            return; // Read again when the client has read what other channels were sent.
         }
-        let count = messages.len().min(lacks);
-        self.with_owner(at, |link, owner| {
-            let messages = messages[..count].iter().map(|bytes| &bytes[..]);
-            send_pulled(link, now, owner.channel, messages);
-        });
-        self.advance(now, at, after + count as u64 + 1);
     }
 
     /// Continues the range at `next`, or ends it.
@@ -376,6 +402,11 @@ impl Front {
 }
 
 impl Range {
+    /// What was read and not sent.
+    pub fn into_fetched(self) -> VecDeque<Bytes> {
+        self.fetched
+    }
+
     fn end(&self, outcome: u8) -> RetransmitEnd {
         RetransmitEnd {
             request_id: self.request_id,

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use replica::Names;
 use sequencer::{Layout, Parker, Polled, run_polled};
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use transport::Endpoint;
 use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
-use types::InstrumentSpec;
+use types::command::BoundsOf;
+use types::{InstrumentSpec, Sequence, UserIx};
 
 use super::desk::{Desk, Failures, FrontMessage, FrontQueue, request_channel};
+use super::session::Member;
 use super::state::{RING, State};
 use super::{Conn, Front, tls};
 use crate::Error;
@@ -24,6 +27,9 @@ pub const GOODBYE: Duration = Duration::from_secs(2);
 const RECEIVE_WINDOW: u32 = 512 << 10;
 /// Report bytes per connection that may be in flight.
 const SEND_WINDOW: u64 = 4 << 20;
+/// Users per message to the front, which may run on the hot thread.
+const MEMBERS_MAX: usize = 256;
+const MEMBERS_PAUSE: Duration = Duration::from_millis(1);
 /// How long a front on its own thread spins after the last work.
 const SPIN: Duration = Duration::from_millis(2);
 
@@ -108,6 +114,8 @@ impl Bound {
         let (ended_tx, mut has_ended) = oneshot::channel();
         let state = State::new(market.clone(), requests, ring, failures.clone());
         let specs = state.specs.clone();
+        // Before the first login: a change that the opening of a session does not have is later.
+        let changes = market.replica.names().member_changes();
         let front = Front {
             endpoint: self.endpoint,
             state,
@@ -133,6 +141,7 @@ impl Bound {
         let names = market.replica.names().clone();
         tokio::select! {
             () = follow_instruments(&names, &front_queue, specs) => {}
+            () = follow_members(&market, &front_queue, changes) => {}
             _ = &mut has_ended => {
                 answering.cancel();
                 return Err(Error::Start("the front has ended".to_owned()));
@@ -182,6 +191,49 @@ async fn follow_instruments(
             return;
         }
     }
+}
+
+/// Sends the front the members with sessions whose bounds or group change.
+async fn follow_members(
+    market: &Market,
+    front_queue: &FrontQueue,
+    mut changes: broadcast::Receiver<BoundsOf>,
+) {
+    loop {
+        let changed = match changes.recv().await {
+            Ok(of) => of,
+            // Some changes are missed: send every member.
+            Err(RecvError::Lagged(_)) => BoundsOf::Node,
+            Err(RecvError::Closed) => return,
+        };
+        let (as_of, members) = market.replica.read(|state| members(state, changed));
+        for some in members.chunks(MEMBERS_MAX) {
+            let message = FrontMessage::Members(as_of, some.to_vec());
+            front_queue.send(message).await;
+            // The front handles its whole queue in a round.
+            tokio::time::sleep(MEMBERS_PAUSE).await;
+        }
+    }
+}
+
+/// The last command, and the members with sessions that the bounds concern.
+fn members(state: &replica::State, of: BoundsOf) -> (Sequence, Vec<Member>) {
+    let admission = state.core().admission();
+    let users = match of {
+        BoundsOf::User(user) => user.0..user.0.saturating_add(1),
+        BoundsOf::Group(_) | BoundsOf::Node => 0..u32::MAX,
+    };
+    let rows = users.map_while(|at| Some((UserIx(at), admission.user(UserIx(at))?)));
+    let concerned = rows.filter(|(_, row)| match of {
+        BoundsOf::Group(group) => row.group == group && row.sessions > 0,
+        BoundsOf::User(_) | BoundsOf::Node => row.sessions > 0,
+    });
+    let members = concerned.map(|(user, row)| Member {
+        user,
+        group: row.group,
+        rates: admission.rates(row),
+    });
+    (state.sequence(), members.collect())
 }
 
 /// Transport parameters: one bidirectional stream, nothing else.

@@ -2,12 +2,15 @@
 //! client that comes back finds window and rate as they were.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem;
 use std::sync::Arc;
+use std::time::Instant;
 
 use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
-    Request,
+    Rates, Request,
 };
+use bytes::Bytes;
 use service_kit::rate::Rate;
 use transport::Key;
 use types::command::{MassScope, MemberGroup};
@@ -18,6 +21,7 @@ use types::{
 use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
 use super::balances::Unsent;
+use super::in_flight::Unanswered;
 use super::pieces::{Listing, Range};
 use super::window::{PagePool, Window};
 use crate::budget::Budget;
@@ -40,7 +44,8 @@ pub struct Parked {
     pub is_over_rate: bool,
 }
 
-/// Requests per session that may wait for identity; more are `BUSY`.
+/// Requests per session that may wait for identity, the order that is checked included; more are
+/// `BUSY`.
 pub const PARKED_MAX: usize = 64;
 
 pub struct Session {
@@ -50,8 +55,6 @@ pub struct Session {
     /// Epoch of the owning login. Every request carries it.
     pub epoch: Sequence,
     pub stp_group: StpGroup,
-    /// The member group of the user, as of the login.
-    pub group: MemberGroup,
     pub window: Window,
     /// Number of the last message that is durable.
     pub released: u64,
@@ -62,9 +65,8 @@ pub struct Session {
     pub owner: Option<Owner>,
     /// The last request that has been answered.
     pub answered: u64,
-    /// The last request that was passed on. A repeat up to it passes the rate: a `THROTTLE` would
-    /// say that it was not seen.
-    pub entered: u64,
+    /// Requests in the ring or in flight. Their repeats are not submitted.
+    pub unanswered: Unanswered,
     pub rate: Rate,
     pub budget: Arc<Budget>,
     /// Set while an order above the budget is with identity: later requests wait here.
@@ -73,14 +75,24 @@ pub struct Session {
     pub is_setting_hold: bool,
     /// A piece of older messages was requested.
     pub is_fetching: bool,
+    /// What is left of that piece, from number `sent` + 1 on. While there is any, it counts as a
+    /// look-up.
+    pub fetched: VecDeque<Bytes>,
+    /// When they were read, or sent last.
+    pub fetched_at: Instant,
+    /// Queued among the resuming sessions.
+    pub is_resuming: bool,
     /// Open orders that the client has requested.
     pub listing: Option<Listing>,
     /// Retransmission that the client has requested.
     pub range: Option<Range>,
     /// The last balance change sent to the client.
     pub balances_through: u64,
-    /// Queued among the sessions whose windows are evicted first.
+    /// Queued among the sessions whose windows are evicted first: of all users, and of its own.
     pub is_idle: bool,
+    pub is_idle_of_user: bool,
+    /// Queued among the sessions that keep their user above its share.
+    pub is_surplus: bool,
 }
 
 /// A request whose fields are invalid.
@@ -189,11 +201,25 @@ fn order_ref(engine_order_id: u64, client_order_id: u64) -> OrderRef {
     }
 }
 
+/// Reference data of a user: its group, and the rates of its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub user: UserIx,
+    pub group: MemberGroup,
+    pub rates: Rates,
+}
+
 /// State of a user over all its sessions.
 #[derive(Default)]
 pub struct User {
     pub rate: Rate,
+    pub group: MemberGroup,
+    pub rates: Rates,
+    /// The command as of which group and rates are known.
+    known_at: Sequence,
     pub sessions: Vec<At>,
+    /// Those without a connection, longest first.
+    idle: VecDeque<At>,
     pub unsent: Unsent,
 }
 
@@ -208,6 +234,8 @@ pub struct Sessions {
     pub pool: PagePool,
     /// Sessions without a connection, longest first: their windows are evicted first.
     idle: VecDeque<At>,
+    /// Sessions of users above their share that had nothing to drop.
+    surplus: VecDeque<At>,
     /// Messages kept per session.
     messages_max: usize,
 }
@@ -221,6 +249,7 @@ impl Sessions {
             groups: HashMap::new(),
             pool: PagePool::new(window_bytes_max),
             idle: VecDeque::new(),
+            surplus: VecDeque::new(),
             messages_max,
         }
     }
@@ -253,6 +282,8 @@ impl Sessions {
 
     /// The index of a session that has just been opened. Adds the session if it is new here.
     pub fn place(&mut self, opened: &sequencer::Opened, make: impl FnOnce() -> Session) -> At {
+        let (user, group, rates) = (opened.user, opened.group, opened.rates);
+        self.set_members(opened.epoch, &[Member { user, group, rates }]);
         if let Some(at) = self.at(opened.session) {
             return at;
         }
@@ -269,37 +300,153 @@ impl Sessions {
         at
     }
 
-    /// Keeps the next message of a session within the session's and the pool's limits.
+    /// Applies the members' data as of a command, unless newer data is known. A user may be unknown
+    /// here: the report of its opening may be waiting in the ring.
+    pub fn set_members(&mut self, as_of: Sequence, members: &[Member]) {
+        for member in members {
+            let user = self.users.entry(member.user).or_default();
+            if user.known_at <= as_of {
+                (user.group, user.rates) = (member.group, member.rates);
+                user.known_at = as_of;
+            }
+        }
+    }
+
+    /// True within the rates of the session, of its user over all sessions, and of its group.
+    #[inline]
+    pub fn is_in_rate(&mut self, at: At, now_ns: u64) -> bool {
+        let session = &mut self.rows[at];
+        let user = self.users.entry(session.user).or_default();
+        let rates = user.rates;
+        if !session.rate.admit(now_ns, rates.session) || !user.rate.admit(now_ns, rates.user) {
+            return false;
+        }
+        if user.group.is_none() {
+            return true;
+        }
+        let group = self.groups.entry(user.group).or_default();
+        group.admit(now_ns, rates.group)
+    }
+
+    /// Time until all three rates admit the session's next request.
+    pub fn wait_ns(&mut self, at: At, now_ns: u64) -> u64 {
+        let session = &self.rows[at];
+        let user = self.users.entry(session.user).or_default();
+        let rates = user.rates;
+        let of_session = session.rate.wait_ns(now_ns, rates.session);
+        let of_user = user.rate.wait_ns(now_ns, rates.user);
+        let of_group = self.groups.get(&user.group);
+        let of_group = of_group.map_or(0, |rate| rate.wait_ns(now_ns, rates.group));
+        of_session.max(of_user).max(of_group)
+    }
+
+    /// Charges the session's rate `messages` more for an expensive request.
+    pub fn charge(&mut self, at: At, now_ns: u64, messages: u64) {
+        let session = &mut self.rows[at];
+        let rates = self.users.entry(session.user).or_default().rates;
+        session.rate.charge(now_ns, rates.session, messages);
+    }
+
+    /// Keeps the next message of a session within the limits of the session, its user and the pool.
+    /// Cost: constant, amortized: a session is queued at most once per page and disconnect.
     #[inline]
     pub fn keep(&mut self, at: At, number: u64, message: &wire::ServerMessage, answers: u64) {
         let (session, pool) = (&mut self.rows[at], &mut self.pool);
         if session.window.len() >= self.messages_max {
-            let through = session.released.min(sent_through(session));
-            session.window.shrink(pool, through);
+            shrink(session, pool);
         }
-        session.window.push(pool, number, message, answers);
-        if pool.is_full() {
-            self.make_room(at);
+        if session.window.push(pool, number, message, answers) {
+            self.limit_user(at);
+        }
+        if self.pool.is_full() {
+            self.evict(at);
         }
     }
 
-    /// Evicts windows while the pool is full: those of idle sessions, longest first, then the
-    /// growing one.
-    #[cold]
-    fn make_room(&mut self, at: At) {
-        while self.pool.is_full() {
-            let Some(oldest) = self.idle.pop_front() else {
-                let session = &mut self.rows[at];
-                let through = session.released.min(sent_through(session));
-                session.window.shrink(&mut self.pool, through);
-                return;
-            };
-            let session = &mut self.rows[oldest];
-            session.is_idle = false;
-            if session.owner.is_none() {
-                let through = session.released;
-                session.window.clear(&mut self.pool, through);
+    /// Keeps a user within its share of the pool: the windows of its own idle sessions go first,
+    /// longest idle first, then the oldest messages of the growing one.
+    fn limit_user(&mut self, at: At) {
+        let session = &self.rows[at];
+        let user = session.user;
+        if session.owner.is_none() {
+            // Without a connection it grows too: it can be evicted again.
+            self.queue_idle(at);
+        }
+        if self.pool.used(user) <= self.pool.share() {
+            return;
+        }
+        let share = self.share(user);
+        while self.pool.used(user) > share
+            && let Some(oldest) = self.user(user).idle.pop_front()
+        {
+            self.rows[oldest].is_idle_of_user = false;
+            if oldest != at {
+                self.clear_idle(oldest);
             }
+        }
+        let (session, pool) = self.parts(at);
+        while pool.used(user) > share && shrink(session, pool) {}
+        if pool.used(user) > share && !mem::replace(&mut session.is_surplus, true) {
+            self.surplus.push_back(at);
+        }
+    }
+
+    /// Pages of a user's share: a part of the pool, but one for each session.
+    fn share(&mut self, user: UserIx) -> usize {
+        let sessions = self.user(user).sessions.len();
+        self.pool.share().max(sessions)
+    }
+
+    /// Evicts windows while the pool is full, for a user within its share: what users above theirs
+    /// can spare, then the windows of idle sessions, longest first. Else the growing one shrinks.
+    #[cold]
+    fn evict(&mut self, at: At) {
+        let user = self.rows[at].user;
+        let is_within = self.pool.used(user) <= self.share(user);
+        while is_within && self.pool.is_full() {
+            if let Some(other) = self.surplus.pop_front() {
+                self.rows[other].is_surplus = false;
+                self.drop_surplus(other);
+            } else if let Some(oldest) = self.idle.pop_front() {
+                self.rows[oldest].is_idle = false;
+                if oldest != at {
+                    self.clear_idle(oldest);
+                }
+            } else {
+                break;
+            }
+        }
+        if self.pool.is_full() {
+            let (session, pool) = self.parts(at);
+            shrink(session, pool);
+        }
+    }
+
+    /// Drops a session's oldest messages while its user is above its share.
+    fn drop_surplus(&mut self, at: At) {
+        let user = self.rows[at].user;
+        let share = self.share(user);
+        let (session, pool) = self.parts(at);
+        while pool.used(user) > share && shrink(session, pool) {}
+    }
+
+    /// Empties the window of a session, unless it has a connection again.
+    fn clear_idle(&mut self, at: At) {
+        let (session, pool) = self.parts(at);
+        if session.owner.is_none() {
+            session.window.clear(pool, session.released);
+        }
+    }
+
+    fn queue_idle(&mut self, at: At) {
+        let session = &mut self.rows[at];
+        if !mem::replace(&mut session.is_idle, true) {
+            self.idle.push_back(at);
+        }
+        if !mem::replace(&mut session.is_idle_of_user, true)
+            && let Some(user) = self.users.get_mut(&session.user)
+        {
+            user.idle.push_back(at);
         }
     }
 
@@ -311,15 +458,30 @@ impl Sessions {
         session.parked = None;
         session.listing = None;
         session.range = None;
-        if !session.is_idle {
-            session.is_idle = true;
-            self.idle.push_back(at);
+        self.queue_idle(at);
+    }
+
+    /// Drops the window of a session that the journal has forgotten. Its row stays until the next
+    /// start: messages and answers under way name it, and must not reach another session.
+    pub fn forget(&mut self, at: At) {
+        let row = &mut self.rows[at];
+        row.window.clear(&mut self.pool, u64::MAX);
+        self.places[row.ix.index()] = 0;
+        if let Some(user) = self.users.get_mut(&row.user) {
+            user.sessions.retain(|own| *own != at);
+            user.idle.retain(|own| *own != at);
         }
     }
 
     pub fn len(&self) -> usize {
         self.rows.len()
     }
+}
+
+/// Drops the oldest page of a session's window; false when it has none that may go.
+fn shrink(session: &mut Session, pool: &mut PagePool) -> bool {
+    let through = session.released.min(sent_through(session));
+    session.window.shrink(pool, through)
 }
 
 /// Last message that may leave the window: a client's unsent ones stay, the journal has the others.

@@ -16,17 +16,21 @@ use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
 use super::desk::{Failures, FrontRequest};
+use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
+use super::pieces::Range;
+use super::resume::Resuming;
 use super::session::{At, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
 
-/// Limit of requests without an answer: half of the ring. At the limit no connection is read.
-pub const IN_FLIGHT_MAX: usize = RING / 2;
 /// Capacity of the ring for requests, and for reports.
 pub const RING: usize = 4_096;
 /// Look-ups in the journal per user at the same time.
 const LOOKED_UP_PER_USER: usize = 8;
+/// Openings and ends of sessions in the ring. Together they fit the part of it that requests leave.
+const OPENINGS_MAX: usize = RING / 16;
+const CLOSINGS_MAX: usize = RING / 16;
 /// Bit in the tags of requests that close sessions.
 const CLOSING: u64 = 1 << 63;
 
@@ -60,6 +64,8 @@ pub struct Counters {
     pub throttled: Counter,
     pub submit_errors: Counter,
     pub resends: Counter,
+    /// Reads of the journal for messages that have left a window.
+    pub look_ups: Counter,
     pub logins: Counter,
     pub slow_consumers: Counter,
     /// UDP packets of connections. A lost one is sent again.
@@ -74,6 +80,7 @@ impl Counters {
             throttled: metrics::counter!("trading_requests_throttled_total"),
             submit_errors: metrics::counter!("trading_requests_not_submitted_total"),
             resends: metrics::counter!("trading_answers_resent_total"),
+            look_ups: metrics::counter!("trading_look_ups_total"),
             logins: metrics::counter!("trading_logins_total"),
             slow_consumers: metrics::counter!("trading_slow_consumers_total"),
             packets_sent: metrics::counter!("trading_packets_sent_total"),
@@ -86,7 +93,7 @@ pub struct State {
     pub market: Arc<Market>,
     pub front_requests: mpsc::Sender<FrontRequest>,
     pub ring: RingPort,
-    pub in_flight: usize,
+    pub in_flight: InFlight,
     pub sessions: Sessions,
     /// In journal order.
     pub due: VecDeque<(Sequence, Due)>,
@@ -95,7 +102,7 @@ pub struct State {
     /// Orders that wait for identity, by session.
     pub limited: HashMap<At, NewRequest>,
     /// Sessions whose client lacks messages.
-    pub resuming: Vec<At>,
+    pub resuming: Resuming,
     /// Sessions with a listing of open orders or a retransmission in progress.
     pub in_pieces: Vec<At>,
     /// Users with sessions that lack ledger balances.
@@ -133,13 +140,13 @@ impl State {
             market,
             front_requests,
             ring,
-            in_flight: 0,
+            in_flight: InFlight::default(),
             sessions,
             due: VecDeque::with_capacity(1 << 16),
             logins: HashMap::new(),
             tag: 0,
             limited: HashMap::new(),
-            resuming: Vec::new(),
+            resuming: Resuming::default(),
             in_pieces: Vec::new(),
             with_balances: VecDeque::new(),
             looked_up: LookUps::default(),
@@ -158,7 +165,8 @@ impl State {
 
     /// True when nothing is in flight: no request, no message that is not durable, no login.
     pub fn is_quiet(&self) -> bool {
-        self.has_ended || (self.in_flight == 0 && self.due.is_empty() && self.logins.is_empty())
+        let is_quiet = self.in_flight.is_empty() && self.due.is_empty() && self.logins.is_empty();
+        self.has_ended || is_quiet
     }
 
     /// True when every session that has ended here is closed in the journal.
@@ -188,7 +196,7 @@ impl State {
             received_ns: self.now_ns,
             ..Submission::default()
         };
-        if self.ring.submit(asked, &request).is_err() {
+        if self.logins.len() >= OPENINGS_MAX || self.ring.submit(asked, &request).is_err() {
             return false;
         }
         let pending = Pending {
@@ -204,6 +212,7 @@ impl State {
     pub fn lose(&mut self, at: At, keep_orders: bool) {
         let session = self.sessions.row(at);
         let (ix, epoch) = (session.ix, session.epoch);
+        self.drop_pieces(at);
         self.sessions.idle(at);
         self.limited.remove(&at);
         self.close(ix, epoch, keep_orders);
@@ -222,7 +231,9 @@ impl State {
     /// Submits the session ends that are still queued.
     pub fn submit_closings(&mut self) -> bool {
         let mut did_work = false;
-        while let Some(closing) = self.closings.front().copied() {
+        while let Some(closing) = self.closings.front().copied()
+            && self.closing.len() < CLOSINGS_MAX
+        {
             self.tag += 1;
             let request = Request::CloseSession {
                 session: closing.session,
@@ -270,7 +281,8 @@ impl State {
                 let session = sessions.row(at);
                 if report.client_seq > session.answered {
                     session.answered = report.client_seq;
-                    *in_flight = in_flight.saturating_sub(1);
+                    session.unanswered.answered(report.client_seq);
+                    in_flight.end(session.user);
                     actions.push(ClientAction::Answered(at, *stamp, *report));
                 }
             }
@@ -285,9 +297,9 @@ impl State {
                     closings.extend((*reason == SubmitError::Busy).then_some(ended));
                 } else if logins.contains_key(tag) {
                     actions.push(ClientAction::NotOpened(*tag, *reason));
-                } else {
-                    *in_flight = in_flight.saturating_sub(1);
-                    if let Some(at) = sessions.at(*session) {
+                } else if let Some(user) = in_flight::user_of(*tag) {
+                    in_flight.end(user);
+                    if let Some(at) = not_seen(sessions, *session, *tag, *client_seq) {
                         actions.push(ClientAction::Refused(at, *client_seq, *request, *reason));
                     }
                 }
@@ -298,8 +310,10 @@ impl State {
                 note_opened(opened, logins, sessions);
             }
             Report::Submitted { tag, .. } => {
-                if closing.remove(tag).is_none() {
-                    *in_flight = in_flight.saturating_sub(1);
+                if let Some(user) = in_flight::user_of(*tag) {
+                    in_flight.end(user);
+                } else {
+                    closing.remove(tag);
                 }
             }
             Report::OrderToTrade(session, ratio) => {
@@ -311,14 +325,22 @@ impl State {
                 actions.extend(at.map(|at| ClientAction::TakenOver(at, *epoch)));
             }
         });
-        match read {
-            Ok(did_work) => did_work,
-            Err(_) => {
-                self.has_ended = true;
-                false
-            }
-        }
+        self.has_ended |= read.is_err();
+        read.unwrap_or(false)
     }
+}
+
+/// Records that a request is not in the journal. Returns its session; `None` if an earlier login
+/// sent it: a client that has logged in again does not expect an answer to it, and may have sent it
+/// again.
+fn not_seen(sessions: &mut Sessions, session: SessionIx, tag: u64, client_seq: u64) -> Option<At> {
+    let at = sessions.at(session)?;
+    let row = sessions.row(at);
+    if tag != in_flight::tag(row.user, row.epoch) {
+        return None;
+    }
+    row.unanswered.refused(client_seq);
+    Some(at)
 }
 
 /// Records an opening, so that the session's messages are kept from here on.
@@ -339,16 +361,40 @@ impl State {
             return false;
         }
         let is_asked = self.front_requests.try_send(front_request).is_ok();
-        if !is_asked {
-            self.looked_up.end(user);
+        match is_asked {
+            true => self.stats.look_ups.increment(1),
+            false => self.looked_up.end(user),
         }
         is_asked
+    }
+
+    /// False while the user has as many look-ups as it may.
+    pub fn may_look_up(&self, user: UserIx) -> bool {
+        self.looked_up.has_place(user)
     }
 
     /// Ends a session's look-up.
     pub fn looked_up(&mut self, at: At) {
         let user = self.sessions.row(at).user;
         self.looked_up.end(user);
+    }
+
+    /// Drops what was read for a resume and not sent, which ends its look-up.
+    pub fn drop_fetched(&mut self, at: At) {
+        let fetched = std::mem::take(&mut self.sessions.row(at).fetched);
+        if !fetched.is_empty() {
+            self.looked_up(at);
+        }
+    }
+
+    /// Drops what was read for a session and not sent, which ends its look-ups.
+    pub fn drop_pieces(&mut self, at: At) {
+        self.drop_fetched(at);
+        let range = self.sessions.row(at).range.take();
+        let of_range = range.map(Range::into_fetched);
+        if of_range.is_some_and(|fetched| !fetched.is_empty()) {
+            self.looked_up(at);
+        }
     }
 }
 
@@ -363,6 +409,11 @@ impl LookUps {
         let is_one_more = *count < LOOKED_UP_PER_USER;
         *count += usize::from(is_one_more);
         is_one_more
+    }
+
+    fn has_place(&self, user: UserIx) -> bool {
+        let count = self.0.get(&user);
+        count.is_none_or(|count| *count < LOOKED_UP_PER_USER)
     }
 
     fn end(&mut self, user: UserIx) {
@@ -383,23 +434,27 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         user_id: admitted.user_id.clone(),
         epoch: Sequence::ZERO,
         stp_group: opened.stp_group,
-        group: opened.group,
-        window: Window::after(opened.last_number, opened.client_seq),
+        window: Window::after(opened.user, opened.last_number, opened.client_seq),
         released: opened.last_number,
         sent: opened.last_number,
         is_following: false,
         owner: None,
         answered: opened.client_seq,
-        entered: opened.client_seq,
+        unanswered: Unanswered::default(),
         rate: Rate::default(),
         budget: admitted.budget.clone(),
         parked: None,
         is_setting_hold: false,
         is_fetching: false,
+        fetched: VecDeque::new(),
+        fetched_at: Instant::now(),
+        is_resuming: false,
         listing: None,
         range: None,
         balances_through: 0,
         is_idle: false,
+        is_idle_of_user: false,
+        is_surplus: false,
     }
 }
 
@@ -430,6 +485,8 @@ pub const LAST_REPORTS: Duration = Duration::from_millis(500);
 mod tests {
     use types::command::RequestKind;
 
+    use super::super::requests::rejected;
+    use super::super::session::Member;
     use super::*;
 
     fn opened(session: SessionIx) -> Opened {
@@ -440,10 +497,150 @@ mod tests {
             user: UserIx(0),
             stp_group: types::StpGroup::of_user(UserIx(0)),
             group: types::command::MemberGroup::NONE,
+            rates: admission::Rates::default(),
             client_seq: 0,
             last_number: 0,
             cancel_all_at_ns: 0,
         }
+    }
+
+    fn admitted() -> Admitted {
+        Admitted {
+            user: UserIx(0),
+            user_id: "u1".into(),
+            key: types::Id128::NONE,
+            stp_group: None,
+            cancel_on_disconnect: false,
+            budget: Arc::default(),
+            last_sequence: 0,
+            from_now: false,
+            heartbeat_ms: 0,
+        }
+    }
+
+    /// The replica's report of a change may precede the hot thread's report of an earlier opening.
+    // rows: R341
+    #[test]
+    fn r341_the_rates_of_an_opening_replace_no_later_ones() {
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let member = |session| Member {
+            user: UserIx(0),
+            group: types::command::MemberGroup(7),
+            rates: admission::Rates {
+                session,
+                user: 0,
+                group: 3,
+            },
+        };
+        sessions.set_members(Sequence(2), &[member(5)]);
+        let (opened, admitted) = (opened(SessionIx(0)), admitted());
+        let at = sessions.place(&opened, || session(&opened, &admitted));
+        let pass = |sessions: &mut Sessions| {
+            let passed = (0..9).filter(|_| sessions.is_in_rate(at, 0));
+            passed.count()
+        };
+        assert_eq!(pass(&mut sessions), 3, "the group's rate");
+        assert!(sessions.wait_ns(at, 0) > 0);
+        sessions.set_members(Sequence(1), &[member(0)]);
+        assert_eq!(sessions.user(UserIx(0)).rates, member(5).rates);
+        let later = Opened {
+            epoch: Sequence(3),
+            ..opened
+        };
+        sessions.place(&later, || unreachable!("it is known"));
+        assert_eq!(pass(&mut sessions), 9, "in no group, without limits");
+        assert_eq!(sessions.wait_ns(at, 0), 0);
+    }
+
+    fn refusal() -> wire::ServerMessage {
+        let name = RequestName {
+            kind: RequestKind::New,
+            client_order_id: 0,
+            engine_order_id: 0,
+        };
+        rejected(0, 1, name, RejectReason::Busy, 0)
+    }
+
+    /// Keeps the next `count` messages of a session, all but the last one durable.
+    fn keep(sessions: &mut Sessions, at: At, count: usize) {
+        for _ in 0..count {
+            let window = &sessions.get(at).window;
+            let number = window.first() + window.len() as u64;
+            sessions.row(at).released = number - 1;
+            sessions.keep(at, number, &refusal(), 0);
+        }
+    }
+
+    /// A user's sessions evict each other, its idle ones first, and no other user's.
+    // rows: R341
+    #[test]
+    fn r341_a_users_windows_stay_within_its_share_of_the_pool() {
+        // The smallest pool: 64 pages of 32 messages. A user's share is 16.
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let admitted = admitted();
+        let (one, other) = (UserIx(1), UserIx(2));
+        let [foreign, old, growing] = [(other, 0), (one, 1), (one, 2)].map(|(user, ix)| {
+            let opened = Opened {
+                user,
+                ..opened(SessionIx(ix))
+            };
+            sessions.place(&opened, || session(&opened, &admitted))
+        });
+        for at in [foreign, old] {
+            keep(&mut sessions, at, 320);
+            sessions.row(at).released = 320;
+            sessions.idle(at);
+        }
+        let lengths =
+            |sessions: &Sessions| [foreign, old, growing].map(|at| sessions.get(at).window.len());
+        keep(&mut sessions, growing, 192);
+        assert_eq!(lengths(&sessions), [320, 320, 192]);
+        assert_eq!(
+            (sessions.pool.used(one), sessions.pool.used(other)),
+            (16, 10)
+        );
+        keep(&mut sessions, growing, 1);
+        assert_eq!(lengths(&sessions), [320, 0, 193], "its idle one is evicted");
+        keep(&mut sessions, growing, 10_000);
+        let [foreign_kept, _, kept] = lengths(&sessions);
+        assert_eq!(foreign_kept, 320);
+        assert!((15 * 32..=16 * 32).contains(&kept), "{kept}");
+        assert_eq!(
+            (sessions.pool.used(one), sessions.pool.used(other)),
+            (16, 10)
+        );
+    }
+
+    /// A full pool evicts the idle sessions of others for a user within its share.
+    // rows: R341
+    #[test]
+    fn r341_a_full_pool_evicts_the_longest_idle_session_first() {
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let admitted = admitted();
+        let rows: Vec<At> = (0..5)
+            .map(|ix| {
+                let opened = Opened {
+                    user: UserIx(ix),
+                    ..opened(SessionIx(ix))
+                };
+                sessions.place(&opened, || session(&opened, &admitted))
+            })
+            .collect();
+        // Four users fill the pool.
+        for at in &rows[..4] {
+            keep(&mut sessions, *at, 16 * 32);
+            sessions.row(*at).released = 16 * 32;
+            sessions.idle(*at);
+        }
+        let lengths = |sessions: &Sessions| {
+            let lengths = rows.iter().map(|at| sessions.get(*at).window.len());
+            lengths.collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(&sessions), [0, 512, 512, 512, 0]);
+        keep(&mut sessions, rows[4], 15 * 32);
+        assert_eq!(lengths(&sessions), [0, 512, 512, 512, 480]);
+        keep(&mut sessions, rows[0], 1);
+        assert_eq!(lengths(&sessions), [1, 0, 512, 512, 480]);
     }
 
     /// H5: live sessions share one bound, however many messages each may keep.
@@ -454,29 +651,14 @@ mod tests {
         const MESSAGES: u64 = 1_000;
         // The smallest pool: 64 pages of 32 messages.
         let mut sessions = Sessions::new(0, usize::MAX);
-        let admitted = Admitted {
-            user: UserIx(0),
-            user_id: "u1".into(),
-            key: types::Id128::NONE,
-            stp_group: None,
-            cancel_on_disconnect: false,
-            budget: Arc::default(),
-            last_sequence: 0,
-            from_now: false,
-            heartbeat_ms: 0,
-        };
+        let admitted = admitted();
         let rows: Vec<At> = (0..SESSIONS)
             .map(|ix| {
                 let opened = opened(SessionIx(ix));
                 sessions.place(&opened, || session(&opened, &admitted))
             })
             .collect();
-        let name = RequestName {
-            kind: RequestKind::New,
-            client_order_id: 0,
-            engine_order_id: 0,
-        };
-        let message = super::super::connection::rejected(0, 1, name, RejectReason::Busy, 0);
+        let message = refusal();
         for number in 1..=MESSAGES {
             for at in &rows {
                 // Every earlier message is durable.

@@ -3,12 +3,14 @@
 //! A message takes a slot of [`PLACE_BYTES`], so that a number needs no search. The message that
 //! answers a request is found by binary search: answers are in the order of their requests, and
 //! each slot has the last request that was answered up to it.
-//! The pool's size bounds the memory of all windows. Another thread allocates and touches pages
-//! before they are needed; nothing is allocated once the pool has its pages.
+//! The pool's size bounds the memory of all windows, and counts the pages of each user. Another
+//! thread allocates and touches pages before they are needed; nothing is allocated once the pool
+//! has its pages.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use types::UserIx;
 use wire::ServerMessage;
 
 /// Bytes of a slot: the longest numbered message and its length.
@@ -19,6 +21,8 @@ const PAGE_BYTES: usize = PLACES * PLACE_BYTES;
 const PAGES_MORE: usize = 64;
 /// Blocks of that many pages that are made in advance.
 const AHEAD: usize = 2;
+/// A user's share of the pool is one part of this many.
+const SHARES: usize = 4;
 
 const _: () = assert!(wire::NUMBERED_LEN_MAX < PLACE_BYTES);
 
@@ -53,6 +57,8 @@ pub struct PagePool {
     blocks: Vec<Block>,
     free: Vec<u32>,
     pages_max: usize,
+    /// Pages in use, by user.
+    used: Vec<usize>,
     /// Blocks made in advance.
     ahead: Receiver<Block>,
 }
@@ -70,6 +76,7 @@ impl PagePool {
             blocks: Vec::new(),
             free: Vec::new(),
             pages_max: bytes_max.div_ceil(PAGE_BYTES).max(PAGES_MORE),
+            used: Vec::new(),
             ahead,
         }
     }
@@ -79,8 +86,22 @@ impl PagePool {
         self.free.is_empty() && self.blocks.len() * PAGES_MORE >= self.pages_max
     }
 
+    /// Pages that a user may have while others need some.
+    pub fn share(&self) -> usize {
+        self.pages_max / SHARES
+    }
+
+    /// Pages of the windows of a user's sessions.
+    pub fn used(&self, user: UserIx) -> usize {
+        self.used.get(user.index()).copied().unwrap_or(0)
+    }
+
     /// Takes a page, above the limit too: what is not durable yet exists nowhere else.
-    fn take(&mut self) -> u32 {
+    fn take(&mut self, user: UserIx) -> u32 {
+        if self.used.len() <= user.index() {
+            self.used.resize(user.index() + 1, 0);
+        }
+        self.used[user.index()] += 1;
         if self.free.is_empty() {
             let count = self.blocks.len() * PAGES_MORE;
             let from = u32::try_from(count).expect("pages are counted by 32 bits");
@@ -89,6 +110,11 @@ impl PagePool {
             self.free.extend((from..from + PAGES_MORE as u32).rev());
         }
         self.free.pop().expect("just made")
+    }
+
+    fn put_back(&mut self, user: UserIx, page: u32) {
+        self.used[user.index()] -= 1;
+        self.free.push(page);
     }
 
     fn page(&self, page: u32) -> &Page {
@@ -112,8 +138,9 @@ pub enum Compared {
 }
 
 /// The last messages of one session.
-#[derive(Default)]
 pub struct Window {
+    /// Its pages count as this user's.
+    user: UserIx,
     pages: VecDeque<u32>,
     /// Slot of the first message in the first page.
     skip: usize,
@@ -125,13 +152,16 @@ pub struct Window {
 }
 
 impl Window {
-    /// An empty window after `last`, the message that was the last one, and the last request
-    /// answered.
-    pub fn after(last: u64, answered: u64) -> Self {
+    /// An empty window of a session of `user` after `last`, the message that was the last one, and
+    /// the last request answered.
+    pub fn after(user: UserIx, last: u64, answered: u64) -> Self {
         Self {
+            user,
+            pages: VecDeque::new(),
+            skip: 0,
+            count: 0,
             last,
             answered,
-            ..Self::default()
         }
     }
 
@@ -150,18 +180,19 @@ impl Window {
     }
 
     /// Keeps the next message, encoded for channel 0. `answers`: the request that it answers, 0 for
-    /// none.
+    /// none. True when it took a page.
     pub fn push(
         &mut self,
         pool: &mut PagePool,
         number: u64,
         message: &ServerMessage,
         answers: u64,
-    ) {
+    ) -> bool {
         assert_eq!(number, self.last + 1, "a session's numbers have no gap");
         let end = self.skip + self.count;
-        if end == self.pages.len() * PLACES {
-            self.pages.push_back(pool.take());
+        let takes_page = end == self.pages.len() * PLACES;
+        if takes_page {
+            self.pages.push_back(pool.take(self.user));
         }
         self.last = number;
         self.count += 1;
@@ -177,6 +208,7 @@ impl Window {
         let place = &mut page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
         let length = wire::encode_into(message, 0, number, &mut place[1..]);
         place[0] = length as u8;
+        takes_page
     }
 
     /// The bytes of a kept message.
@@ -227,7 +259,7 @@ impl Window {
         self.count -= goes;
         self.skip = 0;
         let page = self.pages.pop_front().expect("messages are in pages");
-        pool.free.push(page);
+        pool.put_back(self.user, page);
         true
     }
 
@@ -257,7 +289,7 @@ mod tests {
     #[test]
     fn messages_are_found_by_number_and_by_request_until_they_are_forgotten() {
         let mut pool = PagePool::new(1 << 20);
-        let mut window = Window::after(10, 0);
+        let mut window = Window::after(UserIx(0), 10, 0);
         // Every third message answers a request; requests have gaps.
         for number in 11..=400u64 {
             let answers = if number % 3 == 0 { number * 10 } else { 0 };
@@ -298,7 +330,7 @@ mod tests {
     #[test]
     fn an_answer_that_has_left_the_window_is_not_found_in_later_messages() {
         let mut pool = PagePool::new(1 << 20);
-        let mut window = Window::default();
+        let mut window = Window::after(UserIx(0), 0, 0);
         window.push(&mut pool, 1, &message(1), 7);
         for number in 2..=10_000 {
             window.push(&mut pool, number, &message(number), 0);
@@ -316,14 +348,17 @@ mod tests {
     #[test]
     fn freed_pages_are_reused() {
         let mut pool = PagePool::new(0);
-        let (mut one, mut other) = (Window::default(), Window::default());
+        let [mut one, mut other] = [2, 5].map(|user| Window::after(UserIx(user), 0, 0));
         for round in 0..50u64 {
             for number in 1..=320 {
                 one.push(&mut pool, round * 320 + number, &message(number), 0);
             }
             one.clear(&mut pool, (round + 1) * 320);
             other.push(&mut pool, round + 1, &message(round), 0);
+            assert_eq!(pool.used(UserIx(2)), 0);
         }
         assert_eq!(pool.blocks.len(), 1);
+        let used = [0, 2, 5, 9].map(|user| pool.used(UserIx(user)));
+        assert_eq!(used, [0, 0, 2, 0], "each user's own");
     }
 }

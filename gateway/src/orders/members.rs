@@ -18,6 +18,12 @@ pub enum Member {
     Group(MemberGroup),
 }
 
+/// The exchange's bounds: those of users without others.
+pub async fn default_bounds(market: &Market) -> Result<OrderBounds, Status> {
+    let bounds = market.state(|state| state.core().admission().bounds_of(BoundsOf::Node));
+    Ok(bounds.await?.unwrap_or_default())
+}
+
 /// Sets the bounds, or removes them. The current bounds are accepted.
 pub async fn set_bounds(
     market: &Market,
@@ -37,8 +43,8 @@ pub async fn set_bounds(
     submit(market, request).await
 }
 
-/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. The user's sessions count in
-/// the rate of the group from their next login on.
+/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. From then on the user's
+/// sessions count in the rate of the group.
 pub async fn set_group(
     market: &Market,
     user_id: &str,

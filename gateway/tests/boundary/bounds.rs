@@ -1,13 +1,16 @@
-//! A member's share of the journal, and the authority to lift a halt.
+//! A member's share of the journal, its sessions and message rates, and the authority to lift a
+//! halt.
 
+use client::{Connection, Error, Reports};
 use prost::Message;
 use proto::cfa::v1::{InstrumentStatus, InstrumentUpdatedEvent};
 use proto::market::v1::{
-    GetMarketStatusRequest, Order, OrderStatus, SetTradingPhaseRequest, TradingPhase,
+    GetMarketStatusRequest, MemberBounds, Order, OrderBounds, OrderStatus, SetMemberBoundsRequest,
+    SetMemberGroupRequest, SetTradingPhaseRequest, TradingPhase,
 };
-use tonic::Code;
+use tonic::{Code, Status};
 use types::{RejectReason, Side};
-use wire::ServerMessage;
+use wire::{DisconnectCode, ServerMessage};
 
 use crate::world::*;
 
@@ -86,6 +89,235 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
         bounds.order_messages_per_trade,
     );
     assert_eq!(shown, (1, 500));
+    world.stop().await;
+}
+
+/// Bounds that no test reaches, with the exchange's rates and number of sessions.
+fn wide() -> OrderBounds {
+    OrderBounds {
+        open_orders_per_user: 50_000,
+        open_orders_per_instrument: 50_000,
+        ..OrderBounds::default()
+    }
+}
+
+/// Sets or removes the bounds of a user, or of a group; returns the answer's.
+async fn set_bounds(
+    world: &World,
+    (user_id, group): (&str, u32),
+    bounds: Option<OrderBounds>,
+) -> Result<Option<OrderBounds>, Status> {
+    let request = SetMemberBoundsRequest {
+        context: context(&unique()),
+        user_id: user_id.into(),
+        group,
+        bounds,
+        reason: "test".into(),
+    };
+    let answer = world.operator().set_member_bounds(request).await?;
+    Ok(answer.into_inner().bounds)
+}
+
+async fn set_group(world: &World, user_id: &str, group: u32) {
+    let request = SetMemberGroupRequest {
+        context: context(&unique()),
+        user_id: user_id.into(),
+        group,
+        reason: "test".into(),
+    };
+    world.operator().set_member_group(request).await.unwrap();
+}
+
+/// Number of sessions, then the rates of session, user and group.
+fn rates(bounds: Option<MemberBounds>) -> [u32; 4] {
+    let bounds = bounds.unwrap();
+    [
+        bounds.sessions_per_user,
+        bounds.messages_per_second_session,
+        bounds.messages_per_second_user,
+        bounds.messages_per_second_group,
+    ]
+}
+
+/// [`rates`] as ann sees them.
+async fn own_rates(world: &World) -> [u32; 4] {
+    let mut trader = world.trader("ann");
+    let status = trader.get_market_status(GetMarketStatusRequest::default());
+    rates(status.await.unwrap().into_inner().bounds)
+}
+
+/// A session of ann that sends orders in bursts.
+struct Trader {
+    connection: Connection,
+    reports: Reports,
+    /// The last client order id.
+    last: u64,
+}
+
+impl Trader {
+    /// Logs in. Returns also the session's rate as the answer states it.
+    async fn login(world: &World, name: &str, last: u64) -> (Self, u32) {
+        let (connection, reports) = world.connect().await;
+        let answer = connection.login(0, with_money("ann", name));
+        let info = in_time("the login is answered", answer).await.unwrap();
+        let trader = Self {
+            connection,
+            reports,
+            last,
+        };
+        (trader, info.throttle_per_s)
+    }
+
+    /// Sends 20 orders at once; true if the rate refuses some of them.
+    async fn is_throttled(&mut self) -> bool {
+        for _ in 0..20 {
+            self.last += 1;
+            let order = wire_order(self.last, Side::Buy, 100, 1);
+            self.connection.send(0, order).await.unwrap();
+        }
+        let mut refused = 0;
+        for _ in 0..20 {
+            let reason = until(&mut self.reports, |message| match message {
+                ServerMessage::OrderAck(_) => Some(None),
+                ServerMessage::Rejected(refusal) => Some(Some(refusal.reason)),
+                _ => None,
+            });
+            if let Some(reason) = reason.await {
+                assert_eq!(reason, RejectReason::Throttle);
+                refused += 1;
+            }
+        }
+        refused > 0
+    }
+
+    async fn until_throttled(&mut self, what: &str) {
+        until_true(what, async || self.is_throttled().await).await;
+    }
+
+    async fn until_free(&mut self, what: &str) {
+        until_true(what, async || !self.is_throttled().await).await;
+    }
+}
+
+/// `design.md` 7: rates are reference data of users and groups. No session logs in again.
+// rows: R341
+#[tokio::test]
+async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::with(folder.path(), Settings::unthrottled()).await;
+    world.user("ann", "200000", "0").await;
+    let (mut ann, stated) = Trader::login(&world, "a", 0).await;
+    assert_eq!(stated, 0);
+    assert!(!ann.is_throttled().await);
+    let user = ("ann", 0);
+
+    let of_user = OrderBounds {
+        messages_per_second_user: Some(5),
+        ..wide()
+    };
+    let set = set_bounds(&world, user, Some(of_user)).await;
+    let expected = OrderBounds {
+        sessions_per_user: Some(1_000),
+        messages_per_second_session: Some(0),
+        messages_per_second_user: Some(5),
+        ..wide()
+    };
+    assert_eq!(set.unwrap(), Some(expected), "the exchange's where unset");
+    ann.until_throttled("the user's rate").await;
+    assert_eq!(own_rates(&world).await, [1_000, 0, 5, 50_000]);
+    set_bounds(&world, user, None).await.unwrap();
+    ann.until_free("no rate of the user").await;
+
+    let of_session = OrderBounds {
+        messages_per_second_session: Some(5),
+        ..wide()
+    };
+    set_bounds(&world, user, Some(of_session)).await.unwrap();
+    ann.until_throttled("the session's rate").await;
+    let (mut other, stated) = Trader::login(&world, "b", 1_000_000).await;
+    assert_eq!(stated, 5, "a login states it");
+    other.until_throttled("the rate of a later session").await;
+    set_bounds(&world, user, None).await.unwrap();
+    ann.until_free("no rate of the session").await;
+    other.until_free("no rate of the later session").await;
+
+    let of_group = |rate| OrderBounds {
+        messages_per_second_group: Some(rate),
+        ..wide()
+    };
+    let group = ("", 7);
+    set_bounds(&world, group, Some(of_group(5))).await.unwrap();
+    assert!(!ann.is_throttled().await, "ann is in no group");
+    set_group(&world, "ann", 7).await;
+    ann.until_throttled("the rate of the user's group").await;
+    assert_eq!(own_rates(&world).await, [1_000, 0, 0, 5]);
+    set_bounds(&world, group, Some(of_group(0))).await.unwrap();
+    ann.until_free("the group's raised rate").await;
+    set_bounds(&world, group, Some(of_group(5))).await.unwrap();
+    ann.until_throttled("the group's lowered rate").await;
+    set_group(&world, "ann", 0).await;
+    ann.until_free("no group").await;
+    assert_eq!(own_rates(&world).await, [1_000, 0, 0, 50_000]);
+
+    // A start journals other settings; the group keeps its own.
+    set_group(&world, "ann", 7).await;
+    drop((ann, other));
+    let world = world.restart(Settings::default()).await;
+    let node = rates(world.status().await.bounds);
+    assert_eq!(node, [1_000, 5_000, 20_000, 50_000]);
+    assert_eq!(own_rates(&world).await, [1_000, 0, 0, 5]);
+    world.stop().await;
+}
+
+/// Logs ann in under a session name; the code of a refusal.
+async fn refused_login(world: &World, name: &str) -> Option<DisconnectCode> {
+    let (connection, _reports) = world.connect().await;
+    match in_time("an answer", connection.login(0, login("ann", name))).await {
+        Ok(_) => None,
+        Err(Error::Disconnected { code, .. }) => code,
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// `design.md` 7.
+// rows: R341
+#[tokio::test]
+async fn sessions_of_a_user_are_limited_by_its_bounds() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let most = |sessions| OrderBounds {
+        sessions_per_user: Some(sessions),
+        ..wide()
+    };
+    let user = ("ann", 0);
+    let too_many = Some(DisconnectCode::TooManySessions);
+    set_bounds(&world, user, Some(most(1))).await.unwrap();
+    assert_eq!(own_rates(&world).await, [1, 5_000, 20_000, 50_000]);
+    assert_eq!(refused_login(&world, "a").await, None);
+    assert_eq!(refused_login(&world, "b").await, too_many);
+    set_bounds(&world, user, Some(most(2))).await.unwrap();
+    assert_eq!(refused_login(&world, "b").await, None);
+    assert_eq!(refused_login(&world, "c").await, too_many);
+    // A lower bound leaves the sessions that there are.
+    set_bounds(&world, user, Some(most(1))).await.unwrap();
+    assert_eq!(refused_login(&world, "b").await, None);
+    assert_eq!(refused_login(&world, "c").await, too_many);
+    // The group's, then the exchange's.
+    set_bounds(&world, ("", 7), Some(most(2))).await.unwrap();
+    set_group(&world, "ann", 7).await;
+    set_bounds(&world, user, None).await.unwrap();
+    assert_eq!(refused_login(&world, "c").await, too_many);
+    set_group(&world, "ann", 0).await;
+    assert_eq!(refused_login(&world, "c").await, None);
+    let of_no_group = OrderBounds {
+        messages_per_second_group: Some(5),
+        ..wide()
+    };
+    for wrong in [most(0), of_no_group] {
+        let refusal = set_bounds(&world, user, Some(wrong)).await.unwrap_err();
+        assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");
+    }
     world.stop().await;
 }
 

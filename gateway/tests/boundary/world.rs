@@ -17,7 +17,7 @@ use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot};
-use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotConfig};
+use sequencer::{Backlog, Config, Durable, Layout, Retention, SequencerHandle, SnapshotConfig};
 use service_kit::Clock;
 use service_kit::clock::Disciplined;
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
@@ -47,6 +47,8 @@ pub struct Settings {
     /// Bytes per segment of the journal, and bytes of journal kept, if not all.
     pub segment_bytes: u64,
     pub retain_bytes: Option<u64>,
+    /// Threads of the trading path, if not those for this machine.
+    pub layout: Option<Layout>,
     /// While true, the log refuses the market's events.
     pub log_is_away: Arc<AtomicBool>,
     pub log_hangs: bool,
@@ -72,6 +74,7 @@ impl Default for Settings {
             checkpoints: None,
             segment_bytes: 16 << 20,
             retain_bytes: None,
+            layout: None,
             log_is_away: Arc::default(),
             log_hangs: false,
             clock: None,
@@ -164,6 +167,7 @@ impl World {
         config.grace_ms = settings.grace_ms;
         config.sync = false;
         config.segment_bytes = settings.segment_bytes;
+        config.layout = settings.layout.unwrap_or(config.layout);
         if let Some(clock) = settings.clock {
             config.clock = clock;
         }

@@ -5,10 +5,9 @@
 
 use std::sync::atomic::Ordering;
 
-use admission::ReportSink;
-use types::command::Cause;
-use types::command::MemberGroup;
-use types::{Command, Event, SessionIx};
+use admission::{Admission, Rates, ReportSink};
+use types::command::{Cause, MemberGroup, OpenSession};
+use types::{Command, Event, Sequence, SessionIx};
 
 use super::lists::gather;
 use super::{Hot, NO_PORT};
@@ -57,6 +56,26 @@ fn route(rings: &mut [HotRingPort], routes: &mut Vec<u16>, port: usize, opened: 
         ring.put(|| Report::TakenOver { session, epoch });
     }
     rings[port].put(|| Report::Opened(opened));
+}
+
+/// The report of a command that has opened a session.
+#[cold]
+fn opened(admission: &Admission, tag: u64, epoch: Sequence, open: &OpenSession) -> Opened {
+    let row = admission.session(open.session);
+    let row = row.expect("its command is applied");
+    let user = admission.user(open.user);
+    Opened {
+        tag,
+        epoch,
+        session: open.session,
+        user: open.user,
+        stp_group: open.stp_group,
+        group: user.map_or(MemberGroup::NONE, |user| user.group),
+        rates: user.map_or_else(Rates::default, |user| admission.rates(user)),
+        client_seq: row.client_seq,
+        last_number: row.last_number,
+        cancel_all_at_ns: row.cancel_all_at_ns,
+    }
 }
 
 impl Hot {
@@ -143,20 +162,7 @@ impl Hot {
         if let ReplyTo::Ring { port, tag } = flight.owed {
             let (has_answered, stamp) = (router.has_answered, router.stamp);
             if let Command::OpenSession(open) = &command.command {
-                let row = self.core.admission().session(open.session);
-                let row = row.expect("its command is applied");
-                let user = self.core.admission().user(open.user);
-                let opened = Opened {
-                    tag,
-                    epoch: stamp.sequence,
-                    session: open.session,
-                    user: open.user,
-                    stp_group: open.stp_group,
-                    group: user.map_or(MemberGroup::NONE, |user| user.group),
-                    client_seq: row.client_seq,
-                    last_number: row.last_number,
-                    cancel_all_at_ns: row.cancel_all_at_ns,
-                };
+                let opened = opened(self.core.admission(), tag, stamp.sequence, open);
                 route(&mut self.rings, &mut self.routes, port, opened);
             } else if !has_answered {
                 self.rings[port].put(|| Report::Submitted { tag, stamp });

@@ -1,0 +1,179 @@
+//! The TRADING budget of each user's day (`design.md` 3): the value of its orders is charged at
+//! entry, and what an order did not trade returns when it ends.
+//!
+//! A command charges, a closing event settles. Both only add to what the day has used, so the sum
+//! is the same however events interleave with later commands.
+
+use types::command::{Amend, New, SetBudget};
+use types::{Command, Minor, RejectReason, UserIx};
+
+use crate::admission::{Admission, moscow_day};
+use crate::request::{Reject, RejectDetails};
+use crate::state::{OpenOrder, table_row};
+
+table_row! {
+    /// Budget of a user for one day.
+    #[derive(Default)]
+    pub struct Budget {
+        /// Moscow day, 0 = never set.
+        pub day: u32,
+        /// The day's limit by identity, as last read.
+        pub limit: Minor,
+        /// What identity had counted when the day's first figure was read.
+        pub used_before: Minor,
+        /// Charges of the day's open orders, and what its ended orders have traded.
+        pub used: Minor,
+    }
+}
+
+impl Budget {
+    /// What the user may still order on `day`; zero without a figure of that day.
+    pub fn left(&self, day: u32) -> Minor {
+        match self.day == day {
+            true => (self.limit - self.used_before - self.used).or_zero(),
+            false => Minor::ZERO,
+        }
+    }
+
+    /// A limit read again on the same day replaces the limit alone: identity counts late what the
+    /// orders here have used.
+    pub(crate) fn set(&mut self, c: &SetBudget) {
+        if c.day != self.day {
+            *self = Self {
+                day: c.day,
+                limit: c.limit_minor,
+                used_before: c.limit_minor - c.left_minor,
+                used: Minor::ZERO,
+            };
+        }
+        self.limit = c.limit_minor;
+    }
+
+    pub(crate) fn hash_words(&self) -> [u64; 4] {
+        let amounts = [self.limit, self.used_before, self.used];
+        let [limit, before, used] = amounts.map(|amount| amount.0 as u64);
+        [u64::from(self.day), limit, before, used]
+    }
+}
+
+table_row! {
+    /// Part of an open order in its user's budget.
+    pub struct OrderBudget {
+        /// Day of the budget that it is charged to.
+        pub day: u32,
+        /// Charged so far.
+        pub charged: Minor,
+        /// Value that identity allowed for this very order: trades up to it are not counted.
+        pub free: Minor,
+    }
+}
+
+impl OrderBudget {
+    pub(crate) fn hash_words(&self) -> [u64; 3] {
+        [
+            u64::from(self.day),
+            self.charged.0 as u64,
+            self.free.0 as u64,
+        ]
+    }
+}
+
+impl Admission {
+    pub(crate) fn admit_budget(&self, c: SetBudget) -> Result<Command, Reject> {
+        let row = self.user(c.user).ok_or(RejectReason::UnknownUser)?;
+        let (limit, left) = (c.limit_minor, c.left_minor);
+        if left.is_negative() || left > limit {
+            return Err(RejectReason::Malformed.into());
+        }
+        // As known, or of a day that has ended.
+        let known = (row.budget.day, row.budget.limit);
+        if c.day < known.0 || (c.day, limit) == known {
+            return Err(RejectReason::DuplicateRequest.into());
+        }
+        Ok(Command::SetBudget(c))
+    }
+
+    /// What a command takes from the user's budget of the day; nothing when identity was asked for
+    /// this very order.
+    pub(crate) fn check_budget(
+        &self,
+        user: UserIx,
+        needed: Minor,
+        checked: bool,
+        now_ns: u64,
+    ) -> Result<Minor, Reject> {
+        if checked || needed.is_zero() {
+            return Ok(Minor::ZERO);
+        }
+        let left = self.tables.users[user.index()]
+            .budget
+            .left(moscow_day(now_ns));
+        if needed > left {
+            let details = RejectDetails::Budget { left, needed };
+            return Err(Reject::with(RejectReason::LimitExceeded, details));
+        }
+        Ok(needed)
+    }
+
+    /// What an amend adds to an order's charge, for the `value` that the order may have after it,
+    /// and `before` it. An order pays once for its highest value of the day.
+    pub(crate) fn budget_growth(&self, order: &OpenOrder, value: Minor, before: Minor) -> Minor {
+        let known = match self.returns_budget(order) {
+            true => order.budget.charged + order.budget.free,
+            false => before,
+        };
+        (value - known).or_zero()
+    }
+
+    /// True if an amend's charge becomes part of the order's. Else the order is of an earlier day,
+    /// and the charge stays.
+    pub(crate) fn returns_budget(&self, order: &OpenOrder) -> bool {
+        self.tables.users[order.user.index()].budget.day == order.budget.day
+    }
+
+    pub(crate) fn order_budget(&self, c: &New) -> OrderBudget {
+        // An order that nothing was charged for was allowed by identity, or has no value.
+        let free = match c.budget_minor.is_zero() {
+            true => {
+                let terms = &self.tables.instruments[c.instrument.index()].spec.terms;
+                terms.value(c.price, c.quantity).unwrap_or(Minor::MAX)
+            }
+            false => Minor::ZERO,
+        };
+        OrderBudget {
+            day: self.tables.users[c.user.index()].budget.day,
+            charged: c.budget_minor,
+            free,
+        }
+    }
+
+    pub(crate) fn charge_budget(&mut self, user: UserIx, amount: Minor) {
+        self.tables.users[user.index()].budget.used += amount;
+    }
+
+    /// An amend's charge. In a replay the order may have ended already: its trades are counted, and
+    /// a charge that returns would return at once.
+    pub(crate) fn charge_amend(&mut self, c: &Amend) {
+        if c.budget_minor.is_zero() {
+            return;
+        }
+        if !c.budget_returns {
+            return self.charge_budget(c.user, c.budget_minor);
+        }
+        let slot = &mut self.tables.slots[c.handle.slot as usize].order;
+        let order = slot.as_mut().filter(|order| order.handle == c.handle);
+        if let Some(order) = order {
+            order.budget.charged += c.budget_minor;
+            self.charge_budget(c.user, c.budget_minor);
+        }
+    }
+
+    /// Replaces the charge of an order that has ended by the value of its trades.
+    pub(crate) fn settle_budget(&mut self, user: UserIx, order: OrderBudget, traded: Minor) {
+        let budget = &mut self.tables.users[user.index()].budget;
+        if order.day == budget.day {
+            budget.used += (traded - order.free).or_zero() - order.charged;
+            assert!(!budget.used.is_negative(), "an order returns its charge");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Handles requests: rate, budget, then the ring. A request that is refused here was not seen.
+//!
+//! Connections are read whatever is in flight. A request of a user without a free slot waits in its
+//! stream for a moment and is then `BUSY`, so that a cancel after it is read (`design.md` 5). A
+//! repeat of a request that has no report yet is not answered: a refusal would deny the first one.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use admission::{Request, RequestName};
+use sequencer::{Submission, SubmitError};
+use transport::Link;
+use types::RejectReason;
+use types::command::RequestKind;
+use wire::{ClientMessage, DisconnectCode, Header, Rejected, ServerMessage};
+
+use super::connection::{Channel, Conn, send, send_encoded};
+use super::desk::FrontRequest;
+use super::session::{At, PARKED_MAX, Parked};
+use super::state::State;
+use super::{RESEND_COST, in_flight, limit};
+
+/// Client sequences below 2^48: enough for 89 years at 100,000 per second.
+const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
+
+/// What a refusal of the message names.
+fn name(message: &ClientMessage) -> Option<RequestName> {
+    let (kind, client_order_id, engine_order_id) = match message {
+        ClientMessage::NewOrder(m) => (RequestKind::New, m.client_order_id, 0),
+        ClientMessage::Cancel(m) => (RequestKind::Cancel, m.client_order_id, m.engine_order_id),
+        ClientMessage::Amend(m) => (RequestKind::Amend, m.client_order_id, m.engine_order_id),
+        ClientMessage::MassCancel(_) => (RequestKind::MassCancel, 0, 0),
+        ClientMessage::CancelAllAfter(_) => (RequestKind::CancelAllAfter, 0, 0),
+        ClientMessage::Login(_)
+        | ClientMessage::Logout(_)
+        | ClientMessage::Heartbeat(_)
+        | ClientMessage::SetTradingHold(_)
+        | ClientMessage::OpenOrders(_)
+        | ClientMessage::Retransmit(_) => return None,
+    };
+    Some(RequestName {
+        kind,
+        client_order_id,
+        engine_order_id,
+    })
+}
+
+/// An unnumbered refusal: the request was not seen.
+pub fn rejected(
+    now_ns: u64,
+    client_seq: u64,
+    request: RequestName,
+    reason: RejectReason,
+    limit: u64,
+) -> ServerMessage {
+    Rejected {
+        client_seq,
+        client_order_id: request.client_order_id,
+        engine_order_id: request.engine_order_id,
+        request: request.kind,
+        reason,
+        limit,
+        node_sequence: 0,
+        time_ns: now_ns,
+        received_ns: now_ns,
+    }
+    .into()
+}
+
+/// A repeated request.
+pub struct Resend {
+    pub client_seq: u64,
+    pub request: RequestName,
+    /// The last request of the session that was seen.
+    pub seen: u64,
+    /// The answer may be read from the journal.
+    pub may_look_up: bool,
+}
+
+impl State {
+    /// True while the next message of a connection waits in its stream for a slot in flight. Other
+    /// connections are read meanwhile.
+    pub fn waits_for_slot(
+        &mut self,
+        now: Instant,
+        link: &Link<Conn>,
+        header: &Header,
+        message: &ClientMessage,
+    ) -> bool {
+        let channel = link.user.channels.get(usize::from(header.channel));
+        let Some(Channel::Live(at)) = channel else {
+            return false;
+        };
+        let session = self.sessions.get(*at);
+        if self.in_flight.has_slot(session.user, false) {
+            return false;
+        }
+        // A repeat needs no slot, and a request that is parked none yet.
+        if session.parked.is_some() || self.is_repeat(*at, header.sequence) {
+            return false;
+        }
+        let Ok(request) = session.request(header.sequence, message) else {
+            return false;
+        };
+        let (user, reduces) = (session.user, in_flight::reduces(&request));
+        !self.in_flight.has_slot(user, reduces) && self.in_flight.waits(user, reduces, now)
+    }
+
+    /// Handles a request: rate, limit, then the ring.
+    pub fn act(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        header: &Header,
+        message: &ClientMessage,
+    ) -> Result<(), DisconnectCode> {
+        let (channel, client_seq) = (header.channel, header.sequence);
+        let name = name(message).ok_or(DisconnectCode::BadField)?;
+        if client_seq == 0 || client_seq > CLIENT_SEQ_MAX {
+            return Err(DisconnectCode::BadField);
+        }
+        let refusal = match *link.user.channel(channel) {
+            Channel::Live(at) => self.enter(now, link, at, client_seq, message)?,
+            Channel::Free => return Err(DisconnectCode::LoginExpected),
+            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
+        };
+        if let Some(reason) = refusal {
+            let limit = match (reason, *link.user.channel(channel)) {
+                (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
+                _ => 0,
+            };
+            let refusal = rejected(self.now_ns, client_seq, name, reason, limit);
+            send(link, now, channel, &refusal);
+        }
+        Ok(())
+    }
+
+    /// Enters a session's request, or returns why it was not seen.
+    fn enter(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        at: At,
+        client_seq: u64,
+        message: &ClientMessage,
+    ) -> Result<Option<RejectReason>, DisconnectCode> {
+        self.stats.requests.increment(1);
+        let is_over_rate = !self.is_in_rate(at);
+        let may_reduce = matches!(
+            message,
+            ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
+        );
+        // A repeat passes the rate: a THROTTLE would say that it was not seen.
+        if is_over_rate && !may_reduce && !self.is_repeat(at, client_seq) {
+            self.stats.throttled.increment(1);
+            return Ok(Some(RejectReason::Throttle));
+        }
+        let session = self.sessions.row(at);
+        let request = session.request(client_seq, message);
+        let request = request.map_err(|_| DisconnectCode::BadField)?;
+        let answered = session.answered;
+        if client_seq <= answered {
+            let resend = Resend {
+                client_seq,
+                request: request.name(),
+                seen: answered,
+                may_look_up: !is_over_rate,
+            };
+            return Ok(self.resend_answer(now, Some(link), at, &resend));
+        }
+        if self.is_unanswered(at, client_seq) {
+            return Ok(None); // The report of the first one follows.
+        }
+        let session = self.sessions.row(at);
+        if let Some(parked) = &mut session.parked {
+            // Requests stay in session order: none overtakes one that waits for identity.
+            if 1 + parked.len() >= PARKED_MAX {
+                return Ok(Some(RejectReason::Busy));
+            }
+            parked.push_back(Parked {
+                client_seq,
+                message: *message,
+                is_over_rate,
+            });
+            return Ok(None);
+        }
+        Ok(self.submit_within_limit(at, request, is_over_rate))
+    }
+
+    /// True for a request that was answered, or whose report follows.
+    fn is_repeat(&self, at: At, client_seq: u64) -> bool {
+        client_seq <= self.sessions.get(at).answered || self.is_unanswered(at, client_seq)
+    }
+
+    /// True for a request that waits for identity, in the ring or in flight: its report follows.
+    fn is_unanswered(&self, at: At, client_seq: u64) -> bool {
+        let session = self.sessions.get(at);
+        let is_parked = session.parked.as_ref().is_some_and(|parked| {
+            let mut others = parked.iter();
+            let checked = self.limited.get(&at);
+            checked.is_some_and(|new| new.client_seq == client_seq)
+                || others.any(|next| next.client_seq == client_seq)
+        });
+        is_parked || session.unanswered.contains(client_seq)
+    }
+
+    /// Sends the original answer to a request under its number: from the window, else after a
+    /// lookup. Returns the reason of a refusal.
+    ///
+    /// Past the rate nothing is looked up: lookups read the journal, which logins and resumes read
+    /// too.
+    pub fn resend_answer(
+        &mut self,
+        now: Instant,
+        link: Option<&mut Link<Conn>>,
+        at: At,
+        resend: &Resend,
+    ) -> Option<RejectReason> {
+        let client_seq = resend.client_seq;
+        self.stats.resends.increment(1);
+        let (session, pool) = self.sessions.parts(at);
+        let owner = session.owner?;
+        if let Some(number) = session.window.answer(pool, client_seq) {
+            // A message that is not durable, or on its way to a client that catches up, is sent
+            // anyway.
+            if number <= session.released
+                && (session.is_following || number <= session.sent)
+                && let Some(link) = link
+            {
+                send_encoded(link, now, owner.channel, session.window.get(pool, number));
+            }
+            return None;
+        }
+        if client_seq > session.answered && client_seq <= resend.seen {
+            return None; // Its report is in flight.
+        }
+        if !resend.may_look_up {
+            return Some(RejectReason::AlreadySeen);
+        }
+        let front_request = FrontRequest::Answer {
+            session: (at, session.epoch),
+            ix: session.ix,
+            client_seq,
+            request: resend.request,
+        };
+        self.sessions.charge(at, self.monotonic_ns, RESEND_COST);
+        let is_asked = self.look_up(at, front_request);
+        (!is_asked).then_some(RejectReason::AlreadySeen)
+    }
+
+    /// Submits a request. An order above the budget goes to identity first, and its session waits.
+    pub fn submit_within_limit(
+        &mut self,
+        at: At,
+        request: Request,
+        is_over_rate: bool,
+    ) -> Option<RejectReason> {
+        // Past the rate it is a repeat, which needs no check, or is refused.
+        if let Request::New(new) = &request
+            && !is_over_rate
+        {
+            let session = self.sessions.row(at);
+            if !self.in_flight.has_slot(session.user, false) {
+                // Before the budget, which a refused order must not reduce.
+                return Some(RejectReason::Busy);
+            }
+            let spec = self.specs.get(new.instrument.index());
+            let market = &self.market;
+            if !limit::is_in_budget(spec, &session.budget, new, || market.day()) {
+                let front_request = FrontRequest::Limit {
+                    session: (at, session.epoch),
+                    user: session.user,
+                    user_id: session.user_id.clone(),
+                    budget: session.budget.clone(),
+                    new: Box::new(*new),
+                };
+                if self.front_requests.try_send(front_request).is_err() {
+                    return Some(RejectReason::NotReady);
+                }
+                session.parked = Some(VecDeque::new());
+                self.limited.insert(at, *new);
+                return None;
+            }
+        }
+        self.submit(at, &request, is_over_rate)
+    }
+
+    /// Puts a request into the ring, or returns why it cannot.
+    pub fn submit(
+        &mut self,
+        at: At,
+        request: &Request,
+        is_over_rate: bool,
+    ) -> Option<RejectReason> {
+        let session = self.sessions.row(at);
+        let (user, reduces) = (session.user, in_flight::reduces(request));
+        if !self.in_flight.has_slot(user, reduces) {
+            return Some(RejectReason::Busy);
+        }
+        let asked = Submission {
+            tag: in_flight::tag(user, session.epoch),
+            epoch: session.epoch,
+            received_ns: self.now_ns,
+            is_over_rate,
+        };
+        match self.ring.submit(asked, request) {
+            Ok(()) => {
+                self.in_flight.begin(user, reduces);
+                if let Some((_, client_seq)) = request.client() {
+                    session.unanswered.insert(client_seq);
+                }
+                None
+            }
+            Err(SubmitError::Busy) => Some(RejectReason::Busy),
+            Err(_) => Some(RejectReason::NotReady),
+        }
+    }
+}

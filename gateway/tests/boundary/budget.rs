@@ -1,0 +1,101 @@
+//! The TRADING budget of a day: what an order did not trade returns to it (`design.md` 3).
+
+use prost::Message;
+use proto::identity::v1::UserUpdatedEvent;
+use types::{RejectReason, Side, UserId};
+use wire::ServerMessage;
+
+use crate::checkpoints::cancel_own;
+use crate::world::*;
+
+fn ack(message: &ServerMessage) -> Option<u64> {
+    match message {
+        ServerMessage::OrderAck(ack) => Some(ack.client_order_id),
+        _ => None,
+    }
+}
+
+fn cancelled(message: &ServerMessage) -> Option<u64> {
+    match message {
+        ServerMessage::Cancelled(cancelled) => Some(cancelled.client_order_id),
+        _ => None,
+    }
+}
+
+/// A member who quotes and cancels within its limit is never sent to identity, on both protocols.
+#[tokio::test]
+async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    // 25.00 roubles a day.
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    world.identity.limit_questions();
+    for id in 1..=20 {
+        ann.send(0, wire_order(id, Side::Buy, 100, 20))
+            .await
+            .unwrap();
+        assert_eq!(until(&mut of_ann, ack).await, id);
+        ann.send(0, cancel_own(id)).await.unwrap();
+        assert_eq!(until(&mut of_ann, cancelled).await, id);
+    }
+    // 20.00 of which 15.00 are traded; the rest is cancelled.
+    ann.send(0, wire_order(21, Side::Buy, 100, 20))
+        .await
+        .unwrap();
+    until(&mut of_ann, ack).await;
+    bob.send(0, wire_order(1, Side::Sell, 100, 15))
+        .await
+        .unwrap();
+    until(&mut of_bob, ack).await;
+    ann.send(0, cancel_own(21)).await.unwrap();
+    assert_eq!(until(&mut of_ann, cancelled).await, 21);
+    // 10.00 are left, and by call as well.
+    world.place(buy("ann", "1.00", "10")).await.unwrap();
+    assert_eq!(world.identity.limit_questions(), []);
+    // The session's figure does not see the call: admission refuses one order. For the next one
+    // the figure is read again, and identity is asked.
+    ann.send(0, wire_order(22, Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    let refused = until(&mut of_ann, |message| match message {
+        ServerMessage::Rejected(rejected) => Some(rejected.reason),
+        _ => None,
+    });
+    assert_eq!(refused.await, RejectReason::LimitExceeded);
+    ann.send(0, wire_order(23, Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    assert_eq!(until(&mut of_ann, ack).await, 23);
+    assert_eq!(world.identity.limit_questions().len(), 1);
+    // A raised limit is journalled when identity says so: 15.00 traded and 10.00 open of 40.00. The
+    // double has counted another 5.00 of 45.00.
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 4_000);
+    let payload = UserUpdatedEvent {
+        context: context("raise"),
+        user_id: "ann".into(),
+        ..Default::default()
+    };
+    let (topic, name) = (events::topics::IDENTITY, "dfa.identity.v1.UserUpdatedEvent");
+    publish(&world, topic, "ann", name, payload.encode_to_vec()).await;
+    let id = UserId::new("ann").unwrap();
+    until_true("the limit is journalled", async || {
+        world.replica().read(|state| {
+            let admission = state.core().admission();
+            let user = admission.user_ix(&id).and_then(|ix| admission.user(ix));
+            user.is_some_and(|user| user.budget.limit.0 == 4_500)
+        })
+    })
+    .await;
+    world.place(buy("ann", "1.00", "15")).await.unwrap();
+    assert_eq!(world.identity.limit_questions(), []);
+    world.stop().await;
+}

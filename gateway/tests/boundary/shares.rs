@@ -1,0 +1,371 @@
+//! What one member can take of the front: slots in flight, windows in memory, reads of the journal.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use sequencer::{Core, Layout};
+use tokio::sync::Semaphore;
+use types::{RejectReason, Side};
+use wire::ServerMessage;
+
+use crate::sessions::{Raw, raw_login};
+use crate::world::*;
+
+fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
+    match message {
+        ServerMessage::OrderAck(ack) => Some(*ack),
+        _ => None,
+    }
+}
+
+fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
+    match message {
+        ServerMessage::Rejected(rejected) => Some(*rejected),
+        _ => None,
+    }
+}
+
+fn cancelled(message: &ServerMessage) -> Option<wire::Cancelled> {
+    match message {
+        ServerMessage::Cancelled(cancelled) => Some(*cancelled),
+        _ => None,
+    }
+}
+
+/// True for a message that answers a request.
+fn is_answer(message: &ServerMessage) -> bool {
+    ack(message).is_some() || rejected(message).is_some() || cancelled(message).is_some()
+}
+
+fn cancel(client_order_id: u64) -> wire::Cancel {
+    wire::Cancel {
+        client_order_id,
+        engine_order_id: 0,
+    }
+}
+
+fn order(id: u64) -> wire::NewOrder {
+    wire_order(id, Side::Buy, 100, 1)
+}
+
+/// The cancel of an order that was never entered.
+fn unknown() -> wire::Cancel {
+    cancel(1 << 40)
+}
+
+/// Ann and bob, who have money.
+async fn members(folder: &std::path::Path, settings: Settings) -> World {
+    let mut world = World::with(folder, settings).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    world
+}
+
+/// Stops the hot thread between two commands until the sender is dropped.
+async fn stall(world: &World) -> SyncSender<()> {
+    let (release, released) = sync_channel::<()>(1);
+    let is_stalled = Arc::new(AtomicBool::new(false));
+    let stalled = is_stalled.clone();
+    let wait = move |_: &Core| {
+        stalled.store(true, Ordering::SeqCst);
+        let _ = released.recv();
+    };
+    world.port().inspect_with(Box::new(wait)).unwrap();
+    let is_stalled = async || is_stalled.load(Ordering::SeqCst);
+    until_true("the hot thread stops", is_stalled).await;
+    release
+}
+
+/// While the hot thread is stopped, connections are read: past the member's slots new orders are
+/// `BUSY`, repeats of what is in flight are not answered, and a cancel passes, as do other members'
+/// orders. The second time shows that every slot was returned.
+// rows: R341
+#[tokio::test]
+async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pass() {
+    /// Half of those for orders: no other member has any.
+    const SLOTS: u64 = 1_024;
+    const ORDERS: u64 = 1_500;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    // The front has a thread of its own.
+    settings.layout = Some(Layout::Shared);
+    let world = members(folder.path(), settings).await;
+    let (mut ann, mut bob) = (Raw::connect(&world).await, Raw::connect(&world).await);
+    for (raw, user) in [(&mut ann, "ann"), (&mut bob, "bob")] {
+        raw.login(0, raw_login(user, "a", 5_000_000)).await;
+        raw.send(0, 1, order(1)).await;
+        raw.until(|m| ack(m).is_some()).await;
+    }
+    let mut seq = 1;
+    for round in 1..=2 {
+        let stalled = stall(&world).await;
+        let first = seq + 1;
+        for id in first..first + ORDERS {
+            ann.send(0, id, order(id)).await;
+        }
+        for id in first..first + 20 {
+            ann.send(0, id, order(id)).await;
+        }
+        seq = first + ORDERS;
+        // Orders 1 and 2 are open when their round begins.
+        ann.send(0, seq, cancel(round)).await;
+        bob.send(0, 1 + round, order(1 + round)).await;
+        for id in first + SLOTS..first + ORDERS {
+            let (number, message) = ann.until(is_answer).await;
+            let refusal = rejected(&message).expect("only refusals are sent");
+            let is = (number, refusal.client_seq, refusal.reason);
+            assert_eq!(is, (0, id, RejectReason::Busy));
+        }
+        drop(stalled);
+        for id in first..first + SLOTS {
+            let (_, message) = ann.until(is_answer).await;
+            let acked = ack(&message).map(|ack| ack.client_seq);
+            assert_eq!(acked, Some(id), "{message:?}");
+        }
+        let (_, message) = ann.until(is_answer).await;
+        let ended = cancelled(&message).map(|end| (end.client_seq, end.client_order_id));
+        assert_eq!(ended, Some((seq, round)), "{message:?}");
+        let (_, message) = bob.until(is_answer).await;
+        let acked = ack(&message).map(|ack| ack.client_seq);
+        assert_eq!(acked, Some(1 + round), "{message:?}");
+    }
+    world.stop().await;
+}
+
+/// 64 requests of a session wait for identity, the order that is checked included. Repeats of them
+/// are not `BUSY`: their sender would order again.
+// rows: R341
+#[tokio::test]
+async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let mut ann = Raw::connect(&world).await;
+    ann.login(0, raw_login("ann", "a", 5_000_000)).await;
+    world.identity.limit_questions();
+    let gate = Arc::new(Semaphore::new(0));
+    world
+        .identity
+        .with(|state| state.limit_gate = Some(gate.clone()));
+    let past_budget = wire_order(1, Side::Buy, 100, 30);
+    ann.send(0, 1, past_budget).await;
+    let is_asked = async || !world.identity.limit_questions().is_empty();
+    until_true("identity is asked", is_asked).await;
+    for seq in 2..=65 {
+        ann.send(0, seq, unknown()).await;
+    }
+    ann.send(0, 1, past_budget).await;
+    for seq in 2..=64 {
+        ann.send(0, seq, unknown()).await;
+    }
+    ann.send(0, 66, unknown()).await;
+    for seq in [65, 66] {
+        let (number, message) = ann.until(is_answer).await;
+        let refusal = rejected(&message).expect("only refusals are sent");
+        let is = (number, refusal.client_seq, refusal.reason);
+        assert_eq!(is, (0, seq, RejectReason::Busy));
+    }
+    gate.close();
+    let (number, message) = ann.until(is_answer).await;
+    let acked = ack(&message).map(|ack| ack.client_seq);
+    assert_eq!((number, acked), (1, Some(1)));
+    ann.send(0, 67, unknown()).await;
+    for (number, seq) in (2..=64).map(|seq| (seq, seq)).chain([(65, 67)]) {
+        let (found, message) = ann.until(is_answer).await;
+        let refusal = rejected(&message).expect("the order is unknown");
+        let is = (found, refusal.client_seq, refusal.reason);
+        assert_eq!(is, (number, seq, RejectReason::UnknownOrder), "once");
+    }
+    world.stop().await;
+}
+
+/// Counts the reads of the journal by fronts that start on this thread.
+#[derive(Default)]
+struct LookUps(Arc<AtomicU64>);
+
+impl LookUps {
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Recorder for LookUps {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        match key.name() {
+            "trading_look_ups_total" => Counter::from_arc(self.0.clone()),
+            _ => Counter::noop(),
+        }
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// A member whose live session has more messages than the pool of windows keeps its own newest
+/// ones; another member's idle session resumes from memory.
+// rows: R341
+#[tokio::test]
+async fn r341_a_busy_member_does_not_evict_the_window_of_another() {
+    const OF_BOB: u64 = 100;
+    /// The smallest pool has 2,048.
+    const OF_ANN: u64 = 3_000;
+    let look_ups = LookUps::default();
+    let _recording = metrics::set_default_local_recorder(&look_ups);
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    settings.gateway.window_bytes_max = 0;
+    let world = members(folder.path(), settings).await;
+    let (mut ann, mut bob) = (Raw::connect(&world).await, Raw::connect(&world).await);
+    for (raw, user, messages) in [(&mut bob, "bob", OF_BOB), (&mut ann, "ann", OF_ANN)] {
+        raw.login(0, raw_login(user, "a", 0)).await;
+        for seq in 1..=messages {
+            raw.send(0, seq, unknown()).await;
+        }
+        for number in 1..=messages {
+            assert_eq!(raw.until(is_answer).await.0, number);
+        }
+        if user == "bob" {
+            raw.connection.close(0_u32.into(), b"");
+        }
+    }
+    let mut bob = Raw::connect(&world).await;
+    bob.send(0, 0, raw_login("bob", "a", 0)).await;
+    for number in 1..=OF_BOB {
+        assert_eq!(bob.until(is_answer).await.0, number);
+    }
+    assert_eq!(look_ups.count(), 0, "from memory");
+    world.stop().await;
+}
+
+/// A connection that leaves what it does not read with the exchange.
+struct SmallWindow {
+    _endpoint: quinn::Endpoint,
+    _connection: quinn::Connection,
+    send: quinn::SendStream,
+    receive: quinn::RecvStream,
+    buffer: bytes::BytesMut,
+}
+
+impl SmallWindow {
+    async fn connect(world: &World) -> Self {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certificate.into()).unwrap();
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![wire::ALPN.to_vec()];
+        let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        let mut transport = quinn::TransportConfig::default();
+        transport.stream_receive_window((16_u32 << 10).into());
+        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(Arc::new(transport));
+        let mut endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        endpoint.set_default_client_config(config);
+        let address = world.gateway.trading_address();
+        let connecting = endpoint.connect(address, "cfa-trade").unwrap();
+        let connection = in_time("the handshake", connecting).await.unwrap();
+        let (send, receive) = connection.open_bi().await.unwrap();
+        Self {
+            _endpoint: endpoint,
+            _connection: connection,
+            send,
+            receive,
+            buffer: bytes::BytesMut::new(),
+        }
+    }
+
+    async fn send(&mut self, channel: u16, message: impl Into<wire::ClientMessage>) {
+        let mut out = bytes::BytesMut::new();
+        wire::encode(&message.into(), channel, 0, &mut out);
+        self.send.write_all(&out).await.unwrap();
+    }
+
+    async fn next(&mut self) -> (wire::Header, ServerMessage) {
+        loop {
+            if let Some(next) = wire::take(&mut self.buffer).unwrap() {
+                return next;
+            }
+            let chunk = self.receive.read_chunk(usize::MAX, true).await.unwrap();
+            let chunk = chunk.expect("the connection is open");
+            self.buffer.extend_from_slice(&chunk.bytes);
+        }
+    }
+}
+
+/// Sessions of one connection resume from the journal while their client does not read: each
+/// range is read once, and kept until there is space for it.
+// rows: R343
+#[tokio::test]
+async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
+    const SESSIONS: u16 = 4;
+    /// Some 200 KiB per session: two of them fill the connection.
+    const MESSAGES: u64 = 3_000;
+    let look_ups = LookUps::default();
+    let _recording = metrics::set_default_local_recorder(&look_ups);
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    settings.gateway.window_messages_max = 16;
+    let world = members(folder.path(), settings).await;
+    let login = |channel: u16| raw_login("ann", &format!("s-{channel}"), 0);
+    let mut first = Raw::connect(&world).await;
+    for channel in 0..SESSIONS {
+        first.login(channel, login(channel)).await;
+        for seq in 1..=MESSAGES {
+            first.send(channel, seq, unknown()).await;
+        }
+        for number in 1..=MESSAGES {
+            assert_eq!(first.until(is_answer).await.0, number);
+        }
+    }
+    let mut slow = SmallWindow::connect(&world).await;
+    for channel in 0..SESSIONS {
+        slow.send(channel, login(channel)).await;
+    }
+    // Until every session has asked and the answers are here. The test holds without that too, but
+    // then nothing has waited.
+    let are_asked = async || look_ups.count() >= u64::from(SESSIONS);
+    let asked = until_true("the sessions are read", are_asked);
+    let _ = tokio::time::timeout(Duration::from_secs(2), asked).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    slow.send(wire::CONNECTION_CHANNEL, wire::Heartbeat {})
+        .await;
+    let mut next = [1; SESSIONS as usize];
+    let reading = async {
+        while next.iter().any(|next| *next <= MESSAGES) {
+            let (header, message) = slow.next().await;
+            if header.sequence == 0 {
+                let ended = matches!(message, ServerMessage::Disconnect(_));
+                assert!(!ended, "{message:?}");
+                continue;
+            }
+            let next = &mut next[usize::from(header.channel)];
+            assert_eq!(header.sequence, *next, "in order, and once");
+            let refusal = rejected(&message).expect("a refused cancel");
+            assert_eq!(refusal.client_seq, *next);
+            *next += 1;
+        }
+    };
+    in_time("every message", reading).await;
+    assert_eq!(look_ups.count(), u64::from(SESSIONS), "each once");
+    world.stop().await;
+}
