@@ -116,7 +116,8 @@ impl Admission {
     }
 
     /// What an amend adds to an order's charge, for the `value` that the order may have after it,
-    /// and `before` it. An order pays once for its highest value of the day.
+    /// and `before` it. An order pays once for its highest value. One of
+    /// an earlier day pays for each growth.
     pub(crate) fn budget_growth(&self, order: &OpenOrder, value: Minor, before: Minor) -> Minor {
         let known = match self.returns_budget(order) {
             true => order.budget.charged + order.budget.free,

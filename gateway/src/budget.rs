@@ -6,11 +6,19 @@
 //! (`design.md` 3). Once admission refuses an order that the figure covered, the next one reads it
 //! again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use types::{Minor, UserIx};
+
+use crate::market::Market;
+
+/// Pause after a limit that could not be read.
+const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub struct Budget {
@@ -66,16 +74,53 @@ impl Budget {
 
 /// Budgets of the users who trade here.
 #[derive(Default)]
-pub struct Budgets(Mutex<HashMap<UserIx, Arc<Budget>>>);
+pub struct Budgets {
+    figures: Mutex<HashMap<UserIx, Arc<Budget>>>,
+    /// Users whose limit identity has changed.
+    changed: Mutex<BTreeSet<UserIx>>,
+    has_changed: Notify,
+}
 
 impl Budgets {
     pub fn of(&self, user: UserIx) -> Arc<Budget> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(user)
-            .or_default()
-            .clone()
+        lock(&self.figures).entry(user).or_default().clone()
+    }
+
+    /// Asks [`run`] to read a user's limit. Events do not wait for it: the next one may block a
+    /// user, and identity may be away.
+    pub fn reset(&self, user: UserIx) {
+        lock(&self.changed).insert(user);
+        self.has_changed.notify_one();
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads limits that identity has changed, until shutdown. A read that fails is repeated.
+pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
+    let budgets = &market.budgets;
+    loop {
+        let next = lock(&budgets.changed).pop_first();
+        let Some(user) = next else {
+            tokio::select! {
+                () = budgets.has_changed.notified() => continue,
+                () = shutdown.cancelled() => return,
+            }
+        };
+        let read = tokio::select! {
+            read = market.reset_budget(user) => read,
+            () = shutdown.cancelled() => return,
+        };
+        if let Err(status) = read {
+            tracing::warn!(%status, user = user.0, "limit not read: the next attempt follows");
+            budgets.reset(user);
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use admission::{KeyedCall, Reject, RejectDetails, Request};
+use admission::{KeyedCall, NewRequest, Reject, RejectDetails, Request};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, Port, Record, SubmitError};
 use service_clients::{CfaClient, LedgerClient, LimitType};
@@ -14,7 +14,7 @@ use tonic::Status;
 use types::command::SetBudget;
 use types::{
     Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
-    NodeId, RejectReason, Sequence, UserId, UserIx, subaccount,
+    NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
 };
 
 use crate::budget::Budgets;
@@ -28,6 +28,8 @@ use crate::refusal;
 
 /// How long a cancel waits for the store to record its request.
 const NOTE_WAIT: Duration = Duration::from_millis(50);
+/// How long a call waits for another one that reads the same user's limit.
+const LIMIT_WAIT: Duration = Duration::from_secs(1);
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
@@ -429,14 +431,64 @@ impl Market {
         self.funding.lock(user).await
     }
 
-    /// Reads the user's day limit from identity, journals it, and reads what is left.
+    /// The price by which an order's value is judged: a sell trades at the best bid if that is
+    /// above its own price.
+    pub async fn price_to_trade(&self, new: &NewRequest, price: Ticks) -> Result<Ticks, Status> {
+        if new.side == Side::Buy {
+            return Ok(price);
+        }
+        let quote = |state: &State| state.core().admission().quote(new.instrument);
+        let bid = self.look(quote).await?.opposite(new.side);
+        Ok(bid.map_or(price, |bid| bid.max(price)))
+    }
+
+    /// Reads the user's day limit from identity, journals it, and reads what is left; nothing if
+    /// another call has done so meanwhile.
+    ///
+    /// # Errors
+    /// UNAVAILABLE while another call reads the same limit for long: not every session of a user
+    /// waits for an identity that does not answer.
     pub async fn refresh_budget(
         &self,
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
     ) -> Result<(), Status> {
+        let budget = self.budgets.of(user);
+        let before = budget.mark();
+        let turn = tokio::time::timeout(LIMIT_WAIT, self.limits.lock(user)).await;
+        let _turn = turn.map_err(|_| refusal::limit_not_read())?;
+        if budget.mark() == before && !budget.is_stale(self.day()) {
+            return Ok(());
+        }
+        self.read_limit(context, user, user_id).await
+    }
+
+    /// Reads the limit of a user who has a budget today. Its orders by call, and its amends, are
+    /// judged by admission alone, which learns of a change only in this way.
+    pub async fn reset_budget(&self, user: UserIx) -> Result<(), Status> {
+        let user_id = self.replica.names().user(user);
+        let mut context = rpc::Context::new(SOURCE);
+        context.user_id = user_id.to_string();
         let _turn = self.limits.lock(user).await;
+        let day = self.day();
+        let has_budget = self.state(|state| {
+            let row = state.core().admission().user(user);
+            row.is_some_and(|row| row.budget.day == day)
+        });
+        match has_budget.await? {
+            true => self.read_limit(&context, user, &context.user_id).await,
+            false => Ok(()),
+        }
+    }
+
+    /// The caller has the user's lock.
+    async fn read_limit(
+        &self,
+        context: &rpc::Context,
+        user: UserIx,
+        user_id: &str,
+    ) -> Result<(), Status> {
         let mark = self.budgets.of(user).mark();
         // Before the call: identity may change the day meanwhile, and its figure is then too large
         // for a day that has ended.

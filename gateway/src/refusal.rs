@@ -110,6 +110,11 @@ pub fn replica_behind(records: u64) -> Status {
     rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
 }
 
+/// Identity has not answered another call's question for the user's limit.
+pub fn limit_not_read() -> Status {
+    rpc::status::unavailable("Limit of the user", RETRY_MS)
+}
+
 /// New orders are refused: a follower of the journal lags or has ended, or a disk is nearly full.
 fn behind(reason: RejectReason) -> Status {
     let text = match reason {

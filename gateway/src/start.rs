@@ -21,7 +21,7 @@ use types::command::{BoundsOf, OrderBounds, SetOrderBounds};
 use types::{Id128, Lots, Minor, NodeId, RejectReason, Sequence};
 
 use crate::api::{self, Api};
-use crate::budget::Budgets;
+use crate::budget::{self, Budgets};
 use crate::feed::Feed;
 use crate::front::server::{Bound, parker};
 use crate::front::{FrontQueue, balances, compare};
@@ -260,6 +260,7 @@ impl Tasks {
             dispatch::gauges(own(), token()),
         );
         let forgetting = idle_sessions::run(own(), token());
+        let resetting = budget::run(own(), token());
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
         let sending_balances = balances::run(own(), token());
@@ -272,6 +273,7 @@ impl Tasks {
         self.endless("balances", sending_balances);
         self.endless("sweeper", sweeping);
         self.endless("idle_sessions", forgetting);
+        self.endless("budgets", resetting);
         self.endless("gauges", gauges);
         self.endless("trading_path_watch", path);
     }

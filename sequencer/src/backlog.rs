@@ -413,9 +413,10 @@ mod tests {
         assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
         backlog.sessions_at(Sequence(5_001));
+        backlog.checkpoint_at(Sequence(5_001));
         for (is_stalled, stage) in [
             (true, Stage::Closed(IntakeCause::Sessions)),
-            (false, Stage::Closed(IntakeCause::Checkpoint)),
+            (false, Stage::Warning(IntakeCause::Settlement)),
         ] {
             backlog.sessions_stalled(is_stalled);
             intake.look(&backlog, Sequence(5_001));

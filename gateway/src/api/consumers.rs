@@ -194,7 +194,9 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
         "UserUpdatedEvent" => {
             let message: identity::UserUpdatedEvent = read(event)?;
             forget(market, &message.user_id);
-            reset_budget(market, &message.user_id).await?;
+            if let Some(user) = bound(market, &message.user_id) {
+                market.budgets.reset(user);
+            }
         }
         "InstrumentRegisteredEvent" => {
             let message: cfa::InstrumentRegisteredEvent = read(event)?;
@@ -276,25 +278,6 @@ fn forget(market: &Market, user_id: &str) {
     if let Some(user) = bound(market, user_id) {
         market.budgets.of(user).drop_figure();
     }
-}
-
-/// Journals the limit of a user who has a budget today: calls and amends are judged by admission
-/// alone.
-async fn reset_budget(market: &Market, user_id: &str) -> HandlerResult {
-    let Some(user) = bound(market, user_id) else {
-        return Ok(());
-    };
-    let day = market.day();
-    let has_budget = market.replica.read(|state| {
-        let row = state.core().admission().user(user);
-        row.is_some_and(|row| row.budget.day == day)
-    });
-    if has_budget {
-        let mut context = Context::new("market");
-        context.user_id = user_id.to_owned();
-        market.refresh_budget(&context, user, user_id).await?;
-    }
-    Ok(())
 }
 
 async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {

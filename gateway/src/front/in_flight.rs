@@ -28,6 +28,8 @@ const WAIT_AGAIN: Duration = Duration::from_secs(1);
 /// Requests in flight that a user always may have while there are slots for any: the cancels of
 /// others leave no slots for orders otherwise.
 const FIRST: usize = 16;
+/// The same for the first orders of users: the rest is for what reduces risk.
+const FIRSTS_MAX: usize = (ORDERS_MAX + REDUCTIONS_MAX) / 2;
 /// Client sequences for which a session keeps memory while it has none in flight.
 const KEPT: usize = 256;
 /// Bit in the tags of requests. Tags of logins are counted from 1, those of session ends have bit
@@ -80,7 +82,8 @@ impl InFlight {
         let most = if reduces { REDUCTIONS_MAX } else { ORDERS_MAX };
         let row = self.users.get(user.index());
         let own = row.map_or(0, |row| row.count as usize);
-        let is_first = own < FIRST && self.total < REDUCTIONS_MAX;
+        let firsts_max = if reduces { REDUCTIONS_MAX } else { FIRSTS_MAX };
+        let is_first = own < FIRST && self.total < firsts_max;
         own < most.saturating_sub(self.total) || is_first
     }
 

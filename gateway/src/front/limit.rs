@@ -47,14 +47,16 @@ pub async fn check(
     let Some(spec) = market.spec(new.instrument) else {
         return Ok(false);
     };
-    let price = new.price.unwrap_or(spec.band_high);
-    let value = spec.terms.value(price, new.quantity);
     let day = market.day();
     match budget.is_stale(day) {
         true => market.refresh_budget(&context, user, user_id).await,
         false => market.read_budget(user, day).await,
     }
     .map_err(away)?;
+    // As admission values it.
+    let price = new.price.unwrap_or(spec.band_high);
+    let price = market.price_to_trade(new, price).await.map_err(away)?;
+    let value = spec.terms.value(price, new.quantity);
     if value.is_some_and(|value| budget.take(value, day)) {
         return Ok(false);
     }

@@ -137,6 +137,12 @@ impl Front {
             return Turn::Over;
         };
         if link.waiting_bytes() >= RESUME_BYTES {
+            let unread = link.waiting_bytes();
+            let session = self.state.sessions.row(at);
+            if unread < session.unread {
+                session.fetched_at = now;
+            }
+            session.unread = unread;
             let is_idle = now.saturating_duration_since(session.fetched_at) >= FETCHED_KEPT;
             if !session.fetched.is_empty() && is_idle {
                 self.state.drop_fetched(at);

@@ -78,8 +78,10 @@ pub struct Session {
     /// What is left of that piece, from number `sent` + 1 on. While there is any, it counts as a
     /// look-up.
     pub fetched: VecDeque<Bytes>,
-    /// When they were read, or sent last.
+    /// When they were read or sent last, or the client has read something last.
     pub fetched_at: Instant,
+    /// Bytes that its connection had not read at its last turn.
+    pub unread: usize,
     /// Queued among the resuming sessions.
     pub is_resuming: bool,
     /// Open orders that the client has requested.

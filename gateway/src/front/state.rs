@@ -448,6 +448,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         is_fetching: false,
         fetched: VecDeque::new(),
         fetched_at: Instant::now(),
+        unread: 0,
         is_resuming: false,
         listing: None,
         range: None,

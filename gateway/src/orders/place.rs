@@ -149,6 +149,7 @@ impl Placing<'_> {
         let lowest = self.spec.band_low;
         if !self.request.limit_checked {
             let price = near.or(far).unwrap_or(lowest);
+            let price = self.market.price_to_trade(&self.request, price).await?;
             let notional = self.spec.terms.value(price, self.request.quantity);
             self.check_limit(notional.ok_or_else(overflow)?).await?;
         }

@@ -1,7 +1,7 @@
 //! The TRADING budget of a day: what an order did not trade returns to it (`design.md` 3).
 
 use prost::Message;
-use proto::identity::v1::UserUpdatedEvent;
+use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
 use types::{RejectReason, Side, UserId};
 use wire::ServerMessage;
 
@@ -97,5 +97,50 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     .await;
     world.place(buy("ann", "1.00", "15")).await.unwrap();
     assert_eq!(world.identity.limit_questions(), []);
+    world.stop().await;
+}
+
+/// A sell far below the best bid is judged by the bid: admission refuses it, and identity is asked
+/// about what it would get, on both protocols.
+#[tokio::test]
+async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "1000").await;
+    world.user("eve", "0", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    for user_id in ["bob", "eve"] {
+        world
+            .identity
+            .change(user_id, |user| user.trading_minor = 2_500);
+    }
+    let (_ann, _) = world.session(with_money("ann", "a")).await;
+    world.place(buy("ann", "3.00", "30")).await.unwrap();
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    world.identity.limit_questions();
+    // 10.00 at its own price, 30.00 at the bid, of 25.00.
+    bob.send(0, wire_order(1, Side::Sell, 100, 10))
+        .await
+        .unwrap();
+    let refused = until(&mut of_bob, |message| match message {
+        ServerMessage::Rejected(rejected) => Some(rejected.reason),
+        _ => None,
+    });
+    assert_eq!(refused.await, RejectReason::LimitExceeded);
+    bob.send(0, wire_order(2, Side::Sell, 100, 10))
+        .await
+        .unwrap();
+    assert_eq!(until(&mut of_bob, ack).await, 2);
+    let asked = |world: &World| {
+        let questions = world.identity.limit_questions();
+        let notional = |question: &CheckLimitsRequest| format!("{question:?}");
+        questions.iter().map(notional).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&world).len(), 1);
+    // By call, with a hold of its own.
+    world.place(sell("eve", "1.00", "10")).await.unwrap();
+    let asked = asked(&world);
+    assert!(asked.len() == 1 && asked[0].contains("30.00"), "{asked:?}");
     world.stop().await;
 }
