@@ -1,5 +1,6 @@
 //! What one member can take of the front: slots in flight, windows in memory, reads of the journal.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -120,11 +121,27 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
             assert_eq!(is, (0, id, RejectReason::Busy));
         }
         drop(stalled);
-        for id in first..first + SLOTS {
+        // Once each, accepted ones in order. On a busy machine the engine's thread may leave its
+        // ring full for so long that the hot thread refuses some.
+        let (mut answered, mut last) = (HashSet::new(), 0);
+        for _ in 0..SLOTS {
             let (_, message) = ann.until(is_answer).await;
-            let acked = ack(&message).map(|ack| ack.client_seq);
-            assert_eq!(acked, Some(id), "{message:?}");
+            let id = match (ack(&message), rejected(&message)) {
+                (Some(acked), _) => {
+                    assert!(acked.client_seq > last, "{message:?}");
+                    last = acked.client_seq;
+                    last
+                }
+                (None, Some(refusal)) if refusal.reason == RejectReason::Busy => refusal.client_seq,
+                _ => panic!("{message:?}"),
+            };
+            assert!(answered.insert(id), "twice: {message:?}");
         }
+        assert!(
+            answered
+                .iter()
+                .all(|id| (first..first + SLOTS).contains(id))
+        );
         let (_, message) = ann.until(is_answer).await;
         let ended = cancelled(&message).map(|end| (end.client_seq, end.client_order_id));
         assert_eq!(ended, Some((seq, round)), "{message:?}");
