@@ -299,9 +299,10 @@ impl State {
                     actions.push(ClientAction::NotOpened(*tag, *reason));
                 } else if let Some(user) = in_flight::user_of(*tag) {
                     in_flight.end(user);
-                    if let Some(at) = not_seen(sessions, *session, *tag, *client_seq) {
-                        actions.push(ClientAction::Refused(at, *client_seq, *request, *reason));
-                    }
+                    let refused = not_seen(sessions, *session, *tag, *client_seq, *reason);
+                    actions.extend(refused.map(|(at, reason)| {
+                        ClientAction::Refused(at, *client_seq, *request, reason)
+                    }));
                 }
             }
             Report::Opened(opened) => {
@@ -330,17 +331,26 @@ impl State {
     }
 }
 
-/// Records that a request is not in the journal. Returns its session; `None` if an earlier login
-/// sent it: a client that has logged in again does not expect an answer to it, and may have sent it
-/// again.
-fn not_seen(sessions: &mut Sessions, session: SessionIx, tag: u64, client_seq: u64) -> Option<At> {
+/// Records that a request is not in the journal. Returns its session and the reason for its client:
+/// of an earlier login's request, that the login has ended.
+fn not_seen(
+    sessions: &mut Sessions,
+    session: SessionIx,
+    tag: u64,
+    client_seq: u64,
+    reason: SubmitError,
+) -> Option<(At, SubmitError)> {
     let at = sessions.at(session)?;
     let row = sessions.row(at);
     if tag != in_flight::tag(row.user, row.epoch) {
-        return None;
+        // The client may have sent it again since: that one stays in flight.
+        return Some((
+            at,
+            SubmitError::Refused(RejectReason::UnknownSession.into()),
+        ));
     }
     row.unanswered.refused(client_seq);
-    Some(at)
+    Some((at, reason))
 }
 
 /// Records an opening, so that the session's messages are kept from here on.
