@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 use types::{Minor, UserIx};
 
 use crate::market::Market;
 
-/// Pause after a limit that could not be read.
-const RETRY: Duration = Duration::from_secs(1);
+/// Pause between two rounds. Events of one user within it cost one read.
+const PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub struct Budget {
@@ -101,26 +102,31 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Reads limits that identity has changed, until shutdown. A read that fails is repeated.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
-    loop {
-        let next = lock(&budgets.changed).pop_first();
-        let Some(user) = next else {
-            tokio::select! {
-                () = budgets.has_changed.notified() => continue,
-                () = shutdown.cancelled() => return,
+    let reading = async {
+        loop {
+            budgets.has_changed.notified().await;
+            // All of them before the first is repeated: one that fails delays no other.
+            let users = std::mem::take(&mut *lock(&budgets.changed));
+            let mut failed = None;
+            for user in users {
+                match market.reset_budget(user).await {
+                    // Unknown to identity: there is nothing to repeat.
+                    Err(status) if status.code() != Code::NotFound => {
+                        budgets.reset(user);
+                        failed = Some((user, status));
+                    }
+                    _ => {}
+                }
             }
-        };
-        let read = tokio::select! {
-            read = market.reset_budget(user) => read,
-            () = shutdown.cancelled() => return,
-        };
-        if let Err(status) = read {
-            tracing::warn!(%status, user = user.0, "limit not read: the next attempt follows");
-            budgets.reset(user);
-            tokio::select! {
-                () = tokio::time::sleep(RETRY) => {}
-                () = shutdown.cancelled() => return,
+            if let Some((user, status)) = failed {
+                tracing::warn!(%status, user = user.0, "limit not read: the next attempt follows");
             }
+            tokio::time::sleep(PAUSE).await;
         }
+    };
+    tokio::select! {
+        () = reading => {}
+        () = shutdown.cancelled() => {}
     }
 }
 

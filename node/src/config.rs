@@ -207,7 +207,7 @@ impl Trading {
             grace_ms: self.grace_ms.unwrap_or(free.grace_ms),
             pending_bytes_max: self
                 .orders_per_s
-                .map_or(free.pending_bytes_max, sequencer::Config::second_of),
+                .map_or(free.pending_bytes_max, sequencer::Config::pending_bytes_for),
             ..free
         }
     }

@@ -83,8 +83,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// `pending_bytes_max` for a second of this many orders.
-    pub fn second_of(orders: u32) -> usize {
+    /// `pending_bytes_max` in bytes for one second at `orders` per second.
+    pub fn pending_bytes_for(orders: u32) -> usize {
         (orders as usize * COMMAND_BYTES).max(PENDING_BYTES_MIN)
     }
 
@@ -117,7 +117,7 @@ impl Config {
             grace_ms: 10_000,
             sync: true,
             segment_bytes: 16 << 20,
-            pending_bytes_max: Self::second_of(200_000),
+            pending_bytes_max: Self::pending_bytes_for(200_000),
             recent_bytes: 16 << 20,
             clock: clock::process().clone(),
         }

@@ -15,17 +15,7 @@ const FILES: [&str; 3] = ["README.md", "CHANGELOG.md", "LICENSE"];
 /// The build fails, or `strip` or `tar` is missing.
 pub fn run() -> anyhow::Result<()> {
     let root = shell::root();
-    let build = [
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "node",
-        "--bin",
-        "platform",
-    ];
-    shell::run(&root, "cargo", &build)?;
-    let built = shell::target(&root);
+    let built = shell::build_release("node", "platform")?;
     let name = format!(
         "platform-{}-{}-{}",
         env!("CARGO_PKG_VERSION"),
@@ -36,7 +26,7 @@ pub fn run() -> anyhow::Result<()> {
     let folder = dist.join(&name);
     let binary = folder.join("platform");
     fill(&root, &folder).with_context(|| format!("cannot fill {}", folder.display()))?;
-    std::fs::copy(built.join("release/platform"), &binary).context("the release binary")?;
+    std::fs::copy(built, &binary).context("the release binary")?;
     let path = binary.to_string_lossy();
     shell::run(&root, "strip", &[&path])?;
     for name in SHELLS {

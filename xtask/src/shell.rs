@@ -40,6 +40,25 @@ pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])
 }
 
+/// Builds a binary of a package for release, and returns its path.
+///
+/// # Errors
+/// The build fails.
+pub fn build_release(package: &str, binary: &str) -> anyhow::Result<PathBuf> {
+    let root = root();
+    let args = [
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        package,
+        "--bin",
+        binary,
+    ];
+    run(&root, "cargo", &args)?;
+    Ok(target(&root).join("release").join(binary))
+}
+
 /// Installs a folder's npm tools unless they are installed: from its lock file, or the one pinned
 /// tool that has a binary per platform.
 pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {

@@ -29,18 +29,7 @@ pub fn run(commands: u64) -> anyhow::Result<()> {
     let root = shell::root();
     let script = root.join("tests/services/strace.sh");
     let strace = shell::output(&root, &script.to_string_lossy(), &[])?;
-    let build = [
-        "build",
-        "--release",
-        "--package",
-        "benches",
-        "--bin",
-        "pipeline",
-    ];
-    shell::run(&root, "cargo", &build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root.join("target"), std::path::PathBuf::from);
-    let pipeline = target.join("release/pipeline");
+    let pipeline = shell::build_release("benches", "pipeline")?;
     let seconds = commands.div_ceil(RATE);
     for journal in [false, true] {
         let rate = RATE.to_string();

@@ -140,8 +140,11 @@ impl InFlight {
 pub struct Unanswered(VecDeque<u64>);
 
 impl Unanswered {
+    #[inline]
     pub fn contains(&self, client_seq: u64) -> bool {
-        self.0.binary_search(&client_seq).is_ok()
+        // A new request is above all others.
+        self.0.back().is_some_and(|last| client_seq <= *last)
+            && self.0.binary_search(&client_seq).is_ok()
     }
 
     /// Adds a request that was submitted. Cost: constant, unless a request that was refused is

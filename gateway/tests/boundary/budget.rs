@@ -3,23 +3,31 @@
 use prost::Message;
 use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
 use types::{RejectReason, Side, UserId};
-use wire::ServerMessage;
 
 use crate::checkpoints::cancel_own;
 use crate::world::*;
 
-fn ack(message: &ServerMessage) -> Option<u64> {
-    match message {
-        ServerMessage::OrderAck(ack) => Some(ack.client_order_id),
-        _ => None,
-    }
+async fn publish_updated(world: &World, user_id: &str) {
+    let payload = UserUpdatedEvent {
+        context: context(&unique()),
+        user_id: user_id.into(),
+        ..Default::default()
+    };
+    let (topic, name) = (events::topics::IDENTITY, "dfa.identity.v1.UserUpdatedEvent");
+    publish(world, topic, user_id, name, payload.encode_to_vec()).await;
 }
 
-fn cancelled(message: &ServerMessage) -> Option<u64> {
-    match message {
-        ServerMessage::Cancelled(cancelled) => Some(cancelled.client_order_id),
-        _ => None,
-    }
+/// Waits until a user's limit of the day is journalled.
+async fn until_limit(world: &World, user_id: &str, minor: i64) {
+    let id = UserId::new(user_id).unwrap();
+    until_true("the limit is journalled", async || {
+        world.replica().read(|state| {
+            let admission = state.core().admission();
+            let user = admission.user_ix(&id).and_then(|ix| admission.user(ix));
+            user.is_some_and(|user| user.budget.limit.0 == minor)
+        })
+    })
+    .await;
 }
 
 /// A member who quotes and cancels within its limit is never sent to identity, on both protocols.
@@ -41,9 +49,9 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
         ann.send(0, wire_order(id, Side::Buy, 100, 20))
             .await
             .unwrap();
-        assert_eq!(until(&mut of_ann, ack).await, id);
+        assert_eq!(until(&mut of_ann, ack).await.client_order_id, id);
         ann.send(0, cancel_own(id)).await.unwrap();
-        assert_eq!(until(&mut of_ann, cancelled).await, id);
+        assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, id);
     }
     // 20.00 of which 15.00 are traded; the rest is cancelled.
     ann.send(0, wire_order(21, Side::Buy, 100, 20))
@@ -55,7 +63,7 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
         .unwrap();
     until(&mut of_bob, ack).await;
     ann.send(0, cancel_own(21)).await.unwrap();
-    assert_eq!(until(&mut of_ann, cancelled).await, 21);
+    assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, 21);
     // 10.00 are left, and by call as well.
     world.place(buy("ann", "1.00", "10")).await.unwrap();
     assert_eq!(world.identity.limit_questions(), []);
@@ -64,37 +72,20 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     ann.send(0, wire_order(22, Side::Buy, 100, 1))
         .await
         .unwrap();
-    let refused = until(&mut of_ann, |message| match message {
-        ServerMessage::Rejected(rejected) => Some(rejected.reason),
-        _ => None,
-    });
-    assert_eq!(refused.await, RejectReason::LimitExceeded);
+    let refused = until(&mut of_ann, rejected);
+    assert_eq!(refused.await.reason, RejectReason::LimitExceeded);
     ann.send(0, wire_order(23, Side::Buy, 100, 1))
         .await
         .unwrap();
-    assert_eq!(until(&mut of_ann, ack).await, 23);
+    assert_eq!(until(&mut of_ann, ack).await.client_order_id, 23);
     assert_eq!(world.identity.limit_questions().len(), 1);
     // A raised limit is journalled when identity says so: 15.00 traded and 10.00 open of 40.00. The
     // double has counted another 5.00 of 45.00.
     world
         .identity
         .change("ann", |ann| ann.trading_minor = 4_000);
-    let payload = UserUpdatedEvent {
-        context: context("raise"),
-        user_id: "ann".into(),
-        ..Default::default()
-    };
-    let (topic, name) = (events::topics::IDENTITY, "dfa.identity.v1.UserUpdatedEvent");
-    publish(&world, topic, "ann", name, payload.encode_to_vec()).await;
-    let id = UserId::new("ann").unwrap();
-    until_true("the limit is journalled", async || {
-        world.replica().read(|state| {
-            let admission = state.core().admission();
-            let user = admission.user_ix(&id).and_then(|ix| admission.user(ix));
-            user.is_some_and(|user| user.budget.limit.0 == 4_500)
-        })
-    })
-    .await;
+    publish_updated(&world, "ann").await;
+    until_limit(&world, "ann", 4_500).await;
     world.place(buy("ann", "1.00", "15")).await.unwrap();
     assert_eq!(world.identity.limit_questions(), []);
     world.stop().await;
@@ -123,15 +114,12 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     bob.send(0, wire_order(1, Side::Sell, 100, 10))
         .await
         .unwrap();
-    let refused = until(&mut of_bob, |message| match message {
-        ServerMessage::Rejected(rejected) => Some(rejected.reason),
-        _ => None,
-    });
-    assert_eq!(refused.await, RejectReason::LimitExceeded);
+    let refused = until(&mut of_bob, rejected);
+    assert_eq!(refused.await.reason, RejectReason::LimitExceeded);
     bob.send(0, wire_order(2, Side::Sell, 100, 10))
         .await
         .unwrap();
-    assert_eq!(until(&mut of_bob, ack).await, 2);
+    assert_eq!(until(&mut of_bob, ack).await.client_order_id, 2);
     let asked = |world: &World| {
         let questions = world.identity.limit_questions();
         let notional = |question: &CheckLimitsRequest| format!("{question:?}");
@@ -142,5 +130,36 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     world.place(sell("eve", "1.00", "10")).await.unwrap();
     let asked = asked(&world);
     assert!(asked.len() == 1 && asked[0].contains("30.00"), "{asked:?}");
+    world.stop().await;
+}
+
+/// A limit that cannot be read is read later, and delays no other user's.
+#[tokio::test]
+async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    for (user_id, name) in [("ann", "a"), ("bob", "b")] {
+        world.user(user_id, "100000", "0").await;
+        drop(world.session(login(user_id, name)).await);
+    }
+    let away = |is_away| {
+        world.identity.with(|state| {
+            match is_away {
+                true => state.limits_away.insert("ann".to_owned()),
+                false => state.limits_away.remove("ann"),
+            };
+        });
+    };
+    away(true);
+    for user_id in ["ann", "bob"] {
+        world
+            .identity
+            .change(user_id, |user| user.trading_minor = 4_000);
+        publish_updated(&world, user_id).await;
+    }
+    // Ann was bound first: hers is the first to be read.
+    until_limit(&world, "bob", 4_500).await;
+    away(false);
+    until_limit(&world, "ann", 4_500).await;
     world.stop().await;
 }

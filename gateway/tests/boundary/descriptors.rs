@@ -18,20 +18,6 @@ async fn until_failing(health: &Health, parts: &[&str]) {
     drop(in_time(&what, waiting).await);
 }
 
-fn ack(message: &ServerMessage) -> Option<u64> {
-    match message {
-        ServerMessage::OrderAck(ack) => Some(ack.client_order_id),
-        _ => None,
-    }
-}
-
-fn fill(message: &ServerMessage) -> Option<u64> {
-    match message {
-        ServerMessage::Fill(fill) => Some(fill.trade_number),
-        _ => None,
-    }
-}
-
 /// Until they can read again, the market is closed to new orders (`design.md` 7).
 #[tokio::test]
 async fn journal_readers_report_missing_descriptors_and_recover() {

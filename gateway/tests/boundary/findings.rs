@@ -16,13 +16,6 @@ use wire::ServerMessage;
 
 use crate::world::*;
 
-fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
-    match message {
-        ServerMessage::OrderAck(ack) => Some(*ack),
-        _ => None,
-    }
-}
-
 /// Identity answers no limit check until the gate is closed.
 fn hold_limit_checks(world: &World) -> Arc<Semaphore> {
     let gate = Arc::new(Semaphore::new(0));

@@ -29,13 +29,6 @@ fn busted(message: &ServerMessage) -> Option<TradeBusted> {
     }
 }
 
-fn fill(message: &ServerMessage) -> Option<wire::Fill> {
-    match message {
-        ServerMessage::Fill(fill) => Some(*fill),
-        _ => None,
-    }
-}
-
 /// Sets the undrawn amount by call, as another system of the member does.
 async fn adjust(world: &World, user: &str, hold_id: &str, undrawn: &str) {
     let request = AdjustTradingHoldRequest {

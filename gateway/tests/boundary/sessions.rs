@@ -21,34 +21,6 @@ async fn members(folder: &std::path::Path, settings: Settings) -> World {
     world
 }
 
-fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
-    match message {
-        ServerMessage::OrderAck(ack) => Some(*ack),
-        _ => None,
-    }
-}
-
-fn fill(message: &ServerMessage) -> Option<wire::Fill> {
-    match message {
-        ServerMessage::Fill(fill) => Some(*fill),
-        _ => None,
-    }
-}
-
-fn cancelled(message: &ServerMessage) -> Option<wire::Cancelled> {
-    match message {
-        ServerMessage::Cancelled(cancelled) => Some(*cancelled),
-        _ => None,
-    }
-}
-
-fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
-    match message {
-        ServerMessage::Rejected(rejected) => Some(*rejected),
-        _ => None,
-    }
-}
-
 /// A client that has lost its own state requests its open orders: each as of the messages up to its
 /// `node_sequence`. Above the rate, and while a request is being answered, it is refused.
 // rows: R343

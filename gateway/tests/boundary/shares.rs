@@ -15,27 +15,6 @@ use wire::ServerMessage;
 use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
-fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
-    match message {
-        ServerMessage::OrderAck(ack) => Some(*ack),
-        _ => None,
-    }
-}
-
-fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
-    match message {
-        ServerMessage::Rejected(rejected) => Some(*rejected),
-        _ => None,
-    }
-}
-
-fn cancelled(message: &ServerMessage) -> Option<wire::Cancelled> {
-    match message {
-        ServerMessage::Cancelled(cancelled) => Some(*cancelled),
-        _ => None,
-    }
-}
-
 /// True for a message that answers a request.
 fn is_answer(message: &ServerMessage) -> bool {
     ack(message).is_some() || rejected(message).is_some() || cancelled(message).is_some()

@@ -687,6 +687,34 @@ pub async fn numbered(reports: &mut Reports) -> Report {
     in_time("a numbered report", reading).await
 }
 
+pub fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
+    match message {
+        ServerMessage::OrderAck(ack) => Some(*ack),
+        _ => None,
+    }
+}
+
+pub fn fill(message: &ServerMessage) -> Option<wire::Fill> {
+    match message {
+        ServerMessage::Fill(fill) => Some(*fill),
+        _ => None,
+    }
+}
+
+pub fn cancelled(message: &ServerMessage) -> Option<wire::Cancelled> {
+    match message {
+        ServerMessage::Cancelled(cancelled) => Some(*cancelled),
+        _ => None,
+    }
+}
+
+pub fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
+    match message {
+        ServerMessage::Rejected(rejected) => Some(*rejected),
+        _ => None,
+    }
+}
+
 /// Reads until `pick` returns a value for a message.
 pub async fn until<T>(reports: &mut Reports, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
     let reading = async {

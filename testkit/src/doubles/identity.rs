@@ -129,6 +129,9 @@ impl IdentityService for Peers {
         request: Request<GetLimitsRequest>,
     ) -> Result<Response<GetLimitsResponse>, Status> {
         let user_id = request.into_inner().user_id;
+        if self.with(|state| state.limits_away.contains(&user_id)) {
+            return Err(Status::unavailable("limits cannot be read"));
+        }
         let left = self.with(|state| {
             state
                 .person(&user_id)

@@ -6,7 +6,7 @@ mod market;
 mod payments;
 mod registry;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
@@ -66,6 +66,8 @@ pub struct State {
     /// Reason of the refusal of every limit check.
     pub limit_refusal: Option<String>,
     pub limit_questions: Vec<CheckLimitsRequest>,
+    /// Users whose limits cannot be read.
+    pub limits_away: HashSet<String>,
     /// Limit checks are answered once it is closed.
     pub limit_gate: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.

@@ -30,7 +30,7 @@ const REFUSED_MAX: f64 = 0.01;
 pub fn run(sessions: usize, pairs: usize, seconds: u64) -> anyhow::Result<()> {
     // As the README builds it: the default member alone.
     shell::run(&shell::root(), "cargo", &["build", "--release", "--locked"])?;
-    let wire = super::build("wire")?;
+    let wire = shell::build_release("benches", "wire")?;
     let (mut without, mut beside) = (Vec::new(), Vec::new());
     for pair in 1..=pairs {
         let order = match pair % 2 {

@@ -4,7 +4,7 @@
 mod idle;
 mod pipeline;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use clap::Subcommand;
@@ -53,22 +53,6 @@ pub fn run(task: Task) -> anyhow::Result<()> {
         } => idle::run(sessions, pairs, seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }
-}
-
-/// Builds a benchmark and returns its path.
-fn build(name: &str) -> anyhow::Result<PathBuf> {
-    let root = shell::root();
-    let build = [
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "benches",
-        "--bin",
-        name,
-    ];
-    shell::run(&root, "cargo", &build)?;
-    Ok(shell::target(&root).join("release").join(name))
 }
 
 /// Runs a benchmark and returns its figures.

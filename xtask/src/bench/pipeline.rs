@@ -4,6 +4,7 @@ use anyhow::ensure;
 use serde_json::Value;
 
 use super::{figures, median, number};
+use crate::shell;
 
 /// Commands that measure the inline capacity, per number of requests per poll.
 const INLINE_COMMANDS: &str = "1000000";
@@ -77,7 +78,7 @@ impl Run {
 /// # Errors
 /// The build or a run fails, or a median ratio exceeds its goal.
 pub fn run(rounds: usize, seconds: u64) -> anyhow::Result<()> {
-    let program = super::build("pipeline")?;
+    let program = shell::build_release("benches", "pipeline")?;
     let seconds = seconds.to_string();
     let mut runs = LOADS.map(|_| Vec::new());
     for round in 1..=rounds {
