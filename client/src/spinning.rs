@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -290,6 +291,14 @@ impl Connection {
             }
             self.poll()?;
         }
+    }
+}
+
+/// The socket, for a caller that sleeps until a datagram arrives. [`Connection::poll`] must be
+/// called within a few milliseconds all the same: timers run only there.
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.as_fd()
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
-use sequencer::{Backlog, Durable, SequencerHandle};
+use sequencer::{Backlog, Durable, SequencerHandle, priority};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -245,8 +245,7 @@ impl Platform {
         let auth = Authenticator::Sandbox;
         let (stages, local) = (Stages::default(), LocalEndpoints::default());
 
-        // Before any code reads the time.
-        service_kit::clock::keep().context("clock")?;
+        keep_threads()?;
 
         // Before the first port: connection limits derive from the descriptor limit.
         match rpc::connections::raise_descriptor_limit() {
@@ -273,13 +272,10 @@ impl Platform {
             .chain
             .fill(rpc::with_auth(chain.service().routes, &auth));
 
-        // 4. The ledger, started on a runtime thread: its writer inherits that thread's priority.
-        let starting = tokio::spawn(ledger::start(
-            config.ledger.clone(),
-            ledger::LedgerDeps::new(log.clone(), local.cfa()),
-            stages.ledger.clone(),
-        ));
-        let ledger = starting.await.context("ledger")?.context("ledger")?;
+        // 4. The ledger.
+        let deps = ledger::LedgerDeps::new(log.clone(), local.cfa());
+        let started = ledger::start(config.ledger.clone(), deps, stages.ledger.clone()).await;
+        let ledger = started.context("ledger")?;
         local
             .ledger
             .fill(rpc::with_auth(ledger.service().routes, &auth));
@@ -570,6 +566,15 @@ async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Seque
     Ok(published.max(settled.context("settlement's position in the ledger")?))
 }
 
+/// The clock's thread, before any code reads the time. The threads that start from here on serve
+/// calls, except those of the trading path.
+fn keep_threads() -> anyhow::Result<()> {
+    service_kit::clock::keep().context("clock")?;
+    priority::keep().context("threads")?;
+    priority::lower(priority::SERVING);
+    Ok(())
+}
+
 async fn start_sequencer(
     config: &Config,
     followers: Vec<Durable>,
@@ -596,11 +601,9 @@ async fn start_sequencer(
         }
         anyhow::Ok((sequencer, replica))
     };
-    // From a new thread: spawned threads would inherit a runtime thread's lower priority.
+    // Its threads have the priority of the thread that starts them.
     let (sender, receiver) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new()
-        .name("start".to_owned())
-        .spawn(move || drop(sender.send(start())))?;
+    priority::spawn("start", move || drop(sender.send(start())))?;
     receiver
         .await
         .context("the trading path")?

@@ -1,10 +1,11 @@
 //! Generated order flow from many members over one connection: as much as their windows allow, in
-//! the order of the flow.
+//! the order of the flow. Without work the client sleeps, since it shares the platform's cores.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use client::spinning::Connection;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{CancelReason, OrderType, Side, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
@@ -14,6 +15,8 @@ use crate::xflow::{self, Kind, Op, Record};
 const PRICE_LOW: i64 = 2_000;
 const WARM_UP: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest sleep: at 250,000/s a rate has 25 requests due by then.
+const SLEEP_NS: i64 = 100_000;
 
 /// Load of the members.
 pub struct Load {
@@ -109,9 +112,12 @@ impl Flow {
                 return Ok(counted);
             }
             let due = load.rate.map_or(usize::MAX, |rate| due(now - begun, rate));
+            let sent = self.next;
             self.send(connection, instrument, load, due)?;
             connection.poll()?;
-            self.hear(connection);
+            if !self.hear(connection) && self.next == sent {
+                sleep(connection);
+            }
         }
     }
 
@@ -121,7 +127,9 @@ impl Flow {
         while self.sent != self.answered {
             anyhow::ensure!(since.elapsed() < PATIENCE, "timed out waiting for answers");
             connection.poll()?;
-            self.hear(connection);
+            if !self.hear(connection) {
+                sleep(connection);
+            }
         }
         Ok(())
     }
@@ -157,9 +165,12 @@ impl Flow {
         Ok(())
     }
 
-    fn hear(&mut self, connection: &mut Connection) {
+    /// Counts the received reports. False if there were none.
+    fn hear(&mut self, connection: &mut Connection) -> bool {
+        let mut any = false;
         let (counts, answered, orders) = (&mut self.counts, &mut self.answered, &mut self.orders);
         while let Some(report) = connection.recv() {
+            any = true;
             if report.message.answers() != 0 {
                 answered[usize::from(report.channel)] += 1;
                 counts.durable += 1;
@@ -181,7 +192,19 @@ impl Flow {
                 _ => {}
             }
         }
+        any
     }
+}
+
+/// Sleeps until a datagram arrives.
+fn sleep(connection: &Connection) {
+    let mut socket = [PollFd::new(connection, PollFlags::IN)];
+    let longest = Timespec {
+        tv_sec: 0,
+        tv_nsec: SLEEP_NS,
+    };
+    // Interrupted or not: the caller checks again.
+    let _ = poll(&mut socket, Some(&longest));
 }
 
 /// Requests due after `elapsed`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use replica::Names;
-use sequencer::{Layout, Parker, Polled, run_polled};
+use sequencer::{Layout, Parker, Polled, priority, run_polled};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -165,9 +165,7 @@ fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<()
     if market.port.layout() == Layout::Fused {
         return market.port.host(front).map_err(ended);
     }
-    std::thread::Builder::new()
-        .name("front".to_owned())
-        .spawn(move || run_polled(front, &parker, SPIN))
+    priority::spawn("front", move || run_polled(front, &parker, SPIN))
         .map(drop)
         .map_err(Error::Files)
 }

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use sequencer::priority;
 use types::UserIx;
 use wire::ServerMessage;
 
@@ -68,8 +69,8 @@ impl PagePool {
     pub fn new(bytes_max: usize) -> Self {
         let (made, ahead) = sync_channel(AHEAD);
         // It ends with the pool. Without it the pool makes its blocks itself.
-        let thread = std::thread::Builder::new().name("window-pages".to_owned());
-        if let Err(error) = thread.spawn(move || while made.send(block()).is_ok() {}) {
+        let making = move || while made.send(block()).is_ok() {};
+        if let Err(error) = priority::spawn("window-pages", making) {
             tracing::warn!(%error, "no thread to allocate window pages in advance");
         }
         Self {

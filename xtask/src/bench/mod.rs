@@ -2,7 +2,10 @@
 //! interleaved: what drifts on the machine affects each side.
 
 mod idle;
+mod load;
 mod pipeline;
+mod settlement;
+mod wire;
 
 use std::path::Path;
 
@@ -25,6 +28,25 @@ pub enum Task {
         pairs: usize,
         /// Seconds of the flow in each run.
         #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
+    /// `wire` with its flow at a fixed rate, each run on a new platform and compared with the
+    /// reference book. Fails if a median misses its goal.
+    Wire {
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+        /// Seconds of the flow in each run.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Requests offered per second.
+        #[arg(long, default_value_t = 256_000)]
+        rate: u64,
+    },
+    /// `wire` at half the rate at which settlement kept up beside its full flow. Fails unless
+    /// settlement ends the run less than two seconds behind and the proof of balances holds.
+    Settlement {
+        /// Seconds of the flow in each of the two runs.
+        #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
@@ -51,6 +73,12 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             pairs,
             seconds,
         } => idle::run(sessions, pairs, seconds),
+        Task::Wire {
+            runs,
+            seconds,
+            rate,
+        } => wire::run(runs, seconds, rate),
+        Task::Settlement { seconds } => settlement::run(seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }
 }

@@ -1,0 +1,83 @@
+//! `wire` against a platform of its own.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::platform::{self, Running};
+use crate::shell;
+
+/// Limits above the load, as in `benches/README.md`.
+const SETTINGS: [(&str, &str); 5] = [
+    ("PLATFORM_MARKET__THROTTLE_PER_S", "100000"),
+    ("PLATFORM_MARKET__USER_THROTTLE_PER_S", "200000"),
+    ("PLATFORM_MARKET__JOURNAL_MIB_PER_MINUTE", "1024"),
+    ("PLATFORM_TRADING__BOUNDS__SETTLEMENT", "100000000"),
+    ("PLATFORM_TRADING__BOUNDS__TRADES", "100000000"),
+];
+
+/// Builds the platform, as the README does, and `wire`, whose program it returns.
+///
+/// # Errors
+/// A build fails.
+pub fn build() -> anyhow::Result<PathBuf> {
+    // The default member alone.
+    shell::run(&shell::root(), "cargo", &["build", "--release", "--locked"])?;
+    shell::build_release("benches", "wire")
+}
+
+/// Figures of one run on a new platform.
+///
+/// # Errors
+/// The platform does not start, or the run fails.
+pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
+    figures_and(wire, args, |_, _| Ok(()))
+}
+
+/// As [`figures`]; then calls `after` with the platform's program and its RPC address.
+///
+/// # Errors
+/// Also those of `after`.
+pub fn figures_and(
+    wire: &Path,
+    args: &[&str],
+    after: impl FnOnce(&Path, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<Value> {
+    let root = shell::root();
+    let folder = shell::target(&root).join("bench-wire");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).context("remains of an earlier run")?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    let data = folder.join("data");
+    let binary = shell::target(&root).join("release/platform");
+    let mut program = shell::command(&binary.to_string_lossy());
+    program
+        .args(["--json", "run", "--data-dir"])
+        .arg(&data)
+        .envs(SETTINGS)
+        .current_dir(&folder)
+        .stderr(std::fs::File::create(folder.join("platform.log"))?);
+    platform::on_free_ports(&mut program);
+    let running = Running::start(program)
+        .with_context(|| format!("see platform.log in {}", folder.display()))?;
+    let address = |listener: &str| {
+        let found = running.ready["listen"][listener].as_str();
+        found.with_context(|| format!("the ready line has no address of {listener}"))
+    };
+    let found = super::figures(
+        wire,
+        &[
+            &["--rpc", address("all")?, "--trading", address("trading")?][..],
+            &["--data-dir", &data.to_string_lossy()],
+            args,
+        ]
+        .concat(),
+    )?;
+    after(&binary, address("all")?)?;
+    // Killed, not stopped: the backlog of settlement is of no interest.
+    drop(running);
+    std::fs::remove_dir_all(&folder).context("the data folder")?;
+    Ok(found)
+}

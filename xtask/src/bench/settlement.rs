@@ -1,0 +1,40 @@
+//! Settlement beside the flow that it can keep up with.
+
+use anyhow::ensure;
+
+use super::{load, number};
+use crate::shell;
+
+/// Largest delay of settlement at the end of the second run.
+const LAG_MAX_S: f64 = 2.0;
+
+/// Runs the full flow, then half of settlement's rate in it; prints the figures of both.
+///
+/// # Errors
+/// A build or a run fails, settlement lags, or the proof finds a difference.
+pub fn run(seconds: u64) -> anyhow::Result<()> {
+    let program = load::build()?;
+    let seconds = seconds.to_string();
+    let full = load::figures(&program, &["--seconds", &seconds, "--flow", "24000000"])?;
+    println!("{full}");
+    let kept = number(&full, "/settlement_per_s")?;
+    let rate = (kept / 2.0) as u64;
+    ensure!(
+        rate > 0,
+        "settlement did not process any record beside the full flow"
+    );
+    let rate = rate.to_string();
+    let half = load::figures_and(
+        &program,
+        &["--seconds", &seconds, "--rate", &rate],
+        |platform, address| {
+            let (platform, url) = (platform.to_string_lossy(), format!("http://{address}"));
+            shell::run(&shell::root(), &platform, &["--url", &url, "proof"])
+        },
+    )?;
+    println!("{half}");
+    let lag = number(&half, "/settlement_lag_end_s")?;
+    println!("settlement: {kept:.0} records/s beside the full flow; at {rate}/s {lag:.2} s behind");
+    ensure!(lag < LAG_MAX_S, "settlement is {lag:.2} s behind");
+    Ok(())
+}
