@@ -7,7 +7,7 @@ mod pipeline;
 mod settlement;
 mod wire;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Subcommand;
@@ -41,6 +41,9 @@ pub enum Task {
         /// Requests offered per second.
         #[arg(long, default_value_t = 256_000)]
         rate: u64,
+        /// File with a flow in the `XFLOW001` format; default: a generated flow.
+        #[arg(long)]
+        file: Option<PathBuf>,
     },
     /// `wire` at half the rate at which settlement kept up beside its full flow. Fails unless
     /// settlement ends the run less than two seconds behind and the proof of balances holds.
@@ -77,7 +80,8 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             runs,
             seconds,
             rate,
-        } => wire::run(runs, seconds, rate),
+            file,
+        } => wire::run(runs, seconds, rate, file.as_deref()),
         Task::Settlement { seconds } => settlement::run(seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }

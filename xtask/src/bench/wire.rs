@@ -1,5 +1,7 @@
 //! The trading path end to end against its goals: rates, latencies and lags of `wire`.
 
+use std::path::Path;
+
 use anyhow::ensure;
 use serde_json::Value;
 
@@ -73,15 +75,21 @@ const GOALS: [Goal; 8] = [
 /// # Errors
 /// A build or a run fails, a run's trades differ from the reference book's, or a median misses its
 /// goal.
-pub fn run(runs: usize, seconds: u64, rate: u64) -> anyhow::Result<()> {
+pub fn run(runs: usize, seconds: u64, rate: u64, file: Option<&Path>) -> anyhow::Result<()> {
     let program = load::build()?;
-    let (flow, seconds) = ((seconds * rate * 5 / 4).to_string(), seconds.to_string());
-    let rate = rate.to_string();
+    let count = (seconds * rate * 5 / 4).to_string();
+    let file = file.map(|file| file.to_string_lossy().into_owned());
+    let flow = match &file {
+        Some(file) => ["--file", file],
+        None => ["--flow", &count],
+    };
+    let (seconds, rate) = (seconds.to_string(), rate.to_string());
     let mut found = Vec::new();
     for _ in 0..runs {
         let args = [
-            &["--seconds", &seconds, "--rate", &rate, "--flow", &flow][..],
+            &["--seconds", &seconds, "--rate", &rate][..],
             &["--window", "128", "--judge"],
+            &flow,
         ];
         let run = load::figures(&program, &args.concat())?;
         println!("{run}");
