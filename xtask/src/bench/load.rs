@@ -32,17 +32,17 @@ pub fn build() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// The platform does not start, or the run fails.
 pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
-    figures_and(wire, args, |_, _| Ok(()))
+    figures_and(wire, args, |_, _, _| Ok(()))
 }
 
-/// As [`figures`]; then calls `after` with the platform's program and its RPC address.
+/// As [`figures`]; then calls `after` with them, the platform's program and its RPC address.
 ///
 /// # Errors
 /// Also those of `after`.
 pub fn figures_and(
     wire: &Path,
     args: &[&str],
-    after: impl FnOnce(&Path, &str) -> anyhow::Result<()>,
+    after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Value> {
     let root = shell::root();
     let folder = shell::target(&root).join("bench-wire");
@@ -75,7 +75,7 @@ pub fn figures_and(
         ]
         .concat(),
     )?;
-    after(&binary, address("all")?)?;
+    after(&found, &binary, address("all")?)?;
     // Killed, not stopped: the backlog of settlement is of no interest.
     drop(running);
     std::fs::remove_dir_all(&folder).context("the data folder")?;

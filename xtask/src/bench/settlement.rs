@@ -27,12 +27,12 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     let half = load::figures_and(
         &program,
         &["--seconds", &seconds, "--rate", &rate],
-        |platform, address| {
+        |half, platform, address| {
+            println!("{half}");
             let (platform, url) = (platform.to_string_lossy(), format!("http://{address}"));
             shell::run(&shell::root(), &platform, &["--url", &url, "proof"])
         },
     )?;
-    println!("{half}");
     let lag = number(&half, "/settlement_lag_end_s")?;
     println!("settlement: {kept:.0} records/s beside the full flow; at {rate}/s {lag:.2} s behind");
     ensure!(lag < LAG_MAX_S, "settlement is {lag:.2} s behind");
