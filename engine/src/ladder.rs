@@ -13,8 +13,8 @@
 //! and the band changes, and when neither best price is inside: then the market is elsewhere, and
 //! only stray orders are in the window. A move costs the levels it carries, so orders that rest
 //! outside must pay for it first, a few levels each up to a limit: no client can make a book move
-//! its levels back and forth. The window's position is not part of the state: it changes speed,
-//! never results.
+//! its levels back and forth. Growth costs less, because levels inside are copied. The window's
+//! position is not part of the state: it changes speed, never results.
 //!
 //! Prices are compared by *key*: an ask's price, the complement of a bid's. A lower key is a better
 //! price on either side, so neither side needs a branch.
@@ -22,7 +22,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hint::select_unpredictable;
-use core::mem::size_of;
+use core::mem::{self, size_of};
 use core::ops::Range;
 
 use types::{InstrumentSpec, Lots, Side, Ticks};
@@ -114,6 +114,8 @@ pub(crate) struct Ladder {
 
 /// Levels that one order outside the window pays for, in the evaluation and in a move.
 const LEVELS_PER_CREDIT: usize = 8;
+/// Levels that cost as much to copy, when the window grows, as one to carry through the map.
+const COPIES_PER_LEVEL: usize = 16;
 /// Maximum of credits: bounds the cost of one move.
 const CREDITS_MAX: u32 = 1_024;
 
@@ -181,11 +183,6 @@ impl Ladder {
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, price: Ticks) {
-        self.widen_to(price, self.levels.len());
-    }
-
-    /// As `move_to`, with a window of `count` ticks.
-    fn widen_to(&mut self, price: Ticks, count: usize) {
         let mut from = self.bits.up(0);
         while let Some(place) = from {
             let price = self.price(place);
@@ -195,11 +192,32 @@ impl Ladder {
             self.bits.clear(place);
             from = self.bits.up(place);
         }
-        if count != self.levels.len() {
-            self.levels = alloc::vec![Level::EMPTY.words(); count];
-            self.bits = Bits::new(count);
+        self.place_at(self.range_for(price, self.levels.len()));
+    }
+
+    /// Replaces the window by a wider one. Its levels are copied, not carried through the map.
+    #[cold]
+    #[inline(never)]
+    fn grow_to(&mut self, range: Range<Ticks>) {
+        let count = (range.end.0 - range.start.0) as usize;
+        let levels = mem::replace(&mut self.levels, alloc::vec![Level::EMPTY.words(); count]);
+        let bits = mem::replace(&mut self.bits, Bits::new(count));
+        let base = mem::replace(&mut self.base, range.start.0);
+        for from in bits.iter() {
+            let price = Ticks(base + from as i64);
+            if let Some(place) = self.place(price) {
+                self.levels[place] = levels[from];
+                self.bits.set(place);
+            } else {
+                let side = self.side_of(price);
+                self.outside[side.index()].insert(price, Level::of(levels[from]));
+            }
         }
-        let range = self.range_for(price, count);
+        self.place_at(range);
+    }
+
+    /// Begins the window at the start of this range of its width, with the levels from the map.
+    fn place_at(&mut self, range: Range<Ticks>) {
         self.base = range.start.0;
         for outside in &mut self.outside {
             while let Some((price, level)) = outside.range(range.clone()).next() {
@@ -213,14 +231,17 @@ impl Ladder {
         (self.credits, self.look_at) = (0, 1);
     }
 
-    /// Number of levels that a move to these prices would carry, counted up to `bound`.
-    fn cost_of(&self, range: Range<Ticks>, bound: usize) -> usize {
+    /// Cost of a window of these prices, in levels carried through the map, counted up to `bound`.
+    fn cost_of(&self, range: &Range<Ticks>, bound: usize) -> usize {
         let near = self.outside.iter().flat_map(|map| map.range(range.clone()));
+        let last = self.base.saturating_add(self.levels.len() as i64 - 1);
+        let is_copy = range.contains(&Ticks(self.base)) && range.contains(&Ticks(last));
+        let copies = match is_copy && range.end.0 - range.start.0 > self.levels.len() as i64 {
+            true => COPIES_PER_LEVEL,
+            false => 1,
+        };
         let inside = core::iter::successors(self.bits.up(0), |place| self.bits.up(place + 1));
-        near.map(|_| ())
-            .chain(inside.map(|_| ()))
-            .take(bound)
-            .count()
+        near.take(bound).count() + inside.take(bound * copies).count() / copies
     }
 
     /// Called when an order rests outside the window. Once the credits suffice, grows the window if
@@ -238,11 +259,14 @@ impl Ladder {
         }
         let range = self.range_for(leader, count);
         let bound = self.credits as usize * LEVELS_PER_CREDIT;
-        let is_another = count != self.levels.len() || range.start.0 != self.base;
-        if is_another && self.cost_of(range, bound) < bound {
-            self.widen_to(leader, count);
-        } else {
+        let is_wider = count != self.levels.len();
+        let is_another = is_wider || range.start.0 != self.base;
+        if !is_another || self.cost_of(&range, bound) >= bound {
             (self.credits, self.look_at) = (0, (self.look_at * 2).min(CREDITS_MAX));
+        } else if is_wider {
+            self.grow_to(range);
+        } else {
+            self.move_to(leader);
         }
     }
 
@@ -640,7 +664,8 @@ mod tests {
             price += 1;
             assert!(price < 541_000, "the window never grew");
         }
-        assert!((price - 540_000) as usize * LEVELS_PER_CREDIT > 800);
+        let paid = (price - 540_000) as usize * LEVELS_PER_CREDIT;
+        assert!(paid > 800 / COPIES_PER_LEVEL);
         // Also at the edge of the band, where a wider window begins at the same price.
         let mut low = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
         push(&mut low, Side::Buy, 100);
@@ -649,6 +674,31 @@ mod tests {
         let bids = [500_000].into_iter().chain((490_000..490_800).rev());
         let asks = [503_000].into_iter().chain(540_000..price);
         assert_eq!(prices(&ladder), [bids.collect::<Vec<_>>(), asks.collect()]);
+    }
+
+    #[test]
+    fn a_window_with_many_levels_grows_too() {
+        let mut ladder = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), LEVELS_DEFAULT);
+        push(&mut ladder, Side::Sell, 503_000);
+        push(&mut ladder, Side::Buy, 498_000);
+        assert_eq!(ladder.levels.len(), LEVELS_FIRST * GROWTH);
+        let bids = 471_000..498_000;
+        for price in bids.clone() {
+            push(&mut ladder, Side::Buy, price);
+        }
+        let mut end = 600_000;
+        while ladder.levels.len() < LEVELS_DEFAULT as usize {
+            push(&mut ladder, Side::Sell, end);
+            end += 1;
+            assert!(end < 602_000, "the window never grew");
+        }
+        assert!(ladder.is_inside(471_000) && ladder.is_inside(600_000));
+        let bids = bids.chain([498_000]).rev();
+        let asks = [503_000].into_iter().chain(600_000..end);
+        assert_eq!(prices(&ladder), [bids.collect::<Vec<_>>(), asks.collect()]);
+        for price in 471_000..=498_000 {
+            assert_eq!(ladder.level(Side::Buy, Ticks(price)).head, price as u32);
+        }
     }
 
     #[test]

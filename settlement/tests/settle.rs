@@ -3,6 +3,7 @@
 
 mod world;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proto::common::v1::{OperationStatus, OperationType};
@@ -11,7 +12,7 @@ use rand::Rng;
 use types::command::Bust;
 use types::*;
 use types::{HoldPart, order_hold};
-use world::services::{Platform, config};
+use world::services::{Platform, config, store};
 use world::{FUNDED, Market, in_time, node};
 
 /// Generous for slow machines; no test measures it.
@@ -337,6 +338,48 @@ async fn r186_a_reader_never_sees_half_of_a_trade() {
     for (_, trade) in &trades {
         assert_eq!(whole(&mut platform, trade).await, Seen::Final);
     }
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+/// Number of batches in settlement's store.
+async fn batches(folder: &Path) -> i64 {
+    let count = sqlx::query_scalar("SELECT COUNT(*) FROM batches");
+    count.fetch_one(&mut store(folder).await).await.unwrap()
+}
+
+/// While the chain has all the batches it takes, orders that need their own holds fill one batch per
+/// wait time: a batch costs the chain a transaction, however small.
+#[tokio::test]
+async fn batches_fill_up_while_the_chain_is_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    (settings.chain_batches_max, settings.wait_ms) = (1, 500);
+    let wait = Duration::from_millis(settings.wait_ms);
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    let mut market = one_trade();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    in_time("the trade", platform.settlement.settled(market.position())).await;
+    let before = batches(folder.path()).await;
+    let started = Instant::now();
+    for _ in 0..20 {
+        let fed = market.records.len();
+        let order = market.order(0, 0, Side::Buy, 9_000, 1, TimeInForce::Gtc);
+        order.expect("is covered");
+        platform.feed(&market.records[fed..]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    in_time("the holds", platform.settlement.settled(market.position())).await;
+    let batches = batches(folder.path()).await - before;
+    let elapsed = started.elapsed().div_duration_f64(wait);
+    assert!(
+        batches as f64 <= elapsed + 2.0,
+        "{batches} in {elapsed} wait times"
+    );
+    *platform.chain.away.lock().unwrap() = 0;
+    drained(&platform, market.position()).await;
     platform.assert_agrees(&market).await;
     platform.stop().await;
 }

@@ -12,7 +12,7 @@ use proto::ledger::v1 as wire;
 use settlement::Suspension;
 use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
-use world::services::{Platform, config, context, journal_of_busy_engines};
+use world::services::{Platform, config, context, journal_of_busy_engines, store};
 use world::{Market, in_time, node};
 
 /// Generous for slow machines; no test measures it.
@@ -92,11 +92,7 @@ fn unblock() -> Command {
 }
 
 async fn sql(folder: &Path, statement: &'static str) {
-    let options = sqlx::sqlite::SqliteConnectOptions::new()
-        .filename(folder.join("settlement").join("settlement.db"));
-    let mut store = <sqlx::SqliteConnection as sqlx::Connection>::connect_with(&options)
-        .await
-        .unwrap();
+    let mut store = store(folder).await;
     sqlx::query(statement).execute(&mut store).await.unwrap();
     sqlx::Connection::close(store).await.unwrap();
 }

@@ -161,20 +161,21 @@ fn percentiles(histogram: &Histogram<u64>) -> serde_json::Value {
 fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
     let max_of = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-    // The processed rate of a follower is the arrival rate minus the growth of its lag.
-    let processed_per_s = |of: fn(&Sample) -> f64| match samples {
-        [first, .., last] => {
-            let lag_growth =
-                (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64();
-            (per_s - lag_growth).max(0.0).round()
-        }
-        _ => 0.0,
-    };
     // Counted from the first sample, one second into the flow.
-    let page_faults = match samples {
-        [first, .., last] => last.page_faults - first.page_faults,
+    let growth = |of: fn(&Sample) -> f64| match samples {
+        [first, .., last] => of(last) - of(first),
         _ => 0.0,
     };
+    let sampled_s = match samples {
+        [first, .., last] => last.at.duration_since(first.at).as_secs_f64(),
+        _ => f64::INFINITY,
+    };
+    // The processed rate of a follower is the arrival rate minus the growth of its lag.
+    let processed_per_s =
+        |of: fn(&Sample) -> f64| (per_s - growth(of) / sampled_s).max(0.0).round();
+    let trades_per_s = (counts.trades as f64 / counts.seconds).max(1.0);
+    // Not yet in the ledger, then not yet final.
+    let settlement_lag_s = |s: &Sample| s.settlement_lag / per_s + s.trades_pending / trades_per_s;
     let lags_ms: Vec<f64> = samples
         .iter()
         .map(|s| (s.replica_lag / per_s * 1e5).round() / 100.0)
@@ -186,9 +187,10 @@ fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         "history_per_s": processed_per_s(|s| s.history_lag),
         "settlement_per_s": processed_per_s(|s| s.settlement_lag),
         "settlement_lag_records": max_of(|s| s.settlement_lag),
-        "settlement_lag_end_s": samples.last().map_or(0.0, |last| last.settlement_lag / per_s),
+        "settlement_lag_end_s": samples.last().map_or(0.0, settlement_lag_s),
+        "trades_final_per_s": (growth(|s| s.trades_final) / sampled_s).round(),
         "intake_stage": max_of(|s| s.stage),
-        "hot_page_faults": page_faults,
+        "hot_page_faults": growth(|s| s.page_faults),
         "rss_mb": (max_of(|s| s.resident_bytes) / 1e6).round(),
     })
 }

@@ -16,7 +16,12 @@ pub struct Sample {
     pub at: Instant,
     pub replica_lag: f64,
     pub history_lag: f64,
+    /// Records whose postings are not in the ledger.
     pub settlement_lag: f64,
+    /// Trades with postings in the ledger that are not final.
+    pub trades_pending: f64,
+    /// Final trades since the platform's start.
+    pub trades_final: f64,
     /// 0 = open, 1 to 3 = followers of the journal lag.
     pub stage: f64,
     pub resident_bytes: f64,
@@ -62,6 +67,8 @@ fn take_sample(platform: &PlatformClient) -> Option<Sample> {
         replica_lag: value("replica_lag_records"),
         history_lag: value("market_history_lag_records"),
         settlement_lag: value("settlement_lag_records"),
+        trades_pending: value("settlement_trades_pending"),
+        trades_final: value("trades_settled_total"),
         stage: value("market_intake_stage"),
         resident_bytes: value("process_resident_memory_bytes"),
         page_faults: value("hot_thread_page_faults_total"),

@@ -75,6 +75,14 @@ pub fn config(folder: &Path) -> SettlementConfig {
     }
 }
 
+/// Opens settlement's store.
+pub async fn store(folder: &Path) -> sqlx::SqliteConnection {
+    let file = config(folder).data_dir.join("settlement.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    let opening = <sqlx::SqliteConnection as sqlx::Connection>::connect_with(&options);
+    opening.await.unwrap()
+}
+
 impl Platform {
     /// Starts ledger, replica and settlement over a journal, after appending the missing records.
     pub async fn start(folder: &Path, config: SettlementConfig, records: &[Record]) -> Self {
