@@ -348,8 +348,8 @@ async fn batches(folder: &Path) -> i64 {
     count.fetch_one(&mut store(folder).await).await.unwrap()
 }
 
-/// While the chain has all the batches it takes, orders that need their own holds fill one batch per
-/// wait time: a batch costs the chain a transaction, however small.
+/// While the chain has all the batches it takes, orders that need their own holds fill one batch
+/// per wait time: a batch costs the chain a transaction, however small.
 #[tokio::test]
 async fn batches_fill_up_while_the_chain_is_busy() {
     let folder = tempfile::tempdir().unwrap();
