@@ -30,7 +30,7 @@ use crate::follower::{Follower, Source};
 use crate::hub::{Attached, Hub};
 use crate::image::{self, Checkpoint};
 use crate::names::Names;
-use crate::state::State;
+use crate::state::{Differs, State};
 
 /// Name of the live replica in [`Replica::troubles`].
 pub const PART: &str = "replica";
@@ -611,13 +611,17 @@ impl Live {
                 .write()
                 .unwrap_or_else(PoisonError::into_inner);
             catch_unwind(AssertUnwindSafe(|| {
-                let applied = records.iter().map(|record| state.apply(record));
-                applied.collect::<Result<Vec<_>, _>>()
+                // Not collected: results have no known length, and the list would be moved often.
+                let mut applied = Vec::with_capacity(records.len());
+                for record in &records {
+                    applied.push(state.apply(record)?);
+                }
+                Ok(applied)
             }))
         };
         let applied = applied
             .map_err(|panic| End::Wrong(panic_text(&*panic)))?
-            .map_err(|differs| End::Wrong(differs.to_string()))?;
+            .map_err(|differs: Differs| End::Wrong(differs.to_string()))?;
         let batch = Batch::new(applied);
         let position = batch.last();
         self.shared.hub().publish(batch);

@@ -337,6 +337,15 @@ impl Intake {
         }
     }
 
+    /// Why no new order is accepted, if none is.
+    #[inline]
+    pub fn closed(&self) -> Option<RejectReason> {
+        match self.stage {
+            Stage::Closed(cause) => Some(cause.reason()),
+            _ => None,
+        }
+    }
+
     /// The clock was set: drops a pause that was based on the old one.
     pub fn clock_was_set(&mut self) {
         self.next_new_ns = 0;

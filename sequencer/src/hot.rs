@@ -485,6 +485,10 @@ impl Hot {
                 place.command = admission
                     .refusal(request, &reject)
                     .ok_or(SubmitError::Refused(reject))?;
+                // Not while the market is closed: a record would add to the lag or to a full disk.
+                if let Some(closed) = self.intake.closed() {
+                    return Err(SubmitError::Refused(closed.into()));
+                }
             }
             place.sequence = self.core.sequence().next();
             place.time_ns = now_ns;

@@ -177,21 +177,25 @@ async fn r174_r180_replay_after_power_loss_restores_the_books() {
     );
 }
 
-#[tokio::test]
-async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
-    let storage = Arc::new(MemoryStorage::default());
-    let handle = start(&storage);
-    let desk = open_desk(handle.port()).await;
+async fn open_session(desk: &Desk) -> SessionIx {
     let open = Request::OpenSession(SessionRequest {
         key: Id128::from_u128(77),
         user: desk.users[0],
         stp_group: None,
         cancel_on_disconnect: true,
     });
-    let session = match done(&desk.port, open).await.command.command {
+    match done(&desk.port, open).await.command.command {
         Command::OpenSession(open) => open.session,
         other => panic!("{other:?}"),
-    };
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_after_login_is_journalled_and_a_repeat_has_no_effect() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(&storage);
+    let desk = open_desk(handle.port()).await;
+    let session = open_session(&desk).await;
     let mut request = order(&desk, 0, Side::Buy, 10_000, 5);
     (request.session, request.client_seq) = (session, 1);
     let placed = done(&desk.port, Request::New(request)).await;
@@ -249,6 +253,7 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
     let handle = SequencerHandle::start_on(config(), backlog.clone(), Arc::new(storage.clone()))
         .expect("starts");
     let desk = open_desk(handle.port()).await;
+    let session = open_session(&desk).await;
     let placed = done(
         &desk.port,
         Request::New(order(&desk, 0, Side::Buy, 10_000, 5)),
@@ -287,6 +292,28 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
     };
     let record = done(&desk.port, Request::Cancel(cancel)).await;
     assert!(matches!(record.events[0].event, Event::Cancelled(_)));
+
+    // A session's cancel that ends no order gets no record: it would fill the disk.
+    let unknown = CancelRequest {
+        order: OrderRef::Client(77),
+        session,
+        client_seq: 1,
+        ..cancel
+    };
+    match desk.port.call(Request::Cancel(unknown)).await {
+        Err(SubmitError::Refused(reject)) => assert_eq!(reject.reason, RejectReason::DiskLow),
+        other => panic!("{other:?}"),
+    }
+    // It was not seen: once the market is open again, it is answered under the same number.
+    backlog.set_disk_low(false);
+    match done(&desk.port, Request::Cancel(unknown))
+        .await
+        .command
+        .command
+    {
+        Command::Refused(refused) => assert_eq!(refused.reason, RejectReason::UnknownOrder),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

@@ -8,11 +8,15 @@ use serde_json::Value;
 use crate::platform::{self, Running};
 use crate::shell;
 
-/// Limits above the load, as in `benches/README.md`.
-const SETTINGS: [(&str, &str); 5] = [
+/// Limits of members above the load, as in `benches/README.md`.
+const LIMITS: [(&str, &str); 3] = [
     ("PLATFORM_MARKET__THROTTLE_PER_S", "100000"),
     ("PLATFORM_MARKET__USER_THROTTLE_PER_S", "200000"),
     ("PLATFORM_MARKET__JOURNAL_MIB_PER_MINUTE", "1024"),
+];
+
+/// Bounds on settlement's lag above the run's records.
+const BOUNDS: [(&str, &str); 2] = [
     ("PLATFORM_TRADING__BOUNDS__SETTLEMENT", "100000000"),
     ("PLATFORM_TRADING__BOUNDS__TRADES", "100000000"),
 ];
@@ -35,6 +39,14 @@ pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
     figures_and(wire, args, |_, _, _| Ok(()))
 }
 
+/// The same with the default bounds on settlement's lag.
+///
+/// # Errors
+/// The same.
+pub fn figures_within_bounds(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
+    run(wire, args, &[], |_, _, _| Ok(()))
+}
+
 /// As [`figures`]; then calls `after` with them, the platform's program and its RPC address.
 ///
 /// # Errors
@@ -42,6 +54,15 @@ pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
 pub fn figures_and(
     wire: &Path,
     args: &[&str],
+    after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<Value> {
+    run(wire, args, &BOUNDS, after)
+}
+
+fn run(
+    wire: &Path,
+    args: &[&str],
+    bounds: &[(&str, &str)],
     after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Value> {
     let root = shell::root();
@@ -56,7 +77,8 @@ pub fn figures_and(
     program
         .args(["--json", "run", "--data-dir"])
         .arg(&data)
-        .envs(SETTINGS)
+        .envs(LIMITS)
+        .envs(bounds.iter().copied())
         .current_dir(&folder)
         .stderr(std::fs::File::create(folder.join("platform.log"))?);
     platform::on_free_ports(&mut program);

@@ -1,6 +1,7 @@
 //! Comparisons that take several runs of a benchmark (`benches/README.md`). The runs are
 //! interleaved: what drifts on the machine affects each side.
 
+mod gate;
 mod idle;
 mod load;
 mod pipeline;
@@ -45,7 +46,14 @@ pub enum Task {
         #[arg(long)]
         file: Option<PathBuf>,
     },
-    /// `wire` at half the rate at which settlement kept up beside its full flow. Fails unless
+    /// `wire` with its full flow and the default bounds on settlement's lag. Fails unless the
+    /// market closes to new orders.
+    Gate {
+        /// Seconds of the flow.
+        #[arg(long, default_value_t = 15)]
+        seconds: u64,
+    },
+    /// `wire` at half the rate at which trades became final beside its full flow. Fails unless
     /// settlement ends the run less than two seconds behind and the proof of balances holds.
     Settlement {
         /// Seconds of the flow in each of the two runs.
@@ -82,6 +90,7 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             rate,
             file,
         } => wire::run(runs, seconds, rate, file.as_deref()),
+        Task::Gate { seconds } => gate::run(seconds),
         Task::Settlement { seconds } => settlement::run(seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }
