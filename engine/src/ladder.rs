@@ -22,6 +22,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hint::select_unpredictable;
+use core::iter::successors;
 use core::mem::{self, size_of};
 use core::ops::Range;
 
@@ -112,7 +113,7 @@ pub(crate) struct Ladder {
     look_at: u32,
 }
 
-/// Levels that one order outside the window pays for, in the evaluation and in a move.
+/// Levels carried through the map that one order outside the window pays for.
 const LEVELS_PER_CREDIT: usize = 8;
 /// Levels that cost as much to copy, when the window grows, as one to carry through the map.
 const COPIES_PER_LEVEL: usize = 16;
@@ -203,7 +204,7 @@ impl Ladder {
         let levels = mem::replace(&mut self.levels, alloc::vec![Level::EMPTY.words(); count]);
         let bits = mem::replace(&mut self.bits, Bits::new(count));
         let base = mem::replace(&mut self.base, range.start.0);
-        for from in bits.iter() {
+        for from in successors(bits.up(0), |place| bits.up(place + 1)) {
             let price = Ticks(base + from as i64);
             if let Some(place) = self.place(price) {
                 self.levels[place] = levels[from];
@@ -234,14 +235,18 @@ impl Ladder {
     /// Cost of a window of these prices, in levels carried through the map, counted up to `bound`.
     fn cost_of(&self, range: &Range<Ticks>, bound: usize) -> usize {
         let near = self.outside.iter().flat_map(|map| map.range(range.clone()));
+        let near = near.take(bound).count();
+        if near == bound {
+            return near;
+        }
         let last = self.base.saturating_add(self.levels.len() as i64 - 1);
         let is_copy = range.contains(&Ticks(self.base)) && range.contains(&Ticks(last));
         let copies = match is_copy && range.end.0 - range.start.0 > self.levels.len() as i64 {
             true => COPIES_PER_LEVEL,
             false => 1,
         };
-        let inside = core::iter::successors(self.bits.up(0), |place| self.bits.up(place + 1));
-        near.take(bound).count() + inside.take(bound * copies).count() / copies
+        let inside = successors(self.bits.up(0), |place| self.bits.up(place + 1));
+        near + inside.take(bound * copies).count() / copies
     }
 
     /// Called when an order rests outside the window. Once the credits suffice, grows the window if
@@ -510,7 +515,7 @@ impl Ladder {
 
     /// Prices of a side, best first.
     pub fn prices(&self, side: Side) -> impl Iterator<Item = Ticks> + '_ {
-        core::iter::successors(self.best(side), move |price| self.next(side, *price))
+        successors(self.best(side), move |price| self.next(side, *price))
     }
 
     /// Every occupied price, found without the best prices; for the check of the structure. Panics

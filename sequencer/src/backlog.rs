@@ -337,13 +337,10 @@ impl Intake {
         }
     }
 
-    /// Why no new order is accepted, if none is.
+    /// True while no new order is accepted.
     #[inline]
-    pub fn closed(&self) -> Option<RejectReason> {
-        match self.stage {
-            Stage::Closed(cause) => Some(cause.reason()),
-            _ => None,
-        }
+    pub fn is_closed(&self) -> bool {
+        matches!(self.stage, Stage::Closed(_))
     }
 
     /// The clock was set: drops a pause that was based on the old one.

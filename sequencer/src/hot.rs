@@ -486,8 +486,8 @@ impl Hot {
                     .refusal(request, &reject)
                     .ok_or(SubmitError::Refused(reject))?;
                 // Not while the market is closed: a record would add to the lag or to a full disk.
-                if let Some(closed) = self.intake.closed() {
-                    return Err(SubmitError::Refused(closed.into()));
+                if self.intake.is_closed() {
+                    return Err(SubmitError::Refused(reject));
                 }
             }
             place.sequence = self.core.sequence().next();

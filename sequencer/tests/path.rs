@@ -301,7 +301,7 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
         ..cancel
     };
     match desk.port.call(Request::Cancel(unknown)).await {
-        Err(SubmitError::Refused(reject)) => assert_eq!(reject.reason, RejectReason::DiskLow),
+        Err(SubmitError::Refused(reject)) => assert_eq!(reject.reason, RejectReason::UnknownOrder),
         other => panic!("{other:?}"),
     }
     // It was not seen: once the market is open again, it is answered under the same number.

@@ -348,13 +348,14 @@ async fn batches(folder: &Path) -> i64 {
     count.fetch_one(&mut store(folder).await).await.unwrap()
 }
 
-/// While the chain has all the batches it takes, orders that need their own holds fill one batch
-/// per wait time: a batch costs the chain a transaction, however small.
+/// While the chain has all the batches it takes, orders that need their own holds do not cut
+/// batches with trades short: each costs the chain a transaction, however small.
 #[tokio::test]
 async fn batches_fill_up_while_the_chain_is_busy() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = config(folder.path());
-    (settings.chain_batches_max, settings.wait_ms) = (1, 500);
+    (settings.chain_batches_max, settings.wait_ms) = (1, 400);
+    (settings.batch_trades_max, settings.batch_rows_max) = (250, 5_000);
     let wait = Duration::from_millis(settings.wait_ms);
     let mut platform = Platform::start(folder.path(), settings, &[]).await;
     *platform.chain.away.lock().unwrap() = u32::MAX;
@@ -363,11 +364,19 @@ async fn batches_fill_up_while_the_chain_is_busy() {
     platform.feed(&market.records);
     in_time("the trade", platform.settlement.settled(market.position())).await;
     let before = batches(folder.path()).await;
+    market.step_ns = 2_000;
     let started = Instant::now();
-    for _ in 0..20 {
+    while started.elapsed() < 3 * wait {
         let fed = market.records.len();
-        let order = market.order(0, 0, Side::Buy, 9_000, 1, TimeInForce::Gtc);
-        order.expect("is covered");
+        market.time_ns = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+        for (user, side, price) in [
+            (1, Side::Sell, 10_000),
+            (0, Side::Buy, 10_000),
+            (0, Side::Buy, 9_000),
+        ] {
+            let order = market.order(user, 0, side, price, 1, TimeInForce::Gtc);
+            order.expect("is covered");
+        }
         platform.feed(&market.records[fed..]);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -57,7 +57,8 @@ pub struct SettlementConfig {
     pub batch_rows_max: usize,
     /// Longest wait of a trade for more trades in a quiet market.
     pub linger_ms: u64,
-    /// Longest wait of returned money, and the age at which an order gets its own holds.
+    /// Longest wait of returned money, and the age at which an order gets its own holds; twice this
+    /// age if trades wait for a busy chain.
     pub wait_ms: u64,
     /// Maximum batches submitted to the chain and not final.
     pub chain_batches_max: usize,

@@ -109,7 +109,7 @@ impl Poster {
             let has_more = self.pull(&mut settler, &mut follower).await?;
             self.is_behind = has_more || self.is_catching_up();
             let is_eager = !self.is_behind && !self.is_chain_busy();
-            if settler.is_due(monotonic_ns(), self.split_due_ns(), is_eager) {
+            if settler.is_due(monotonic_ns(), self.split_due_ns(&settler), is_eager) {
                 self.seal(&mut settler).await?;
                 continue;
             }
@@ -124,8 +124,8 @@ impl Poster {
         }
     }
 
-    /// Whether the chain has as many batches as it takes. One larger batch is then cheaper than
-    /// another small one: each costs a transaction and a block.
+    /// Whether the chain has as many batches as it takes. One larger batch with trades is then
+    /// cheaper than another small one: each costs a transaction and a block.
     fn is_chain_busy(&self) -> bool {
         self.shared.tracker.flights() >= self.shared.config.chain_batches_max
     }
@@ -141,18 +141,18 @@ impl Poster {
         }
     }
 
-    /// The same for the decision whether a batch is due. Batches fill up during catch-up and while
-    /// the chain is busy, so unsplit orders make one due only once per wait time.
-    fn split_due_ns(&self) -> Option<u64> {
-        let is_filling = self.is_behind || self.is_chain_busy();
-        let may_ask = !is_filling || self.split_pause_ms() == 0;
-        may_ask.then(|| self.age_clock_ns())
-    }
-
-    /// Milliseconds until unsplit orders make a batch due again.
-    fn split_pause_ms(&self) -> u64 {
-        let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
-        self.shared.config.wait_ms.saturating_sub(waited_ms)
+    /// The same for the decision whether a batch is due. Batches fill up during catch-up, so
+    /// unsplit orders make one due only once per wait time. While the chain is busy they do not cut
+    /// a batch with trades short before they are twice as old.
+    fn split_due_ns(&self, settler: &Settler) -> Option<u64> {
+        let wait_ms = self.shared.config.wait_ms;
+        if self.is_behind {
+            let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
+            return (waited_ms >= wait_ms).then_some(self.applied_ns);
+        }
+        let fills = settler.open_trades() > 0 && self.is_chain_busy();
+        let later_ns = if fills { wait_ms * 1_000_000 } else { 0 };
+        Some(self.age_clock_ns().saturating_sub(later_ns))
     }
 
     /// Applies the available records and seals full batches on the way. Returns false if there were
@@ -207,18 +207,16 @@ impl Poster {
 
     /// Waits for work.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
-        let split_due_ns = self.split_due_ns();
         let due_ms = settler
-            .due_in_ns(monotonic_ns(), split_due_ns, false)
+            .due_in_ns(monotonic_ns(), self.split_due_ns(settler), false)
             .map(|ns| ns.div_ceil(1_000_000));
-        let split_ms = split_due_ns.is_none().then(|| self.split_pause_ms().max(1));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
         // Compared only if everything applied is posted.
         let check_ms = self
             .checks
             .due_in_ms(monotonic_ns())
             .filter(|_| settler.is_empty());
-        let wait_ms = [due_ms, split_ms, eager_ms, check_ms]
+        let wait_ms = [due_ms, eager_ms, check_ms]
             .into_iter()
             .flatten()
             .min()

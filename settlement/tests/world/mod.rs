@@ -44,6 +44,8 @@ pub struct Market {
     pub state: State,
     pub records: Vec<Record>,
     pub time_ns: u64,
+    /// Most nanoseconds between two records.
+    pub step_ns: u64,
     funding_seq: u64,
     holds: u32,
     /// Self-trade prevention mode.
@@ -131,6 +133,7 @@ impl Market {
             state: State::new(node(), bounds()),
             records: Vec::new(),
             time_ns: 1_700_000_000_000_000_000,
+            step_ns: 200_000_000,
             funding_seq: 0,
             holds: 0,
             stp: StpMode::CancelOldest,
@@ -217,7 +220,7 @@ impl Market {
 
     /// Sequences, matches and applies a command.
     pub fn submit(&mut self, command: Command) -> &Record {
-        self.time_ns += self.rng.random_range(1_000..200_000_000);
+        self.time_ns += self.rng.random_range(1_000..self.step_ns);
         let command = Envelope {
             sequence: self.position().next(),
             time_ns: self.time_ns,

@@ -7,23 +7,27 @@ use super::{load, number};
 /// Stage of the intake in which no new order is accepted.
 const CLOSED: f64 = 3.0;
 
+/// What may still be journalled above the bound: cancels, and what was in flight.
+const MARGIN: f64 = 1.1;
+
 /// Runs the full flow until the market closes to new orders; prints the figures.
 ///
 /// # Errors
-/// A build or the run fails, or the market stays open.
+/// A build or the run fails, the market stays open, or the lag exceeds its bound.
 pub fn run(seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
     let seconds = seconds.to_string();
     let figures = load::figures_within_bounds(&program, &["--seconds", &seconds])?;
-    println!("{figures}");
     let stage = number(&figures, "/intake_stage")?;
     let refused = number(&figures, "/reject_rate")?;
     let records = number(&figures, "/settlement_lag_records")?;
+    let bound = number(&figures, "/lag_bounds/settlement")?;
     println!(
-        "gate: stage {stage}, {records:.0} records behind, {:.1} % refused",
+        "gate: stage {stage}, {:.1} % of the requests refused, {records:.0} records behind (bound {bound:.0})",
         refused * 100.0
     );
     ensure!(stage >= CLOSED, "the market stayed open: stage {stage}");
     ensure!(refused > 0.0, "no order was refused");
+    ensure!(records <= bound * MARGIN, "the lag exceeds its bound");
     Ok(())
 }
