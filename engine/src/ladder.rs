@@ -217,7 +217,7 @@ impl Ladder {
         self.place_at(range);
     }
 
-    /// Begins the window at the start of this range of its width, with the levels from the map.
+    /// Places the window at this range, which has its width, with the levels from the map.
     fn place_at(&mut self, range: Range<Ticks>) {
         self.base = range.start.0;
         for outside in &mut self.outside {

@@ -150,9 +150,9 @@ impl Poster {
             let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
             return (waited_ms >= wait_ms).then_some(self.applied_ns);
         }
-        let fills = settler.open_trades() > 0 && self.is_chain_busy();
-        let later_ns = if fills { wait_ms * 1_000_000 } else { 0 };
-        Some(self.age_clock_ns().saturating_sub(later_ns))
+        let is_filling = settler.open_trades() > 0 && self.is_chain_busy();
+        let later_ns = if is_filling { wait_ms * 1_000_000 } else { 0 };
+        Some(now_ns().saturating_sub(later_ns))
     }
 
     /// Applies the available records and seals full batches on the way. Returns false if there were

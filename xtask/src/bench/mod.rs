@@ -47,7 +47,7 @@ pub enum Task {
         file: Option<PathBuf>,
     },
     /// `wire` with its full flow and the default bounds on settlement's lag. Fails unless the
-    /// market closes to new orders.
+    /// market closes to new orders and the lag stays at its bound.
     Gate {
         /// Seconds of the flow.
         #[arg(long, default_value_t = 15)]

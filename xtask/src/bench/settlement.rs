@@ -18,9 +18,9 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     let full = load::figures(&program, &["--seconds", &seconds, "--flow", "24000000"])?;
     println!("{full}");
     let posted = number(&full, "/settlement_per_s")?;
-    let is_final = number(&full, "/trades_final_per_s")?;
+    let finalized = number(&full, "/trades_final_per_s")?;
     // The chain follows the ledger: the slower of the two bounds settlement.
-    let kept = posted.min(is_final / number(&full, "/trades_per_order")?);
+    let kept = posted.min(finalized / number(&full, "/trades_per_order")?);
     let rate = (kept / 2.0) as u64;
     ensure!(rate > 0, "no trade became final beside the full flow");
     let rate = rate.to_string();
@@ -35,7 +35,7 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     )?;
     let lag = number(&half, "/settlement_lag_end_s")?;
     println!(
-        "settlement beside the full flow: {posted:.0} records/s posted, {is_final:.0} trades/s final; \
+        "settlement beside the full flow: {posted:.0} records/s posted, {finalized:.0} trades/s final; \
          at {rate} requests/s {lag:.2} s behind at the end"
     );
     ensure!(lag < LAG_MAX_S, "settlement is {lag:.2} s behind");
