@@ -31,7 +31,8 @@ impl Admission {
         self.tables.sequence = envelope.sequence;
         self.tables.time_ns = envelope.time_ns;
         self.forget_keys(envelope.time_ns);
-        if let Some((session, client_seq)) = envelope.command.client() {
+        let (session, client_seq, key_hash) = envelope.command.origin();
+        if !session.is_none() {
             self.advance_session(session, client_seq);
         }
         match &envelope.command {
@@ -85,7 +86,9 @@ impl Admission {
             Command::Amend(c) => self.draw_growth(c),
             Command::Cancel(_) | Command::ExpireOrders(_) | Command::Refused(_) => {}
         }
-        self.remember_key(envelope);
+        if !key_hash.is_none() {
+            self.remember_key(envelope, key_hash);
+        }
     }
 
     /// The dead man's switch of a session fires once.
@@ -340,11 +343,8 @@ impl Admission {
         balance.reserved += c.draw.total();
     }
 
-    fn remember_key(&mut self, envelope: &Envelope) {
+    fn remember_key(&mut self, envelope: &Envelope, key: Id128) {
         let command = &envelope.command;
-        let Some(key) = command.key_hash() else {
-            return;
-        };
         let (request, handle) = match command {
             Command::New(c) => (types::command::RequestKind::New, c.handle),
             Command::Cancel(c) => (types::command::RequestKind::Cancel, c.handle),

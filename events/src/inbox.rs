@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
@@ -22,6 +23,7 @@ pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted
 ///
 /// # Errors
 /// [`Error::Store`].
+#[boxed]
 pub async fn accept_in_tx(
     tx: &mut SqliteConnection,
     consumer: &str,
@@ -36,6 +38,7 @@ pub async fn accept_in_tx(
 ///
 /// # Errors
 /// [`Error::Store`].
+#[boxed]
 pub async fn accept_many_in_tx(
     tx: &mut SqliteConnection,
     consumer: &str,

@@ -17,6 +17,7 @@ mod read;
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use serde::Serialize;
 use service_clients::CallError;
 
@@ -81,6 +82,7 @@ pub struct Proof {
 ///
 /// # Errors
 /// The call that failed.
+#[boxed]
 pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, CallError> {
     let mut readings = 0;
     loop {

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use serde::{Serialize, de::DeserializeOwned};
 
 use service_kit::{backoff, clock};
@@ -97,11 +98,13 @@ impl BankClient {
     }
 
     /// createQR: idempotent by payment id.
+    #[boxed]
     pub async fn create_qr(&self, ask: &CreateQr) -> Result<QrCreated, BankError> {
         self.post("/sbp/v1/qr", ask).await
     }
 
     /// Announces a transfer from another bank: idempotent by payment id.
+    #[boxed]
     pub async fn expect_transfer(
         &self,
         ask: &ExpectTransfer,
@@ -110,11 +113,13 @@ impl BankClient {
     }
 
     /// getPaymentStatus.
+    #[boxed]
     pub async fn payment_status(&self, payment_id: &str) -> Result<PaymentReport, BankError> {
         self.get(&format!("/sbp/v1/payments/{payment_id}")).await
     }
 
     /// getBalance of the platform's account.
+    #[boxed]
     pub async fn balance(&self) -> Result<Rub, BankError> {
         let path = format!("/bank/v1/accounts/{}/balance", self.account_number);
         let balance: Balance = self.get(&path).await?;
@@ -125,6 +130,7 @@ impl BankClient {
     }
 
     /// initiateTransfer: one attempt.
+    #[boxed]
     pub async fn initiate_transfer(
         &self,
         request_id: &str,
@@ -152,6 +158,7 @@ impl BankClient {
     }
 
     /// getTransferStatus.
+    #[boxed]
     pub async fn transfer_status(&self, transfer_id: &str) -> Result<TransferReport, BankError> {
         self.get(&format!("/bank/v1/transfers/{transfer_id}")).await
     }

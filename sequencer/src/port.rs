@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use admission::{Reject, Request};
+use async_recursion::async_recursion as boxed;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{mpsc, oneshot};
 use types::{Command, RejectReason, Sequence};
@@ -154,6 +155,7 @@ impl Port {
     }
 
     /// Submits a request and waits until it is sequenced and matched.
+    #[boxed]
     pub async fn call(&self, request: Request) -> Outcome {
         let (tx, rx) = oneshot::channel();
         self.submit(request, Reply::Oneshot(tx))?;
@@ -168,6 +170,7 @@ impl Port {
     ///
     /// # Panics
     /// The command is not a settlement command.
+    #[boxed]
     pub async fn settlement(&self, command: Command) -> Result<Option<Sequence>, SubmitError> {
         let request = Request::of_settlement(&command);
         match self.call(request.expect("a settlement command")).await {

@@ -1,5 +1,6 @@
 //! Client of the CFA service: instruments, operations, batches of trades on chain.
 
+use async_recursion::async_recursion as boxed;
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
@@ -138,6 +139,7 @@ client! {
 
 impl CfaClient {
     /// All instruments of the registry.
+    #[boxed]
     pub async fn instruments(&self, context: &Context) -> Answer<Vec<Instrument>> {
         all_pages(|pagination| {
             let request = pb::ListInstrumentsRequest {
@@ -158,6 +160,7 @@ impl CfaClient {
     }
 
     /// `None` for an unknown id.
+    #[boxed]
     pub async fn instrument(&self, context: &Context, id: &str) -> Answer<Option<Instrument>> {
         let request = pb::GetInstrumentRequest {
             context: self.peer.context(context),
@@ -169,6 +172,7 @@ impl CfaClient {
     }
 
     /// Total on-chain supply of an instrument, and the block of the reading (D22).
+    #[boxed]
     pub async fn supply(&self, context: &Context, instrument_id: &str) -> Answer<(Decimal, u64)> {
         let request = pb::GetSupplyRequest {
             context: self.peer.context(context),
@@ -181,6 +185,7 @@ impl CfaClient {
     }
 
     /// On-chain holders of an instrument.
+    #[boxed]
     pub async fn holders(&self, context: &Context, instrument_id: &str) -> Answer<Vec<Holder>> {
         all_pages(|pagination| {
             let request = pb::ListHoldersRequest {
@@ -206,6 +211,7 @@ impl CfaClient {
     }
 
     /// Token transfers from a block on, up to one answer's limit.
+    #[boxed]
     pub async fn chain_transfers(
         &self,
         context: &Context,
@@ -236,10 +242,11 @@ impl CfaClient {
     }
 
     /// All operations that match the filter, newest first.
-    pub async fn operations(
+    #[boxed]
+    pub async fn operations<'a: 'async_recursion>(
         &self,
         context: &Context,
-        filter: OperationFilter<'_>,
+        filter: OperationFilter<'a>,
     ) -> Answer<Vec<Operation>> {
         all_pages(|pagination| {
             let request = pb::ListOperationsRequest {
@@ -261,6 +268,7 @@ impl CfaClient {
     }
 
     /// Submits a batch to the chain. Idempotent by batch id.
+    #[boxed]
     pub async fn settle_trades(&self, context: &Context, batch: &TradeBatch) -> Answer<()> {
         let key = format!("{}:{}", self.peer.source, batch.batch_id);
         let request = batch.to_request(self.peer.keyed(context, &key));
@@ -268,6 +276,7 @@ impl CfaClient {
     }
 
     /// State of a batch; waits up to `wait_ms` for its outcome.
+    #[boxed]
     pub async fn trade_batch(
         &self,
         context: &Context,

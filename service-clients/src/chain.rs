@@ -1,5 +1,6 @@
 //! Client of the chain connector: receipts.
 
+use async_recursion::async_recursion as boxed;
 use proto::chain::v1 as pb;
 use proto::chain::v1::chain_connector_service_client::ChainConnectorServiceClient;
 use rpc::Context;
@@ -14,6 +15,7 @@ client! {
 
 impl ChainClient {
     /// Whether a transaction succeeded; `None` until it is in a block and confirmed.
+    #[boxed]
     pub async fn has_succeeded(&self, context: &Context, tx_hash: &str) -> Answer<Option<bool>> {
         let request = pb::GetTransactionReceiptRequest {
             context: self.peer.context(context),

@@ -1,5 +1,6 @@
 //! Client of the identity service: profiles, limits, sanctions.
 
+use async_recursion::async_recursion as boxed;
 use proto::common::v1 as common;
 use proto::common::v1::KycStatus;
 use proto::convert::{to_decimal, to_money};
@@ -41,6 +42,7 @@ client! {
 
 impl IdentityClient {
     /// A user without a profile is a refusal (`NOT_FOUND`).
+    #[boxed]
     pub async fn profile(&self, context: &Context, user_id: &str) -> Answer<Profile> {
         let request = GetUserProfileRequest {
             context: self.peer.context(context),
@@ -59,6 +61,7 @@ impl IdentityClient {
 
     /// `Some`: refused, with the reason. The amount is in roubles; `notional` is the order value if
     /// the amount is a quantity (T23).
+    #[boxed]
     pub async fn check_limits(
         &self,
         context: &Context,
@@ -85,6 +88,7 @@ impl IdentityClient {
     }
 
     /// The user's limit of today; zero if identity has none.
+    #[boxed]
     pub async fn day_limit(
         &self,
         context: &Context,
@@ -118,6 +122,7 @@ impl IdentityClient {
     }
 
     /// `Some`: listed, with the reason.
+    #[boxed]
     pub async fn check_sanctions(
         &self,
         context: &Context,

@@ -1,5 +1,6 @@
 //! Client of the ledger: balances, holds, operations.
 
+use async_recursion::async_recursion as boxed;
 use prost::Message;
 use proto::common::v1 as common;
 use proto::convert::timestamp_us;
@@ -196,6 +197,7 @@ client! {
 
 impl LedgerClient {
     /// Zeros for a sub-account that does not exist yet.
+    #[boxed]
     pub async fn balance(&self, context: &Context, subaccount_id: &str) -> Answer<Balance> {
         let request = pb::GetBalanceRequest {
             context: self.peer.context(context),
@@ -216,7 +218,12 @@ impl LedgerClient {
     }
 
     /// Creates the hold or returns the existing one: idempotent by hold id.
-    pub async fn create_hold(&self, context: &Context, new: NewHold<'_>) -> Answer<Hold> {
+    #[boxed]
+    pub async fn create_hold<'a: 'async_recursion>(
+        &self,
+        context: &Context,
+        new: NewHold<'a>,
+    ) -> Answer<Hold> {
         // Each call uses a new idempotency key: with the old one the ledger would repeat a stored
         // refusal. The hold id makes the call idempotent.
         let key = format!("{}:{}", new.hold_id, Uuid::now_v7());
@@ -238,6 +245,7 @@ impl LedgerClient {
     }
 
     /// Consumes the whole hold; the ledger posts the operation in the same transaction (T10).
+    #[boxed]
     pub async fn consume_hold(
         &self,
         context: &Context,
@@ -256,6 +264,7 @@ impl LedgerClient {
     }
 
     /// Releases the rest of a hold. Succeeds if its money is available already.
+    #[boxed]
     pub async fn release_hold(
         &self,
         context: &Context,
@@ -284,6 +293,7 @@ impl LedgerClient {
     }
 
     /// `None` for an unknown id.
+    #[boxed]
     pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {
         let request = pb::GetHoldRequest {
             context: self.peer.context(context),
@@ -297,6 +307,7 @@ impl LedgerClient {
 
     /// Active holds; an empty `owner` means any owner. With `parent`, only its children. Skips
     /// holds with a non-UUID id: they are not the platform's.
+    #[boxed]
     pub async fn active_holds(
         &self,
         context: &Context,
@@ -325,6 +336,7 @@ impl LedgerClient {
     }
 
     /// All sub-accounts of an instrument; an empty `instrument_id` means every instrument.
+    #[boxed]
     pub async fn sub_accounts(
         &self,
         context: &Context,
@@ -346,6 +358,7 @@ impl LedgerClient {
     }
 
     /// Those of these sub-accounts that exist, in no particular order: one call per 1000 ids.
+    #[boxed]
     pub async fn sub_accounts_by_id(
         &self,
         context: &Context,
@@ -381,6 +394,7 @@ impl LedgerClient {
     }
 
     /// The remaining amounts of all active holds, of any owner.
+    #[boxed]
     pub async fn active_hold_amounts(&self, context: &Context) -> Answer<Vec<ActiveHold>> {
         all_pages(|pagination| {
             let request = pb::ListHoldsRequest {
@@ -407,6 +421,7 @@ impl LedgerClient {
     }
 
     /// Totals per instrument.
+    #[boxed]
     pub async fn trial_balance(&self, context: &Context) -> Answer<Vec<TrialBalance>> {
         let request = pb::GetTrialBalanceRequest {
             context: self.peer.context(context),
@@ -426,6 +441,7 @@ impl LedgerClient {
     }
 
     /// Posts the operations and hold changes of a batch, once per key.
+    #[boxed]
     pub async fn create_operations(
         &self,
         context: &Context,
@@ -437,12 +453,14 @@ impl LedgerClient {
     }
 
     /// Posts a sealed batch; returns true if the ledger had it already.
+    #[boxed]
     pub async fn create_sealed_operations(&self, sealed: &SealedBatch) -> Answer<bool> {
         let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
         Ok(answer.await?.replayed)
     }
 
     /// Changes one hold, once per key.
+    #[boxed]
     pub async fn change_hold(
         &self,
         context: &Context,
@@ -467,6 +485,7 @@ impl LedgerClient {
     }
 
     /// Makes operations final, once per key.
+    #[boxed]
     pub async fn finalize(
         &self,
         context: &Context,
@@ -482,6 +501,7 @@ impl LedgerClient {
         self.peer.send(request, call!(finalize_operations)).await
     }
 
+    #[boxed]
     pub async fn reverse(
         &self,
         context: &Context,
@@ -497,6 +517,7 @@ impl LedgerClient {
         self.peer.send(request, call!(reverse_operation)).await
     }
 
+    #[boxed]
     pub async fn operation_status(
         &self,
         context: &Context,
@@ -513,6 +534,7 @@ impl LedgerClient {
     }
 
     /// Whether the user has an operation with this type, key and external reference.
+    #[boxed]
     pub async fn has_operation(
         &self,
         context: &Context,
@@ -536,6 +558,7 @@ impl LedgerClient {
     }
 
     /// A source's position in the ledger; 0 if none.
+    #[boxed]
     pub async fn source_position(&self, context: &Context, source: &str) -> Answer<u64> {
         let request = pb::GetSourcePositionRequest {
             context: self.peer.context(context),

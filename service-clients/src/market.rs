@@ -1,5 +1,6 @@
 //! Client of the market: a user's trading hold.
 
+use async_recursion::async_recursion as boxed;
 use proto::convert::to_decimal_minor;
 use proto::market::v1 as pb;
 use proto::market::v1::market_service_client::MarketServiceClient;
@@ -27,6 +28,7 @@ client! {
 
 impl MarketClient {
     /// The user's open trading hold of CFA-RUB.
+    #[boxed]
     pub async fn trading_hold(
         &self,
         context: &Context,
@@ -56,6 +58,7 @@ impl MarketClient {
 
     /// Sets the undrawn amount, once per key. The ledger may make the money available shortly
     /// after.
+    #[boxed]
     pub async fn set_undrawn(
         &self,
         context: &Context,

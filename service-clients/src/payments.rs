@@ -1,5 +1,6 @@
 //! Client of the payments gateway: payment intents, payouts, reconciliation.
 
+use async_recursion::async_recursion as boxed;
 use proto::common::v1 as common;
 use proto::convert::{money_minor, to_money};
 use proto::payments::v1 as pb;
@@ -31,6 +32,7 @@ client! {
 
 impl PaymentsClient {
     /// Whether payments has a deposit of this user with this amount and status.
+    #[boxed]
     pub async fn has_deposit(
         &self,
         context: &Context,
@@ -55,6 +57,7 @@ impl PaymentsClient {
 
     /// Records a payout, once per id. False: the id belongs to a payout of another user or amount.
     /// The user's bank account may have changed since the first call.
+    #[boxed]
     pub async fn initiate_payout(
         &self,
         context: &Context,
@@ -79,6 +82,7 @@ impl PaymentsClient {
     }
 
     /// Releases a payout to the bank.
+    #[boxed]
     pub async fn release_payout(&self, context: &Context, payout_id: &str) -> Answer<()> {
         let request = pb::ReleasePayoutRequest {
             context: self.peer.keyed(context, &format!("{payout_id}:release")),
@@ -88,6 +92,7 @@ impl PaymentsClient {
     }
 
     /// Cancels an unreleased payout.
+    #[boxed]
     pub async fn cancel_payout(
         &self,
         context: &Context,
@@ -103,6 +108,7 @@ impl PaymentsClient {
     }
 
     /// Reconciles today's bank balance and supply; each call is a new reconciliation.
+    #[boxed]
     pub async fn reconcile(&self, context: &Context) -> Answer<Reconciliation> {
         // A fixed key would return an earlier call's report.
         let key = format!("{}:{}", self.peer.source, Uuid::now_v7());
@@ -129,6 +135,7 @@ impl PaymentsClient {
     }
 
     /// State of a payout; `None` for an unknown one.
+    #[boxed]
     pub async fn payout(&self, context: &Context, id: &str) -> Answer<Option<PaymentStatus>> {
         let request = pb::GetPayoutRequest {
             context: self.peer.context(context),

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use proto::common::v1::{PaginationRequest, PaginationResponse, RequestContext};
 use rpc::Context;
 use service_kit::backoff::doubled;
@@ -234,24 +235,36 @@ impl<C: Clone> Peer<C> {
                 Ok(Err(status)) => status,
                 Err(_) => Status::deadline_exceeded("no answer in time"),
             };
-            if !is_unavailable(status.code()) {
-                return Err(CallError::Refused(status));
-            }
-            if attempt >= self.policy.tries {
-                let (service, reason) = (self.service, describe(&status));
-                tracing::warn!(
-                    service,
-                    reason,
-                    attempt,
-                    "service call failed after all attempts"
-                );
-                return Err(CallError::Unavailable { service, reason });
-            }
-            let pause = doubled(self.policy.pause, attempt - 1, Duration::MAX);
-            tokio::time::sleep(pause).await;
+            pause_after(attempt, self.service, &self.policy, status).await?;
             attempt += 1;
         }
     }
+}
+
+/// Waits before the next attempt of a call, or returns why there is none. Not part of
+/// [`Peer::call`], which is compiled once per method.
+#[boxed]
+async fn pause_after(
+    attempt: u32,
+    service: &'static str,
+    policy: &Policy,
+    status: Status,
+) -> Answer<()> {
+    if !is_unavailable(status.code()) {
+        return Err(CallError::Refused(status));
+    }
+    if attempt >= policy.tries {
+        let reason = describe(&status);
+        tracing::warn!(
+            service,
+            reason,
+            attempt,
+            "service call failed after all attempts"
+        );
+        return Err(CallError::Unavailable { service, reason });
+    }
+    tokio::time::sleep(doubled(policy.pause, attempt - 1, Duration::MAX)).await;
+    Ok(())
 }
 
 /// `call!(get_hold)` calls that method of the generated client.

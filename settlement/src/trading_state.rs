@@ -2,9 +2,9 @@
 //! by slot, and the amount that the ledger must still have per hold.
 //!
 //! Admission computes reserves, returns and fees; effects carry the results. Asserted per effect:
-//! an order's reserve before = its reserve after + spent + returned; a hold's balance before = its
-//! balance after + spent. Names of users, instruments and holds come from the live replica, which
-//! is never before this position.
+//! a hold's balance before = its balance after + spent; an order's reserve before <= its reserve
+//! after + spent + returned, equal unless an amend has drawn its growth since. Names of users,
+//! instruments and holds come from the live replica, which is never before this position.
 //!
 //! Cost: one order copy per effect. Memory: one order per slot in use, 16 bytes per hold ever
 //! funded.

@@ -768,18 +768,23 @@ impl Command {
         }
     }
 
-    /// Session and client sequence of a client's command.
-    pub fn client(&self) -> Option<(SessionIx, u64)> {
-        let (session, client_seq) = match self {
-            Self::New(c) => (c.session, c.client_seq),
-            Self::Cancel(c) => (c.session, c.client_seq),
-            Self::Amend(c) => (c.session, c.client_seq),
-            Self::MassCancel(c) => (c.session, c.client_seq),
-            Self::Refused(c) => (c.session, c.client_seq),
-            Self::CancelAllAfter(c) => (c.session, c.client_seq),
-            _ => return None,
+    /// Session, client sequence and idempotency key hash of the request: `NONE`, 0 and `NONE` where
+    /// it has none.
+    #[inline]
+    pub fn origin(&self) -> (SessionIx, u64, Id128) {
+        let (session, client_seq, key_hash) = match self {
+            Self::New(c) => (c.session, c.client_seq, c.key_hash),
+            Self::Cancel(c) => (c.session, c.client_seq, c.key_hash),
+            Self::Amend(c) => (c.session, c.client_seq, c.key_hash),
+            Self::MassCancel(c) => (c.session, c.client_seq, c.key_hash),
+            Self::Refused(c) => (c.session, c.client_seq, c.key_hash),
+            Self::CancelAllAfter(c) => (c.session, c.client_seq, Id128::NONE),
+            _ => (SessionIx::NONE, 0, self.key_of_call()),
         };
-        (!session.is_none()).then_some((session, client_seq))
+        match session.is_none() {
+            true => (SessionIx::NONE, 0, key_hash),
+            false => (session, client_seq, key_hash),
+        }
     }
 
     /// Requesting member; `NONE` for the platform or an operator.
@@ -797,14 +802,10 @@ impl Command {
         }
     }
 
-    /// The idempotency key hash of a gRPC call, if it carries one.
-    pub fn key_hash(&self) -> Option<Id128> {
-        let hash = match self {
-            Self::New(c) => c.key_hash,
-            Self::Cancel(c) => c.key_hash,
-            Self::Amend(c) => c.key_hash,
-            Self::MassCancel(c) => c.key_hash,
-            Self::Refused(c) => c.key_hash,
+    /// The idempotency key hash of a call that no session can send.
+    #[cold]
+    fn key_of_call(&self) -> Id128 {
+        match self {
             Self::SetPhase(c) => c.key_hash,
             Self::SetKillSwitch(c) => c.key_hash,
             Self::SetOrderBounds(c) => c.key_hash,
@@ -814,9 +815,8 @@ impl Command {
             Self::Defund(c) => c.key_hash,
             Self::CloseHold(c) => c.key_hash,
             Self::CancelSlice(c) => c.key_hash,
-            _ => return None,
-        };
-        (!hash.is_none()).then_some(hash)
+            _ => Id128::NONE,
+        }
     }
 
     /// Short name for logs and dumps.
@@ -886,27 +886,25 @@ impl Cause {
     #[inline]
     pub fn of(envelope: &Envelope) -> Self {
         let command = &envelope.command;
-        let (session, client_seq) = command.client().unwrap_or((SessionIx::NONE, 0));
+        let (session, client_seq, key_hash) = command.origin();
+        let (request, new_client_order_id) = match command {
+            Command::New(_) => (RequestKind::New, 0),
+            Command::Cancel(_) => (RequestKind::Cancel, 0),
+            Command::Amend(c) => (RequestKind::Amend, c.new_client_order_id),
+            Command::MassCancel(_) => (RequestKind::MassCancel, 0),
+            Command::CancelAllAfter(_) => (RequestKind::CancelAllAfter, 0),
+            Command::Refused(c) => (c.request, 0),
+            _ => (RequestKind::Other, 0),
+        };
         Self {
             sequence: envelope.sequence,
             time_ns: envelope.time_ns,
             received_ns: envelope.received_ns,
             session,
             client_seq,
-            key_hash: command.key_hash().unwrap_or(Id128::NONE),
-            new_client_order_id: match command {
-                Command::Amend(c) => c.new_client_order_id,
-                _ => 0,
-            },
-            request: match command {
-                Command::New(_) => RequestKind::New,
-                Command::Cancel(_) => RequestKind::Cancel,
-                Command::Amend(_) => RequestKind::Amend,
-                Command::MassCancel(_) => RequestKind::MassCancel,
-                Command::CancelAllAfter(_) => RequestKind::CancelAllAfter,
-                Command::Refused(c) => c.request,
-                _ => RequestKind::Other,
-            },
+            key_hash,
+            new_client_order_id,
+            request,
         }
     }
 }

@@ -26,6 +26,7 @@ use alloy::signers::SignerSync;
 use alloy::signers::local::PrivateKeySigner;
 use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
+use async_recursion::async_recursion as boxed;
 use tokio::sync::{Mutex, watch};
 
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
@@ -228,6 +229,7 @@ impl Connector {
     /// Cancel safe: a started submission completes after the caller is gone. If it were cancelled
     /// after the row is stored and before the nonce advances, the next submission would use the
     /// same nonce.
+    #[boxed]
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
         tokio::spawn(async move { connector.submit_locked(&key, &call).await })
@@ -373,6 +375,7 @@ impl Connector {
 
     /// The receipt, or `None` until the watcher has read the transaction's block. A read block has
     /// its confirmations.
+    #[boxed]
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         match self.unconfirmed_receipt(tx_hash).await? {
             Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
@@ -388,6 +391,7 @@ impl Connector {
     }
 
     /// Number of the last block whose receipts were read, as stored.
+    #[boxed]
     pub async fn stored_last_read_block(&self) -> Result<u64, ChainError> {
         let cursor = self.inner.repo.cursor().await?;
         Ok(cursor.map_or(0, |(number, _)| number))
@@ -404,6 +408,7 @@ impl Connector {
     }
 
     /// The receipt once its block was read; `None` after `timeout`.
+    #[boxed]
     pub async fn wait_receipt(
         &self,
         tx_hash: &TxHash,
@@ -424,6 +429,7 @@ impl Connector {
     }
 
     /// A block by number; `None` means the latest.
+    #[boxed]
     pub async fn block(&self, number: Option<u64>) -> Result<Option<BlockInfo>, ChainError> {
         let tag = number.map_or(BlockNumberOrTag::Latest, BlockNumberOrTag::Number);
         let Some(block) = self.inner.provider.get_block(BlockId::Number(tag)).await? else {
@@ -439,11 +445,13 @@ impl Connector {
         }))
     }
 
+    #[boxed]
     pub async fn block_number(&self) -> Result<u64, ChainError> {
         Ok(self.inner.provider.get_block_number().await?)
     }
 
     /// Whether the block with this number exists and has this hash.
+    #[boxed]
     pub async fn verify_block_hash(&self, number: u64, hash: &TxHash) -> Result<bool, ChainError> {
         Ok(self
             .block(Some(number))
@@ -451,6 +459,7 @@ impl Connector {
             .is_some_and(|block| block.hash == *hash))
     }
 
+    #[boxed]
     pub async fn estimate_gas(&self, to: Option<&Address>, data: &[u8]) -> Result<u64, ChainError> {
         let mut request = TransactionRequest::default()
             .with_from(self.inner.signer.address())
@@ -467,6 +476,7 @@ impl Connector {
         C::abi_decode_returns(&output).map_err(|error| ChainError::Malformed(error.to_string()))
     }
 
+    #[boxed]
     pub async fn has_code(&self, address: &Address) -> Result<bool, ChainError> {
         Ok(!self
             .inner
@@ -477,6 +487,7 @@ impl Connector {
     }
 
     /// An address's balance in smallest units of the token.
+    #[boxed]
     pub async fn balance_of(&self, token: &Address, holder: &Address) -> Result<u128, ChainError> {
         to_units(
             self.read(
@@ -491,6 +502,7 @@ impl Connector {
 
     /// Supply in smallest units, and the chain head before the read: the supply is as of that block
     /// or a later one.
+    #[boxed]
     pub async fn total_supply(&self, token: &Address) -> Result<(u128, u64), ChainError> {
         let block = self.block_number().await?;
         Ok((
@@ -499,6 +511,7 @@ impl Connector {
         ))
     }
 
+    #[boxed]
     pub async fn token_metadata(&self, token: &Address) -> Result<TokenMetadata, ChainError> {
         Ok(TokenMetadata {
             symbol: self.read(token, CfaToken::symbolCall {}).await?,
@@ -508,6 +521,7 @@ impl Connector {
 
     /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
     /// contracts are not queried: they have no meaning here.
+    #[boxed]
     pub async fn transfers(
         &self,
         tokens: &[Address],
@@ -545,6 +559,7 @@ impl Connector {
         Ok(transfers)
     }
 
+    #[boxed]
     pub async fn is_verified(
         &self,
         registry: &Address,
@@ -560,6 +575,7 @@ impl Connector {
     }
 
     /// Whether a transfer by the operator would pass now.
+    #[boxed]
     pub async fn can_transfer(
         &self,
         token: &Address,
@@ -578,6 +594,7 @@ impl Connector {
         .await
     }
 
+    #[boxed]
     pub async fn is_agent(
         &self,
         contract: &Address,

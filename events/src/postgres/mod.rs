@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{
     Connection, PgConnection, PgPool, Transaction,
     migrate::Migrator,
@@ -105,6 +106,7 @@ impl Postgres {
     /// # Errors
     /// [`Error::Store`], [`Error::Migrate`]: the URL is malformed, the server is unavailable, or
     /// the schema cannot be migrated.
+    #[boxed]
     pub async fn open(url: &str, migrator: &Migrator) -> Result<Self, Error> {
         let options = PgConnectOptions::from_str(url)?.options([
             ("synchronous_commit", "on"),
@@ -174,6 +176,7 @@ impl Postgres {
     ///
     /// # Errors
     /// [`Error::Store`], also if no connection is available within 2 s.
+    #[boxed]
     pub async fn write(&self) -> Result<Tx, Error> {
         Ok(Tx {
             inner: self.writers.begin().await?,
@@ -192,6 +195,7 @@ impl Postgres {
     }
 
     /// Waits for all connections to be returned and closes them.
+    #[boxed]
     pub async fn close(&self) {
         self.readers.close().await;
         self.writers.close().await;
@@ -219,6 +223,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Store`]; if [`is_lost`], the change may be durable nevertheless.
+    #[boxed]
     pub async fn commit(self) -> Result<(), Error> {
         let committed = self.inner.commit().await;
         // Also if the answer was lost: the rows may be committed.
@@ -230,6 +235,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Store`].
+    #[boxed]
     pub async fn rollback(self) -> Result<(), Error> {
         Ok(self.inner.rollback().await?)
     }

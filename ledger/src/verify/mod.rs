@@ -22,6 +22,7 @@ use crate::{
     audit::{self, Hash, Head, Sealer},
     repo::{self, BlockRow, LedgerSnapshot, SealedOperation, SealedPosting},
 };
+use async_recursion::async_recursion as boxed;
 
 const NO_POSTING_BEFORE: &str = "posting of the previous version";
 
@@ -33,6 +34,7 @@ const BALANCES_MAX: usize = 100_000;
 /// # Errors
 /// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: the ledger is missing
 /// or unreadable. A fault in it is [`Verified::fault`].
+#[boxed]
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
         snapshot: repo::snapshot(config).await?,

@@ -19,8 +19,9 @@ const SLOW_NS: u64 = 100_000_000;
 /// Percentage of the ratio at which the member is warned, once a day.
 const WARNED_PERCENT: u64 = 80;
 
-/// Counts of one member.
+/// Counts of one member, in a cache line of their own.
 #[derive(Clone, Copy, Default)]
+#[repr(align(64))]
 struct Meter {
     /// Minute and day of the counts.
     minute: u64,
@@ -84,11 +85,12 @@ impl Meters {
     }
 
     /// Counts an admitted order message. `order_ns`: its time, if it is an order or amend.
+    /// `bounds`: those of the member.
     #[inline]
-    pub fn message(
+    pub fn message<'a>(
         &mut self,
         member: UserIx,
-        bounds: &OrderBounds,
+        bounds: impl FnOnce() -> &'a OrderBounds,
         order_ns: Option<u64>,
     ) -> Option<OrderToTrade> {
         let row = self.row(member)?;
@@ -96,7 +98,7 @@ impl Meters {
         if row.messages <= FREE_MESSAGES / 100 * WARNED_PERCENT {
             return None;
         }
-        row.weigh(bounds, order_ns)
+        row.weigh(bounds(), order_ns)
     }
 
     /// Counts the journal bytes of a member's command.
@@ -177,15 +179,20 @@ impl Hot {
         if asked.is_over_rate {
             return Some(RejectReason::Throttle.into());
         }
-        let request = self.request(source);
-        if let Request::New(new) = request
-            && new.time_in_force == TimeInForce::Fok
-            && let Some(reject) = self.scan_limiter.refuses(new.user, now_ns)
-        {
-            return Some(reject);
-        }
-        let is_order = matches!(request, Request::New(_) | Request::Amend(_));
-        self.meters.refuses(request.member(), is_order, now_ns)
+        let (member, is_order) = match self.request(source) {
+            Request::New(new) => {
+                if new.time_in_force == TimeInForce::Fok
+                    && let Some(reject) = self.scan_limiter.refuses(new.user, now_ns)
+                {
+                    return Some(reject);
+                }
+                (new.user, true)
+            }
+            Request::Cancel(cancel) => (cancel.user, false),
+            Request::Amend(amend) => (amend.user, true),
+            other => (other.member(), false),
+        };
+        self.meters.refuses(member, is_order, now_ns)
     }
 
     /// Counts the admitted command, and warns its session where that is due.
@@ -205,10 +212,8 @@ impl Hot {
         let Some(user) = admission.user(member) else {
             return;
         };
-        if let Some(warning) = self
-            .meters
-            .message(member, admission.bounds(user), order_ns)
-        {
+        let bounds = || admission.bounds(user);
+        if let Some(warning) = self.meters.message(member, bounds, order_ns) {
             self.warn(source, warning);
         }
     }
@@ -287,7 +292,7 @@ mod tests {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
         meters.at(START_NS);
         let send = |meters: &mut Meters, count| {
-            let message = |_| meters.message(MEMBER, &bounds, Some(START_NS));
+            let message = |_| meters.message(MEMBER, || &bounds, Some(START_NS));
             (0..count).filter_map(message).collect::<Vec<_>>()
         };
         (0..10_000).for_each(|_| meters.trade(MEMBER));
@@ -306,7 +311,7 @@ mod tests {
             "cancels pass"
         );
         let later_ns = START_NS + SLOW_NS;
-        meters.message(MEMBER, &bounds, None);
+        meters.message(MEMBER, || &bounds, None);
         assert_eq!(
             meters.refuses(MEMBER, true, later_ns),
             None,
@@ -314,7 +319,7 @@ mod tests {
         );
         // A trade pays for ten messages.
         meters.trade(MEMBER);
-        meters.message(MEMBER, &bounds, Some(later_ns));
+        meters.message(MEMBER, || &bounds, Some(later_ns));
         assert_eq!(meters.refuses(MEMBER, true, later_ns), None);
         // The next day starts at zero.
         send(&mut meters, 20);
@@ -322,7 +327,7 @@ mod tests {
         let tomorrow_ns = START_NS + 24 * 60 * MINUTE_NS;
         meters.at(tomorrow_ns);
         assert_eq!(meters.refuses(MEMBER, true, tomorrow_ns), None);
-        assert_eq!(meters.message(MEMBER, &bounds, Some(tomorrow_ns)), None);
+        assert_eq!(meters.message(MEMBER, || &bounds, Some(tomorrow_ns)), None);
         assert_eq!(meters.rows[MEMBER.index()].messages, 1);
     }
 }

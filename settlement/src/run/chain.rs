@@ -234,10 +234,10 @@ impl BatchDriver {
         Ok(StepResult::Busted)
     }
 
-    async fn call<T, F: Future<Output = Result<T, CallError>>>(
+    async fn call<T, F: Future<Output = Result<T, CallError>> + Send>(
         &self,
         id: &str,
-        call: impl FnMut() -> F,
+        call: impl FnMut() -> F + Send,
     ) -> Result<T, Halt> {
         retry_call(&self.shared, failure::CHAIN, id, call).await
     }

@@ -4,9 +4,10 @@
 //! may remove its cause. [`REFUSALS_MAX`] consecutive refusals raise a critical alarm and fail the
 //! health: every later step waits for this one.
 
-use std::fmt::Display;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use sequencer::SubmitError;
 use service_clients::CallError;
 use service_kit::backoff;
@@ -21,45 +22,57 @@ const REFUSALS_MAX: u32 = 5;
 
 /// Repeats a call of another service until it succeeds. Meanwhile `part` of the health is failing
 /// with `id`.
-pub(super) async fn retry_call<T, F: Future<Output = Result<T, CallError>>>(
+pub(super) async fn retry_call<T, F: Future<Output = Result<T, CallError>> + Send>(
     shared: &Shared,
     part: &'static str,
     id: &str,
-    call: impl FnMut() -> F,
+    mut call: impl FnMut() -> F + Send,
 ) -> Result<T, Halt> {
     // A refusal: the service has processed the request, and a repeat alone changes nothing.
     let is_refused = |error: &CallError| !error.is_unavailable();
-    repeat(shared, part, id, CallError::describe, is_refused, call).await
+    let mut call = || call().boxed();
+    repeat(shared, part, id, CallError::describe, is_refused, &mut call).await
 }
 
 /// Repeats a read or write of settlement's store until it succeeds.
-pub(super) async fn retry_store<T, F: Future<Output = Result<T, StoreError>>>(
+pub(super) async fn retry_store<T, F: Future<Output = Result<T, StoreError>> + Send>(
     shared: &Shared,
     id: &str,
-    write: impl FnMut() -> F,
+    mut write: impl FnMut() -> F + Send,
 ) -> Result<T, Halt> {
     let describe = |error: &StoreError| error.to_string();
-    repeat(shared, failure::STORE, id, describe, |_| false, write).await
+    let mut write = || write().boxed();
+    repeat(shared, failure::STORE, id, describe, |_| false, &mut write).await
 }
 
 /// Repeats a command until it is journalled.
-pub(super) async fn until_journalled<T, F: Future<Output = Result<T, SubmitError>>>(
+pub(super) async fn until_journalled<T, F: Future<Output = Result<T, SubmitError>> + Send>(
     shared: &Shared,
     name: &str,
-    ask: impl FnMut() -> F,
+    mut ask: impl FnMut() -> F + Send,
 ) -> Result<T, Halt> {
     let is_refused = |error: &SubmitError| matches!(error, SubmitError::Refused(_));
     let describe = |error: &SubmitError| error.to_string();
-    repeat(shared, failure::JOURNAL, name, describe, is_refused, ask).await
+    let mut ask = || ask().boxed();
+    repeat(
+        shared,
+        failure::JOURNAL,
+        name,
+        describe,
+        is_refused,
+        &mut ask,
+    )
+    .await
 }
 
-async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
+/// The attempts are boxed, so that this is compiled per result and not per call.
+async fn repeat<'a, T, E>(
     shared: &Shared,
     part: &'static str,
     id: &str,
-    describe: impl Fn(&E) -> String,
-    is_refused: impl Fn(&E) -> bool,
-    mut call: impl FnMut() -> F,
+    describe: fn(&E) -> String,
+    is_refused: fn(&E) -> bool,
+    call: &mut (dyn FnMut() -> BoxFuture<'a, Result<T, E>> + Send),
 ) -> Result<T, Halt> {
     let mut failures = Failures::default();
     loop {
