@@ -5,7 +5,7 @@
 
 use types::command::{
     Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
-    OpenSession, Settled, SweepPosition,
+    OpenSession, RequestKind, Settled, SweepPosition,
 };
 use types::{CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx};
 
@@ -31,7 +31,7 @@ impl Admission {
         self.tables.sequence = envelope.sequence;
         self.tables.time_ns = envelope.time_ns;
         self.forget_keys(envelope.time_ns);
-        let (session, client_seq, key_hash) = envelope.command.origin();
+        let (session, client_seq, key_hash, request) = envelope.command.origin();
         if !session.is_none() {
             self.advance_session(session, client_seq);
         }
@@ -87,7 +87,7 @@ impl Admission {
             Command::Cancel(_) | Command::ExpireOrders(_) | Command::Refused(_) => {}
         }
         if !key_hash.is_none() {
-            self.remember_key(envelope, key_hash);
+            self.remember_key(envelope, key_hash, request);
         }
     }
 
@@ -343,30 +343,23 @@ impl Admission {
         balance.reserved += c.draw.total();
     }
 
-    fn remember_key(&mut self, envelope: &Envelope, key: Id128) {
-        let command = &envelope.command;
-        let (request, handle) = match command {
-            Command::New(c) => (types::command::RequestKind::New, c.handle),
-            Command::Cancel(c) => (types::command::RequestKind::Cancel, c.handle),
-            Command::Amend(c) => (types::command::RequestKind::Amend, c.handle),
-            Command::MassCancel(_) => (types::command::RequestKind::MassCancel, Handle::NONE),
-            Command::SetPhase(_)
-            | Command::SetKillSwitch(_)
-            | Command::SetOrderBounds(_)
-            | Command::SetMemberGroup(_)
-            | Command::ConfirmClock(_)
-            | Command::Fund(_)
-            | Command::Defund(_)
-            | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),
-            Command::CancelSlice(c) if c.through == SweepPosition::END => {
+    fn remember_key(&mut self, envelope: &Envelope, key: Id128, request: RequestKind) {
+        let handle = match &envelope.command {
+            Command::New(c) => c.handle,
+            Command::Cancel(c) => c.handle,
+            Command::Amend(c) => c.handle,
+            Command::CancelSlice(c) => {
                 // The answer to the call counts all slices.
-                if let Some(seen) = self.keys.get_mut(&key) {
+                if c.through == SweepPosition::END
+                    && let Some(seen) = self.keys.get_mut(&key)
+                {
                     seen.sequence = envelope.sequence;
                 }
                 return;
             }
             // A refusal has no effect: a retry is checked again.
-            _ => return,
+            Command::Refused(_) => return,
+            _ => Handle::NONE,
         };
         let seen = KeyedCall {
             request,

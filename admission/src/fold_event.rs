@@ -122,12 +122,15 @@ impl Admission {
             "events of an instrument come without gap"
         );
         instrument.event_number = envelope.number;
-        let terms = instrument.spec.terms;
         match &envelope.event {
-            Event::Trade(e) => self.trade(&terms, e, observer),
+            Event::Trade(e) => {
+                let terms = instrument.spec.terms;
+                self.trade(&terms, e, observer);
+            }
             Event::Rejected(e) => self.close(e.handle, Reserve::ZERO, observer),
             Event::Cancelled(e) => self.close(e.handle, Reserve::ZERO, observer),
             Event::Reduced(e) => {
+                let terms = instrument.spec.terms;
                 let order = self.order_mut(e.handle);
                 order.open = e.open;
                 order.quantity -= e.quantity;
@@ -137,6 +140,7 @@ impl Admission {
                 self.settle(e.handle, &terms, Reserve::ZERO, observer);
             }
             Event::Amended(e) => {
+                let terms = instrument.spec.terms;
                 let order = self.order_mut(e.handle);
                 order.price = e.price;
                 order.quantity = e.quantity;
@@ -149,7 +153,12 @@ impl Admission {
             // The order may have ended before its amend arrived: everything has been returned
             // already.
             Event::AmendRejected(e) if self.order(e.handle).is_none() => {}
-            Event::AmendRejected(e) => self.amend_done(e.handle, &terms, observer),
+            Event::AmendRejected(e) => {
+                let terms = self.tables.instruments[envelope.instrument.index()]
+                    .spec
+                    .terms;
+                self.amend_done(e.handle, &terms, observer);
+            }
             // A book may halt by itself (F08). A phase set by a command comes back unchanged.
             Event::PhaseChanged(e) => {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];

@@ -304,6 +304,7 @@ impl Admission {
 
     /// Numbers the message of a command that comes after those of its events: of a mass cancel or
     /// its last slice, the number of orders ended.
+    #[inline]
     pub fn report_end(
         &mut self,
         cause: &Cause,
@@ -348,7 +349,7 @@ impl Admission {
                     price: brief.price,
                     open: brief.open,
                 };
-                self.tell(brief.subject, instrument, cause.client_seq, body, to);
+                self.tell_in_place(brief.subject, instrument, cause.client_seq, body, to);
             }
             Event::Rejected(event) => {
                 let body = ReportBody::Rejected {
@@ -422,7 +423,7 @@ impl Admission {
                 fee: order.fee,
                 counter: counter.subject.handle,
             };
-            self.tell(order.subject, e.instrument, 0, body, to);
+            self.tell_in_place(order.subject, e.instrument, 0, body, to);
             self.note_trade(order.subject.session, e.sequence);
         }
     }
@@ -439,6 +440,7 @@ impl Admission {
     }
 
     /// Reports to the order's session, and to the requesting session if that is another one.
+    #[inline(always)]
     fn tell_both(
         &mut self,
         order: &Brief,
@@ -451,7 +453,7 @@ impl Admission {
         let is_asked = cause.request == request;
         let is_own = is_asked && cause.session == order.subject.session;
         let client_seq = if is_own { cause.client_seq } else { 0 };
-        self.tell(order.subject, instrument, client_seq, body, to);
+        self.tell_in_place(order.subject, instrument, client_seq, body, to);
         if is_asked && !is_own {
             let asker = Subject {
                 session: cause.session,
@@ -486,8 +488,9 @@ impl Admission {
         self.tell(subject, instrument, cause.client_seq, body, to);
     }
 
-    #[inline]
-    pub(crate) fn tell(
+    /// Inlined, so that the frequent messages are built where the sink puts them.
+    #[inline(always)]
+    fn tell_in_place(
         &mut self,
         subject: Subject,
         instrument: InstrumentIx,
@@ -510,6 +513,19 @@ impl Admission {
             body,
         };
         to.report(&report);
+    }
+
+    /// As [`Admission::tell_in_place`], for messages that are rare.
+    #[inline(never)]
+    pub(crate) fn tell(
+        &mut self,
+        subject: Subject,
+        instrument: InstrumentIx,
+        client_seq: u64,
+        body: ReportBody,
+        to: &mut impl ReportSink,
+    ) {
+        self.tell_in_place(subject, instrument, client_seq, body, to);
     }
 }
 

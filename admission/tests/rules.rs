@@ -5,7 +5,8 @@ mod support;
 use admission::*;
 use support::*;
 use types::command::{
-    BlockCause, BoundsOf, Bust, MassScope, OrderBounds, SetBudget, SetOrderBounds, TradeParty,
+    BlockCause, BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetBudget, SetOrderBounds,
+    TradeParty,
 };
 use types::*;
 
@@ -320,7 +321,10 @@ fn a_refusal_after_login_is_journalled_and_uses_its_number() {
     });
     let reject = market.refuse(request);
     let refused = market.room.refusal(&request, &reject).unwrap();
-    assert_eq!(refused.origin(), (session, 9, Id128::NONE));
+    assert_eq!(
+        refused.origin(),
+        (session, 9, Id128::NONE, RequestKind::New)
+    );
     market.run(refused);
     assert_eq!(market.room.session(session).unwrap().client_seq, 9);
     let without = Request::New(limit(ALICE, Side::Buy, 10_000, 1_000));

@@ -267,7 +267,10 @@ fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
 fn updated(change: &OrderChange<'_>) -> Vec<Value> {
     let mut values = numbers([change.sequence.get() as i64]);
     values.extend(changing(change));
-    values.push(Value::Number((change.updated_ns / 1_000) as i64));
+    values.extend(numbers([
+        (change.updated_ns / 1_000) as i64,
+        change.order.client_order_id as i64,
+    ]));
     values
 }
 
@@ -325,8 +328,9 @@ impl Baseline {
     pub fn digest(path: &Path) -> rusqlite::Result<[i64; 4]> {
         let db = Connection::open(path)?;
         let read = |sql| db.query_row(sql, [], |row| Ok([row.get(0)?, row.get(1)?]));
-        let [orders, filled] =
-            read("SELECT count(*), sum(filled * 7 + status * 31 + value_minor) FROM orders")?;
+        let [orders, filled] = read(
+            "SELECT count(*), sum(filled * 7 + status * 31 + value_minor + client_order_id) FROM orders",
+        )?;
         let [trades, quantity] =
             read("SELECT count(*), sum(quantity * 7 + fee_minor + id % 1048576) FROM trades")?;
         Ok([orders, filled, trades, quantity])

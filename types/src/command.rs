@@ -768,22 +768,23 @@ impl Command {
         }
     }
 
-    /// Session, client sequence and idempotency key hash of the request: `NONE`, 0 and `NONE` where
-    /// it has none.
+    /// Session, client sequence, idempotency key hash and kind of the request: `NONE`, 0 and `NONE`
+    /// where it has none.
     #[inline]
-    pub fn origin(&self) -> (SessionIx, u64, Id128) {
-        let (session, client_seq, key_hash) = match self {
-            Self::New(c) => (c.session, c.client_seq, c.key_hash),
-            Self::Cancel(c) => (c.session, c.client_seq, c.key_hash),
-            Self::Amend(c) => (c.session, c.client_seq, c.key_hash),
-            Self::MassCancel(c) => (c.session, c.client_seq, c.key_hash),
-            Self::Refused(c) => (c.session, c.client_seq, c.key_hash),
-            Self::CancelAllAfter(c) => (c.session, c.client_seq, Id128::NONE),
-            _ => (SessionIx::NONE, 0, self.key_of_call()),
+    pub fn origin(&self) -> (SessionIx, u64, Id128, RequestKind) {
+        use RequestKind as Kind;
+        let (session, client_seq, key_hash, kind) = match self {
+            Self::New(c) => (c.session, c.client_seq, c.key_hash, Kind::New),
+            Self::Cancel(c) => (c.session, c.client_seq, c.key_hash, Kind::Cancel),
+            Self::Amend(c) => (c.session, c.client_seq, c.key_hash, Kind::Amend),
+            Self::MassCancel(c) => (c.session, c.client_seq, c.key_hash, Kind::MassCancel),
+            Self::Refused(c) => (c.session, c.client_seq, c.key_hash, c.request),
+            Self::CancelAllAfter(c) => (c.session, c.client_seq, Id128::NONE, Kind::CancelAllAfter),
+            _ => (SessionIx::NONE, 0, self.key_of_call(), Kind::Other),
         };
         match session.is_none() {
-            true => (SessionIx::NONE, 0, key_hash),
-            false => (session, client_seq, key_hash),
+            true => (SessionIx::NONE, 0, key_hash, kind),
+            false => (session, client_seq, key_hash, kind),
         }
     }
 
@@ -886,15 +887,10 @@ impl Cause {
     #[inline]
     pub fn of(envelope: &Envelope) -> Self {
         let command = &envelope.command;
-        let (session, client_seq, key_hash) = command.origin();
-        let (request, new_client_order_id) = match command {
-            Command::New(_) => (RequestKind::New, 0),
-            Command::Cancel(_) => (RequestKind::Cancel, 0),
-            Command::Amend(c) => (RequestKind::Amend, c.new_client_order_id),
-            Command::MassCancel(_) => (RequestKind::MassCancel, 0),
-            Command::CancelAllAfter(_) => (RequestKind::CancelAllAfter, 0),
-            Command::Refused(c) => (c.request, 0),
-            _ => (RequestKind::Other, 0),
+        let (session, client_seq, key_hash, request) = command.origin();
+        let new_client_order_id = match command {
+            Command::Amend(c) => c.new_client_order_id,
+            _ => 0,
         };
         Self {
             sequence: envelope.sequence,

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
@@ -170,7 +171,7 @@ fn connect() -> [Arg; 2] {
             .long("connect")
             .action(ArgAction::SetTrue)
             .help(
-                "Use the running platform at --url instead of starting one in a temporary folder",
+                "Use the running platform instead of starting one in a temporary folder; --url and --trading imply it",
             ),
         Arg::new("trading")
             .long("trading")
@@ -299,6 +300,12 @@ fn replayed(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>
     Ok((source, speed))
 }
 
+/// True if the caller asks for the running platform or gives its address on the command line.
+fn is_for_running(matches: &ArgMatches) -> bool {
+    let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
+    matches.get_flag("connect") || is_given("url") || is_given("trading")
+}
+
 /// Runs `play` against the running platform, or against a temporary one in a temporary folder.
 async fn on_stage<F>(
     matches: &ArgMatches,
@@ -309,7 +316,7 @@ async fn on_stage<F>(
 where
     F: Future<Output = anyhow::Result<()>>,
 {
-    if matches.get_flag("connect") {
+    if is_for_running(matches) {
         let given = matches.get_one::<SocketAddr>("trading").copied();
         let trading = given.unwrap_or_else(|| reachable(config.listen.trading));
         return play(target, trading).await;
@@ -331,6 +338,21 @@ where
 
 #[cfg(test)]
 mod tests {
+    // rows: R350
+    #[test]
+    fn r350_an_address_on_the_command_line_asks_for_the_running_platform() {
+        let is_for_running = |options: &str| {
+            let words = format!("platform replay --synthetic 1 {options}");
+            let matches = super::command().try_get_matches_from(words.split_whitespace());
+            let matches = matches.unwrap();
+            super::is_for_running(matches.subcommand().unwrap().1)
+        };
+        assert!(!is_for_running(""));
+        assert!(is_for_running("--connect"));
+        assert!(is_for_running("--url http://127.0.0.1:8080"));
+        assert!(is_for_running("--trading 127.0.0.1:8090"));
+    }
+
     // rows: R350
     #[test]
     fn r350_every_option_has_a_help_text() {

@@ -171,10 +171,10 @@ impl Hot {
         let member = command.command.member();
         let bytes = self.keep.append(command, &flight.events);
         let gathered = gather(&mut self.sweeping, command, &flight.events);
-        let owed = std::mem::replace(&mut flight.owed, ReplyTo::Reply(Reply::None));
-        if let ReplyTo::Reply(reply) = owed
+        if let ReplyTo::Reply(reply) = &mut flight.owed
             && !matches!(reply, Reply::None)
         {
+            let reply = std::mem::replace(reply, Reply::None);
             // Before the answer: a read after it is not older than the answer.
             let sequence = &self.stats.sequence;
             sequence.store(self.core.sequence().get(), Ordering::Release);

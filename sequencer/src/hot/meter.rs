@@ -123,21 +123,28 @@ impl Meters {
         if member.is_none() {
             return None;
         }
+        let is_current = |row: &Meter| row.minute == self.minute;
+        if !self.rows.get(member.index()).is_some_and(is_current) {
+            self.begin_minute(member);
+        }
+        self.rows.get_mut(member.index())
+    }
+
+    /// Sets the member's row to the minute and day of the next counts.
+    #[cold]
+    fn begin_minute(&mut self, member: UserIx) {
         if self.rows.len() <= member.index() {
             self.rows.resize(member.index() + 1, Meter::default());
         }
         let row = &mut self.rows[member.index()];
-        if row.minute != self.minute {
-            (row.minute, row.bytes, row.is_full) = (self.minute, 0, false);
-            if row.day != self.day {
-                *row = Meter {
-                    minute: self.minute,
-                    day: self.day,
-                    ..Meter::default()
-                };
-            }
+        (row.minute, row.bytes, row.is_full) = (self.minute, 0, false);
+        if row.day != self.day {
+            *row = Meter {
+                minute: self.minute,
+                day: self.day,
+                ..Meter::default()
+            };
         }
-        Some(row)
     }
 }
 
@@ -209,10 +216,10 @@ impl Hot {
         };
         let member = command.member();
         let admission = self.core.admission();
-        let Some(user) = admission.user(member) else {
-            return;
+        let bounds = || {
+            let user = admission.user(member);
+            user.map_or(&OrderBounds::NONE, |user| admission.bounds(user))
         };
-        let bounds = || admission.bounds(user);
         if let Some(warning) = self.meters.message(member, bounds, order_ns) {
             self.warn(source, warning);
         }

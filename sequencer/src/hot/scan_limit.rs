@@ -39,10 +39,15 @@ impl ScanLimiter {
     }
 
     /// Charges the user for orders that were inspected and left.
+    #[inline]
     pub fn charge(&mut self, user: UserIx, now_ns: u64, orders: u64) {
-        if orders == 0 || user.is_none() {
-            return;
+        if orders > 0 && !user.is_none() {
+            self.charge_some(user, now_ns, orders);
         }
+    }
+
+    #[cold]
+    fn charge_some(&mut self, user: UserIx, now_ns: u64, orders: u64) {
         if self.even_ns.len() <= user.index() {
             self.even_ns.resize(user.index() + 1, 0);
         }

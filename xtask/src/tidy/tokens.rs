@@ -237,15 +237,20 @@ fn end_of_item(tokens: &[Token], mut at: usize) -> usize {
 pub struct Path<'a> {
     pub segments: Vec<&'a str>,
     pub line: usize,
+    /// Imported under another name.
+    pub is_renamed: bool,
 }
 
-/// Every path that starts with `root`, with `use` trees expanded.
+/// Every path that starts with `root`, with `use` trees expanded, and imports of `root` under
+/// another name.
 pub fn paths<'a>(tokens: &[Token<'a>], root: &str) -> Vec<Path<'a>> {
     let mut paths = Vec::new();
     for at in 0..tokens.len() {
         let is_inside = at > 0 && tokens[at - 1].text == "."
             || at > 1 && tokens[at - 1].text == "::" && tokens[at - 2].is_name();
-        if !is_inside && is_at(tokens, at, &[root, "::"]) {
+        let is_import = at > 0 && ["use", "crate"].contains(&tokens[at - 1].text);
+        let is_path = is_at(tokens, at, &[root, "::"]);
+        if !is_inside && (is_path || is_import && is_at(tokens, at, &[root, "as"])) {
             expand(tokens, at, &mut Vec::new(), &mut paths);
         }
     }
@@ -287,6 +292,7 @@ fn expand<'a>(
             paths.push(Path {
                 segments: segments.clone(),
                 line,
+                is_renamed: is_at(tokens, at, &["as"]),
             });
             break;
         }
@@ -357,5 +363,24 @@ mod tests {
             ["a::b::C", "a::b::d::E", "a::g::*", "a::self"].map(|path| (path.to_owned(), 1));
         assert_eq!(found[..4], expected);
         assert_eq!(found[4..], [("a::h".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn imports_under_another_name_are_found() {
+        let tokens = tokens("use a as b; use a::{self as c, d}; let e = a as u64; f(a::g as u64)");
+        let found: Vec<_> = paths(&tokens, "a")
+            .into_iter()
+            .map(|path| (path.segments.join("::"), path.is_renamed))
+            .collect();
+        let expected = [
+            ("a", true),
+            ("a::self", true),
+            ("a::d", false),
+            ("a::g", true),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(path, is_renamed)| (path.to_owned(), is_renamed))
+        );
     }
 }

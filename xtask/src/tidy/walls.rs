@@ -128,10 +128,16 @@ fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
         return;
     }
     let why = "only admission and the gateway's check before a gRPC order compute an order's money";
+    // Under a glob or another name of the module its functions would not be seen.
     let is_free = |path: &Path| {
-        let is_formula = ["reserve", "fee"]
-            .iter()
-            .any(|name| path.segments.last() == Some(name));
+        let names = match path.is_renamed {
+            true => &["reserve", "fee", "types", "money", "self"][..],
+            false => &["reserve", "fee", "*"],
+        };
+        let is_formula = path
+            .segments
+            .last()
+            .is_some_and(|last| names.contains(last));
         !is_formula || path.segments.contains(&"subaccount")
     };
     let mut uses = uses(tokens, &["types", "money"], is_free);
@@ -231,6 +237,11 @@ mod tests {
             "use types::{self, money::{fee as charge}};",
             "let a = types::reserve(b);",
             "use types::money; fn a() { money::fee(b) }",
+            "use types::money::*; fn a() { fee(b) }",
+            "use types::*; fn a() { reserve(b) }",
+            "use types as t; fn a() { t::reserve(b) }",
+            "use types::{Lots, money as m}; fn a() { m::fee(b) }",
+            "use types::money::{self as m}; fn a() { m::fee(b) }",
             "order.fill_totals = order.fill_totals.after_trade(side, value, rate);",
             "FillTotals::after_trade(fill_totals, side, value, rate)",
         ] {
