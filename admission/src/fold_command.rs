@@ -359,6 +359,7 @@ impl Admission {
             }
             // A refusal has no effect: a retry is checked again.
             Command::Refused(_) => return,
+            // Every other command that has a key is remembered.
             _ => Handle::NONE,
         };
         let seen = KeyedCall {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use admission::{AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request};
+use events::WRITER_CACHE_KIB;
 use gateway::projection::batch::{OrderChange, Rows, limit};
 use gateway::projection::repo::CHECKPOINT_PAGES;
 use gateway::projection::repo::writer::{INSERT_ORDER, INSERT_TRADE, SET_POSITION, UPDATE_ORDER};
@@ -191,6 +192,11 @@ enum Value {
 }
 
 impl BaselineRows {
+    /// Orders that an earlier transaction has inserted.
+    pub fn updates(&self) -> usize {
+        self.updates.len()
+    }
+
     /// Computed before the clock runs. Users and instruments have the numbers that the history
     /// assigns if all appear in journal order.
     pub fn of(batches: &[Batch]) -> Self {
@@ -289,7 +295,7 @@ impl Baseline {
         let db = Connection::open(path)?;
         db.execute_batch(&format!(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
-             PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+             PRAGMA cache_size = -{WRITER_CACHE_KIB}; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
         ))?;
         Ok(Self { db })
     }
@@ -328,12 +334,17 @@ impl Baseline {
     pub fn digest(path: &Path) -> rusqlite::Result<[i64; 4]> {
         let db = Connection::open(path)?;
         let read = |sql| db.query_row(sql, [], |row| Ok([row.get(0)?, row.get(1)?]));
-        let [orders, filled] = read(
-            "SELECT count(*), sum(filled * 7 + status * 31 + value_minor + client_order_id) FROM orders",
+        let [orders, of_orders] = read(
+            "SELECT count(*), sum(coalesce(price, 3) * 5 + quantity * 11 + filled * 7 + status * 31 \
+             + value_minor + client_order_id + engine_order_id % 65537 + side * 13 + stp * 17 \
+             + order_type * 19 + time_in_force * 23 + post_only * 29 + expires_at_us \
+             + length(cancel_reason) + created_ns % 65537 + updated_at_us % 65537) FROM orders",
         )?;
-        let [trades, quantity] =
-            read("SELECT count(*), sum(quantity * 7 + fee_minor + id % 1048576) FROM trades")?;
-        Ok([orders, filled, trades, quantity])
+        let [trades, of_trades] = read(
+            "SELECT count(*), sum(quantity * 7 + price * 5 + fee_minor + number * 11 + buy_order \
+             + sell_order * 3 + aggressor_side * 13 + executed_ns % 65537 + id % 1048576) FROM trades",
+        )?;
+        Ok([orders, of_orders, trades, of_trades])
     }
 }
 

@@ -41,7 +41,7 @@ pub use many::{Many, Script, Values};
 pub use pack::OutboxRow;
 pub use postgres::Postgres;
 pub use sqlite::{
-    Sqlite, Tx,
+    Sqlite, Tx, WRITER_CACHE_KIB,
     direct::{Direct, DirectTx, Packed},
 };
 

@@ -769,7 +769,7 @@ impl Command {
     }
 
     /// Session, client sequence, idempotency key hash and kind of the request: `NONE`, 0 and `NONE`
-    /// where it has none.
+    /// where it has none, `Other` for a command that is no client's request.
     #[inline]
     pub fn origin(&self) -> (SessionIx, u64, Id128, RequestKind) {
         use RequestKind as Kind;

@@ -33,7 +33,7 @@ const BUSY_TIMEOUT_MS: u64 = 5_000;
 /// Page cache of the writer, in KiB. A batch of thousands of operations exceeds SQLite's default of
 /// 2 MB, which would write pages out and read them again within a transaction. With four times this
 /// size ledger and history are no faster.
-const WRITER_CACHE_KIB: u32 = 16 * 1024;
+pub const WRITER_CACHE_KIB: u32 = 16 * 1024;
 /// WAL pages after which a commit also checkpoints: four times SQLite's default, since a frequently
 /// changed page moves once.
 const CHECKPOINT_PAGES: u32 = 4_000;

@@ -13,7 +13,7 @@ pub mod schema;
 pub mod table;
 
 use sequencer::priority;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -171,13 +171,13 @@ fn connect() -> [Arg; 2] {
             .long("connect")
             .action(ArgAction::SetTrue)
             .help(
-                "Use the running platform instead of starting one in a temporary folder; --url and --trading imply it",
+                "Use the running platform, not one in a temporary folder [implied by --url and --trading here]",
             ),
         Arg::new("trading")
             .long("trading")
             .value_name("ADDRESS")
             .value_parser(value_parser!(SocketAddr))
-            .help("Trading gateway of the running platform (QUIC) [default: listen.trading of the configuration]"),
+            .help("Trading gateway of the running platform (QUIC) [default: host of --url, port of listen.trading]"),
     ]
 }
 
@@ -306,6 +306,22 @@ fn is_for_running(matches: &ArgMatches) -> bool {
     matches.get_flag("connect") || is_given("url") || is_given("trading")
 }
 
+/// A port of the host that the URL names.
+fn beside(url: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    let uri: http::Uri = url.parse().with_context(|| format!("--url {url}"))?;
+    let host = uri
+        .host()
+        .with_context(|| format!("--url {url}: no host"))?;
+    // An IPv6 address is in brackets.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let mut found = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("--url {url}: the host has no address; give --trading"))?;
+    found
+        .next()
+        .with_context(|| format!("--url {url}: the host has no address; give --trading"))
+}
+
 /// Runs `play` against the running platform, or against a temporary one in a temporary folder.
 async fn on_stage<F>(
     matches: &ArgMatches,
@@ -318,7 +334,10 @@ where
 {
     if is_for_running(matches) {
         let given = matches.get_one::<SocketAddr>("trading").copied();
-        let trading = given.unwrap_or_else(|| reachable(config.listen.trading));
+        let trading = match given {
+            Some(address) => address,
+            None => beside(&target.url, config.listen.trading.port())?,
+        };
         return play(target, trading).await;
     }
     let folder = tempfile::tempdir().context("a temporary folder")?;
@@ -341,16 +360,43 @@ mod tests {
     // rows: R350
     #[test]
     fn r350_an_address_on_the_command_line_asks_for_the_running_platform() {
-        let is_for_running = |options: &str| {
-            let words = format!("platform replay --synthetic 1 {options}");
+        let is_for_running = |words: &str| {
+            let words = format!("platform {words}");
             let matches = super::command().try_get_matches_from(words.split_whitespace());
             let matches = matches.unwrap();
             super::is_for_running(matches.subcommand().unwrap().1)
         };
-        assert!(!is_for_running(""));
-        assert!(is_for_running("--connect"));
-        assert!(is_for_running("--url http://127.0.0.1:8080"));
-        assert!(is_for_running("--trading 127.0.0.1:8090"));
+        for words in ["demo", "replay --synthetic 1"] {
+            assert!(!is_for_running(words), "{words}");
+            for address in [
+                "--connect",
+                "--url http://[::1]:8080",
+                "--trading 127.0.0.1:8090",
+            ] {
+                assert!(
+                    is_for_running(&format!("{words} {address}")),
+                    "{words} {address}"
+                );
+            }
+            let before = format!("--url http://127.0.0.1:8080 {words}");
+            assert!(is_for_running(&before), "{before}");
+        }
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_the_trading_gateway_is_looked_for_at_the_host_of_the_url() {
+        let at = |url| {
+            super::beside(url, 8090)
+                .map(|address| address.to_string())
+                .ok()
+        };
+        assert_eq!(
+            at("http://192.0.2.7:8080"),
+            Some("192.0.2.7:8090".to_owned())
+        );
+        assert_eq!(at("http://[::1]:8080/"), Some("[::1]:8090".to_owned()));
+        assert_eq!(at("/only/a/path"), None);
     }
 
     // rows: R350

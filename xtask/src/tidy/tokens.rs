@@ -237,24 +237,63 @@ fn end_of_item(tokens: &[Token], mut at: usize) -> usize {
 pub struct Path<'a> {
     pub segments: Vec<&'a str>,
     pub line: usize,
-    /// Imported under another name.
-    pub is_renamed: bool,
+    /// Imported under another name, or exported: its items have other paths from here on.
+    pub is_rebound: bool,
 }
 
-/// Every path that starts with `root`, with `use` trees expanded, and imports of `root` under
-/// another name.
+/// Words that may stand before a path that starts with `::`.
+const BEFORE_PATH: [&str; 17] = [
+    "as", "break", "dyn", "else", "for", "if", "impl", "in", "match", "move", "mut", "ref",
+    "return", "unsafe", "use", "where", "while",
+];
+
+/// Every path that starts with `root`, with `use` trees expanded.
 pub fn paths<'a>(tokens: &[Token<'a>], root: &str) -> Vec<Path<'a>> {
     let mut paths = Vec::new();
-    for at in 0..tokens.len() {
-        let is_inside = at > 0 && tokens[at - 1].text == "."
-            || at > 1 && tokens[at - 1].text == "::" && tokens[at - 2].is_name();
-        let is_import = at > 0 && ["use", "crate"].contains(&tokens[at - 1].text);
-        let is_path = is_at(tokens, at, &[root, "::"]);
-        if !is_inside && (is_path || is_import && is_at(tokens, at, &[root, "as"])) {
+    let mut at = 0;
+    while at < tokens.len() {
+        if tokens[at].text == "use" {
+            let is_exported = at > 0 && [")", "pub"].contains(&tokens[at - 1].text);
+            at = imports(tokens, at + 1, root, is_exported, &mut paths);
+            continue;
+        }
+        let before = |back: usize| at.checked_sub(back).map(|at| tokens[at]);
+        let is_segment = before(1).is_some_and(|token| token.text == "::")
+            && before(2).is_some_and(|token| {
+                token.is_name() && !BEFORE_PATH.contains(&token.text) || token.text == ">"
+            });
+        let is_method = before(1).is_some_and(|token| token.text == ".");
+        let is_renamed_crate = before(1).is_some_and(|token| token.text == "crate")
+            && is_at(tokens, at, &[root, "as"]);
+        if is_renamed_crate || !is_segment && !is_method && is_at(tokens, at, &[root, "::"]) {
             expand(tokens, at, &mut Vec::new(), &mut paths);
         }
+        at += 1;
     }
     paths
+}
+
+/// Adds the paths below `root` of the `use` tree at `at`; returns the index of the token after it.
+fn imports<'a>(
+    tokens: &[Token<'a>],
+    at: usize,
+    root: &str,
+    is_exported: bool,
+    paths: &mut Vec<Path<'a>>,
+) -> usize {
+    let start = at + usize::from(is_at(tokens, at, &["::"]));
+    if start >= tokens.len() {
+        return start;
+    }
+    let mut found = Vec::new();
+    let end = expand(tokens, start, &mut Vec::new(), &mut found);
+    for mut path in found {
+        path.is_rebound |= is_exported;
+        if path.segments.first() == Some(&root) {
+            paths.push(path);
+        }
+    }
+    end
 }
 
 /// Adds the paths of the tree that starts at `at`; returns the index of the token after it.
@@ -292,7 +331,7 @@ fn expand<'a>(
             paths.push(Path {
                 segments: segments.clone(),
                 line,
-                is_renamed: is_at(tokens, at, &["as"]),
+                is_rebound: is_at(tokens, at, &["as"]),
             });
             break;
         }
@@ -366,21 +405,29 @@ mod tests {
     }
 
     #[test]
-    fn imports_under_another_name_are_found() {
-        let tokens = tokens("use a as b; use a::{self as c, d}; let e = a as u64; f(a::g as u64)");
+    fn imports_are_found_in_every_form() {
+        let source = "use a as b; use a::{self as c, d}; use {x, a as e}; use ::a::f; pub use a;\n\
+             pub(crate) use a::g; extern crate a as h; return ::a::i(); x::a::j(); y as ::a::K;\n\
+             let l = a as u64; f(a::m as u64)";
+        let tokens = tokens(source);
         let found: Vec<_> = paths(&tokens, "a")
             .into_iter()
-            .map(|path| (path.segments.join("::"), path.is_renamed))
+            .map(|path| (path.segments.join("::"), path.is_rebound))
             .collect();
         let expected = [
             ("a", true),
             ("a::self", true),
             ("a::d", false),
+            ("a", true),
+            ("a::f", false),
+            ("a", true),
             ("a::g", true),
+            ("a", true),
+            ("a::i", false),
+            ("a::K", false),
+            ("a::m", true),
         ];
-        assert_eq!(
-            found,
-            expected.map(|(path, is_renamed)| (path.to_owned(), is_renamed))
-        );
+        let expected = expected.map(|(path, is_rebound)| (path.to_owned(), is_rebound));
+        assert_eq!(found, expected);
     }
 }

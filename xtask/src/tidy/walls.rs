@@ -128,17 +128,12 @@ fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
         return;
     }
     let why = "only admission and the gateway's check before a gRPC order compute an order's money";
-    // Under a glob or another name of the module its functions would not be seen.
-    let is_free = |path: &Path| {
-        let names = match path.is_renamed {
-            true => &["reserve", "fee", "types", "money", "self"][..],
-            false => &["reserve", "fee", "*"],
-        };
-        let is_formula = path
-            .segments
-            .last()
-            .is_some_and(|last| names.contains(last));
-        !is_formula || path.segments.contains(&"subaccount")
+    let is_free = |path: &Path| match path.segments.as_slice() {
+        [.., "reserve" | "fee"] => path.segments.contains(&"subaccount"),
+        // Under a glob or another name of the module its functions would not be seen.
+        ["types", "*"] | ["types", "money", "*"] | ["money", "*"] => false,
+        [.., "types" | "money" | "self"] => !path.is_rebound,
+        _ => true,
     };
     let mut uses = uses(tokens, &["types", "money"], is_free);
     let methods = tokens
@@ -242,6 +237,9 @@ mod tests {
             "use types as t; fn a() { t::reserve(b) }",
             "use types::{Lots, money as m}; fn a() { m::fee(b) }",
             "use types::money::{self as m}; fn a() { m::fee(b) }",
+            "use {std::mem, types as t}; fn a() { t::reserve(b) }",
+            "fn a() { return ::types::reserve(b); }",
+            "pub use types::money;",
             "order.fill_totals = order.fill_totals.after_trade(side, value, rate);",
             "FillTotals::after_trade(fill_totals, side, value, rate)",
         ] {
@@ -260,6 +258,8 @@ mod tests {
         }
         for text in [
             "rows.reserve(4);",
+            "use types::command::*;",
+            "use types::{self, Side::*}; pub use types::Lots;",
             "types::subaccount::reserve(id)",
             "order.fee",
             "let fee = fee_of(trade);",
