@@ -1,4 +1,5 @@
-//! Places where a test can kill the process: between a step of a CFA-RUB redemption and its record.
+//! Places where a test can kill the process: between a step of an issue or redemption of CFA-RUB
+//! and its record.
 
 pub use service_kit::failpoint::reach;
 
@@ -11,3 +12,8 @@ pub const HOLD_RELEASED: &str = "cfa.hold_released";
 
 /// The burn's receipt is recorded, the payout is not released.
 pub const BURN_FINAL: &str = "cfa.burn_final";
+
+/// A deposit's operation is recorded, nothing is sent to the chain.
+pub const ISSUE_RECORDED: &str = "cfa.issue_recorded";
+/// The mint is at the chain, its transaction is not recorded.
+pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";

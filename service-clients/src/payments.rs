@@ -31,28 +31,27 @@ client! {
 }
 
 impl PaymentsClient {
-    /// Whether payments has a deposit of this user with this amount and status.
+    /// Status of a deposit of this user with this amount; `None`: payments has no such deposit.
     #[boxed]
-    pub async fn has_deposit(
+    pub async fn deposit(
         &self,
         context: &Context,
         payment_id: &str,
         user_id: &str,
         amount: Minor,
-        status: PaymentStatus,
-    ) -> Answer<bool> {
+    ) -> Answer<Option<PaymentStatus>> {
         let request = pb::GetPaymentIntentRequest {
             context: self.peer.context(context),
             payment_id: payment_id.to_owned(),
         };
         let answer = not_found_as_none(self.peer.call(request, call!(get_payment_intent)).await)?;
         let intent = answer.and_then(|answer| answer.intent);
-        Ok(intent.is_some_and(|intent| {
-            intent.status == status.code()
-                && intent.payment_id == payment_id
+        let intent = intent.filter(|intent| {
+            intent.payment_id == payment_id
                 && intent.user_id == user_id
                 && money_minor(intent.amount.as_ref()) == Ok(amount.0)
-        }))
+        });
+        Ok(intent.and_then(|intent| PaymentStatus::from_code(intent.status)))
     }
 
     /// Records a payout, once per id. False: the id belongs to a payout of another user or amount.

@@ -31,6 +31,7 @@ struct Services {
     ledger: rpc::Channel,
     cfa: rpc::Channel,
     identity: rpc::Channel,
+    payments: Arc<testkit::Peers>,
     token: CancellationToken,
     _slots: Vec<rpc::LocalSlot>,
 }
@@ -79,6 +80,8 @@ impl Services {
         .await
         .unwrap();
         slots[1].fill(rpc::with_auth(identity.service().routes, &auth));
+        let payments = Arc::new(testkit::Peers::default());
+        slots[3].fill(rpc::with_auth(payments.routes(), &auth));
         let cfa_deps = cfa::CfaDeps {
             log,
             ledger: door(0),
@@ -100,6 +103,7 @@ impl Services {
             ledger: door(0),
             cfa: door(2),
             identity: door(1),
+            payments,
             token,
             _slots: slots,
         }
@@ -139,11 +143,17 @@ impl Services {
         for user in 0..USERS {
             let user_id = format!("user-{user}");
             self.user(&user_id).await;
+            let payment_id = format!("payment-{user}");
+            self.payments.paid(
+                &payment_id,
+                &user_id,
+                &Decimal::from_minor(FUNDED, 2).to_string(),
+            );
             cfa.issue_cfa_rub(cfa_wire::IssueCfaRubRequest {
                 context: context(&format!("issue-{user}")),
                 user_id: user_id.clone(),
                 amount: Some(to_money(FUNDED)),
-                payment_id: format!("payment-{user}"),
+                payment_id,
             })
             .await
             .unwrap();

@@ -355,8 +355,10 @@ impl Service {
         };
         match submitted.await {
             Ok(submitted) => {
-                if operation.flow == Flow::RedeemRub {
-                    failpoint::reach(failpoint::BURN_SUBMITTED);
+                match operation.flow {
+                    Flow::RedeemRub => failpoint::reach(failpoint::BURN_SUBMITTED),
+                    Flow::IssueRub => failpoint::reach(failpoint::MINT_SUBMITTED),
+                    _ => {}
                 }
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
                 operation.progress.chain = Chain::Sent;

@@ -9,6 +9,7 @@ use super::drive::{count, suspended};
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit,
     limit_rejection,
@@ -30,9 +31,13 @@ pub struct IssueInvestment {
 }
 
 impl Service {
-    /// Mints CFA-RUB for a deposit. A refusal by limit, KYC or sanctions makes a REJECTED operation
-    /// and suspends the deposit. `delivered` is the event that caused the call; its inbox row is
-    /// written with the operation.
+    /// Mints CFA-RUB for a deposit that payments has received (`design.md` 10). A refusal by limit,
+    /// KYC or sanctions makes a REJECTED operation and suspends the deposit. `delivered` is the
+    /// event that caused the call; its inbox row is written with the operation.
+    ///
+    /// # Errors
+    /// `PaymentUnpaid` unless payments has the deposit as paid by the same user in the same amount;
+    /// nothing is stored then. `Unavailable` while payments does not answer.
     pub async fn issue_rub(
         &self,
         meta: &RequestMeta,
@@ -63,95 +68,109 @@ impl Service {
         operation.external_ref = payment_id.to_owned();
         operation.to_user_id = user_id.to_owned();
 
-        let context = caused_by(&meta.correlation_id);
-        let profile = self.peers.profile(&meta.correlation_id, user_id).await;
-        let refusal = match profile {
-            // The money has arrived: it must not be lost in an error.
-            Err(Error::Refused(Refusal::UserNotFound)) if delivered.is_some() => {
-                Some((Rejection::KycRequired, "KYC: user not found".to_owned()))
-            }
-            Err(error) => return Err(error),
-            Ok(_) => match self
-                .peers
-                .identity
-                .check_limits(
-                    &context,
-                    user_id,
-                    LimitType::Deposit,
-                    OperationType::Issuance,
-                    amount,
-                    None,
-                )
-                .await?
-            {
-                Some(reason) => Some(limit_rejection(reason)),
-                None => self
-                    .peers
-                    .identity
-                    .check_sanctions(&context, user_id, payment_id)
-                    .await?
-                    .map(|reason| (Rejection::SanctionsHit, reason)),
-            },
-        };
-        let mut events = Vec::new();
-        let next = if refusal.is_some() {
-            Status::Rejected
-        } else {
-            Status::Processing
+        operation.rejection = self.assess_deposit(&operation, delivered.is_some()).await?;
+        let next = match operation.rejection {
+            Some(_) => Status::Rejected,
+            None => Status::Processing,
         };
         operation.set_status(next, self.now_us());
-        operation.rejection = refusal;
-        if operation.status == Status::Rejected {
-            events.push(publish::audit_operation(
-                &operation,
-                "issuance.rejected",
-                Status::Created.as_str(),
-            ));
+        if let Some(started) = self.record_issue(&operation, delivered).await? {
+            return Ok(started);
         }
-        let lock = self.deposits.lock(payment_id).await;
-        self.check_undecided(&operation).await?;
+        failpoint::reach(failpoint::ISSUE_RECORDED);
+        if operation.status == Status::Rejected {
+            count(&operation);
+        } else {
+            operation = self.drive_best_effort(operation).await?;
+        }
+        Ok(OperationResult {
+            operation,
+            replayed: false,
+        })
+    }
+
+    /// Why a deposit is refused, if it is. The payment is proven before anything is decided about
+    /// its money; only an unknown user is reported first.
+    async fn assess_deposit(
+        &self,
+        operation: &Operation,
+        is_delivered: bool,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let context = caused_by(&operation.correlation_id);
+        let (user_id, payment_id) = (&operation.user_id, &operation.external_ref);
+        let profile = self.peers.profile(&operation.correlation_id, user_id).await;
+        let is_known = match profile {
+            // The money has arrived: it must not be lost in an error.
+            Err(Error::Refused(Refusal::UserNotFound)) if is_delivered => false,
+            profile => profile.map(|_| true)?,
+        };
+        let payments = &self.peers.payments;
+        let paid = Minor(operation.units_minor);
+        match payments
+            .deposit(&context, payment_id, user_id, paid)
+            .await?
+        {
+            Some(PaymentStatus::Success) => {}
+            // The event was delivered again after the refund.
+            Some(PaymentStatus::Refunded) if is_delivered => {
+                return Err(Refusal::DepositResolved.into());
+            }
+            _ => return Err(Refusal::PaymentUnpaid.into()),
+        }
+        if !is_known {
+            return Ok(Some((
+                Rejection::KycRequired,
+                "KYC: user not found".to_owned(),
+            )));
+        }
+        let identity = &self.peers.identity;
+        let (limit, issuance) = (LimitType::Deposit, OperationType::Issuance);
+        let limits =
+            identity.check_limits(&context, user_id, limit, issuance, operation.amount, None);
+        if let Some(reason) = limits.await? {
+            return Ok(Some(limit_rejection(reason)));
+        }
+        let hit = identity.check_sanctions(&context, user_id, payment_id);
+        Ok(hit.await?.map(|reason| (Rejection::SanctionsHit, reason)))
+    }
+
+    /// Stores an assessed deposit: its operation, what that does to a suspended deposit, the audit
+    /// record of a refusal. Returns the stored operation instead if there is one.
+    async fn record_issue(
+        &self,
+        operation: &Operation,
+        delivered: Option<(&str, Uuid)>,
+    ) -> Result<Option<OperationResult>, Error> {
+        let payment_id = &operation.external_ref;
+        let _lock = self.deposits.lock(payment_id).await;
+        self.check_undecided(operation).await?;
         let mut tx = self.repo.begin().await?;
         if let Some((consumer, event_id)) = delivered {
             events::inbox::accept_in_tx(&mut tx, consumer, event_id).await?;
         }
-        if let Inserted::Exists(stored) = self
-            .repo
-            .insert_operation_in_tx(&mut tx, &operation)
-            .await?
+        if let Inserted::Exists(stored) =
+            self.repo.insert_operation_in_tx(&mut tx, operation).await?
         {
-            let started = taken(*stored, &operation)?;
+            let started = taken(*stored, operation)?;
             tx.commit().await?;
-            return Ok(started);
+            return Ok(Some(started));
         }
         if self.repo.is_resolved_in_tx(&mut tx, payment_id).await? {
             return Err(Refusal::DepositResolved.into());
         }
         match &operation.rejection {
             Some((_, message)) => {
-                self.repo
-                    .suspend_deposit_in_tx(
-                        &mut tx,
-                        &suspended(&operation, message, operation.created_at_us),
-                    )
-                    .await?;
+                let deposit = suspended(operation, message, operation.created_at_us);
+                self.repo.suspend_deposit_in_tx(&mut tx, &deposit).await?;
+                let created = Status::Created.as_str();
+                let record = publish::audit_operation(operation, "issuance.rejected", created);
+                self.repo.publish_in_tx(&mut tx, &[record]).await?;
             }
             // A successful retry resolves an earlier refusal of the same payment.
             None => self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?,
         }
-        self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
-        drop(lock);
-        if operation.status == Status::Rejected {
-            count(&operation);
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
-        }
-        Ok(OperationResult {
-            operation: self.drive_best_effort(operation).await?,
-            replayed: false,
-        })
+        Ok(None)
     }
 
     /// Checks that a refused deposit is not refunded too. The caller holds the deposit's lock.
@@ -337,7 +356,6 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
-            self.require(PaymentStatus::Success, meta, &deposit).await?;
             let retry = RequestMeta {
                 idempotency_key: format!("retry:{payment_id}:{}", meta.idempotency_key),
                 ..meta.clone()
@@ -416,14 +434,11 @@ impl Service {
     ) -> Result<(), Error> {
         let context = caused_by(&meta.correlation_id);
         let (user_id, amount) = (&deposit.user_id, Minor(deposit.amount_minor));
-        let is_so =
-            self.peers
-                .payments
-                .has_deposit(&context, &deposit.payment_id, user_id, amount, status);
-        if is_so.await? {
-            Ok(())
-        } else {
-            Err(Refusal::PaymentUnpaid.into())
+        let payments = &self.peers.payments;
+        let found = payments.deposit(&context, &deposit.payment_id, user_id, amount);
+        match found.await? == Some(status) {
+            true => Ok(()),
+            false => Err(Refusal::PaymentUnpaid.into()),
         }
     }
 

@@ -230,6 +230,7 @@ async fn no_statement_scans_a_table() {
     world
         .double
         .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+    world.double.paid("refused", "alice", "1.00");
     let request = pb::IssueCfaRubRequest {
         context: context(&key()),
         user_id: "alice".into(),

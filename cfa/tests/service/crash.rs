@@ -1,5 +1,6 @@
-//! The process is killed between a step of a redemption and its record, then restarted: the user
-//! has either the money or the tokens, never both and never neither (R087).
+//! The process is killed between a step of an issue or redemption and its record, then restarted.
+//! A deposit is minted once (T24); a redeeming user has either the money or the tokens, never both
+//! and never neither (R087).
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -23,6 +24,8 @@ use crate::world::*;
 
 const FOLDER: &str = "CFA_CRASH_FOLDER";
 const PEERS: &str = "CFA_CRASH_PEERS";
+/// The deposit that is issued, then redeemed in part.
+const PAYMENT: &str = "payment-1";
 /// Signal of `abort`.
 const SIGABRT: i32 = 6;
 
@@ -37,7 +40,7 @@ async fn child_redeems_and_is_killed() {
         ..Settings::default()
     };
     let mut world = World::with(Path::new(&folder), settings).await;
-    world.deposit("alice", "100.00").await;
+    world.issue_paid(PAYMENT, "alice", "100.00").await;
     redeem(&mut world, "40.00", "payout-1").await;
     let driven = async {
         loop {
@@ -75,9 +78,11 @@ async fn serve(double: &Arc<Peers>, stop: &CancellationToken) -> String {
     url
 }
 
-/// Runs a redemption in a process of its own until the failpoint kills it. The bank answers as soon
-/// as it has the payout.
+/// Runs an issue and a redemption in a process of its own until the failpoint kills it. The bank
+/// answers as soon as it has the payout.
 async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentStatus) {
+    double.with(|outside| outside.stranger = Some(Person::default()));
+    double.paid(PAYMENT, "alice", "100.00");
     let stop = CancellationToken::new();
     let url = serve(double, &stop).await;
     let mut child = tokio::process::Command::new(std::env::current_exe().expect("program"))
@@ -156,7 +161,6 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
     for (place, answer) in cases {
         let folder = tempfile::tempdir().expect("folder");
         let double = Arc::new(Peers::default());
-        double.with(|outside| outside.stranger = Some(Person::default()));
         crash(folder.path(), &double, place, answer).await;
         let settings = Settings {
             double: Some(double.clone()),
@@ -189,6 +193,37 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
         );
         let held = hold(&mut world, &operation.hold_id.expect("hold")).await;
         assert_eq!(held.status(), hold_status, "{place}");
+        world.stop().await;
+    }
+}
+
+// rows: R039 R048
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    for place in [failpoint::ISSUE_RECORDED, failpoint::MINT_SUBMITTED] {
+        let folder = tempfile::tempdir().expect("folder");
+        let double = Arc::new(Peers::default());
+        crash(folder.path(), &double, place, PaymentStatus::Success).await;
+        let settings = Settings {
+            double: Some(double),
+            ..Settings::default()
+        };
+        let mut world = World::with(folder.path(), settings).await;
+        // Its event arrives as well.
+        world.publish_deposit(PAYMENT, "alice", "100.00").await;
+        let minted = async {
+            while world.balance("alice:CFA-RUB").await.balance.is_zero() {
+                world.sweep().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let minted = tokio::time::timeout(PATIENCE, minted);
+        minted.await.expect("the deposit is minted");
+        world.deposit("bob", "1.00").await;
+        world.balance_becomes("alice:CFA-RUB", "100.00").await;
+        world.sweep().await;
+        assert_eq!(world.supply("CFA-RUB").await, "101.00", "{place}");
         world.stop().await;
     }
 }

@@ -29,6 +29,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
         "CFA-RUB is there from the first start"
     );
     let user = "00112233445566778899aabbccddeeff00112233";
+    world.double.paid("pay-1", user, "100.00");
     let operation = world
         .cfa
         .issue_cfa_rub(request(user, "100.00", "pay-1", "k-1"))
@@ -128,6 +129,8 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
 async fn r039_same_key_returns_the_stored_operation() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
+    world.double.paid("pay-1", "alice", "100.00");
+    world.double.paid("pay-3", "bob", "5.00");
     let first = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
@@ -377,6 +380,7 @@ async fn r056_reverted_mint_rejects_the_operation() {
         (tonic::Code::NotFound, "Operation not found")
     );
     call_contract(&mut world, "CFA-RUB", "pause()").await;
+    world.double.paid("pay-1", "alice", "100.00");
     let operation = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
@@ -423,32 +427,11 @@ async fn r056_reverted_mint_rejects_the_operation() {
 async fn r061_a_redelivered_fiat_deposited_mints_once() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    let deposited = |payment_id: &str, amount: &str| payments::FiatDepositedEvent {
-        context: context("deposit"),
-        user_id: "alice".into(),
-        amount: roubles(amount),
-        payment_id: payment_id.into(),
-        deposited_at: None,
-    };
-    let name = "dfa.payments.v1.FiatDepositedEvent";
-    let first = event(
-        events::topics::PAYMENTS,
-        "pay-1",
-        name,
-        &deposited("pay-1", "100.00"),
-    );
-    let again = event(
-        events::topics::PAYMENTS,
-        "pay-1",
-        name,
-        &deposited("pay-1", "100.00"),
-    );
-    let last = event(
-        events::topics::PAYMENTS,
-        "pay-2",
-        name,
-        &deposited("pay-2", "1.00"),
-    );
+    world.double.paid("pay-1", "alice", "100.00");
+    world.double.paid("pay-2", "alice", "1.00");
+    let first = deposited("pay-1", "alice", "100.00");
+    let again = deposited("pay-1", "alice", "100.00");
+    let last = deposited("pay-2", "alice", "1.00");
     world
         .log
         .publish(&[first.clone(), first, again, last])
@@ -570,6 +553,7 @@ async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic:
 
 /// A deposit of a hundred roubles that was refused for its limit.
 async fn refused_deposit(world: &mut World) {
+    world.double.paid("pay-1", "alice", "100.00");
     world
         .double
         .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
@@ -579,53 +563,132 @@ async fn refused_deposit(world: &mut World) {
         .await
         .expect("a result");
     world.double.with(|outside| outside.limit_refusal = None);
-    world.double.paid("pay-1", "alice", "100.00");
     assert_eq!(suspended(world).await.len(), 1);
+}
+
+type Change = fn(&mut payments::PaymentIntent);
+
+/// Changes of `pay-1`, paid by alice with a hundred roubles, that do not prove the deposit.
+const OTHER_PAYMENTS: [(&str, Option<Change>); 6] = [
+    ("unknown", None),
+    (
+        "not paid",
+        Some(|intent| intent.status = PaymentStatus::Pending.into()),
+    ),
+    (
+        "failed",
+        Some(|intent| intent.status = PaymentStatus::Failed.into()),
+    ),
+    (
+        "paid back",
+        Some(|intent| intent.status = PaymentStatus::Refunded.into()),
+    ),
+    (
+        "another user's",
+        Some(|intent| intent.user_id = "mallory".into()),
+    ),
+    (
+        "of another amount",
+        Some(|intent| intent.amount = roubles("99.99")),
+    ),
+];
+
+/// Applies a change to `pay-1`; `None` removes it.
+fn change_payment(world: &World, change: Option<Change>) {
+    world.double.with(|outside| match change {
+        Some(change) => change(outside.intents.get_mut("pay-1").expect("intent")),
+        None => outside.intents.clear(),
+    });
+}
+
+fn assert_unpaid(refused: &tonic::Status, case: &str) {
+    let expected = (
+        tonic::Code::FailedPrecondition,
+        "Payment not found or not paid",
+        "PAYMENT_NOT_PAID",
+    );
+    let reason = reason(refused);
+    assert_eq!(
+        (refused.code(), refused.message(), reason.as_str()),
+        expected,
+        "{case}"
+    );
+}
+
+// rows: R038 R041
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    for limit_refusal in [None, Some("Daily limit".to_owned())] {
+        world
+            .double
+            .with(|outside| outside.limit_refusal = limit_refusal.clone());
+        for (case, change) in OTHER_PAYMENTS {
+            world.double.paid("pay-1", "alice", "100.00");
+            change_payment(&world, change);
+            let request = request("alice", "100.00", "pay-1", &key());
+            let refused = world.cfa.issue_cfa_rub(request).await.expect_err(case);
+            assert_unpaid(&refused, case);
+        }
+        // Of a real payment: a part of it, or for another user.
+        world.double.paid("pay-1", "alice", "100.00");
+        for (user, amount) in [("alice", "0.01"), ("mallory", "100.00")] {
+            let request = request(user, amount, "pay-1", &key());
+            let refused = world.cfa.issue_cfa_rub(request).await.expect_err(user);
+            assert_unpaid(&refused, user);
+        }
+    }
+    world.double.with(|outside| outside.limit_refusal = None);
+    assert!(suspended(&mut world).await.is_empty(), "nothing is stored");
+    let listed = pb::ListOperationsRequest::default();
+    let listed = world.cfa.list_operations(listed).await.expect("listed");
+    assert_eq!(listed.into_inner().operations, []);
+    // The payment's own event still mints all of it.
+    world.publish_deposit("pay-1", "alice", "100.00").await;
+    world.balance_becomes("alice:CFA-RUB", "100.00").await;
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    world.stop().await;
+}
+
+// rows: R047
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_a_deposit_waits_while_payments_is_away() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.double.paid("pay-1", "alice", "100.00");
+    world.double.with(|outside| outside.payments_away = true);
+    let issue = request("alice", "100.00", "pay-1", &key());
+    let away = world.cfa.issue_cfa_rub(issue).await.expect_err("away");
+    assert_eq!(away.code(), tonic::Code::Unavailable);
+    let asked = world.double.with(|outside| outside.payments_contexts.len());
+    world.publish_deposit("pay-1", "alice", "100.00").await;
+    let is_asked_twice = async {
+        while world.double.with(|outside| outside.payments_contexts.len()) < asked + 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let is_asked_twice = tokio::time::timeout(WAIT, is_asked_twice);
+    is_asked_twice.await.expect("payments is asked again");
+    assert_eq!(world.supply("CFA-RUB").await, "0.00");
+    world.double.with(|outside| outside.payments_away = false);
+    world.balance_becomes("alice:CFA-RUB", "100.00").await;
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    world.stop().await;
 }
 
 // rows: R133
 #[tokio::test(flavor = "multi_thread")]
 async fn t24_a_refused_deposit_is_resolved_only_with_proof_of_payment() {
-    type Change = fn(&mut payments::PaymentIntent);
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
-    let other_payments: [(&str, Option<Change>); 5] = [
-        ("unknown", None),
-        (
-            "not paid",
-            Some(|intent| intent.status = PaymentStatus::Pending.into()),
-        ),
-        (
-            "paid back",
-            Some(|intent| intent.status = PaymentStatus::Refunded.into()),
-        ),
-        (
-            "another user's",
-            Some(|intent| intent.user_id = "mallory".into()),
-        ),
-        (
-            "of another amount",
-            Some(|intent| intent.amount = roubles("99.99")),
-        ),
-    ];
-    for (case, change) in other_payments {
+    for (case, change) in OTHER_PAYMENTS {
         world.double.paid("pay-1", "alice", "100.00");
-        world.double.with(|outside| match change {
-            Some(change) => change(outside.intents.get_mut("pay-1").expect("intent")),
-            None => outside.intents.clear(),
-        });
+        change_payment(&world, change);
         for refund in [true, false] {
             let refused = resolve(&world, refund).await.expect_err(case);
-            assert_eq!(
-                (refused.code(), refused.message(), reason(&refused).as_str()),
-                (
-                    tonic::Code::FailedPrecondition,
-                    "Payment not found or not paid",
-                    "PAYMENT_NOT_PAID"
-                ),
-                "{case}"
-            );
+            assert_unpaid(&refused, case);
         }
     }
     world.double.with(|outside| outside.payments_away = true);

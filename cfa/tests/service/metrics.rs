@@ -55,7 +55,9 @@ async fn assert_growth(url: &str, before: &Scrape, growths: &[Growth]) {
     }
 }
 
-fn issue(payment_id: &str) -> pb::IssueCfaRubRequest {
+/// The request for a payment of alice, which is paid.
+fn issue(world: &World, payment_id: &str) -> pb::IssueCfaRubRequest {
+    world.double.paid(payment_id, "alice", "100.00");
     pb::IssueCfaRubRequest {
         context: context(&key()),
         user_id: "alice".into(),
@@ -100,7 +102,8 @@ async fn refused_issuance(world: &mut World, url: &str) {
     world
         .double
         .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
-    let rejected = world.cfa.issue_cfa_rub(issue("refused")).await;
+    let request = issue(world, "refused");
+    let rejected = world.cfa.issue_cfa_rub(request).await;
     let rejected = rejected.expect("a result").into_inner().operation;
     assert_eq!(
         rejected.expect("operation").status(),
@@ -119,7 +122,8 @@ async fn refused_issuance(world: &mut World, url: &str) {
 async fn reverted_issuance(world: &mut World, url: &str) {
     let before = Scrape::of(url).await;
     call_contract(world, "CFA-RUB", "pause()").await;
-    let reverted = world.cfa.issue_cfa_rub(issue("reverted")).await;
+    let request = issue(world, "reverted");
+    let reverted = world.cfa.issue_cfa_rub(request).await;
     let reverted = reverted.expect("sent").into_inner().operation;
     world.settle(&reverted.expect("operation")).await;
     call_contract(world, "CFA-RUB", "unpause()").await;

@@ -16,6 +16,8 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     world
         .losing
         .lose(&["CfaIssuedEvent", "CfaTransferredEvent"]);
+    world.double.paid("pay-1", "user-a", "100.00");
+    world.double.paid("pay-2", "user-a", "1.00");
     let issue = pb::IssueCfaRubRequest {
         context: context("k-1"),
         user_id: "user-a".into(),

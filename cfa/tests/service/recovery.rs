@@ -14,13 +14,19 @@ use crate::world::*;
 
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
 
-fn deposit(key: &str) -> pb::IssueCfaRubRequest {
-    pb::IssueCfaRubRequest {
+/// Issues CFA-RUB for a payment of alice, which is paid.
+async fn issue(world: &World, key: &str) -> pb::CfaOperation {
+    let payment_id = format!("payment of {key}");
+    world.double.paid(&payment_id, "alice", "100.00");
+    let request = pb::IssueCfaRubRequest {
         context: context(key),
         user_id: "alice".into(),
         amount: roubles("100.00"),
-        payment_id: format!("payment of {key}"),
-    }
+        payment_id,
+    };
+    let issued = world.cfa.clone().issue_cfa_rub(request).await;
+    let issued = issued.expect("a result").into_inner().operation;
+    issued.expect("operation")
 }
 
 // rows: R047 R064
@@ -37,26 +43,12 @@ async fn r047_operation_stays_in_processing_while_the_node_is_away() {
     };
     let mut world = World::with(folder.path(), settings).await;
     node.stop().await;
-    let stuck = world
-        .cfa
-        .issue_cfa_rub(deposit("k-1"))
-        .await
-        .expect("a result")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let stuck = issue(&world, "k-1").await;
     assert_eq!(
         (stuck.status(), stuck.onchain_tx_hash.as_str()),
         (OperationStatus::Processing, "")
     );
-    let again = world
-        .cfa
-        .issue_cfa_rub(deposit("k-1"))
-        .await
-        .expect("a result")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let again = issue(&world, "k-1").await;
     assert_eq!(
         (again.operation_id.clone(), again.status()),
         (stuck.operation_id.clone(), OperationStatus::Processing)
@@ -82,14 +74,7 @@ async fn r064_a_transaction_lost_by_the_node_is_resent() {
     let mut world = World::start(folder.path()).await;
     world.deposit("bob", "1.00").await;
     world.stop_sealing().await;
-    let sent = world
-        .cfa
-        .issue_cfa_rub(deposit("k-1"))
-        .await
-        .expect("a result")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let sent = issue(&world, "k-1").await;
     assert_ne!(sent.status(), OperationStatus::Finalized);
     world.stop().await;
     // the pool was in memory; the raw transaction is in the connector's store
@@ -159,14 +144,7 @@ async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     let (mut world, node, gate) = gated_world(folder.path()).await;
     world.deposit("alice", "1.00").await;
     gate.refuse(NO_COINS);
-    let refused = world
-        .cfa
-        .issue_cfa_rub(deposit("k-1"))
-        .await
-        .expect("a result")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let refused = issue(&world, "k-1").await;
     assert_eq!(refused.status(), OperationStatus::Processing);
     for _ in 0..3 {
         world.sweep().await;
@@ -174,7 +152,6 @@ async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     let refused = world.operation(&refused.operation_id).await;
     assert_eq!(refused.status(), OperationStatus::Rejected);
     gate.pass();
-    world.double.paid("payment of k-1", "alice", "100.00");
     let request = pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: "payment of k-1".into(),

@@ -14,6 +14,7 @@ use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::common::v1 as common;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::payments::v1::FiatDepositedEvent;
 use testkit::{Peers, Person};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -248,12 +249,24 @@ impl World {
 
     /// A deposit by RPC, through to the ledger.
     pub async fn deposit(&mut self, user_id: &str, amount: &str) -> pb::CfaOperation {
+        let payment_id = key();
+        self.double.paid(&payment_id, user_id, amount);
+        self.issue_paid(&payment_id, user_id, amount).await
+    }
+
+    /// Issues CFA-RUB for a paid payment, through to the ledger.
+    pub async fn issue_paid(
+        &mut self,
+        payment_id: &str,
+        user_id: &str,
+        amount: &str,
+    ) -> pb::CfaOperation {
         let before = self.balance(&format!("{user_id}:CFA-RUB")).await.balance;
         let request = pb::IssueCfaRubRequest {
             context: context(&key()),
             user_id: user_id.to_owned(),
             amount: roubles(amount),
-            payment_id: key(),
+            payment_id: payment_id.to_owned(),
         };
         let operation = self
             .cfa
@@ -270,6 +283,12 @@ impl World {
         self.balance_becomes(&format!("{user_id}:CFA-RUB"), &sum.to_string())
             .await;
         operation
+    }
+
+    /// Publishes the event of a paid payment.
+    pub async fn publish_deposit(&self, payment_id: &str, user_id: &str, amount: &str) {
+        let event = deposited(payment_id, user_id, amount);
+        self.log.publish(&[event]).await.expect("published");
     }
 
     pub async fn balance(&mut self, subaccount_id: &str) -> Balance {
@@ -531,6 +550,19 @@ impl Random {
 /// A fresh key.
 pub fn key() -> String {
     uuid::Uuid::now_v7().to_string()
+}
+
+/// The event of a paid payment.
+pub fn deposited(payment_id: &str, user_id: &str, amount: &str) -> Event {
+    let message = FiatDepositedEvent {
+        context: context("deposit"),
+        user_id: user_id.to_owned(),
+        amount: roubles(amount),
+        payment_id: payment_id.to_owned(),
+        deposited_at: None,
+    };
+    let name = "dfa.payments.v1.FiatDepositedEvent";
+    event(events::topics::PAYMENTS, payment_id, name, &message)
 }
 
 pub fn bond(symbol: &str) -> pb::RegisterInstrumentRequest {

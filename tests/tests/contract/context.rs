@@ -138,9 +138,11 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
     run(async {
         let platform = platform().await;
         let user = platform.trader().await;
-        let key = uuid::Uuid::now_v7().to_string();
+        // The key of the event that brought the money.
+        let payment = platform.deposit(&user, "70.00").await;
         let issue = json!({
-            "context": context_with_key(&key), "userId": user.id, "amount": rub("70.00"), "paymentId": key,
+            "context": context_with_key(&payment), "userId": user.id, "amount": rub("70.00"),
+            "paymentId": payment,
         });
         let first = platform
             .ok(TREASURY, "cfa.IssueCfaRub", issue.clone())

@@ -6,10 +6,10 @@ use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
 use serde_json::{Value, json};
-use tests::Platform;
 use tests::call::{AUDITOR, OPERATOR, TREASURY, text};
 use tests::shared::{platform, run};
 use tests::world::rub;
+use tests::{Platform, bank};
 
 use crate::values::rpc;
 
@@ -233,11 +233,14 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
     });
 }
 
-/// Issues tokens without a payment, and runs the reconciliation that detects them.
+/// Issues tokens for money that the bank has reported and does not have, and runs the
+/// reconciliation that detects them.
 async fn unbalance(platform: &Platform) {
     let user = platform.trader().await;
-    let request = json!({ "userId": user.id, "paymentId": "never-paid", "amount": rub("1.00") });
-    platform.ok(TREASURY, "cfa.IssueCfaRub", request).await;
+    let intent = platform.intent(&user, "1.00").await;
+    let notice = bank::notice(&text(&intent, "/paymentId"), "SUCCESS", "1.00");
+    let webhook = platform.signed(&notice, bank::now_s());
+    platform.post_webhook(&webhook).await.expect("accepted");
     platform.balance_is(&user.cash(), "1.00").await;
     let report = platform
         .ok(

@@ -18,10 +18,15 @@ async fn redeem(platform: &Platform, user: &User, value: &str) -> Result<Value, 
         .clone())
 }
 
-async fn issue_rub(platform: &Platform, user: &User, value: &str) -> Value {
-    let payment = uuid::Uuid::now_v7().to_string();
-    let request = json!({ "userId": user.id, "paymentId": payment, "amount": rub(value) });
-    platform.ok(TREASURY, "cfa.IssueCfaRub", request).await["operation"].clone()
+/// The payer pays; returns the operation of the deposit as soon as it is decided.
+async fn paid(platform: &Platform, user: &User, intent: &Value) -> Value {
+    platform.pay(intent).await;
+    let payment = text(intent, "/paymentId");
+    let request = json!({ "userId": user.id, "externalRef": payment });
+    let is_decided = |answer: &Value| answer.pointer("/operations/0").is_some();
+    let call = "cfa.ListOperations";
+    let listed = platform.until("the deposit", call, request, is_decided);
+    listed.await["operations"][0].clone()
 }
 
 /// Waits until identity has counted this use today under the limit type.
@@ -144,12 +149,18 @@ fn r013_refused_and_failed_operations_say_which_kind_it_was() {
     run(async {
         let platform = platform().await;
         let user = platform.rich("500.00").await;
-        for (refusal, reason) in [
+        // Before the refusals, which would refuse the codes as well.
+        let codes = [
+            platform.intent(&user, "10.00").await,
+            platform.intent(&user, "10.00").await,
+        ];
+        let refusals = [
             ("KYC level too low", "KYC_REQUIRED"),
             ("Daily limit", "LIMIT_EXCEEDED"),
-        ] {
+        ];
+        for (code, (refusal, reason)) in codes.iter().zip(refusals) {
             platform.refuse_limit(&user, "DEPOSIT", refusal).await;
-            let operation = issue_rub(platform, &user, "10.00").await;
+            let operation = paid(platform, &user, code).await;
             rejected(&operation, "ISSUANCE", reason, refusal);
         }
         // The bank refuses the account: burned tokens are returned, the operation fails.
@@ -219,14 +230,21 @@ fn r019_operations_check_identity_before_the_chain() {
         let before = asked(&platform).await;
         platform.issue(&bond, &user, "1").await;
         assert_asked(&platform, before, "an accepted placement").await;
-        for (reason, message) in [
+        // Before the refusals, which would refuse the codes as well.
+        let codes = [
+            platform.intent(&user, "10.00").await,
+            platform.intent(&user, "10.00").await,
+        ];
+        let refusals = [
             ("LIMIT_EXCEEDED", "not today"),
             ("KYC_REQUIRED", "KYC level too low"),
-        ] {
+        ];
+        for (code, refusal) in codes.iter().zip(refusals) {
+            let message = refusal.1;
             for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
                 platform.refuse_limit(&user, limit, message).await;
             }
-            every_is_rejected(&platform, &user, &other, &bond, (reason, message)).await;
+            every_is_rejected(&platform, &user, &other, &bond, code, refusal).await;
         }
         platform.balance_is(&user.cash(), "500.00").await;
         platform.balance_is(&user.units(&bond), "6").await;
@@ -239,10 +257,11 @@ async fn every_is_rejected(
     user: &User,
     other: &User,
     bond: &str,
+    code: &Value,
     (reason, message): (&str, &str),
 ) {
     let before = asked(platform).await;
-    let issue = issue_rub(platform, user, "10.00").await;
+    let issue = paid(platform, user, code).await;
     rejected(&issue, "ISSUANCE", reason, message);
     let before = assert_asked(platform, before, "an issue").await;
 
