@@ -15,6 +15,9 @@ pub struct PaymentsConfig {
     pub keys_dir: PathBuf,
     /// Address of the bank and fast-payment system.
     pub bank_url: String,
+    /// Its name in receipts: transaction ids are unique per bank. Not changed while it is the same
+    /// bank: its transactions would count as others.
+    pub bank_id: String,
     /// The platform's account, where deposits arrive and payouts leave.
     pub requisites: Requisites,
     /// Fixed text of a deposit's purpose (specification 4.2.3).
@@ -26,6 +29,10 @@ pub struct PaymentsConfig {
     /// Delay before the first status poll of an intent; then it doubles.
     pub poll_first_ms: u64,
     pub poll_most_ms: u64,
+    /// Delay between polls of an intent that has failed or expired, and how long after its lifetime
+    /// it is polled, in seconds: its money may still arrive while the webhook is lost.
+    pub late_poll_pause_ms: u64,
+    pub late_poll_window_s: u32,
     /// Delay before the first retry or poll of a payout; then it doubles.
     pub payout_pause_first_ms: u64,
     pub payout_pause_most_ms: u64,
@@ -44,12 +51,15 @@ impl Default for PaymentsConfig {
             data_dir: "data/payments".into(),
             keys_dir: "data/keys".into(),
             bank_url: "http://127.0.0.1:8086".into(),
+            bank_id: "bank".into(),
             requisites: Requisites::default(),
             deposit_purpose: "Пополнение баланса".into(),
             payout_purpose: "Выплата по погашению ЦФА".into(),
             intent_life_s: 900,
             poll_first_ms: 3_000,
             poll_most_ms: 60_000,
+            late_poll_pause_ms: 600_000,
+            late_poll_window_s: 86_400,
             payout_pause_first_ms: 250,
             payout_pause_most_ms: 300_000,
             reconcile_readings: 4,

@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `intent`, `payout`, `reconcile` | the pure core: life cycles, arithmetic |
+//! | `intent`, `receipt`, `payout`, `reconcile` | the pure core: life cycles, arithmetic |
 //! | `repo` | the store: all SQL of this crate |
 //! | `service` | use cases: deposits, payouts, reconciliation |
 //! | `worker` | background work: polls, expiry, payouts, cut-off, alerts |
@@ -20,6 +20,7 @@ mod api;
 pub mod config;
 pub mod intent;
 pub mod payout;
+pub mod receipt;
 pub mod reconcile;
 mod repo;
 mod service;

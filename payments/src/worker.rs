@@ -54,7 +54,7 @@ pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Polls pending intents and expires those that are due.
+/// Polls intents, and expires pending ones that are due.
 pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let due = intents::due(gateway.db.read(), clock::now_us(), BATCH).await;

@@ -148,6 +148,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("CancelPayout", MONEY),
             ("GetPayout", EVERYONE),
             ("ListPayouts", EVERYONE),
+            ("ListReceipts", STAFF),
             ("Reconcile", MONEY),
             ("GetLatestReport", STAFF),
         ],

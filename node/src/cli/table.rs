@@ -35,6 +35,7 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
     ("payout", "Payouts to bank accounts"),
+    ("receipt", "Money received at the bank"),
     ("recon", "Reconciliation of bank and supply"),
     ("order", "Orders"),
     ("trade", "Trades"),
@@ -120,6 +121,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "payout" "cancel" "CancelPayout";
         "payout" "get" "GetPayout";
         "payout" "list" "ListPayouts";
+        "receipt" "list" "ListReceipts";
         "recon" "run" "Reconcile";
         "recon" "latest" "GetLatestReport";
     }

@@ -12,6 +12,7 @@ use types::PaymentStatus;
 use crate::{
     intent::{Intent, PaymentMethod},
     payout::Payout,
+    receipt::{Receipt, ReceiptStatus},
     repo::reports::Report,
     service::Fault,
 };
@@ -61,6 +62,29 @@ pub fn intent(intent: &Intent) -> pb::PaymentIntent {
         created_at: Some(to_timestamp_us(intent.created_at_us)),
         expires_at: Some(to_timestamp_us(intent.expires_at_us)),
         updated_at: Some(to_timestamp_us(intent.updated_at_us)),
+    }
+}
+
+/// A status filter of receipts; `None` when unset.
+pub fn receipt_status(status: i32) -> Result<Option<ReceiptStatus>, Status> {
+    match (status, ReceiptStatus::from_code(status)) {
+        (0, _) => Ok(None),
+        (_, Some(status)) => Ok(Some(status)),
+        _ => Err(rpc::status::invalid_argument("status", "is not a status")),
+    }
+}
+
+pub fn receipt(receipt: &Receipt) -> pb::Receipt {
+    pb::Receipt {
+        receipt_id: receipt.receipt_id.clone(),
+        bank_id: receipt.bank_id.clone(),
+        transaction_id: receipt.transaction_id.clone().unwrap_or_default(),
+        payment_id: receipt.payment_id.clone(),
+        amount: Some(money(receipt.amount)),
+        status: receipt.status().code(),
+        reason: receipt.unmatched.map_or(0, |reason| reason.code()),
+        created_at: Some(to_timestamp_us(receipt.created_at_us)),
+        updated_at: Some(to_timestamp_us(receipt.updated_at_us)),
     }
 }
 

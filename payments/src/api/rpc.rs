@@ -15,7 +15,7 @@ use service_kit::clock;
 use types::BusinessDay;
 
 use crate::{
-    repo::{Filter, PageBound, intents, payouts},
+    repo::{Filter, PageBound, intents, payouts, receipts},
     service::{Claim, Fault, Gateway, NewIntent, NewPayout, WebhookSubject},
 };
 
@@ -225,6 +225,27 @@ impl PaymentsService for Api {
         });
         Ok(Response::new(pb::ListPayoutsResponse {
             payouts: rows.iter().map(convert::payout).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn list_receipts(
+        &self,
+        request: Request<pb::ListReceiptsRequest>,
+    ) -> Result<Response<pb::ListReceiptsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let status = convert::receipt_status(ask.status)?.map_or("", |status| status.as_str());
+        let page = page::parse(ask.pagination, page::filter_hash(&[status]))?;
+        let mut rows = receipts::list(self.0.db.read(), status, page_bound(&page))
+            .await
+            .map_err(Fault::from)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.receipt_id.clone(),
+        });
+        Ok(Response::new(pb::ListReceiptsResponse {
+            receipts: rows.iter().map(convert::receipt).collect(),
             pagination: Some(pagination),
         }))
     }

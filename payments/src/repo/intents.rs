@@ -35,8 +35,8 @@ pub async fn insert_in_tx(
     let done = sqlx::query(
         "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, \
          qr_payload, idempotency_key, correlation_id, next_poll_at_us, created_at_us, \
-         expires_at_us, updated_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
+         expires_at_us, updated_at_us, polled) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, TRUE) \
          ON CONFLICT (user_id, idempotency_key) DO NOTHING",
     )
     .bind(&intent.payment_id)
@@ -96,7 +96,7 @@ pub async fn list(
         .collect()
 }
 
-/// Stores a status transition.
+/// Stores a status transition. A successful or refunded intent is not polled any more.
 pub async fn set_status_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -104,56 +104,82 @@ pub async fn set_status_in_tx(
     late: bool,
     now_us: i64,
 ) -> sqlx::Result<()> {
+    let is_final = matches!(status, PaymentStatus::Success | PaymentStatus::Refunded);
     sqlx::query(
-        "UPDATE intents SET status = $2, late = late OR $3, updated_at_us = $4 WHERE payment_id = $1",
+        "UPDATE intents SET status = $2, late = late OR $3, updated_at_us = $4, \
+         polled = polled AND NOT $5 WHERE payment_id = $1",
     )
     .bind(payment_id)
     .bind(status.as_str())
     .bind(late)
     .bind(now_us)
+    .bind(is_final)
     .execute(tx)
     .await?;
     Ok(())
 }
 
-/// Pending intents with a due poll, each with its number of polls.
+/// Intents with a due poll, each with its number of polls.
 pub async fn due(
     db: impl SqliteExecutor<'_>,
     now_us: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<(Intent, u32)>> {
     sqlx::query(
-        "SELECT * FROM intents INDEXED BY intents_pending \
-         WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
+        "SELECT * FROM intents INDEXED BY intents_polled \
+         WHERE polled AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
     )
     .bind(now_us)
     .bind(limit)
     .fetch_all(db)
     .await?
     .iter()
-    .map(|row| Ok((read(row)?, row.try_get("polls")?)))
+    .map(read_polled)
     .collect()
 }
 
-/// Time of the next poll, if an intent is pending.
+/// Pending intents, the next polls first.
+pub async fn pending(db: impl SqliteExecutor<'_>, limit: i64) -> sqlx::Result<Vec<(Intent, u32)>> {
+    sqlx::query(
+        "SELECT * FROM intents INDEXED BY intents_pending \
+         WHERE status = 'PENDING' ORDER BY next_poll_at_us LIMIT $1",
+    )
+    .bind(limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(read_polled)
+    .collect()
+}
+
+fn read_polled(row: &SqliteRow) -> sqlx::Result<(Intent, u32)> {
+    Ok((read(row)?, row.try_get("polls")?))
+}
+
+/// Time of the next poll, if an intent is polled.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
-        "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_pending WHERE status = 'PENDING'",
+        "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_polled WHERE polled",
     )
     .fetch_one(db)
     .await
 }
 
+/// Schedules the next poll; `None`: there is none.
 pub async fn schedule_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
-    next_poll_at_us: i64,
+    next_poll_at_us: Option<i64>,
 ) -> sqlx::Result<()> {
-    sqlx::query("UPDATE intents SET polls = polls + 1, next_poll_at_us = $2 WHERE payment_id = $1")
-        .bind(payment_id)
-        .bind(next_poll_at_us)
-        .execute(tx)
-        .await?;
+    sqlx::query(
+        "UPDATE intents SET polls = polls + 1, \
+         polled = $2 IS NOT NULL AND status NOT IN ('SUCCESS', 'REFUNDED'), \
+         next_poll_at_us = coalesce($2, next_poll_at_us) WHERE payment_id = $1",
+    )
+    .bind(payment_id)
+    .bind(next_poll_at_us)
+    .execute(tx)
+    .await?;
     Ok(())
 }
 

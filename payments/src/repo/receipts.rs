@@ -1,8 +1,11 @@
-//! Accepted webhooks, and received money without a matching intent.
+//! Accepted webhooks, and the receipts of bank transactions.
 
-use sqlx::{SqliteConnection, SqliteExecutor};
+use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
+use super::{Filter, PageBound, page};
 use rail::{Rub, RubError};
+
+use crate::receipt::Receipt;
 
 /// False if the bank's event was accepted before (T25).
 pub async fn note_webhook_in_tx(
@@ -27,48 +30,203 @@ pub async fn note_webhook_in_tx(
     Ok(done.rows_affected() == 1)
 }
 
-/// Stores money reported for a payment that does not match. The latest report counts.
-pub async fn note_unmatched_in_tx(
+fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
+    let reason: Option<String> = row.try_get("reason")?;
+    let unmatched = reason.map(|reason| reason.parse()).transpose();
+    Ok(Receipt {
+        receipt_id: row.try_get("receipt_id")?,
+        bank_id: row.try_get("bank_id")?,
+        transaction_id: row.try_get("transaction_id")?,
+        payment_id: row.try_get("payment_id")?,
+        amount: Rub::from_kopecks(row.try_get("amount_minor")?),
+        unmatched: unmatched.map_err(|error: types::TextError| sqlx::Error::ColumnDecode {
+            index: "reason".to_owned(),
+            source: Box::new(error),
+        })?,
+        created_at_us: row.try_get("created_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+    })
+}
+
+/// The receipt that a report of a payment is about: with a transaction id that of the transaction,
+/// or one of the payment that has no id yet; without, one of the payment. Of the payment's receipts
+/// those may be the same money that are unmatched or have the same amount; the matched first.
+pub async fn of_report_in_tx(
     tx: &mut SqliteConnection,
+    bank_id: &str,
+    transaction_id: Option<&str>,
     payment_id: &str,
     amount: Rub,
-    reason: &str,
-    now_us: i64,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<Option<Receipt>> {
+    let by_payment = match transaction_id {
+        Some(transaction_id) => {
+            let sql = "SELECT * FROM receipts WHERE bank_id = $1 AND transaction_id = $2";
+            let by_id = sqlx::query(sql)
+                .bind(bank_id)
+                .bind(transaction_id)
+                .fetch_optional(&mut *tx)
+                .await?;
+            if let Some(row) = by_id {
+                return read(&row).map(Some);
+            }
+            "SELECT * FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1 \
+             AND bank_id = $2 AND (status = 'UNMATCHED' OR amount_minor = $3) \
+             AND transaction_id IS NULL ORDER BY status, created_at_us DESC LIMIT 1"
+        }
+        None => {
+            "SELECT * FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1 \
+             AND bank_id = $2 AND (status = 'UNMATCHED' OR amount_minor = $3) \
+             ORDER BY status, created_at_us DESC LIMIT 1"
+        }
+    };
+    let found = sqlx::query(by_payment)
+        .bind(payment_id)
+        .bind(bank_id)
+        .bind(amount.kopecks())
+        .fetch_optional(tx)
+        .await?;
+    found.as_ref().map(read).transpose()
+}
+
+/// Inserts a receipt, or updates the columns that a later report changes.
+pub async fn save_in_tx(tx: &mut SqliteConnection, receipt: &Receipt) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO unmatched_receipts (payment_id, amount_minor, reason, received_at_us) VALUES ($1, $2, $3, $4) \
-         ON CONFLICT (payment_id) DO UPDATE SET amount_minor = excluded.amount_minor, reason = excluded.reason, \
-         received_at_us = excluded.received_at_us, resolved = FALSE",
+        "INSERT INTO receipts (receipt_id, bank_id, transaction_id, payment_id, amount_minor, status, \
+         reason, created_at_us, updated_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+         ON CONFLICT (receipt_id) DO UPDATE SET transaction_id = excluded.transaction_id, \
+         payment_id = excluded.payment_id, amount_minor = excluded.amount_minor, \
+         status = excluded.status, reason = excluded.reason, \
+         updated_at_us = excluded.updated_at_us",
     )
-    .bind(payment_id)
-    .bind(amount.kopecks())
-    .bind(reason)
-    .bind(now_us)
+    .bind(&receipt.receipt_id)
+    .bind(&receipt.bank_id)
+    .bind(&receipt.transaction_id)
+    .bind(&receipt.payment_id)
+    .bind(receipt.amount.kopecks())
+    .bind(receipt.status().as_str())
+    .bind(receipt.unmatched.map(|reason| reason.as_str()))
+    .bind(receipt.created_at_us)
+    .bind(receipt.updated_at_us)
     .execute(tx)
     .await?;
     Ok(())
 }
 
-/// Marks the payment as matched.
-pub async fn resolve_unmatched_in_tx(
-    tx: &mut SqliteConnection,
-    payment_id: &str,
-) -> sqlx::Result<()> {
-    sqlx::query("UPDATE unmatched_receipts SET resolved = TRUE WHERE payment_id = $1")
-        .bind(payment_id)
-        .execute(tx)
-        .await?;
-    Ok(())
+pub async fn list(
+    db: impl SqliteExecutor<'_>,
+    status: &str,
+    bound: PageBound<'_>,
+) -> sqlx::Result<Vec<Receipt>> {
+    let filter = Filter {
+        user_id: "",
+        status,
+    };
+    page("receipts", "receipt_id", filter, bound)
+        .build()
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
 }
 
-/// Sum of unmatched receipts.
+/// Sum of unmatched receipts. Cost grows with those that are open, not with those stored.
 pub async fn unmatched_total(db: impl SqliteExecutor<'_>) -> sqlx::Result<Rub> {
-    let amounts: Vec<i64> =
-        sqlx::query_scalar("SELECT amount_minor FROM unmatched_receipts WHERE NOT resolved")
-            .fetch_all(db)
-            .await?;
+    let amounts: Vec<i64> = sqlx::query_scalar(
+        "SELECT amount_minor FROM receipts INDEXED BY receipts_unmatched WHERE status = 'UNMATCHED'",
+    )
+    .fetch_all(db)
+    .await?;
     amounts
         .into_iter()
         .try_fold(Rub::ZERO, |sum, amount| sum.plus(Rub::from_kopecks(amount)))
         .map_err(|error: RubError| sqlx::Error::Decode(Box::new(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Connection;
+
+    use super::*;
+    use crate::receipt::UnmatchedReason;
+
+    const EARLIER: [&str; 6] = [
+        include_str!("../../migrations/sqlite/0001_payments.sql"),
+        include_str!("../../migrations/sqlite/0002_report_keys.sql"),
+        include_str!("../../migrations/sqlite/0003_payout_refunds.sql"),
+        include_str!("../../migrations/sqlite/0004_payout_keys.sql"),
+        include_str!("../../migrations/sqlite/0005_refunds.sql"),
+        include_str!("../../migrations/sqlite/0006_lists.sql"),
+    ];
+    const RECEIPTS: &str = include_str!("../../migrations/sqlite/0007_receipts.sql");
+
+    // rows: R120
+    #[tokio::test]
+    async fn d51_earlier_payments_become_receipts() {
+        let mut db = SqliteConnection::connect(":memory:").await.unwrap();
+        for sql in EARLIER {
+            sqlx::raw_sql(sql).execute(&mut db).await.unwrap();
+        }
+        let intent = |id: &str, status: &str, amount: i64| {
+            format!(
+                "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, \
+                 qr_payload, idempotency_key, correlation_id, next_poll_at_us, created_at_us, \
+                 expires_at_us, updated_at_us) VALUES ('{id}', 'u', {amount}, 'SBP_QR', '{status}', \
+                 'url', '', '{id}', 'c', 9, 1, 2, 3);"
+            )
+        };
+        let rows = [
+            intent("paid", "SUCCESS", 1_000),
+            intent("back", "REFUNDED", 2_000),
+            intent("open", "PENDING", 3_000),
+            intent("gone", "EXPIRED", 4_000),
+        ];
+        for sql in rows {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+                .execute(&mut db)
+                .await
+                .unwrap();
+        }
+        let unmatched = "INSERT INTO unmatched_receipts VALUES \
+             ('open', 2900, 'amount differs', 5, FALSE), ('paid', 900, 'amount differs', 5, TRUE), \
+             ('unknown', 7, 'unknown payment', 6, FALSE)";
+        sqlx::raw_sql(unmatched).execute(&mut db).await.unwrap();
+        let webhook = r#"INSERT INTO webhooks VALUES ('w', 'back', 'SUCCESS',
+             '{"type":"payment","transactionId":"t-back"}', 4)"#;
+        sqlx::raw_sql(webhook).execute(&mut db).await.unwrap();
+        sqlx::raw_sql(RECEIPTS).execute(&mut db).await.unwrap();
+
+        assert_eq!(
+            unmatched_total(&mut db).await.unwrap(),
+            Rub::from_kopecks(2_907)
+        );
+        let polled: Vec<String> = sqlx::query_scalar("SELECT payment_id FROM intents WHERE polled")
+            .fetch_all(&mut db)
+            .await
+            .unwrap();
+        assert_eq!(polled, ["open"]);
+        let mut reported = async |transaction: Option<&str>, payment: &str, kopecks: i64| {
+            let amount = Rub::from_kopecks(kopecks);
+            let found = of_report_in_tx(&mut db, "bank", transaction, payment, amount).await;
+            found
+                .unwrap()
+                .map(|receipt| (receipt.amount.kopecks(), receipt.unmatched))
+        };
+        // The first transaction named for a paid payment is the one that paid it.
+        assert_eq!(
+            reported(Some("t"), "paid", 1_000).await,
+            Some((1_000, None))
+        );
+        assert_eq!(reported(Some("t"), "paid", 999).await, None);
+        assert_eq!(reported(None, "back", 2_000).await, Some((2_000, None)));
+        // Its transaction is known: another one is another payment.
+        assert_eq!(
+            reported(Some("t-back"), "back", 2_000).await,
+            Some((2_000, None))
+        );
+        assert_eq!(reported(Some("t"), "back", 2_000).await, None);
+        let differs = Some((2_900, Some(UnmatchedReason::AmountDiffers)));
+        assert_eq!(reported(Some("t"), "open", 3_000).await, differs);
+        assert_eq!(reported(None, "gone", 4_000).await, None);
+    }
 }

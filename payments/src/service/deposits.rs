@@ -16,6 +16,7 @@ use types::PaymentStatus;
 use crate::{
     api::publish as emit,
     intent::{Intent, PaymentMethod, Step, on_report},
+    receipt::{Match, Receipt, match_receipt, transaction_id},
     repo::{intents, receipts},
 };
 
@@ -38,6 +39,8 @@ pub struct PaymentOutcome {
     pub status: PaymentStatus,
     /// `None`: not an amount of roubles.
     pub amount: Option<Rub>,
+    /// The bank's id of the transaction that brought the money.
+    pub transaction_id: Option<String>,
     /// Event id and body, when it came by webhook.
     pub webhook: Option<(String, Vec<u8>)>,
 }
@@ -141,30 +144,39 @@ impl Gateway {
         })
     }
 
-    /// Applies a bank report, from a webhook or a poll.
+    /// Applies a bank report, from a webhook or a poll. Money that pays no intent is kept as an
+    /// unmatched receipt, whatever the answer.
     pub async fn on_payment_report(&self, report: &PaymentOutcome) -> Result<Intent, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
-        let Some(mut intent) = intents::get(&mut *tx, &report.payment_id).await? else {
-            self.note_unmatched(tx, report, "unknown payment", now_us)
-                .await?;
+        let intent = intents::get(&mut *tx, &report.payment_id).await?;
+        let matching = intent
+            .as_ref()
+            .filter(|intent| report.amount == Some(intent.amount));
+        if let (Some(intent), Some((event_id, body))) = (matching, &report.webhook) {
+            let (status, id) = (report.status.as_str(), &report.payment_id);
+            if !receipts::note_webhook_in_tx(&mut tx, event_id, id, status, body, now_us).await? {
+                metrics::counter!("payment_webhooks_repeated_total").increment(1);
+                return Ok(intent.clone());
+            }
+        }
+        let matched = self
+            .record_receipt(&mut tx, intent.as_ref(), report, now_us)
+            .await?;
+        let is_matching = matching.is_some();
+        let Some(mut intent) = intent else {
+            tx.commit().await?;
             return Err(Fault::IntentNotFound);
         };
-        if report.amount != Some(intent.amount) {
-            if intent.status != PaymentStatus::Success {
-                self.note_unmatched(tx, report, "amount differs", now_us)
-                    .await?;
-            }
+        if !is_matching {
+            tx.commit().await?;
             tracing::warn!(payment_id = intent.payment_id, expected = %intent.amount,
                 reported = ?report.amount, "payment report has another amount than the intent");
             return Err(Fault::AmountMismatch);
         }
-        if let Some((event_id, body)) = &report.webhook {
-            let (status, id) = (report.status.as_str(), &report.payment_id);
-            if !receipts::note_webhook_in_tx(&mut tx, event_id, id, status, body, now_us).await? {
-                metrics::counter!("payment_webhooks_repeated_total").increment(1);
-                return Ok(intent);
-            }
+        if matched.is_some_and(|matched| matched != Match::Pays) {
+            tx.commit().await?;
+            return Ok(intent);
         }
         let mut deposited_now = false;
         match on_report(intent.status, report.status) {
@@ -184,7 +196,6 @@ impl Gateway {
                 intents::set_status_in_tx(&mut tx, &intent.payment_id, to, late, now_us).await?;
                 deposited_now = deposited;
                 if deposited {
-                    receipts::resolve_unmatched_in_tx(&mut tx, &intent.payment_id).await?;
                     let event = emit::fiat_deposited(&intent, now_us);
                     events::outbox::append_in_tx(&mut tx, &[event]).await?;
                 }
@@ -202,24 +213,65 @@ impl Gateway {
         Ok(intent)
     }
 
-    /// Keeps money without a matching intent in suspense until it matches.
-    async fn note_unmatched(
+    /// Stores the receipt that a report of received money is about; `None` for any other report.
+    async fn record_receipt(
         &self,
-        mut tx: events::Tx,
+        tx: &mut events::Tx,
+        intent: Option<&Intent>,
         report: &PaymentOutcome,
-        reason: &str,
         now_us: i64,
-    ) -> Result<(), Fault> {
-        if let (PaymentStatus::Success, Some(amount)) = (report.status, report.amount) {
-            receipts::note_unmatched_in_tx(&mut tx, &report.payment_id, amount, reason, now_us)
-                .await?;
-            tx.commit().await?;
+    ) -> Result<Option<Match>, Fault> {
+        let amount = report.amount.filter(|amount| amount.kopecks() > 0);
+        let (PaymentStatus::Success, Some(amount)) = (report.status, amount) else {
+            return Ok(None);
+        };
+        let (bank_id, payment_id) = (&self.config.bank_id, &report.payment_id);
+        let transaction_id = report.transaction_id.as_deref();
+        let stored =
+            receipts::of_report_in_tx(tx, bank_id, transaction_id, payment_id, amount).await?;
+        let matched = match_receipt(intent, stored.as_ref(), amount);
+        let mut receipt = stored.clone().unwrap_or_else(|| Receipt {
+            receipt_id: Uuid::now_v7().to_string(),
+            bank_id: bank_id.clone(),
+            transaction_id: None,
+            payment_id: payment_id.clone(),
+            amount,
+            unmatched: None,
+            created_at_us: now_us,
+            updated_at_us: now_us,
+        });
+        if matched == Match::Repeat && receipt.payment_id != *payment_id {
+            tracing::warn!(
+                transaction_id,
+                paid = receipt.payment_id,
+                reported = payment_id,
+                "the bank reports a transaction that has paid one payment for another one"
+            );
+            return Ok(Some(matched));
         }
-        Ok(())
+        receipt.transaction_id = receipt
+            .transaction_id
+            .or_else(|| report.transaction_id.clone());
+        // What pays an intent stays as it is.
+        if matched != Match::Repeat {
+            receipt.payment_id.clone_from(payment_id);
+            receipt.amount = amount;
+            receipt.unmatched = match matched {
+                Match::Unmatched(reason) => Some(reason),
+                Match::Pays | Match::Repeat => None,
+            };
+        }
+        if stored.as_ref() == Some(&receipt) {
+            return Ok(Some(matched));
+        }
+        receipt.updated_at_us = now_us;
+        log_change(stored.as_ref(), &receipt, intent);
+        receipts::save_in_tx(tx, &receipt).await?;
+        Ok(Some(matched))
     }
 
     /// Polls the bank for an intent, in case a webhook is lost, and expires the intent when it is
-    /// due (D12).
+    /// due (D12). A failed or expired one is polled on for a while: late money counts (T25).
     pub async fn poll_intent(&self, intent: &Intent, polls: u32) -> Result<(), Fault> {
         let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
         let now_us = clock::now_us();
@@ -228,6 +280,7 @@ impl Gateway {
                 payment_id: intent.payment_id.clone(),
                 status: report.status.into(),
                 amount: Some(report.amount.into()),
+                transaction_id: transaction_id(report.transaction_id),
                 webhook: None,
             }),
             Err(BankError::NotFound) => None,
@@ -236,47 +289,67 @@ impl Gateway {
                 return Err(error.into());
             }
         };
-        let open = reported
-            .as_ref()
-            .is_none_or(|report| report.status == PaymentStatus::Pending);
-        if open && now_us >= intent.expires_at_us {
-            // The last poll found no money: the service itself reports EXPIRED.
-            self.on_payment_report(&PaymentOutcome {
-                payment_id: intent.payment_id.clone(),
-                status: PaymentStatus::Expired,
-                amount: Some(intent.amount),
-                webhook: None,
-            })
-            .await?;
-            return Ok(());
-        }
-        if let Some(report) = reported.filter(|_| !open) {
+        let is_pending = intent.status == PaymentStatus::Pending;
+        let is_news = |report: &PaymentOutcome| match report.status {
+            PaymentStatus::Success => true,
+            // Of a failed or expired intent only late money is news.
+            status => is_pending && status != PaymentStatus::Pending,
+        };
+        let mut current = intent.clone();
+        if let Some(report) = reported.filter(is_news) {
             match self.on_payment_report(&report).await {
-                Ok(_) => return Ok(()),
-                // Stays pending and in suspense for an operator; the bank may still correct its
-                // report.
+                Ok(after) => current = after,
+                // The bank may still correct its report.
                 Err(Fault::AmountMismatch) => {}
                 Err(fault) => return Err(fault),
             }
         }
-        self.schedule_poll(intent, polls, now_us).await
+        if current.status == PaymentStatus::Success {
+            return Ok(());
+        }
+        if current.status == PaymentStatus::Pending && now_us >= intent.expires_at_us {
+            // The last poll found no money for it: the service itself reports EXPIRED.
+            let expired = PaymentOutcome {
+                payment_id: intent.payment_id.clone(),
+                status: PaymentStatus::Expired,
+                amount: Some(intent.amount),
+                transaction_id: None,
+                webhook: None,
+            };
+            current = self.on_payment_report(&expired).await?;
+        }
+        self.schedule_poll(&current, polls, now_us).await
     }
 
     async fn schedule_poll(&self, intent: &Intent, polls: u32, now_us: i64) -> Result<(), Fault> {
-        let (first_ms, max_ms) = (self.config.poll_first_ms, self.config.poll_most_ms);
-        let mut next_us = now_us + doubled_us(first_ms, polls.saturating_add(1), max_ms);
-        if now_us < intent.expires_at_us {
-            next_us = next_us.min(intent.expires_at_us);
-        }
+        let config = &self.config;
+        let next_us = if intent.status == PaymentStatus::Pending {
+            let pause_us = doubled_us(
+                config.poll_first_ms,
+                polls.saturating_add(1),
+                config.poll_most_ms,
+            );
+            let next_us = now_us + pause_us;
+            Some(match now_us < intent.expires_at_us {
+                true => next_us.min(intent.expires_at_us),
+                false => next_us,
+            })
+        } else {
+            let last_us = intent.expires_at_us + i64::from(config.late_poll_window_s) * 1_000_000;
+            let pause_ms = config.late_poll_pause_ms;
+            let next_us = now_us.saturating_add(doubled_us(pause_ms, 0, pause_ms));
+            (next_us <= last_us).then_some(next_us)
+        };
         let mut tx = self.db.write().await?;
         intents::schedule_in_tx(&mut tx, &intent.payment_id, next_us).await?;
         tx.commit().await?;
         Ok(())
     }
 
-    /// Polls pending intents, so that a lost webhook does not look like a difference.
+    /// Polls pending intents, so that a lost webhook does not look like a difference. Late money of
+    /// others is found by their own polls.
     pub async fn poll_pending(&self) -> Result<(), Fault> {
-        let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
+        let pending = intents::pending(self.db.read(), POLLS_BEFORE_RECONCILIATION).await?;
         for (intent, polls) in pending {
             match self.poll_intent(&intent, polls).await {
                 Ok(()) => {}
@@ -287,6 +360,27 @@ impl Gateway {
             }
         }
         Ok(())
+    }
+}
+
+/// Counts and logs what an operator must see of a receipt: money that no intent accounts for, and a
+/// corrected amount.
+fn log_change(stored: Option<&Receipt>, receipt: &Receipt, intent: Option<&Intent>) {
+    let user_id = intent.map(|intent| intent.user_id.as_str());
+    let correlation_id = intent.map(|intent| intent.correlation_id.as_str());
+    if let Some(reason) = receipt.unmatched
+        && stored.is_none_or(|stored| stored.unmatched != receipt.unmatched)
+    {
+        let reason = reason.as_str();
+        metrics::counter!("payment_receipts_unmatched_total", "reason" => reason).increment(1);
+        tracing::warn!(receipt_id = receipt.receipt_id, payment_id = receipt.payment_id, user_id,
+            correlation_id, transaction_id = receipt.transaction_id, amount = %receipt.amount, reason,
+            "money was received that no payment intent accounts for");
+    }
+    if let Some(stored) = stored.filter(|stored| stored.amount != receipt.amount) {
+        tracing::warn!(receipt_id = receipt.receipt_id, payment_id = receipt.payment_id, user_id,
+            correlation_id, before = %stored.amount, amount = %receipt.amount,
+            "the bank has corrected the amount of a receipt");
     }
 }
 

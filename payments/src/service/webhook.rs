@@ -10,7 +10,7 @@ use rail::{
 use service_kit::clock;
 use types::PaymentStatus;
 
-use crate::intent::Intent;
+use crate::{intent::Intent, receipt};
 
 /// Unsigned fields of the RPC form; they must match the signed body.
 #[derive(Clone, Debug)]
@@ -54,6 +54,7 @@ impl Gateway {
                 payment_id,
                 status,
                 amount,
+                transaction_id,
                 ..
             } => {
                 let status = PaymentStatus::from(status);
@@ -71,6 +72,7 @@ impl Gateway {
                     payment_id,
                     status,
                     amount,
+                    transaction_id: receipt::transaction_id(transaction_id),
                     webhook: Some((signed.id.to_owned(), body.to_vec())),
                 };
                 let intent = self.on_payment_report(&report).await?;

@@ -5,6 +5,7 @@ mod deposits;
 mod lines;
 mod logs;
 mod payouts;
+mod receipts;
 mod reconciliation;
 mod webhooks;
 mod world;

@@ -427,6 +427,16 @@ impl World {
         until(async || (self.payout(payout_id).await.stopped_reason == reason).then_some(())).await;
     }
 
+    /// Receipts of a status, the newest first.
+    pub async fn receipts(&self, status: wire::ReceiptStatus) -> Vec<wire::Receipt> {
+        let ask = wire::ListReceiptsRequest {
+            status: status.into(),
+            ..Default::default()
+        };
+        let answer = self.payments().list_receipts(ask).await.unwrap();
+        answer.into_inner().receipts
+    }
+
     pub async fn reconcile(&self) -> wire::ReconcileReport {
         let ask = wire::ReconcileRequest {
             context: ctx(),
@@ -569,6 +579,13 @@ pub fn payment_notice(payment_id: &str, status: &str, amount: &str) -> String {
         r#"{{"type":"payment","paymentId":"{payment_id}","status":"{status}",
             "amount":{{"value":"{amount}","currency":"RUB"}},"occurredAt":"2026-11-21T00:00:00Z"}}"#
     )
+}
+
+/// As [`payment_notice`] of a payment that succeeded, with the bank's transaction.
+pub fn money_notice(payment_id: &str, transaction_id: &str, amount: &str) -> String {
+    let notice = payment_notice(payment_id, "SUCCESS", amount);
+    let named = format!(r#"{{"transactionId":"{transaction_id}","#);
+    notice.replacen('{', &named, 1)
 }
 
 /// The bank's report of a payout's transfer.

@@ -14,7 +14,9 @@ use proto::payments::v1 as wire;
 use rail::account;
 use testkit::plans::{self, Allowed};
 
-use crate::world::{ALICE, World, ctx, ctx_with, payment_notice, until, valid_account};
+use crate::world::{
+    ALICE, World, ctx, ctx_with, money_notice, payment_notice, until, valid_account,
+};
 
 const ALLOWED: [Allowed; 2] = [
     Allowed {
@@ -35,12 +37,15 @@ async fn deposits(world: &World) {
     let short = payment_notice(id, "SUCCESS", "9.00");
     let (status, _) = world.post_webhook("w1", &short).await;
     assert_eq!(status, 409);
-    let whole = payment_notice(id, "SUCCESS", "10.00");
+    // Named by its transaction, and paid once more by another.
+    let whole = money_notice(id, "t-1", "10.00");
+    let second = money_notice(id, "t-2", "10.00");
     for _ in 0..2 {
         let (status, answer) = world.post_webhook("w2", &whole).await;
         assert_eq!(status, 200, "{answer}");
     }
     world.until_status(id, PaymentStatus::Success).await;
+    assert_eq!(world.post_webhook("w3", &second).await.0, 200);
     let ask = |key: &str| wire::CreatePaymentIntentRequest {
         context: ctx_with(key),
         ..world::intent_ask(ALICE, "1.00", wire::PaymentMethod::BankTransfer)
@@ -107,6 +112,12 @@ async fn lists(world: &World) {
             assert!(!payouts.is_empty(), "{user_id} {status:?}");
         }
     }
+    for status in [
+        wire::ReceiptStatus::Unspecified,
+        wire::ReceiptStatus::Unmatched,
+    ] {
+        assert!(!world.receipts(status).await.is_empty(), "{status:?}");
+    }
 }
 
 async fn reconciliations(world: &World) {
@@ -142,6 +153,7 @@ async fn no_statement_scans_a_table() {
         "FROM intents INDEXED BY intents_by_status",
         "FROM intents INDEXED BY intents_by_user",
         "FROM intents INDEXED BY intents_pending",
+        "FROM intents INDEXED BY intents_polled",
         "FROM intents INDEXED BY intents_unsettled",
         "FROM intents WHERE user_id = $1 AND idempotency_key = $2",
         "FROM intents WHERE created_at_us <",
@@ -154,8 +166,12 @@ async fn no_statement_scans_a_table() {
         "FROM payouts WHERE refunds =",
         "UPDATE payouts INDEXED BY payouts_by_user SET stopped = $2",
         "UPDATE payouts INDEXED BY payouts_by_user SET stopped = NULL",
-        "FROM unmatched_receipts WHERE NOT resolved",
-        "UPDATE unmatched_receipts SET resolved",
+        "FROM receipts WHERE bank_id = $1 AND transaction_id = $2",
+        "FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1",
+        "AND transaction_id IS NULL ORDER BY status, created_at_us DESC",
+        "FROM receipts INDEXED BY receipts_unmatched",
+        "FROM receipts INDEXED BY receipts_by_status",
+        "FROM receipts INDEXED BY receipts_by_time",
         "INSERT INTO webhooks",
         "FROM reports WHERE idempotency_key =",
         "DELETE FROM outbox WHERE position <=",

@@ -156,6 +156,7 @@ impl PaymentsService for Peers {
         list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
         handle_payment_webhook: HandlePaymentWebhookRequest => HandlePaymentWebhookResponse,
         list_payouts: ListPayoutsRequest => ListPayoutsResponse,
+        list_receipts: ListReceiptsRequest => ListReceiptsResponse,
         reconcile: ReconcileRequest => ReconcileResponse,
         get_latest_report: GetLatestReportRequest => GetLatestReportResponse,
     );

@@ -140,7 +140,7 @@ fn r021_the_bank_takes_only_signed_requests() {
         let forged = http
             .get(&url)
             .header("x-key-id", "0123456789abcdef")
-            .header("x-timestamp", tests::bank::now_s().to_string())
+            .header("x-timestamp", bank::now_s().to_string())
             .header("x-signature", "AAAA")
             .send()
             .await
@@ -254,4 +254,37 @@ async fn unbalance(platform: &Platform) {
         json!("Discrepancy detected"),
         "{report}"
     );
+}
+
+// rows: R120
+/// On a platform of its own: its money stays unmatched.
+#[test]
+fn d51_a_second_payment_of_a_code_is_listed_as_unmatched_money() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let user = platform.trader().await;
+        let intent = platform.intent(&user, "10.00").await;
+        let payment = text(&intent, "/paymentId");
+        for transaction in ["first", "second"] {
+            let mut notice = bank::notice(&payment, "SUCCESS", "10.00");
+            notice["transactionId"] = json!(transaction);
+            let webhook = platform.signed(&notice, bank::now_s());
+            platform.post_webhook(&webhook).await.expect("accepted");
+        }
+        platform.balance_is(&user.cash(), "10.00").await;
+        let request = json!({ "status": "RECEIPT_STATUS_UNMATCHED" });
+        let listed = platform
+            .ok(TREASURY, "payments.ListReceipts", request)
+            .await;
+        let receipts = listed["receipts"].as_array().cloned().unwrap_or_default();
+        assert_eq!(receipts.len(), 1, "{listed}");
+        assert_eq!(text(&receipts[0], "/transactionId"), "second");
+        assert_eq!(text(&receipts[0], "/paymentId"), payment);
+        assert_eq!(
+            text(&receipts[0], "/reason"),
+            "UNMATCHED_REASON_SECOND_PAYMENT"
+        );
+        assert_eq!(receipts[0]["amount"], rub("10.00"));
+        platform.stop().await;
+    });
 }
