@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     config.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::times::Codec")
+        .codec_path("crate::checks::Codec")
         .compile_fds_with_config(compiler.file_descriptor_set(), config)?;
     Ok(())
 }

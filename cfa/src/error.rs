@@ -53,6 +53,8 @@ pub enum Refusal {
     ReferenceTaken,
     #[error("Contract at the address cannot be adopted: {0}")]
     ContractUnfit(String),
+    #[error("Transfers of the instrument's token contradict each other")]
+    TokenQuarantined,
     #[error("Another user has the same on-chain address")]
     AddressTaken,
     #[error("{field}: {why}")]

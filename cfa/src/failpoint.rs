@@ -17,3 +17,7 @@ pub const BURN_FINAL: &str = "cfa.burn_final";
 pub const ISSUE_RECORDED: &str = "cfa.issue_recorded";
 /// The mint is at the chain, its transaction is not recorded.
 pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";
+/// The day limit is reserved at identity, which is not recorded.
+pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
+/// Identity has refused the day limit, which is not recorded.
+pub const LIMIT_REFUSED: &str = "cfa.limit_refused";

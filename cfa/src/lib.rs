@@ -14,7 +14,8 @@
 //!
 //! Architecture invariants: the ledger reserves or posts money before the chain moves it, and
 //! finalizes it after; a chain submission is stored before it is sent, under a key derived from its
-//! operation; a state commits with its events in one transaction.
+//! operation; an operation that counts against a day limit has reserved it before; a state commits
+//! with its events in one transaction.
 
 mod api;
 pub mod error;

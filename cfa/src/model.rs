@@ -1,9 +1,9 @@
 //! The service's stored types. Enum numbers in the database are those of the contract.
 
 pub use types::OperationStatus as Status;
-use types::{Decimal, OperationType, code_enum};
+use types::{Decimal, LimitType, OperationType, code_enum};
 
-use crate::saga::{Chain, SagaProgress};
+use crate::saga::{Chain, LimitReservation, SagaProgress};
 
 pub use types::CFA_RUB;
 /// Decimals of the money claim, the same as in the ledger.
@@ -172,6 +172,10 @@ impl Operation {
                 progress.minted_back && progress.chain != Chain::Succeeded,
             ),
             (
+                "sent without its limit",
+                progress.limit == LimitReservation::Refused && progress.chain != Chain::Unsent,
+            ),
+            (
                 "final without its time",
                 (self.status == Status::Finalized) != self.finalized_at_us.is_some(),
             ),
@@ -185,6 +189,35 @@ impl Operation {
     pub fn assert_whole(&self) {
         let contradiction = self.contradiction();
         assert!(contradiction.is_none(), "{contradiction:?}: {self:?}");
+    }
+
+    /// The day limit of `user_id` that the operation uses, and how much of it; `None`: none.
+    pub fn limit_use(&self) -> Option<(LimitType, OperationType, Decimal)> {
+        Some(match self.flow {
+            Flow::IssueRub => (LimitType::Deposit, OperationType::Issuance, self.amount),
+            Flow::RedeemRub => (
+                LimitType::Withdrawal,
+                OperationType::Withdrawal,
+                self.amount,
+            ),
+            Flow::IssueInvestment => {
+                let paid = Decimal::from_minor(self.payment_minor, CFA_RUB_DECIMALS);
+                let amount = if self.payment_minor > 0 {
+                    paid
+                } else {
+                    self.amount
+                };
+                (LimitType::Trading, OperationType::Issuance, amount)
+            }
+            Flow::Transfer => {
+                let limit = match self.instrument_id.as_str() {
+                    CFA_RUB => LimitType::Withdrawal,
+                    _ => LimitType::Trading,
+                };
+                (limit, OperationType::P2pTransfer, self.amount)
+            }
+            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => return None,
+        })
     }
 
     /// Whether this user may see the operation.
@@ -373,6 +406,7 @@ pub struct Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saga::is_limited;
 
     // rows: R042 R043 R044
     #[test]
@@ -406,6 +440,14 @@ mod tests {
         assert_eq!(of(|o| o.fee_minor = -1), Some("a negative amount"));
         let early = of(|o| o.status = Status::Finalized);
         assert_eq!(early, Some("final without its time"));
+    }
+
+    #[test]
+    fn t24_the_saga_reserves_for_the_flows_that_use_a_limit() {
+        for flow in Flow::ALL.iter().copied() {
+            let used = Operation::new(flow, "u1", "k1", "c1", 1).limit_use();
+            assert_eq!(used.is_some(), is_limited(flow, true), "{flow:?}");
+        }
     }
 
     /// All moves of an operation (D10).

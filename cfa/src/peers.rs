@@ -11,7 +11,7 @@ use service_clients::{
 use types::{Amount, Id128, InstrumentId, Minor};
 
 use crate::error::{Error, Refusal};
-use crate::model::Instrument;
+use crate::model::{self, Instrument, Rejection, Status, limit_rejection};
 
 /// Source name in outgoing calls and owner of this service's holds: no other service may release or
 /// consume them.
@@ -92,6 +92,59 @@ impl Peers {
         match self.identity.profile(&context, user_id).await {
             Err(error) if error.is_not_found() => Err(Refusal::UserNotFound.into()),
             profile => Ok(profile?),
+        }
+    }
+
+    /// Asks whether the user's day limit allows the operation; `Some`: refused.
+    pub async fn check_limits(
+        &self,
+        operation: &model::Operation,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let Some((limit, kind, amount)) = operation.limit_use() else {
+            return Ok(None);
+        };
+        let context = caused_by(&operation.correlation_id);
+        let (identity, user_id) = (&self.identity, &operation.user_id);
+        let checked = identity.check_limits(&context, user_id, limit, kind, amount, None);
+        Ok(checked.await?.map(limit_rejection))
+    }
+
+    /// Reserves what the operation uses of the user's day limit, once; `Some`: refused.
+    ///
+    /// # Errors
+    /// `Unavailable` while identity does not answer, or refuses the call itself.
+    pub async fn reserve_limit(
+        &self,
+        operation: &model::Operation,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let Some((limit, kind, amount)) = operation.limit_use() else {
+            return Ok(None);
+        };
+        let context = caused_by(&operation.correlation_id);
+        let (identity, user_id) = (&self.identity, &operation.user_id);
+        let id = &operation.operation_id;
+        let reserved = identity.reserve_limit(&context, id, user_id, limit, kind, amount);
+        match reserved.await {
+            // The operation was checked before: an answer like this is a fault of the installation.
+            Err(error @ CallError::Refused(_)) => {
+                tracing::error!(
+                    operation_id = id,
+                    error = error.describe(),
+                    "limit cannot be reserved"
+                );
+                Err(Error::Unavailable(IdentityClient::SERVICE))
+            }
+            reserved => Ok(reserved?.map(limit_rejection)),
+        }
+    }
+
+    /// Confirms the reservation of a final operation; cancels it if the operation was not done.
+    pub async fn end_limit(&self, operation: &model::Operation) -> Result<(), CallError> {
+        let context = caused_by(&operation.correlation_id);
+        let id = &operation.operation_id;
+        match operation.status {
+            Status::Finalized => self.identity.confirm_limit(&context, id).await,
+            _ => self.identity.cancel_limit(&context, id).await,
         }
     }
 

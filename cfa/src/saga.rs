@@ -3,10 +3,11 @@
 //! The shell executes the step, stores the resulting progress and calls `next` again. Every step is
 //! idempotent (ids derive from the operation), so recovery after a crash is a call of `next`.
 //!
-//! Order of the legs: the ledger gate (money is reserved, or posted as unsettled), the chain, the
-//! ledger's finality. A reverted chain leg undoes the gate. Redemption of CFA-RUB adds the payout:
-//! recorded at once, released to the bank only when the burn is final (T06), undone by a mint-back
-//! only after a final burn (T07, T09).
+//! Order of the legs: the ledger gate (money is reserved, or posted as unsettled), the reservation
+//! of the day limit, the chain, the ledger's finality. A refused limit or a reverted chain leg
+//! undoes the gate. Redemption of CFA-RUB adds the payout: recorded at once, released to the bank
+//! only when the burn is final (T06), undone by a mint-back only after a final burn (T07, T09).
+//! Compliance may stop it before the bank has it, and end it: what it has done is undone (R089).
 
 use types::code_enum;
 
@@ -42,11 +43,26 @@ code_enum! {
     }
 }
 
+code_enum! {
+    /// The reservation of the user's day limit at identity (T24).
+    #[derive(Default)]
+    LimitReservation: i32 {
+        /// Not asked yet, or the flow uses no limit.
+        #[default]
+        Unasked = 0 "UNASKED",
+        Reserved = 1 "RESERVED",
+        Refused = 2 "REFUSED",
+        /// The operation has ended and the reservation was confirmed or cancelled.
+        Ended = 3 "ENDED",
+    }
+}
+
 /// Input of `next`; stored with the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SagaProgress {
     /// Hold created, or ledger operation posted.
     pub gated: bool,
+    pub limit: LimitReservation,
     pub chain: Chain,
     pub payout: Payout,
     /// Hold consumed, or ledger operation final.
@@ -57,22 +73,37 @@ pub struct SagaProgress {
     pub undone: bool,
     /// Stopped by compliance.
     pub blocked: bool,
+    /// Stopped, and ended by compliance: everything done so far is undone.
+    pub refunding: bool,
+}
+
+impl SagaProgress {
+    /// Nothing is done but the gate, if there is one.
+    pub fn waits_for_limit(&self) -> bool {
+        self.limit == LimitReservation::Unasked && self.chain == Chain::Unsent
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Finalized,
+    /// The day limit does not allow the operation.
+    LimitRefused,
     /// The chain reverted the transaction.
     Reverted,
     /// The chain will never accept the transaction.
     Refused,
     PayoutFailed,
+    /// Compliance ended a blocked redemption.
+    Refunded,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Create the hold, or post the ledger operation.
     Gate,
+    /// Reserve the amount in the user's day limit.
+    ReserveLimit,
     SendChain,
     StartPayout,
     ReleasePayout,
@@ -96,15 +127,39 @@ fn is_gated(flow: Flow) -> bool {
     )
 }
 
+/// Whether the operation reserves a day limit. Trades are counted by their events, and units that
+/// an issuer redeems leave the holder by the terms.
+pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
+    match flow {
+        Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,
+        Flow::Transfer => plain_transfer,
+        Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => false,
+    }
+}
+
 pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     let gated = is_gated(flow) || (flow == Flow::Transfer && plain_transfer);
     if gated && !progress.gated {
         return Step::Gate;
     }
+    if progress.refunding {
+        return refund(progress);
+    }
     if progress.blocked {
         return Step::Wait;
     }
     match progress.chain {
+        Chain::Unsent if progress.limit == LimitReservation::Refused => {
+            if gated && !progress.undone {
+                return Step::Undo;
+            }
+            Step::End(End::LimitRefused)
+        }
+        Chain::Unsent
+            if progress.limit == LimitReservation::Unasked && is_limited(flow, plain_transfer) =>
+        {
+            Step::ReserveLimit
+        }
         Chain::Unsent => Step::SendChain,
         Chain::Sent if flow == Flow::RedeemRub && progress.payout == Payout::None => {
             Step::StartPayout
@@ -129,6 +184,18 @@ pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     }
 }
 
+/// Undoes a blocked redemption, whose payout is not at the bank.
+fn refund(progress: &SagaProgress) -> Step {
+    match progress.chain {
+        // The burn may still succeed.
+        Chain::Sent => Step::Wait,
+        _ if progress.payout == Payout::Started => Step::CancelPayout,
+        Chain::Succeeded if !progress.minted_back => Step::MintBack,
+        _ if !progress.undone => Step::Undo,
+        _ => Step::End(End::Refunded),
+    }
+}
+
 fn after_burn(progress: &SagaProgress) -> Step {
     match progress.payout {
         Payout::None => Step::StartPayout,
@@ -148,6 +215,16 @@ mod tests {
 
     /// Executes steps on the progress alone, with `burn` and `pay` as results. Returns the trail.
     fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, SagaProgress) {
+        run_limited(flow, plain, LimitReservation::Reserved, burn, pay)
+    }
+
+    fn run_limited(
+        flow: Flow,
+        plain: bool,
+        limit: LimitReservation,
+        burn: Chain,
+        pay: Payout,
+    ) -> (Vec<Step>, SagaProgress) {
         let mut progress = SagaProgress::default();
         let mut trail = Vec::new();
         for _ in 0..20 {
@@ -155,6 +232,7 @@ mod tests {
             trail.push(step);
             match step {
                 Step::Gate => progress.gated = true,
+                Step::ReserveLimit => progress.limit = limit,
                 Step::SendChain => {
                     progress.chain = if burn == Chain::Refused {
                         burn
@@ -180,11 +258,14 @@ mod tests {
     #[test]
     fn r076_redemption_pays_after_the_burn_is_final() {
         let (trail, _) = run(Flow::RedeemRub, false, Chain::Succeeded, Payout::Succeeded);
-        use Step::{End as Ends, Gate, ReleasePayout, SendChain, Settle, StartPayout, Wait};
+        use Step::{
+            End as Ends, Gate, ReleasePayout, ReserveLimit, SendChain, Settle, StartPayout, Wait,
+        };
         assert_eq!(
             trail,
             [
                 Gate,
+                ReserveLimit,
                 SendChain,
                 StartPayout,
                 Wait,
@@ -244,6 +325,93 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn t24_a_refused_limit_undoes_the_gate_and_sends_nothing() {
+        for (flow, expected) in [
+            (Flow::IssueRub, vec![Step::ReserveLimit]),
+            (
+                Flow::RedeemRub,
+                vec![Step::Gate, Step::ReserveLimit, Step::Undo],
+            ),
+            (
+                Flow::Transfer,
+                vec![Step::Gate, Step::ReserveLimit, Step::Undo],
+            ),
+            (
+                Flow::IssueInvestment,
+                vec![Step::Gate, Step::ReserveLimit, Step::Undo],
+            ),
+        ] {
+            let refused = LimitReservation::Refused;
+            let (mut trail, _) =
+                run_limited(flow, true, refused, Chain::Succeeded, Payout::Succeeded);
+            assert_eq!(trail.pop(), Some(Step::End(End::LimitRefused)), "{flow:?}");
+            assert_eq!(trail, expected, "{flow:?}");
+        }
+    }
+
+    #[test]
+    fn an_operation_from_before_reservations_is_sent_without_one() {
+        let progress = SagaProgress {
+            gated: true,
+            limit: LimitReservation::Ended,
+            ..SagaProgress::default()
+        };
+        assert_eq!(next(Flow::RedeemRub, false, &progress), Step::SendChain);
+    }
+
+    // rows: R089
+    #[test]
+    fn r089_a_refund_undoes_what_a_blocked_redemption_has_done() {
+        use Step::{CancelPayout, MintBack, Undo, Wait};
+        let ends = Step::End(End::Refunded);
+        for (chain, payout, burn, expected) in [
+            (Chain::Unsent, Payout::None, None, vec![Undo, ends]),
+            (Chain::Refused, Payout::None, None, vec![Undo, ends]),
+            (
+                Chain::Sent,
+                Payout::None,
+                Some(Chain::Succeeded),
+                vec![Wait, MintBack, Undo, ends],
+            ),
+            (
+                Chain::Sent,
+                Payout::Started,
+                Some(Chain::Reverted),
+                vec![Wait, CancelPayout, Undo, ends],
+            ),
+            (
+                Chain::Succeeded,
+                Payout::Started,
+                None,
+                vec![CancelPayout, MintBack, Undo, ends],
+            ),
+        ] {
+            let mut progress = SagaProgress {
+                gated: true,
+                limit: LimitReservation::Reserved,
+                chain,
+                payout,
+                blocked: true,
+                refunding: true,
+                ..SagaProgress::default()
+            };
+            let mut trail = Vec::new();
+            while trail.last() != Some(&ends) {
+                let step = next(Flow::RedeemRub, false, &progress);
+                trail.push(step);
+                match step {
+                    Wait => progress.chain = burn.expect("it waits for the burn alone"),
+                    CancelPayout => progress.payout = Payout::Cancelled,
+                    MintBack => progress.minted_back = true,
+                    Undo => progress.undone = true,
+                    _ => {}
+                }
+            }
+            assert_eq!(trail, expected, "{chain:?} {payout:?}");
         }
     }
 

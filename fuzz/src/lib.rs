@@ -22,8 +22,8 @@ mod numbers;
 mod packed;
 mod quiet;
 mod random;
+mod requests;
 mod tape;
-mod times;
 
 pub use quiet::expect_panics;
 pub use random::Random;
@@ -112,10 +112,10 @@ pub const TARGETS: &[Target] = &[
         mutations: 500,
     },
     Target {
-        name: "request-times",
-        about: "check of times in encoded requests: no request with a time out of range passes",
-        check: times::check,
-        seeds: times::seeds,
+        name: "requests",
+        about: "check of encoded requests: none with a bad text, time or enumeration passes",
+        check: requests::check,
+        seeds: requests::seeds,
         mutations: 500,
     },
     Target {

@@ -12,8 +12,8 @@ use service_clients::cfa::{Instrument, InstrumentStatus};
 use tonic::Status;
 use types::RejectReason::{self, DuplicateRequest};
 use types::{
-    Decimal, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
-    Rounding, Ticks, VelocityRule,
+    FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
+    VelocityRule,
 };
 
 use crate::Error;
@@ -178,66 +178,19 @@ fn status_code(status: InstrumentStatus) -> u8 {
 fn spec_of(market: &Market, listed: &Instrument) -> Result<InstrumentSpec, String> {
     let config = &market.config;
     let id = InstrumentId::new(&listed.instrument_id).map_err(|error| error.to_string())?;
-    let unlisted = InstrumentParams::new(id);
-    let tick_size = listed.tick_size.unwrap_or(unlisted.tick_size);
-    let ticks = |price: Decimal, rounding: Rounding| band_ticks(price, tick_size, rounding);
+    let decimals = u8::try_from(listed.decimals).map_err(|error| error.to_string())?;
+    let (tick_size, lot_size) = (listed.tick_size, listed.lot_size);
+    let band = (listed.band_low, listed.band_high);
+    let params = InstrumentParams::listed(id, decimals, tick_size, lot_size, band);
     let params = InstrumentParams {
-        decimals: u8::try_from(listed.decimals).map_err(|error| error.to_string())?,
-        tick_size,
-        lot_size: listed.lot_size.unwrap_or(unlisted.lot_size),
         fee_rate: FeeRate(config.fee_ppm),
-        band_low: match listed.band_low {
-            Some(price) => ticks(price, Rounding::Up)?.max(Ticks(1)),
-            None => unlisted.band_low,
-        },
-        band_high: match listed.band_high {
-            Some(price) => ticks(price, Rounding::Down)?,
-            None => unlisted.band_high,
-        },
         collar_ppm: config.collar_ppm,
         velocity: VelocityRule {
             width_ppm: config.velocity_ppm,
             window_ms: config.velocity_window_ms,
         },
         phase: phase_of(listed.status),
-        ..unlisted
+        ..params.map_err(|error| error.to_string())?
     };
     InstrumentSpec::new(&params).map_err(|error| error.to_string())
-}
-
-/// A price limit in ticks, rounded into the band.
-fn band_ticks(price: Decimal, tick: Decimal, rounding: Rounding) -> Result<Ticks, String> {
-    let scale = price.scale().max(tick.scale());
-    let wide = |value: Decimal| {
-        value
-            .rescale(scale)
-            .map(|value| value.mantissa())
-            .map_err(|error| error.to_string())
-    };
-    let (price, tick) = (wide(price)?, wide(tick)?);
-    if tick <= 0 || price < 0 {
-        return Err("band and tick must be positive".to_owned());
-    }
-    let steps = match rounding {
-        Rounding::Up => (price + tick - 1) / tick,
-        _ => price / tick,
-    };
-    i64::try_from(steps)
-        .map(Ticks)
-        .map_err(|_| "band is out of range".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn band_limits_are_rounded_into_the_band() {
-        let ticks = |price: &str, rounding| {
-            band_ticks(price.parse().unwrap(), "0.05".parse().unwrap(), rounding)
-        };
-        assert_eq!(ticks("10.01", Rounding::Up), Ok(Ticks(201)));
-        assert_eq!(ticks("10.01", Rounding::Down), Ok(Ticks(200)));
-        assert_eq!(ticks("10", Rounding::Up), Ok(Ticks(200)));
-    }
 }

@@ -4,14 +4,16 @@
 //! Reads may omit all ids; writes need `request_id` and `idempotency_key`. The ids are recorded in
 //! the request's log span, so one correlation id can be followed through all services (R260).
 
+use proto::checks::{CONTEXT_ID_BYTES_MAX, id_problem};
 use proto::common::v1::RequestContext;
-use tonic::Status;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Response, Status};
 use uuid::Uuid;
 
 use crate::{observe, status};
 
-/// Longest accepted id, in bytes: ids are stored in headers, rows and log lines.
-pub const ID_BYTES_MAX: usize = 256;
+/// Response metadata of a call that was answered before (T12).
+pub const REPLAYED: &str = "idempotent-replayed";
 
 /// A validated [`RequestContext`]. Only `idempotency_key` and `user_id` may be empty, in reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +77,7 @@ impl Context {
 pub fn record_read_context(context: Option<RequestContext>) -> Context {
     let mut given = context.unwrap_or_default();
     for (_, value) in ids_mut(&mut given) {
-        if id_problem(value).is_some() {
+        if id_problem(value, CONTEXT_ID_BYTES_MAX).is_some() {
             value.clear();
         }
     }
@@ -110,13 +112,28 @@ pub fn write(context: Option<RequestContext>) -> Result<Context, Status> {
         .filter_map(|(field, value)| {
             let missing = required.contains(&field) && value.trim().is_empty();
             let problem = missing.then(|| "must not be empty".to_owned());
-            Some((field.to_owned(), problem.or_else(|| id_problem(value))?))
+            let problem = problem.or_else(|| id_problem(value, CONTEXT_ID_BYTES_MAX));
+            Some((field.to_owned(), problem?))
         })
         .collect();
     if !problems.is_empty() {
         return Err(status::invalid_arguments(problems));
     }
     Ok(record_read_context(Some(given)))
+}
+
+/// A response, marked if it is the stored answer of an earlier call (T12).
+pub fn answered<T>(message: T, replayed: bool) -> Response<T> {
+    let mut response = Response::new(message);
+    if replayed {
+        mark_replayed(response.metadata_mut());
+    }
+    response
+}
+
+/// Marks a response or a refusal as the stored answer of an earlier call (T12).
+pub fn mark_replayed(metadata: &mut MetadataMap) {
+    metadata.insert(REPLAYED, MetadataValue::from_static("true"));
 }
 
 fn ids_mut(context: &mut RequestContext) -> [(&'static str, &mut String); 6] {
@@ -128,16 +145,6 @@ fn ids_mut(context: &mut RequestContext) -> [(&'static str, &mut String); 6] {
         ("context.trace_id", &mut context.trace_id),
         ("context.source", &mut context.source),
     ]
-}
-
-fn id_problem(value: &str) -> Option<String> {
-    if value.len() > ID_BYTES_MAX {
-        return Some(format!("must have at most {ID_BYTES_MAX} bytes"));
-    }
-    value
-        .chars()
-        .any(char::is_control)
-        .then(|| "must have no control characters".to_owned())
 }
 
 fn or(value: String, make: impl FnOnce() -> String) -> String {
@@ -185,7 +192,7 @@ mod tests {
         assert_eq!(fields[0].field, "context.idempotency_key");
         assert!(write(None).is_err());
         let long = RequestContext {
-            request_id: "x".repeat(ID_BYTES_MAX + 1),
+            request_id: "x".repeat(CONTEXT_ID_BYTES_MAX + 1),
             idempotency_key: "k\n".into(),
             ..Default::default()
         };
@@ -198,6 +205,6 @@ mod tests {
                 .len(),
             2
         );
-        assert!(record_read_context(Some(long)).request_id.len() < ID_BYTES_MAX);
+        assert!(record_read_context(Some(long)).request_id.len() < CONTEXT_ID_BYTES_MAX);
     }
 }

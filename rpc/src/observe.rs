@@ -169,7 +169,7 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
         .headers()
         .get(CORRELATION_HEADER)
         .and_then(|value| value.to_str().ok())
-        .filter(|id| !id.is_empty() && id.len() <= crate::context::ID_BYTES_MAX)
+        .filter(|id| !id.is_empty() && id.len() <= proto::checks::CONTEXT_ID_BYTES_MAX)
         .map(str::to_owned);
     if let Some(id) = &correlation_id {
         span.record("correlation_id", &**id);

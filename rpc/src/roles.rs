@@ -131,6 +131,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListSuspendedDeposits", STAFF),
             ("ResolveSuspendedDeposit", MONEY),
             ("SetRedemptionBlock", DUTY),
+            ("RefundRedemption", &[Compliance, Service]),
         ],
     ),
     (
@@ -193,6 +194,9 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetUserProfile", EVERYONE),
             ("ListUsers", STAFF),
             ("CheckLimits", EVERYONE),
+            ("ReserveLimit", SERVICE_ONLY),
+            ("ConfirmLimit", SERVICE_ONLY),
+            ("CancelLimit", SERVICE_ONLY),
             ("CheckSanctions", STAFF),
             ("GetLimits", EVERYONE),
             ("CreateUser", DUTY),

@@ -565,7 +565,7 @@ fn cors() -> CorsLayer {
         "grpc-message",
         "grpc-status-details-bin",
         "connect-content-encoding",
-        "idempotent-replayed",
+        crate::context::REPLAYED,
         "x-correlation-id",
     ];
     CorsLayer::new()

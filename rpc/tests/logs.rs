@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use axum::{Router, body::Body, routing::post};
 use common::{Bank, Port, TOKEN, in_time};
 use proto::{
+    checks::Codec,
     common::v1::RequestContext,
     ledger::v1::{GetBalanceRequest, GetBalanceResponse},
     sandbox::v1::{PayRequest, sandbox_bank_service_client::SandboxBankServiceClient},
-    times::Codec,
 };
 use rpc::{Channel, Health, Service};
 use serde_json::Value;

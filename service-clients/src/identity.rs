@@ -6,7 +6,8 @@ use proto::common::v1::KycStatus;
 use proto::convert::{to_decimal, to_money};
 use proto::identity::v1::identity_service_client::IdentityServiceClient;
 use proto::identity::v1::{
-    CheckLimitsRequest, CheckSanctionsRequest, GetLimitsRequest, GetUserProfileRequest, UserStatus,
+    CancelLimitRequest, CheckLimitsRequest, CheckSanctionsRequest, ConfirmLimitRequest,
+    GetLimitsRequest, GetUserProfileRequest, ReserveLimitRequest, UserStatus,
 };
 use rpc::Context;
 use types::{Decimal, Minor, Rounding};
@@ -75,16 +76,58 @@ impl IdentityClient {
             context: self.peer.context(context),
             user_id: user_id.to_owned(),
             limit_type: limit.code(),
-            amount: Some(common::Money {
-                currency_code: "RUB".to_owned(),
-                amount: Some(to_decimal(amount)),
-            }),
+            amount: Some(rubles(amount)),
             operation_type: operation.code(),
             notional: notional.map(|notional| to_money(notional.0)),
         };
         let answer = self.peer.call(request, call!(check_limits)).await?;
         let reason = answer.reason.unwrap_or_default();
         Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
+    }
+
+    /// Checks the limit and reserves the amount, once per operation (T24). `Some`: refused, with
+    /// the reason. The amount is in roubles.
+    #[boxed]
+    pub async fn reserve_limit(
+        &self,
+        context: &Context,
+        operation_id: &str,
+        user_id: &str,
+        limit: LimitType,
+        operation: OperationType,
+        amount: Decimal,
+    ) -> Answer<Option<String>> {
+        let request = ReserveLimitRequest {
+            context: self.peer.keyed(context, &format!("{operation_id}:reserve")),
+            reservation_id: operation_id.to_owned(),
+            user_id: user_id.to_owned(),
+            limit_type: limit.code(),
+            amount: Some(rubles(amount)),
+            operation_type: operation.code(),
+        };
+        let answer = self.peer.call(request, call!(reserve_limit)).await?;
+        let reason = answer.reason.unwrap_or_default();
+        Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
+    }
+
+    /// Confirms an operation's reservation: its amount is used.
+    #[boxed]
+    pub async fn confirm_limit(&self, context: &Context, operation_id: &str) -> Answer<()> {
+        let request = ConfirmLimitRequest {
+            context: self.peer.keyed(context, &format!("{operation_id}:confirm")),
+            reservation_id: operation_id.to_owned(),
+        };
+        self.peer.send(request, call!(confirm_limit)).await
+    }
+
+    /// Cancels an operation's reservation: its amount is available again.
+    #[boxed]
+    pub async fn cancel_limit(&self, context: &Context, operation_id: &str) -> Answer<()> {
+        let request = CancelLimitRequest {
+            context: self.peer.keyed(context, &format!("{operation_id}:cancel")),
+            reservation_id: operation_id.to_owned(),
+        };
+        self.peer.send(request, call!(cancel_limit)).await
     }
 
     /// The user's limit of today; zero if identity has none.
@@ -136,6 +179,13 @@ impl IdentityClient {
         };
         let answer = self.peer.call(request, call!(check_sanctions)).await?;
         Ok(answer.hit.then(|| or(answer.reason, SANCTIONS_HIT)))
+    }
+}
+
+fn rubles(amount: Decimal) -> common::Money {
+    common::Money {
+        currency_code: "RUB".to_owned(),
+        amount: Some(to_decimal(amount)),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use core::fmt;
 
-use crate::decimal::{Decimal, DecimalError};
+use crate::decimal::{Decimal, DecimalError, Rounding};
 use crate::ids::InstrumentIx;
 use crate::money::Amount;
 use crate::number::{FeeRate, Lots, Minor, Ticks};
@@ -89,6 +89,52 @@ impl InstrumentParams {
             phase: Phase::Open,
         }
     }
+
+    /// An instrument with the steps and the price band that the registry lists for it. A limit of
+    /// the band between two ticks is rounded into the band.
+    ///
+    /// # Errors
+    /// `Step` or `Band` for values out of range.
+    pub fn listed(
+        id: InstrumentId,
+        decimals: u8,
+        tick_size: Option<Decimal>,
+        lot_size: Option<Decimal>,
+        band: (Option<Decimal>, Option<Decimal>),
+    ) -> Result<Self, SpecError> {
+        let unlisted = Self::new(id);
+        let tick_size = tick_size.unwrap_or(unlisted.tick_size);
+        let ticks = |price, rounding| band_ticks(price, tick_size, rounding);
+        Ok(Self {
+            decimals,
+            tick_size,
+            lot_size: lot_size.unwrap_or(unlisted.lot_size),
+            band_low: match band.0 {
+                Some(price) => ticks(price, Rounding::Up)?.max(Ticks(1)),
+                None => unlisted.band_low,
+            },
+            band_high: match band.1 {
+                Some(price) => ticks(price, Rounding::Down)?,
+                None => unlisted.band_high,
+            },
+            ..unlisted
+        })
+    }
+}
+
+/// A price limit in ticks.
+fn band_ticks(price: Decimal, tick: Decimal, rounding: Rounding) -> Result<Ticks, SpecError> {
+    if !tick.is_positive() {
+        return Err(SpecError::Step);
+    }
+    let scale = price.scale().max(tick.scale());
+    let wide = |value: Decimal| value.rescale(scale).map(|value| value.mantissa());
+    let (Ok(price), Ok(tick)) = (wide(price), wide(tick)) else {
+        return Err(SpecError::Band);
+    };
+    let up = i128::from(rounding == Rounding::Up && price % tick > 0);
+    let steps = i64::try_from(price / tick + up);
+    steps.map(Ticks).map_err(|_| SpecError::Band)
 }
 
 /// Velocity halt of a market (F08): how far trades may move the price within a window.

@@ -58,6 +58,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PayoutIdTaken => status::already_exists("PAYOUT_ID_TAKEN", text),
         Refusal::ReferenceTaken => status::already_exists("REFERENCE_TAKEN", text),
         Refusal::ContractUnfit(_) => status::failed_precondition("CONTRACT_UNFIT", text),
+        Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
     }
@@ -69,12 +70,8 @@ fn bad(field: &'static str) -> impl FnOnce(ConvertError) -> Error {
 
 /// A required id.
 pub fn id(field: &'static str, text: String) -> Result<String, Error> {
-    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
-        return Err(Refusal::field(
-            field,
-            "must have 1 to 256 characters, none of them control characters",
-        )
-        .into());
+    if text.is_empty() {
+        return Err(Refusal::field(field, "must not be empty").into());
     }
     Ok(text)
 }

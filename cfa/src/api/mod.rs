@@ -12,9 +12,9 @@ use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServ
 use proto::cfa::v1 as pb;
 use proto::convert as wire;
 use rpc::Role;
+use rpc::context::answered;
 use rpc::page::{self, Key};
 use rpc::status;
-use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 use types::{OperationStatus, OperationType};
 
@@ -63,17 +63,6 @@ fn write_context(
         correlation_id: context.correlation_id,
         actor: caller.subject.clone(),
     })
-}
-
-/// Marks a replayed response in its metadata (T12).
-fn respond<T>(message: T, replayed: bool) -> Response<T> {
-    let mut response = Response::new(message);
-    if replayed {
-        response
-            .metadata_mut()
-            .insert("idempotent-replayed", MetadataValue::from_static("true"));
-    }
-    response
 }
 
 fn operation_of(result: &OperationResult) -> Option<pb::CfaOperation> {
@@ -358,7 +347,7 @@ impl CfaRegistryService for Api {
             .issue_rub(&context, &user_id, amount, &payment_id, None)
             .await
             .map_err(to_status)?;
-        Ok(respond(
+        Ok(answered(
             pb::IssueCfaRubResponse {
                 operation: operation_of(&result),
             },
@@ -382,7 +371,7 @@ impl CfaRegistryService for Api {
             .redeem_rub(&context, &user_id, amount, &payout_id)
             .await
             .map_err(to_status)?;
-        Ok(respond(
+        Ok(answered(
             pb::RedeemCfaRubResponse {
                 operation: operation_of(&result),
             },
@@ -412,7 +401,7 @@ impl CfaRegistryService for Api {
             .issue_investment(&context, new)
             .await
             .map_err(to_status)?;
-        Ok(respond(
+        Ok(answered(
             pb::IssueInvestmentCfaResponse {
                 operation: operation_of(&result),
             },
@@ -446,7 +435,7 @@ impl CfaRegistryService for Api {
             )
             .await
             .map_err(to_status)?;
-        Ok(respond(
+        Ok(answered(
             pb::RedeemInvestmentCfaResponse {
                 operation: operation_of(&result),
             },
@@ -539,7 +528,7 @@ impl CfaRegistryService for Api {
             .transfer(&context, new)
             .await
             .map_err(to_status)?;
-        Ok(respond(
+        Ok(answered(
             pb::TransferCfaResponse {
                 operation: operation_of(&result),
             },
@@ -761,6 +750,10 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
+        // An operator may stop a redemption, not let it continue (R089).
+        if !message.blocked {
+            caller.require(&[Role::Compliance, Role::Service])?;
+        }
         let operation = self
             .service
             .set_redemption_block(
@@ -774,6 +767,23 @@ impl CfaRegistryService for Api {
         Ok(Response::new(pb::SetRedemptionBlockResponse {
             operation: Some(convert::operation(&operation)),
         }))
+    }
+
+    async fn refund_redemption(
+        &self,
+        request: Request<pb::RefundRedemptionRequest>,
+    ) -> Answer<pb::RefundRedemptionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let refunded =
+            self.service
+                .refund_redemption(&context, &message.operation_id, &message.reason);
+        let refunded = refunded.await.map_err(to_status)?;
+        let answer = pb::RefundRedemptionResponse {
+            operation: operation_of(&refunded),
+        };
+        Ok(answered(answer, refunded.replayed))
     }
 }
 

@@ -10,7 +10,7 @@ use types::OperationType;
 use super::{Repo, code, damaged, decimal, optional_u64};
 use crate::error::Error;
 use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
-use crate::saga::{Chain, Payout, SagaProgress};
+use crate::saga::{Chain, LimitReservation, Payout, SagaProgress};
 
 /// Result of an insert.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
      from_user_id, to_user_id, trade_id, bookbuilding_id, \
      payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, \
      correlation_id, fact_gated, fact_chain, fact_payout, \
-     fact_settled, fact_minted_back, fact_undone, fact_blocked";
+     fact_settled, fact_minted_back, fact_undone, fact_blocked, fact_limit, fact_refunding";
 
 /// Conditions of the partial indexes `operation_reference` and `operation_refused`. SQLite uses a
 /// partial index only if the statement repeats its condition.
@@ -234,6 +234,32 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
+    /// Ended operations with a reservation that identity still has open, oldest first.
+    pub async fn unended_limits(&self, limit: i64) -> Result<Vec<Operation>, Error> {
+        let mut query = select("fact_limit = 1 AND status IN (7, 8, 9, 12) ORDER BY updated_at_us");
+        query.push(" LIMIT ").push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// The operations' reservations are confirmed or cancelled.
+    pub async fn end_limits(&self, operation_ids: &[String]) -> Result<(), Error> {
+        if operation_ids.is_empty() {
+            return Ok(());
+        }
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new("UPDATE operation SET fact_limit = ");
+        query.push_bind(LimitReservation::Ended.code());
+        query.push(" WHERE operation_id IN (");
+        let mut ids = query.separated(", ");
+        for operation_id in operation_ids {
+            ids.push_bind(operation_id);
+        }
+        query.push(")");
+        let mut tx = self.begin().await?;
+        query.build().execute(&mut *tx).await?;
+        Ok(tx.commit().await?)
+    }
+
     /// Number of operations that may still move units of the instrument.
     pub async fn count_moving(&self, instrument_id: &str) -> Result<i64, Error> {
         let count = sqlx::query_scalar(
@@ -369,6 +395,8 @@ impl Repo {
         values.push_bind(operation.progress.minted_back);
         values.push_bind(operation.progress.undone);
         values.push_bind(operation.progress.blocked);
+        values.push_bind(operation.progress.limit.code());
+        values.push_bind(operation.progress.refunding);
         values.push_unseparated(")");
         query.build().execute(&mut **tx).await?;
         Ok(Inserted::Done)
@@ -387,7 +415,8 @@ impl Repo {
                 tx_hash = $5, rejection = $6, rejection_message = $7,
                 finalized_at_us = $8, updated_at_us = $9, block_number = $10, attempts = $11, \
                 fact_gated = $12, fact_chain = $13, fact_payout = $14,
-                fact_settled = $15, fact_minted_back = $16, fact_undone = $17, fact_blocked = $18
+                fact_settled = $15, fact_minted_back = $16, fact_undone = $17, fact_blocked = $18, \
+                fact_limit = $19, fact_refunding = $20
              WHERE operation_id = $1",
         )
         .bind(&operation.operation_id)
@@ -413,6 +442,8 @@ impl Repo {
         .bind(progress.minted_back)
         .bind(progress.undone)
         .bind(progress.blocked)
+        .bind(progress.limit.code())
+        .bind(progress.refunding)
         .execute(&mut **tx)
         .await?;
         assert_eq!(
@@ -596,6 +627,9 @@ fn decode(row: &SqliteRow) -> Result<Operation, Error> {
             minted_back: row.try_get("fact_minted_back")?,
             undone: row.try_get("fact_undone")?,
             blocked: row.try_get("fact_blocked")?,
+            refunding: row.try_get("fact_refunding")?,
+            limit: LimitReservation::from_code(row.try_get("fact_limit")?)
+                .ok_or_else(|| damaged("fact_limit"))?,
         },
     };
     match operation.contradiction() {

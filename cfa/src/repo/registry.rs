@@ -1,5 +1,8 @@
 //! The holder registry, built from the chain's events: current units and their history by block.
 
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+
 use events::Tx;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -10,14 +13,63 @@ use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
 
-/// Units received (or, negative, sent) by an address in a block.
+/// Units received (or, negative, sent) by an address in a block. An event may name any number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMove {
     pub token: String,
     pub address: String,
-    pub units: i64,
+    pub units: i128,
     pub block_number: u64,
     pub time_us: i64,
+}
+
+/// Moves applied to the holders' units.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Folded<'a> {
+    /// By token, address and block: units at the block's end, and its time.
+    history: BTreeMap<(&'a str, &'a str, u64), (i64, i64)>,
+    /// Tokens with an impossible move, and the block of the first.
+    impossible: BTreeMap<&'a str, u64>,
+}
+
+impl<'a> Folded<'a> {
+    /// By token and address: units after the last block, its time and number.
+    fn latest(&self) -> BTreeMap<(&'a str, &'a str), (i64, i64, u64)> {
+        let history = self.history.iter();
+        history
+            .map(|((token, address, block), (units, time_us))| {
+                ((*token, *address), (*units, *time_us, *block))
+            })
+            .collect()
+    }
+}
+
+/// Applies moves in order to what the holders have (`held`, by token and address).
+fn fold<'a>(mut held: HashMap<(&'a str, &'a str), i64>, moves: &'a [HolderMove]) -> Folded<'a> {
+    let mut folded = Folded::default();
+    for change in moves {
+        let (token, address) = (change.token.as_str(), change.address.as_str());
+        if folded.impossible.contains_key(token) {
+            continue;
+        }
+        let units = held.entry((token, address)).or_default();
+        let after = i128::from(*units).checked_add(change.units);
+        match after.and_then(|after| i64::try_from(after).ok()) {
+            Some(after) if after >= 0 => {
+                *units = after;
+                let at = (token, address, change.block_number);
+                folded.history.insert(at, (after, change.time_us));
+            }
+            _ => {
+                folded.impossible.insert(token, change.block_number);
+            }
+        }
+    }
+    let impossible = &folded.impossible;
+    folded
+        .history
+        .retain(|(token, _, block), _| impossible.get(token).is_none_or(|first| block < first));
+    folded
 }
 
 impl Repo {
@@ -28,13 +80,15 @@ impl Repo {
             .transpose()
     }
 
-    /// Token contracts of all instruments except drafts. The block, if set, is the first whose
-    /// events are not in the registry yet. Activation stores the block of the token's first event;
-    /// with a draft's events included they would count twice.
+    /// Token contracts of all instruments except drafts and quarantined ones. The block, if set,
+    /// is the first whose events are not in the registry yet. Activation stores the block of the
+    /// token's first event; with a draft's events included they would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
-             WHERE contract_address > '' AND status <> $1 ORDER BY contract_address",
+             WHERE contract_address > '' AND status <> $1
+               AND contract_address NOT IN (SELECT token FROM registry_quarantine)
+             ORDER BY contract_address",
         )
         .bind(InstrumentStatus::Draft.code())
         .fetch_all(self.db.read())
@@ -105,35 +159,96 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
+    /// Applies moves in order. A token with an impossible move is quarantined: of its moves only
+    /// those of the blocks before are applied.
     async fn apply_in_tx(&self, tx: &mut Tx, moves: &[HolderMove]) -> Result<(), Error> {
+        let mut held = HashMap::new();
         for change in moves {
+            let holder = (change.token.as_str(), change.address.as_str());
+            if let Entry::Vacant(unread) = held.entry(holder) {
+                let units: Option<i64> = sqlx::query_scalar(
+                    "SELECT units FROM holding WHERE token = $1 AND address = $2",
+                )
+                .bind(&change.token)
+                .bind(&change.address)
+                .fetch_optional(&mut **tx)
+                .await?;
+                unread.insert(units.unwrap_or_default());
+            }
+        }
+        let folded = fold(held, moves);
+        for ((token, address), (units, time_us, block)) in folded.latest() {
             sqlx::query(
                 "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
                  VALUES ($1, $2, $3, $4, $5, $4)
-                 ON CONFLICT (token, address) DO UPDATE SET units = units + excluded.units, \
+                 ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
                     block_number = excluded.block_number,
                     updated_at_us = excluded.updated_at_us",
             )
-            .bind(&change.token)
-            .bind(&change.address)
-            .bind(change.units)
-            .bind(change.time_us)
-            .bind(change.block_number as i64)
-            .execute(&mut **tx)
-            .await?;
-            sqlx::query(
-                "INSERT INTO holding_history (token, address, block_number, time_us, units)
-                 SELECT token, address, $3, $4, units FROM holding WHERE token = $1 AND address = $2
-                 ON CONFLICT (token, address, block_number) DO UPDATE SET units = excluded.units",
-            )
-            .bind(&change.token)
-            .bind(&change.address)
-            .bind(change.block_number as i64)
-            .bind(change.time_us)
+            .bind(token)
+            .bind(address)
+            .bind(units)
+            .bind(time_us)
+            .bind(block as i64)
             .execute(&mut **tx)
             .await?;
         }
+        for ((token, address, block), (units, time_us)) in &folded.history {
+            sqlx::query(
+                "INSERT INTO holding_history (token, address, block_number, time_us, units) \
+                 VALUES ($1, $2, $3, $4, $5)
+                 ON CONFLICT (token, address, block_number) DO UPDATE SET units = excluded.units",
+            )
+            .bind(token)
+            .bind(address)
+            .bind(*block as i64)
+            .bind(time_us)
+            .bind(units)
+            .execute(&mut **tx)
+            .await?;
+        }
+        for (token, block) in &folded.impossible {
+            tracing::error!(
+                token,
+                block,
+                severity = "critical",
+                "impossible transfer: the token is quarantined"
+            );
+            sqlx::query("INSERT INTO registry_quarantine (token, block_number) VALUES ($1, $2)")
+                .bind(token)
+                .bind(*block as i64)
+                .execute(&mut **tx)
+                .await?;
+        }
         Ok(())
+    }
+
+    /// Instruments of quarantined tokens, with the block of the impossible event.
+    pub async fn quarantined(&self) -> Result<Vec<(String, InstrumentStatus, u64)>, Error> {
+        let rows: Vec<(String, i32, i64)> = sqlx::query_as(
+            "SELECT instrument_id, status, block_number FROM registry_quarantine
+             JOIN instrument ON contract_address = token ORDER BY instrument_id",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        let rows = rows.into_iter().map(|(instrument_id, status, block)| {
+            let status = InstrumentStatus::from_code(status);
+            Ok((
+                instrument_id,
+                status.ok_or_else(|| super::damaged("status"))?,
+                block as u64,
+            ))
+        });
+        rows.collect()
+    }
+
+    pub async fn is_quarantined(&self, token: &str) -> Result<bool, Error> {
+        let found: Option<i64> =
+            sqlx::query_scalar("SELECT 1 FROM registry_quarantine WHERE token = $1")
+                .bind(token)
+                .fetch_optional(self.db.read())
+                .await?;
+        Ok(found.is_some())
     }
 
     /// Sum of all holders' units: the supply in the registry.
@@ -202,5 +317,51 @@ fn decode(row: &SqliteRow) -> Holder {
         since_us: row.get("since_us"),
         as_of_block: row.get::<i64, _>("block_number") as u64,
         updated_at_us: row.get("updated_at_us"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moved(token: &str, address: &str, units: i128, block_number: u64) -> HolderMove {
+        HolderMove {
+            token: token.into(),
+            address: address.into(),
+            units,
+            block_number,
+            time_us: 10 * block_number as i64,
+        }
+    }
+
+    #[test]
+    fn an_impossible_move_ends_the_moves_of_its_token_alone() {
+        for impossible in [-3, i128::from(i64::MAX) + 1, i128::MAX, i128::MIN] {
+            let moves = [
+                moved("a", "anna", -1, 7),
+                moved("a", "boris", 1, 7),
+                moved("a", "boris", 1, 8),
+                moved("b", "anna", 5, 8),
+                moved("a", "anna", impossible, 8),
+                moved("b", "anna", -5, 9),
+                moved("a", "boris", 1, 9),
+            ];
+            let held = HashMap::from([(("a", "anna"), 3), (("a", "boris"), 0)]);
+            let folded = fold(held, &moves);
+            let history = [
+                (("a", "anna", 7), (2, 70)),
+                (("a", "boris", 7), (1, 70)),
+                (("b", "anna", 8), (5, 80)),
+                (("b", "anna", 9), (0, 90)),
+            ];
+            assert_eq!(folded.history, BTreeMap::from(history), "{impossible}");
+            assert_eq!(folded.impossible, BTreeMap::from([("a", 8)]));
+            let latest = [
+                (("a", "anna"), (2, 70, 7)),
+                (("a", "boris"), (1, 70, 7)),
+                (("b", "anna"), (0, 90, 9)),
+            ];
+            assert_eq!(folded.latest(), BTreeMap::from(latest));
+        }
     }
 }

@@ -6,11 +6,12 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use service_clients::{CallError, OperationType, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
-use super::{Service, unsigned};
+use super::{PEER_CALLS, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -19,12 +20,16 @@ use crate::model::{
     Status, SuspendedDeposit,
 };
 use crate::peers::{self, MARKET};
-use crate::saga::{self, Chain, End, Payout, Step};
+use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
 use chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 
 /// Longest wait for a mint-back before the next sweep checks again.
 const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
+/// Limit reservations ended per sweep.
+const LIMITS_PER_SWEEP: i64 = 500;
+/// Reason in the ledger of undoing an operation whose limit is used up.
+const LIMIT_REFUSED: &str = "Limit refused";
 
 impl Service {
     /// Executes steps until none is possible and returns the operation. An error leaves it
@@ -53,6 +58,7 @@ impl Service {
             match step {
                 Step::Wait => break,
                 Step::Gate => self.gate(&mut operation).await?,
+                Step::ReserveLimit => self.reserve_limit(&mut operation).await?,
                 Step::SendChain => self.send_chain(&mut operation).await?,
                 Step::StartPayout => self.start_payout(&mut operation).await?,
                 Step::ReleasePayout => self.release_payout(&mut operation).await?,
@@ -60,7 +66,11 @@ impl Service {
                     let context = caused_by(&operation.correlation_id);
                     let payout_id = &operation.external_ref;
                     let payments = &self.peers.payments;
-                    let cancelled = payments.cancel_payout(&context, payout_id, "BURN_REVERTED");
+                    let why = match operation.progress.refunding {
+                        true => "AML_REFUND",
+                        false => "BURN_REVERTED",
+                    };
+                    let cancelled = payments.cancel_payout(&context, payout_id, why);
                     cancelled.await?;
                     operation.progress.payout = Payout::Cancelled;
                     self.save(&mut operation).await?;
@@ -155,6 +165,52 @@ impl Service {
         }
         tx.commit().await?;
         Ok(taken)
+    }
+
+    /// Reserves the amount in the user's day limit (T24). CheckLimits was asked before; this answer
+    /// decides, because it also counts what other operations have reserved meanwhile.
+    async fn reserve_limit(&self, operation: &mut Operation) -> Result<(), Error> {
+        operation.rejection = self.peers.reserve_limit(operation).await?;
+        operation.progress.limit = match operation.rejection {
+            None => LimitReservation::Reserved,
+            Some(_) => LimitReservation::Refused,
+        };
+        failpoint::reach(match operation.progress.limit {
+            LimitReservation::Refused => failpoint::LIMIT_REFUSED,
+            _ => failpoint::LIMIT_RESERVED,
+        });
+        self.save(operation).await
+    }
+
+    /// Confirms or cancels the oldest reservations of operations that have ended. Only the sweep
+    /// calls it: no operation waits for identity once it is done.
+    pub(super) async fn end_limits(&self) -> Result<(), Error> {
+        let operations = self.repo.unended_limits(LIMITS_PER_SWEEP).await?;
+        let calls = stream::iter(&operations).map(|operation| async move {
+            let ended = self.peers.end_limit(operation).await;
+            (operation.operation_id.clone(), ended)
+        });
+        let answers: Vec<_> = calls.buffer_unordered(PEER_CALLS).collect().await;
+        let (mut ended, mut failing) = (Vec::new(), None);
+        for (operation_id, answer) in answers {
+            match answer {
+                Ok(()) => ended.push(operation_id),
+                // Identity has lost it, or has ended it otherwise: nothing is left to end.
+                Err(error)
+                    if error.is_not_found()
+                        || error.reason().as_deref() == Some("RESERVATION_ENDED") =>
+                {
+                    tracing::error!(operation_id, error = error.describe(), "limit reservation");
+                    ended.push(operation_id);
+                }
+                Err(error) => failing = Some(error.describe()),
+            }
+        }
+        self.repo.end_limits(&ended).await?;
+        let left = operations.len() - ended.len();
+        let reason = failing.map(|reason| format!("{left} cannot be ended: {reason}"));
+        self.health.set("limit reservations", reason.as_deref());
+        Ok(())
     }
 
     /// The ledger postings that mirror the chain action (T18).
@@ -390,6 +446,12 @@ impl Service {
                 self.repo.save_operation(operation).await?;
                 Err(ChainError::Refused(reason).into())
             }
+            // No attempt can succeed: another user has the address (T14).
+            Err(error @ Error::Refused(Refusal::AddressTaken)) => {
+                tracing::error!(operation_id = operation.operation_id, %error, "cannot be sent");
+                operation.progress.chain = Chain::Refused;
+                self.save(operation).await
+            }
             Err(error) => Err(error),
         }
     }
@@ -522,7 +584,9 @@ impl Service {
     async fn undo(&self, operation: &mut Operation) -> Result<(), Error> {
         if operation.flow == Flow::RedeemRub {
             let reason = match operation.progress.chain {
+                _ if operation.progress.refunding => "Refunded",
                 Chain::Succeeded => "Payout failed",
+                Chain::Unsent => LIMIT_REFUSED,
                 _ => "Burn reverted",
             };
             let hold_id = peers::hold_id(operation.hold_id.as_deref())?;
@@ -531,13 +595,13 @@ impl Service {
             ledger.release_hold(&context, hold_id, reason).await?;
             failpoint::reach(failpoint::HOLD_RELEASED);
         } else {
-            self.peers
-                .reverse(
-                    &operation.correlation_id,
-                    &operation.operation_id,
-                    REVERTED_MESSAGE,
-                )
-                .await?;
+            let reason = match operation.progress.chain {
+                Chain::Unsent => LIMIT_REFUSED,
+                _ => REVERTED_MESSAGE,
+            };
+            let id = &operation.operation_id;
+            let reversed = self.peers.reverse(&operation.correlation_id, id, reason);
+            reversed.await?;
         }
         operation.progress.undone = true;
         self.save(operation).await
@@ -546,20 +610,30 @@ impl Service {
     async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
         let before = operation.status.as_str();
         let now_us = self.now_us();
-        assert!(!operation.progress.blocked, "a blocked operation waits");
-        let (status, message) = match end {
+        assert!(
+            !operation.progress.blocked || end == End::Refunded,
+            "a blocked operation waits"
+        );
+        let failed = |message: &str| Some((Rejection::IntegrationError, message.to_owned()));
+        let (status, rejection) = match end {
             End::Finalized => (Status::Finalized, None),
-            End::Reverted => (Status::Rejected, Some(REVERTED_MESSAGE)),
+            // the reason of the block stays
+            End::Refunded => (Status::Refunded, operation.rejection.take()),
+            // stored with the refusal
+            End::LimitRefused => (Status::Rejected, operation.rejection.take()),
+            End::Reverted => (Status::Rejected, failed(REVERTED_MESSAGE)),
             // the deposit was not used: it can be issued again or refunded (T24)
             End::Refused if operation.flow == Flow::IssueRub => {
-                (Status::Rejected, Some(REFUSED_MESSAGE))
+                (Status::Rejected, failed(REFUSED_MESSAGE))
             }
-            End::Refused => (Status::Failed, Some(REFUSED_MESSAGE)),
-            End::PayoutFailed => (Status::Failed, Some(PAYOUT_FAILED_MESSAGE)),
+            End::Refused => (Status::Failed, failed(REFUSED_MESSAGE)),
+            End::PayoutFailed => (Status::Failed, failed(PAYOUT_FAILED_MESSAGE)),
         };
+        assert_eq!(status == Status::Finalized, rejection.is_none(), "{end:?}");
+        let message = rejection.as_ref().map(|(_, message)| message.clone());
+        let message = message.as_deref();
         operation.set_status(status, now_us);
-        operation.rejection =
-            message.map(|message| (Rejection::IntegrationError, message.to_owned()));
+        operation.rejection = rejection;
         let mut tx = self.repo.begin().await?;
         let mut events = Vec::new();
         let noun = match operation.flow {

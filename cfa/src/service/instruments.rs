@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use types::Decimal;
+use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpec, SpecError};
 
 use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+use crate::plan;
 use chain::{Action, Address, ReceiptStatus};
 
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
@@ -260,6 +261,9 @@ impl Service {
             if !by_hand || !instrument.status.may_become(status) {
                 return Err(Refusal::OperationState.into());
             }
+            if status == InstrumentStatus::Active {
+                self.require_sound(&instrument.contract_address).await?;
+            }
             instrument.status = status;
         }
         if let Some(limit) = change.issue_limit {
@@ -274,13 +278,22 @@ impl Service {
         instrument.price_band_low = change.price_band_low.or(instrument.price_band_low);
         instrument.price_band_high = change.price_band_high.or(instrument.price_band_high);
         check_band(instrument.price_band_low, instrument.price_band_high)?;
-        instrument.matures_at_us = change.matures_at_us.or(instrument.matures_at_us);
+        if let Some(matures_at_us) = change.matures_at_us {
+            // An issue past its maturity is redeemed at once.
+            if matures_at_us <= self.clock.now_us() {
+                return Err(Refusal::field("matures_at", "must be in the future").into());
+            }
+            instrument.matures_at_us = Some(matures_at_us);
+        }
         instrument.name = change.name.unwrap_or(instrument.name);
         instrument.document_hash = change.document_hash.unwrap_or(instrument.document_hash);
         instrument.document_uri = change.document_uri.unwrap_or(instrument.document_uri);
         if instrument == before {
             return Ok(instrument);
         }
+        check_name(&instrument.name)?;
+        check_tradable(&instrument)?;
+        check_terms(&instrument)?;
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;
         self.repo
@@ -339,9 +352,7 @@ fn check(
             "must have 3 to 32 letters A-Z, digits or hyphens",
         ));
     }
-    if request.name.is_empty() || request.name.len() > 256 {
-        return Err(Refusal::field("name", "must have 1 to 256 bytes"));
-    }
+    check_name(&request.name)?;
     if request.kind == InstrumentType::MoneyClaim {
         return Err(Refusal::field("type", "MONEY_CLAIM is CFA-RUB alone"));
     }
@@ -407,7 +418,7 @@ fn check(
             })?
             .to_string(),
     };
-    Ok(Instrument {
+    let instrument = Instrument {
         instrument_id,
         name: request.name.clone(),
         kind: request.kind,
@@ -431,5 +442,70 @@ fn check(
         idempotency_key: key.to_owned(),
         registered_at_us: now_us,
         updated_at_us: now_us,
+    };
+    check_tradable(&instrument)?;
+    check_terms(&instrument)?;
+    Ok(instrument)
+}
+
+fn check_name(name: &str) -> Result<(), Refusal> {
+    match name.len() {
+        1..=256 => Ok(()),
+        _ => Err(Refusal::field("name", "must have 1 to 256 bytes")),
+    }
+}
+
+/// The market's own rule: the registry lists nothing that cannot be traded (D49).
+fn check_tradable(instrument: &Instrument) -> Result<(), Refusal> {
+    let id = InstrumentId::new(&instrument.instrument_id);
+    let id = id.map_err(|error| Refusal::field("symbol", error.to_string()))?;
+    let band = (instrument.price_band_low, instrument.price_band_high);
+    let (tick_size, lot_size) = (Some(instrument.tick_size), Some(instrument.lot_size));
+    let params = InstrumentParams::listed(id, instrument.decimals, tick_size, lot_size, band);
+    let checked = params.and_then(|params| InstrumentSpec::new(&params));
+    checked.map(drop).map_err(|error| {
+        let field = match error {
+            SpecError::Decimals => "decimals",
+            SpecError::LotTooFine => "lot_size",
+            SpecError::Band => "price_band_high",
+            _ => "tick_size",
+        };
+        Refusal::field(field, error.to_string())
     })
+}
+
+/// Dates are in order, and what the issue promises can be paid: something for each lot, and no more
+/// than a number of kopecks for the whole issue (D49).
+fn check_terms(instrument: &Instrument) -> Result<(), Refusal> {
+    let (issued_at, matures_at) = (instrument.issued_at_us, instrument.matures_at_us);
+    if issued_at.is_some() && matures_at.is_some() && issued_at >= matures_at {
+        return Err(Refusal::field("matures_at", "must be after issued_at"));
+    }
+    for coupon in &instrument.coupons {
+        let pays_at = coupon.pays_at_us;
+        let is_early = issued_at.is_some_and(|issued_at| pays_at < issued_at);
+        if is_early || matures_at.is_some_and(|matures_at| pays_at > matures_at) {
+            let why = "must be between issued_at and matures_at";
+            return Err(Refusal::field("coupons.pays_at", why));
+        }
+    }
+    let lot_minor = units("lot_size", instrument.lot_size, instrument.decimals)?;
+    let most_minor = instrument.issue_limit_minor.unwrap_or(lot_minor);
+    if lot_minor > most_minor {
+        return Err(Refusal::field("lot_size", "is above issue_limit"));
+    }
+    let nominal = instrument.nominal.unwrap_or(Decimal::ZERO);
+    let pays = |units, worth| plan::payment_minor(units, instrument.decimals, worth);
+    let too_large = |field| move |_: DecimalError| Refusal::field(field, "is too large");
+    let of_lot = pays(lot_minor, nominal).map_err(too_large("nominal"))?;
+    if instrument.nominal.is_some() && of_lot == 0 {
+        return Err(Refusal::field(
+            "nominal",
+            "must pay at least 0.01 for a lot",
+        ));
+    }
+    pays(most_minor, nominal).map_err(too_large("nominal"))?;
+    let worth = plan::worth_per_unit(nominal, &instrument.coupons, i64::MAX);
+    let worth = worth.and_then(|worth| pays(most_minor, worth));
+    worth.map(drop).map_err(too_large("coupons.amount"))
 }

@@ -1,7 +1,7 @@
 //! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and suspended deposits
 //! (T24).
 
-use service_clients::{LimitType, OperationType, PaymentStatus, caused_by};
+use service_clients::{OperationType, PaymentStatus, caused_by};
 use types::{Decimal, Minor};
 use uuid::Uuid;
 
@@ -12,7 +12,6 @@ use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit,
-    limit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -123,13 +122,11 @@ impl Service {
                 "KYC: user not found".to_owned(),
             )));
         }
-        let identity = &self.peers.identity;
-        let (limit, issuance) = (LimitType::Deposit, OperationType::Issuance);
-        let limits =
-            identity.check_limits(&context, user_id, limit, issuance, operation.amount, None);
-        if let Some(reason) = limits.await? {
-            return Ok(Some(limit_rejection(reason)));
+        let refusal = self.peers.check_limits(operation).await?;
+        if refusal.is_some() {
+            return Ok(refusal);
         }
+        let identity = &self.peers.identity;
         let hit = identity.check_sanctions(&context, user_id, payment_id);
         Ok(hit.await?.map(|reason| (Rejection::SanctionsHit, reason)))
     }
@@ -251,17 +248,10 @@ impl Service {
         self.peers
             .profile(&meta.correlation_id, &request.investor_id)
             .await?;
-        let checked_amount = if request.payment_minor > 0 {
-            Decimal::from_minor(request.payment_minor, CFA_RUB_DECIMALS)
-        } else {
-            request.amount
-        };
-        let context = caused_by(&meta.correlation_id);
-        let (identity, investor) = (&self.peers.identity, &request.investor_id);
-        let (limit, issue) = (LimitType::Trading, OperationType::Issuance);
-        let limits = identity.check_limits(&context, investor, limit, issue, checked_amount, None);
-        let mut refusal = limits.await?.map(limit_rejection);
+        let mut refusal = self.peers.check_limits(&operation).await?;
         if refusal.is_none() {
+            let context = caused_by(&meta.correlation_id);
+            let (identity, investor) = (&self.peers.identity, &request.investor_id);
             let hit = identity.check_sanctions(&context, investor, &instrument.instrument_id);
             let hit = hit.await?;
             refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));

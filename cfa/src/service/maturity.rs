@@ -578,7 +578,7 @@ impl Service {
             return Ok(false);
         }
         if rows.is_empty() {
-            self.finish(redemption, instrument).await?;
+            self.finish(redemption, &instrument.instrument_id).await?;
             self.health.set_ok(&health_part(&redemption.instrument_id));
             return Ok(true);
         }
@@ -763,10 +763,12 @@ impl Service {
     async fn finish(
         &self,
         redemption: &mut IssueRedemption,
-        instrument: &Instrument,
+        instrument_id: &str,
     ) -> Result<(), Error> {
         let now_us = self.now_us();
-        let mut instrument = instrument.clone();
+        // It may have changed since the part was distributed.
+        let _lock = self.object_locks.lock(instrument_id).await;
+        let mut instrument = self.require_instrument(instrument_id).await?;
         instrument.status = InstrumentStatus::Redeemed;
         instrument.updated_at_us = now_us;
         redemption.status = RedemptionStatus::Finalized;

@@ -1,7 +1,7 @@
 //! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop;
 //! RedeemInvestmentCfa (D09).
 
-use service_clients::{LimitType, OperationType, PaymentStatus, caused_by};
+use service_clients::{OperationType, PaymentStatus, caused_by};
 use types::Decimal;
 
 use super::drive::count;
@@ -11,11 +11,10 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, RedemptionReason, Rejection, Status,
-    limit_rejection,
 };
 use crate::plan;
 use crate::repo::Inserted;
-use crate::saga::Payout;
+use crate::saga::{LimitReservation, Payout};
 
 impl Service {
     /// Burns CFA-RUB and pays the user. First KYC below STANDARD is an error, then a limit refusal
@@ -52,16 +51,12 @@ impl Service {
         operation.instrument_id = CFA_RUB.into();
         operation.external_ref = payout_id.to_owned();
         operation.from_user_id = user_id.to_owned();
-        let context = caused_by(&meta.correlation_id);
-        let identity = &self.peers.identity;
-        let (limit, kind) = (LimitType::Withdrawal, OperationType::Withdrawal);
-        let limits = identity.check_limits(&context, user_id, limit, kind, amount, None);
-        let mut refusal = limits.await?.map(limit_rejection);
+        let mut refusal = self.peers.check_limits(&operation).await?;
         if refusal.is_none() {
-            let hit = identity
-                .check_sanctions(&context, user_id, payout_id)
-                .await?;
-            refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
+            let context = caused_by(&meta.correlation_id);
+            let identity = &self.peers.identity;
+            let hit = identity.check_sanctions(&context, user_id, payout_id);
+            refusal = hit.await?.map(|reason| (Rejection::SanctionsHit, reason));
         }
         if refusal.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
@@ -165,6 +160,9 @@ impl Service {
             if operation.flow != Flow::RedeemRub {
                 return Err(Refusal::OperationState.into());
             }
+            if operation.progress.refunding {
+                return Err(Refusal::OperationState.into());
+            }
             if operation.progress.blocked == blocked {
                 return Ok(operation);
             }
@@ -175,7 +173,8 @@ impl Service {
                     operation.progress.payout,
                     Payout::Released | Payout::Succeeded | Payout::Failed
                 );
-                if at_bank || !before.may_become(Status::Blocked) {
+                let ends = operation.progress.limit == LimitReservation::Refused;
+                if at_bank || ends || !before.may_become(Status::Blocked) {
                     return Err(Refusal::OperationState.into());
                 }
                 operation.status_before_block = Some(before);
@@ -223,6 +222,53 @@ impl Service {
             self.on_receipt(&tx_hash).await?;
         }
         self.drive(operation_id).await
+    }
+
+    /// Ends a blocked redemption as REFUNDED (R089): what it has done is undone, step by step.
+    ///
+    /// # Errors
+    /// `OperationState` unless it is BLOCKED or refunded already.
+    pub async fn refund_redemption(
+        &self,
+        meta: &RequestMeta,
+        operation_id: &str,
+        reason: &str,
+    ) -> Result<OperationResult, Error> {
+        let lock = self.object_locks.lock(operation_id).await;
+        let mut operation = self
+            .repo
+            .operation(operation_id)
+            .await?
+            .ok_or(Refusal::OperationNotFound)?;
+        let replayed = operation.progress.refunding;
+        if !replayed {
+            if operation.flow != Flow::RedeemRub || operation.status != Status::Blocked {
+                return Err(Refusal::OperationState.into());
+            }
+            let now_us = self.now_us();
+            operation.progress.refunding = true;
+            operation.updated_at_us = now_us;
+            let blocked = Status::Blocked.as_str();
+            let record = publish::audit(
+                "redemption.refund_ordered",
+                operation_id,
+                &meta.actor,
+                blocked,
+                blocked,
+                reason,
+                &meta.correlation_id,
+                now_us,
+            );
+            let mut tx = self.repo.begin().await?;
+            self.repo.save_operation_in_tx(&mut tx, &operation).await?;
+            self.repo.publish_in_tx(&mut tx, &[record]).await?;
+            tx.commit().await?;
+        }
+        drop(lock);
+        Ok(OperationResult {
+            operation: self.drive_best_effort(operation).await?,
+            replayed,
+        })
     }
 
     /// Returns one holder's units to the issuer for nominal (buyback) or nominal and due coupons

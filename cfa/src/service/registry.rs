@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use service_clients::caused_by;
 use types::{Decimal, subaccount};
 
-use super::Service;
+use super::{InstrumentChange, RequestMeta, Service};
 use crate::error::{Error, Refusal};
-use crate::model::{Holder, Instrument};
+use crate::model::{Holder, Instrument, InstrumentStatus};
+use crate::peers;
 use crate::repo::HolderMove;
 use chain::{Address, TokenTransfer};
 
@@ -68,6 +69,42 @@ impl Service {
         Ok(())
     }
 
+    /// # Errors
+    /// `TokenQuarantined` if the token's events contradict each other.
+    pub(super) async fn require_sound(&self, token: &str) -> Result<(), Error> {
+        match self.repo.is_quarantined(token).await? {
+            true => Err(Refusal::TokenQuarantined.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Halts the instruments of quarantined tokens and reports them to health. Not part of catching
+    /// up, which may run with an instrument's lock.
+    pub(super) async fn halt_quarantined(&self) -> Result<(), Error> {
+        let quarantined = self.repo.quarantined().await?;
+        for (instrument_id, status, block) in &quarantined {
+            if *status == InstrumentStatus::Active {
+                let meta = RequestMeta {
+                    idempotency_key: format!("quarantine:{instrument_id}"),
+                    correlation_id: format!("quarantine:{block}"),
+                    actor: peers::SOURCE.to_owned(),
+                };
+                let halt = InstrumentChange {
+                    status: Some(InstrumentStatus::Halted),
+                    ..InstrumentChange::default()
+                };
+                self.update_instrument(&meta, instrument_id, halt).await?;
+            }
+        }
+        let named = quarantined.iter().map(|(instrument_id, _, block)| {
+            format!("{instrument_id}: impossible transfer in block {block}")
+        });
+        let named = named.collect::<Vec<_>>().join(", ");
+        let reason = (!named.is_empty()).then_some(named.as_str());
+        self.health.set("quarantined tokens", reason);
+        Ok(())
+    }
+
     /// Applies a new token's events from `from_block` up to the registry's block, from which on it
     /// is included.
     async fn read_backlog(
@@ -118,14 +155,16 @@ impl Service {
                     i64::try_from(block.time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000,
                 );
             }
-            push_moves(&mut moves, transfer, time.1)?;
+            push_moves(&mut moves, transfer, time.1);
         }
         Ok(moves)
     }
 
     /// Reads our tokens' transfers again from block `from`: a page of bounded size. Of the store it
-    /// uses only the mapping of tokens to instruments.
+    /// uses only the mapping of tokens to instruments. Quarantined tokens are left out.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
+        // Finds the tokens to leave out.
+        self.catch_up_registry().await?;
         let last = self.chain.stored_last_read_block().await?;
         let mut transfers = Vec::new();
         let tokens = self.repo.tokens().await?;
@@ -170,6 +209,7 @@ impl Service {
     ) -> Result<(Vec<ListedHolder>, i64), Error> {
         self.catch_up_registry().await?;
         let token = &instrument.contract_address;
+        self.require_sound(token).await?;
         let holders = match as_of_us {
             Some(at_us) => self.repo.holders_at(token, at_us, bound, limit).await?,
             None => self.repo.holders(token, bound, limit).await?,
@@ -228,6 +268,7 @@ impl Service {
         at_us: Option<i64>,
     ) -> Result<Vec<Holder>, Error> {
         const PAGE: i64 = 1_000;
+        self.require_sound(token).await?;
         let mut all: Vec<Holder> = Vec::new();
         loop {
             let bound = all
@@ -257,13 +298,8 @@ fn parse_token(text: &str) -> Result<Address, Error> {
     token.map_err(|_| Error::Damaged(format!("token address {text}")))
 }
 
-fn push_moves(
-    moves: &mut Vec<HolderMove>,
-    transfer: &TokenTransfer,
-    time_us: i64,
-) -> Result<(), Error> {
-    let units = i64::try_from(transfer.units)
-        .map_err(|_| Error::Damaged("a transfer exceeds 64 bits".into()))?;
+fn push_moves(moves: &mut Vec<HolderMove>, transfer: &TokenTransfer, time_us: i64) {
+    let units = i128::try_from(transfer.units).unwrap_or(i128::MAX);
     let sides = [(transfer.from, -units), (transfer.to, units)];
     for (address, units) in sides {
         if let Some(address) = address {
@@ -276,5 +312,4 @@ fn push_moves(
             });
         }
     }
-    Ok(())
 }

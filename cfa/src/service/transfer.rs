@@ -1,7 +1,7 @@
 //! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally for
 //! CFA-RUB in the same exchange.
 
-use service_clients::{LimitType, OperationType, caused_by};
+use service_clients::{OperationType, caused_by};
 use types::Decimal;
 
 use super::issue::replayed;
@@ -9,7 +9,7 @@ use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
+    Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
     limit_rejection,
 };
 use crate::repo::Inserted;
@@ -80,17 +80,10 @@ impl Service {
         }
         let context = caused_by(&meta.correlation_id);
         let identity = &self.peers.identity;
-        let limit = if instrument.instrument_id == CFA_RUB {
-            LimitType::Withdrawal
-        } else {
-            LimitType::Trading
-        };
         // The response to a blocked user's call, whichever side is blocked (D47).
         let mut refusal = is_blocked.then(|| limit_rejection(USER_BLOCKED_MESSAGE.to_owned()));
         if refusal.is_none() {
-            let (from, kind) = (&request.from_user_id, OperationType::P2pTransfer);
-            let limits = identity.check_limits(&context, from, limit, kind, request.amount, None);
-            refusal = limits.await?.map(limit_rejection);
+            refusal = self.peers.check_limits(&operation).await?;
         }
         for user_id in [&request.from_user_id, &request.to_user_id] {
             if refusal.is_none() {
@@ -132,7 +125,6 @@ impl Service {
     ///
     /// # Errors
     /// `Operation not found`; `ReferenceTaken` if the stored trade differs.
-    /// `Operation not found`; `ReferenceTaken` when the trade was another one.
     async fn trade_transfer(
         &self,
         meta: &RequestMeta,

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use service_clients::IdentityClient;
 use tokio_util::sync::CancellationToken;
 
 use super::Service;
@@ -24,7 +25,11 @@ pub async fn follow_chain(service: Arc<Service>, shutdown: CancellationToken) {
     let mut last_read_block = service.chain.last_read_block();
     loop {
         last_read_block.borrow_and_update();
-        if let Err(error) = service.catch_up_registry().await {
+        let followed = async {
+            service.catch_up_registry().await?;
+            service.halt_quarantined().await
+        };
+        if let Err(error) = followed.await {
             tracing::warn!(%error, "holder registry cannot catch up, retrying at the next block");
         }
         tokio::select! {
@@ -77,6 +82,7 @@ impl Service {
             self.now_us() - QUIET_US
         };
         let mut after = (i64::MIN, String::new());
+        let mut identity_is_away = false;
         loop {
             let page = self
                 .repo
@@ -85,11 +91,15 @@ impl Service {
             let Some(last) = page.last() else { break };
             after = (last.updated_at_us, last.operation_id.clone());
             for operation in &page {
-                leave(
-                    "operation",
-                    &operation.operation_id,
-                    self.resume(operation, ask_payouts).await,
-                );
+                let id = &operation.operation_id;
+                // One of them waits long enough for identity.
+                if identity_is_away && operation.progress.waits_for_limit() {
+                    continue;
+                }
+                let resumed = self.resume(operation, ask_payouts).await;
+                let away = IdentityClient::SERVICE;
+                identity_is_away |= matches!(resumed, Err(Error::Unavailable(of)) if of == away);
+                leave("operation", id, resumed);
             }
         }
         leave("releases", "", self.report_releases().await);
@@ -104,11 +114,12 @@ impl Service {
                 self.drive_redemption(&redemption_id).await.map(|_| ()),
             );
         }
+        leave("limits", "", self.end_limits().await);
         Ok(())
     }
 
     async fn resume(&self, operation: &Operation, ask_payouts: bool) -> Result<(), Error> {
-        if operation.status == Status::Blocked {
+        if operation.status == Status::Blocked && !operation.progress.refunding {
             return Ok(());
         }
         if operation.progress.chain == Chain::Sent

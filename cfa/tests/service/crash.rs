@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use cfa::failpoint;
 use proto::cfa::v1 as pb;
-use proto::common::v1::{OperationStatus, PaymentStatus};
+use proto::common::v1::{LimitType, OperationStatus, PaymentStatus};
 use proto::identity::v1::identity_service_server::IdentityServiceServer;
 use proto::ledger::v1 as ledger;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
-use testkit::{PATIENCE, Peers, Person};
+use testkit::{PATIENCE, Peers, Person, Reservation};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -197,16 +197,51 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_killed_while_a_limit_is_refused_the_money_is_available_again() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let folder = tempfile::tempdir().expect("folder");
+    let double = Arc::new(Peers::default());
+    let withdrawal = LimitType::Withdrawal.into();
+    double.with(|outside| outside.day_limits.insert(withdrawal, 10_00));
+    let place = failpoint::LIMIT_REFUSED;
+    crash(folder.path(), &double, place, PaymentStatus::Success).await;
+    let settings = Settings {
+        double: Some(double.clone()),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.sweep().await;
+    let request = pb::ListOperationsRequest {
+        external_ref: "payout-1".into(),
+        ..Default::default()
+    };
+    let listed = world.cfa.list_operations(request).await.expect("listed");
+    let refused = listed.into_inner().operations.remove(0);
+    assert_eq!(refused.status(), OperationStatus::Rejected);
+    let held = hold(&mut world, &refused.hold_id.expect("hold")).await;
+    assert_eq!(held.status(), ledger::HoldStatus::Released);
+    let balance = world.balance("alice:CFA-RUB").await;
+    assert_eq!(balance.available.to_string(), "100.00");
+    assert!(double.with(|outside| outside.payouts.is_empty()));
+    world.stop().await;
+}
+
 // rows: R039 R048
 #[tokio::test(flavor = "multi_thread")]
 async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    for place in [failpoint::ISSUE_RECORDED, failpoint::MINT_SUBMITTED] {
+    let places = [
+        failpoint::ISSUE_RECORDED,
+        failpoint::LIMIT_RESERVED,
+        failpoint::MINT_SUBMITTED,
+    ];
+    for place in places {
         let folder = tempfile::tempdir().expect("folder");
         let double = Arc::new(Peers::default());
         crash(folder.path(), &double, place, PaymentStatus::Success).await;
         let settings = Settings {
-            double: Some(double),
+            double: Some(double.clone()),
             ..Settings::default()
         };
         let mut world = World::with(folder.path(), settings).await;
@@ -224,6 +259,12 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
         world.balance_becomes("alice:CFA-RUB", "100.00").await;
         world.sweep().await;
         assert_eq!(world.supply("CFA-RUB").await, "101.00", "{place}");
+        let reserved = double.with(|outside| outside.reservations.clone());
+        let confirmed = |stored: &Reservation| stored.state == "CONFIRMED" && stored.ends == 1;
+        assert!(
+            reserved.len() == 2 && reserved.values().all(confirmed),
+            "{place}: {reserved:?}"
+        );
         world.stop().await;
     }
 }

@@ -550,7 +550,7 @@ async fn r076_payout_is_initiated_after_the_burn_is_sent_and_released_after_its_
     node.stop().await;
 }
 
-async fn set_block(
+pub async fn set_block(
     world: &World,
     operation: &pb::CfaOperation,
     blocked: bool,

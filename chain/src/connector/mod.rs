@@ -552,7 +552,8 @@ impl Connector {
                 token: Address::from(event.address),
                 from: party(event.from),
                 to: party(event.to),
-                units: to_units(event.value)?,
+                // Beyond 128 bits it is as impossible as at the bound.
+                units: u128::try_from(event.value).unwrap_or(u128::MAX),
                 block_number: log.block_number.unwrap_or_default(),
             });
         }

@@ -31,9 +31,6 @@ pub struct Api {
     pub market: Arc<Market>,
 }
 
-/// Response metadata of a call that was answered before (T12).
-const REPLAYED: &str = "idempotent-replayed";
-
 /// The caller of a request and its message.
 fn opened<M>(request: Request<M>) -> Result<(Caller, M), Status> {
     let caller = caller(&request)?.clone();
@@ -41,13 +38,7 @@ fn opened<M>(request: Request<M>) -> Result<(Caller, M), Status> {
 }
 
 fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<M> {
-    let mut response = Response::new(message(answered.value));
-    if answered.replayed {
-        response
-            .metadata_mut()
-            .insert(REPLAYED, "true".parse().expect("plain ASCII"));
-    }
-    response
+    rpc::context::answered(message(answered.value), answered.replayed)
 }
 
 /// Owners act as themselves; staff and services act for any user.

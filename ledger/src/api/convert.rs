@@ -3,6 +3,7 @@
 
 use prost::Message;
 use proto::{
+    checks::{ID_BYTES_MAX, TEXT_BYTES_MAX, id_problem, text_problem},
     common::v1 as common,
     convert::{
         self, ConvertError, to_decimal, to_decimal_minor, to_monetary_amount, to_timestamp_us,
@@ -21,11 +22,6 @@ use crate::{
     refusal::{Class, Position, Refusal, Refused},
 };
 
-/// Maximum length of an id, key or reference, in bytes.
-const ID_BYTES_MAX: usize = 256;
-/// Maximum length of a free text, in bytes.
-const TEXT_BYTES_MAX: usize = 1_024;
-
 /// Fingerprint of a message, whose context must be cleared.
 pub fn digest(message: &impl Message) -> i64 {
     let hash = Sha256::digest(message.encode_to_vec());
@@ -39,7 +35,7 @@ pub fn digest(message: &impl Message) -> i64 {
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
     let mut status = bare_status(refused, in_batch);
     if refused.replay != Replay::No {
-        super::mark_replayed(status.metadata_mut());
+        rpc::context::mark_replayed(status.metadata_mut());
     }
     status
 }
@@ -94,24 +90,8 @@ fn bad(field: &str) -> impl FnOnce(ConvertError) -> Refusal {
     move |error| Refusal::invalid(field, error.to_string())
 }
 
-fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusal> {
-    check(field, &text, bytes_max)?;
-    Ok(text)
-}
-
-fn check(field: &str, text: &str, bytes_max: usize) -> Result<(), Refusal> {
-    if text.len() > bytes_max {
-        return Err(Refusal::invalid(
-            field,
-            format!("must have at most {bytes_max} bytes"),
-        ));
-    }
-    // Bytes first: almost every text is plain ASCII.
-    let is_plain = text.bytes().all(|byte| (0x20..0x7F).contains(&byte));
-    if !is_plain && text.chars().any(char::is_control) {
-        return Err(Refusal::invalid(field, "must have no control characters"));
-    }
-    Ok(())
+fn check(field: &str, problem: Option<String>) -> Result<(), Refusal> {
+    problem.map_or(Ok(()), |problem| Err(Refusal::invalid(field, problem)))
 }
 
 /// A required id.
@@ -125,7 +105,7 @@ pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() {
         return Err(Refusal::invalid(field, "must not be empty"));
     }
-    check(field, text, ID_BYTES_MAX)
+    check(field, id_problem(text, ID_BYTES_MAX))
 }
 
 /// An optional id.
@@ -138,17 +118,18 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
 
 /// Checks an id that a list is filtered by; empty for none.
 pub fn filter(field: &str, text: &str) -> Result<(), Refusal> {
-    check(field, text, ID_BYTES_MAX)
+    check(field, id_problem(text, ID_BYTES_MAX))
 }
 
 /// Checks a text that a list is filtered by; empty for none.
 pub fn text_filter(field: &str, text: &str) -> Result<(), Refusal> {
-    check(field, text, TEXT_BYTES_MAX)
+    check(field, text_problem(text, TEXT_BYTES_MAX))
 }
 
 /// Free text that may be empty.
 pub fn text(field: &str, text: String) -> Result<String, Refusal> {
-    checked(field, text, TEXT_BYTES_MAX)
+    text_filter(field, &text)?;
+    Ok(text)
 }
 
 /// A transaction hash, in lower case so that equal hashes are equal texts.

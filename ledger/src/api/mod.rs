@@ -17,10 +17,7 @@ use std::time::Instant;
 
 use proto::ledger::v1::{self as wire, ledger_service_server::LedgerService};
 use rpc::Context;
-use tonic::{
-    Request, Response, Status,
-    metadata::{MetadataMap, MetadataValue},
-};
+use tonic::{Request, Response, Status};
 
 use crate::{
     Clock, Error,
@@ -29,9 +26,6 @@ use crate::{
     refusal::{Refusal, Refused},
     repo::Store,
 };
-
-/// Metadata of a replayed answer.
-pub const REPLAYED: &str = "idempotent-replayed";
 
 /// The service. Shared by RPC, HTTP reads and the request topics.
 pub struct Api {
@@ -181,16 +175,7 @@ fn refused(refusal: Refusal) -> Status {
 }
 
 fn respond<T>(message: T, replay: Replay) -> Response<T> {
-    let mut response = Response::new(message);
-    if replay != Replay::No {
-        mark_replayed(response.metadata_mut());
-    }
-    response
-}
-
-/// Marks a replayed answer or refusal.
-fn mark_replayed(metadata: &mut MetadataMap) {
-    metadata.insert(REPLAYED, MetadataValue::from_static("true"));
+    rpc::context::answered(message, replay != Replay::No)
 }
 
 macro_rules! delegate {

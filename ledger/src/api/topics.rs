@@ -16,12 +16,12 @@ use proto::{
     common::v1::RequestContext, ledger::v1 as wire,
     ledger::v1::ledger_service_server::LedgerService,
 };
-use rpc::{Caller, Role, Roles};
+use rpc::{Caller, Role, Roles, context::REPLAYED};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Request, Response, Status};
 use uuid::Uuid;
 
-use super::{Api, REPLAYED};
+use super::Api;
 
 /// Correlation header of D26.
 pub const CORRELATION: &str = "kafka_correlationId";
@@ -296,7 +296,7 @@ where
     };
     let request_id = context(&message).map_or_else(String::new, |context| context.request_id);
     // The RPC layer runs this check when it decodes a call; here it has to be called.
-    if let Err(refused) = proto::times::check::<M>(payload) {
+    if let Err(refused) = proto::checks::check::<M>(payload) {
         return Answer {
             request_id,
             result: Err(refused),

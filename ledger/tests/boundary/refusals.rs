@@ -56,7 +56,7 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| terms(r).user_id = long(),
-        "operation.user_id: must have at most 256 bytes",
+        "operation.user_id: must have at most 128 bytes",
     ),
     (
         |r| terms(r).user_id = "a\nb".into(),
@@ -64,19 +64,19 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| terms(r).operation_id = long(),
-        "operation.operation_id: must have at most 256 bytes",
+        "operation.operation_id: must have at most 128 bytes",
     ),
     (
         |r| terms(r).idempotency_key = long(),
-        "operation.idempotency_key: must have at most 256 bytes",
+        "operation.idempotency_key: must have at most 128 bytes",
     ),
     (
         |r| terms(r).external_ref = Some(long()),
-        "operation.external_ref: must have at most 256 bytes",
+        "operation.external_ref: must have at most 128 bytes",
     ),
     (
         |r| terms(r).onchain_tx_hash = Some(long()),
-        "operation.onchain_tx_hash: must have at most 256 bytes",
+        "operation.onchain_tx_hash: must have at most 128 bytes",
     ),
     (|r| r.postings.clear(), "postings: must not be empty"),
     (
@@ -85,7 +85,7 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| r.postings[0].debit_subaccount_id = long(),
-        "postings[0].debit_subaccount_id: must have at most 256 bytes",
+        "postings[0].debit_subaccount_id: must have at most 128 bytes",
     ),
     (
         |r| r.postings[0].credit_subaccount_id.clear(),
@@ -105,7 +105,7 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| r.postings[0].hold_id = Some(long()),
-        "postings[0].hold_id: must have at most 256 bytes",
+        "postings[0].hold_id: must have at most 128 bytes",
     ),
     (
         |r| r.postings[0].amount = None,
@@ -294,7 +294,7 @@ pub const HOLDS: &[Case<CreateHoldRequest>] = &[
     (|r| r.hold = None, "hold: is required"),
     (
         |r| hold(r).hold_id = long(),
-        "hold.hold_id: must have at most 256 bytes",
+        "hold.hold_id: must have at most 128 bytes",
     ),
     (
         |r| hold(r).subaccount_id.clear(),
@@ -302,7 +302,7 @@ pub const HOLDS: &[Case<CreateHoldRequest>] = &[
     ),
     (
         |r| hold(r).subaccount_id = long(),
-        "hold.subaccount_id: must have at most 256 bytes",
+        "hold.subaccount_id: must have at most 128 bytes",
     ),
     (|r| hold(r).amount = None, "hold.amount: is required"),
     (
@@ -331,7 +331,7 @@ pub const HOLDS: &[Case<CreateHoldRequest>] = &[
     ),
     (
         |r| hold(r).destination_subaccount_id = Some(long()),
-        "hold.destination_subaccount_id: must have at most 256 bytes",
+        "hold.destination_subaccount_id: must have at most 128 bytes",
     ),
     (
         |r| {
@@ -412,7 +412,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
             (
                 "INVALID_ARGUMENT",
                 "INVALID_ARGUMENT",
-                "hold_id: must have at most 256 bytes",
+                "hold_id: must have at most 128 bytes",
             ),
         ),
         (consume("missing", None), missing),
@@ -573,7 +573,7 @@ fn no_ids(field: &str) -> [(String, String); 3] {
     let said = |problem: &str| format!("{field}: {problem}");
     [
         (String::new(), said("must not be empty")),
-        (long(), said("must have at most 256 bytes")),
+        (long(), said("must have at most 128 bytes")),
         ("u1\0".to_owned(), said("must have no control characters")),
     ]
 }
@@ -743,7 +743,7 @@ pub const RELEASES: &[Case<ReleaseHoldRequest>] = &[
     (|r| r.hold_id.clear(), "hold_id: must not be empty"),
     (
         |r| r.hold_id = long(),
-        "hold_id: must have at most 256 bytes",
+        "hold_id: must have at most 128 bytes",
     ),
     (
         |r| r.hold_id = "h\0".into(),
@@ -763,7 +763,7 @@ pub const CONSUMPTIONS: &[Case<ConsumeHoldRequest>] = &[
     (|r| r.hold_id.clear(), "hold_id: must not be empty"),
     (
         |r| r.hold_id = long(),
-        "hold_id: must have at most 256 bytes",
+        "hold_id: must have at most 128 bytes",
     ),
     (
         |r| r.hold_id = "h\0".into(),
@@ -779,7 +779,7 @@ pub const CONSUMPTIONS: &[Case<ConsumeHoldRequest>] = &[
     ),
     (
         |r| r.external_ref = Some(long()),
-        "external_ref: must have at most 256 bytes",
+        "external_ref: must have at most 128 bytes",
     ),
     (
         |r| r.external_ref = Some("a\0".into()),
@@ -803,7 +803,7 @@ pub const FINALITIES: &[Case<FinalizeOperationRequest>] = &[
     ),
     (
         |r| r.operation_id = long(),
-        "operation_id: must have at most 256 bytes",
+        "operation_id: must have at most 128 bytes",
     ),
     (
         |r| r.operation_id = "o\0".into(),
@@ -811,7 +811,7 @@ pub const FINALITIES: &[Case<FinalizeOperationRequest>] = &[
     ),
     (
         |r| r.onchain_tx_hash = long(),
-        "onchain_tx_hash: must have at most 256 bytes",
+        "onchain_tx_hash: must have at most 128 bytes",
     ),
     (
         |r| r.onchain_tx_hash = "0x\0".into(),
@@ -881,7 +881,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         (|r| r.hold_id.clear(), "hold_id: must not be empty"),
         (
             |r| r.hold_id = long(),
-            "hold_id: must have at most 256 bytes",
+            "hold_id: must have at most 128 bytes",
         ),
         (
             |r| r.hold_id = "h\0".into(),
@@ -925,7 +925,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         ),
         (
             |r| r.operation_id = long(),
-            "operation_id: must have at most 256 bytes",
+            "operation_id: must have at most 128 bytes",
         ),
         (
             |r| r.operation_id = "o\0".into(),
@@ -953,7 +953,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         ),
         (
             |r| r.subaccount_id = long(),
-            "subaccount_id: must have at most 256 bytes",
+            "subaccount_id: must have at most 128 bytes",
         ),
         (
             |r| r.subaccount_id = "u1\0".into(),
@@ -987,7 +987,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         ),
         (
             |r| r.operation_ids[1] = long(),
-            "operation_ids[1]: must have at most 256 bytes",
+            "operation_ids[1]: must have at most 128 bytes",
         ),
         (
             |r| r.operation_ids[1] = "o\0".into(),
@@ -995,7 +995,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         ),
         (
             |r| r.onchain_tx_hash = long(),
-            "onchain_tx_hash: must have at most 256 bytes",
+            "onchain_tx_hash: must have at most 128 bytes",
         ),
     ];
     let several = || FinalizeOperationsRequest {
@@ -1246,7 +1246,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
     const MODE: &str = "mode: must be all or nothing with a source or hold steps";
     let spoilt: &[Case<CreateOperationsRequest>] = &[
         (|r| r.operations.clear(), "operations: must not be empty"),
-        (|r| r.source = long(), "source: must have at most 256 bytes"),
+        (|r| r.source = long(), "source: must have at most 128 bytes"),
         (
             |r| r.source = "log\0".into(),
             "source: must have no control characters",
@@ -1274,7 +1274,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
         ),
         (
             |r| r.instrument_scales = scaled(&long(), 2),
-            "instrument_scales[0].instrument_id: must have at most 256 bytes",
+            "instrument_scales[0].instrument_id: must have at most 128 bytes",
         ),
         (
             |r| r.instrument_scales = scaled("NEW-1", 19),

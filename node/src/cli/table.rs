@@ -100,6 +100,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "suspended" "ListSuspendedDeposits";
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
+        "cfa" "refund-redemption" "RefundRedemption";
         "holders" "list" "ListHolders";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
@@ -157,6 +158,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "limits" "GetLimits";
         "user" "set-limit" "SetLimit";
         "user" "check-limits" "CheckLimits";
+        "user" "reserve-limit" "ReserveLimit";
+        "user" "confirm-limit" "ConfirmLimit";
+        "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
     }
     "dfa.sandbox.v1.SandboxBankService" {

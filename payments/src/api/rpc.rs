@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proto::payments::v1::{self as pb, payments_service_server::PaymentsService};
 use rpc::{
+    context::answered,
     page::{self, Key},
     status::invalid_argument,
 };
@@ -18,9 +19,6 @@ use crate::{
     repo::{Filter, PageBound, intents, payouts, receipts},
     service::{Claim, Fault, Gateway, NewIntent, NewPayout, WebhookSubject},
 };
-
-/// Longest id or account number accepted from a caller, in bytes.
-const TEXT_BYTES_MAX: usize = 128;
 
 /// The RPC shell.
 pub struct Api(pub Arc<Gateway>);
@@ -46,7 +44,7 @@ impl PaymentsService for Api {
         let answer = pb::CreatePaymentIntentResponse {
             intent: Some(convert::intent(&intent)),
         };
-        Ok(marked(answer, replayed))
+        Ok(answered(answer, replayed))
     }
 
     async fn get_payment_intent(
@@ -140,9 +138,6 @@ impl PaymentsService for Api {
             .payout
             .ok_or_else(|| invalid_argument("payout", "is required"))?;
         let bank_account = payout.bank_account.trim().to_owned();
-        if bank_account.len() > TEXT_BYTES_MAX {
-            return Err(invalid_argument("payout.bank_account", "is too long"));
-        }
         let (payout, replayed) = self
             .0
             .initiate_payout(NewPayout {
@@ -156,7 +151,7 @@ impl PaymentsService for Api {
         let answer = pb::InitiatePayoutResponse {
             payout: Some(convert::payout(&payout)),
         };
-        Ok(marked(answer, replayed))
+        Ok(answered(answer, replayed))
     }
 
     async fn release_payout(
@@ -268,7 +263,7 @@ impl PaymentsService for Api {
         let answer = pb::ReconcileResponse {
             report: Some(convert::report(&report)),
         };
-        Ok(marked(answer, replayed))
+        Ok(answered(answer, replayed))
     }
 
     async fn get_latest_report(
@@ -283,30 +278,15 @@ impl PaymentsService for Api {
     }
 }
 
-/// T12: marks a response that returns the stored resource.
-fn marked<T>(answer: T, replayed: bool) -> Response<T> {
-    let mut response = Response::new(answer);
-    if replayed {
-        let yes = "true".parse().expect("ASCII text is a header value");
-        response.metadata_mut().insert("idempotent-replayed", yes);
-    }
-    response
-}
-
 fn header<'a>(metadata: &'a MetadataMap, name: &str) -> &'a str {
     let value = metadata.get(name).and_then(|value| value.to_str().ok());
     value.unwrap_or("")
 }
 
+/// A required text; [`proto::checks`] bounds it.
 fn text(field: &'static str, text: String) -> Result<String, Status> {
     if text.trim().is_empty() {
         return Err(invalid_argument(field, "must not be empty"));
-    }
-    if text.len() > TEXT_BYTES_MAX || text.chars().any(char::is_control) {
-        return Err(invalid_argument(
-            field,
-            "is too long or has control characters",
-        ));
     }
     Ok(text)
 }

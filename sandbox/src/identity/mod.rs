@@ -5,7 +5,8 @@
 //! | `rules` | the pure core: results of checks |
 //! | `repo` | the store |
 //! | `api` | `IdentityService` and the HTTP reads |
-//! | `api/uses` | today's use of the limits, counted from the platform's events |
+//! | `api/reservations` | amounts reserved for operations |
+//! | `api/uses` | use of limits without a reservation, counted from the platform's events |
 //! | `publish` | events about users |
 
 mod api;

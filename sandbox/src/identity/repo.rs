@@ -3,10 +3,10 @@
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 use types::{BusinessDay, Decimal, LimitType};
 
-use super::rules::{Limit, Standing};
+use super::rules::{Limit, ReservationState, Standing};
 
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/identity": "0001_identity");
+    events::migrations!("migrations/identity": "0001_identity", "0002_reservations");
 
 /// A stored user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,4 +213,71 @@ pub async fn add_use_in_tx(
     .execute(tx)
     .await?;
     Ok(())
+}
+
+/// An operation's reservation of a limit, or its refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    pub reservation_id: String,
+    pub user_id: String,
+    pub limit_type: LimitType,
+    pub day: BusinessDay,
+    pub amount: Decimal,
+    pub state: ReservationState,
+    /// Why it was refused.
+    pub reason: String,
+}
+
+pub async fn reservation(
+    db: impl SqliteExecutor<'_>,
+    reservation_id: &str,
+) -> sqlx::Result<Option<Reservation>> {
+    let row = sqlx::query("SELECT * FROM reservations WHERE reservation_id = $1")
+        .bind(reservation_id)
+        .fetch_optional(db)
+        .await?;
+    let unknown = |error: types::TextError| sqlx::Error::Decode(Box::new(error));
+    row.map(|row| {
+        Ok(Reservation {
+            reservation_id: row.try_get("reservation_id")?,
+            user_id: row.try_get("user_id")?,
+            limit_type: row
+                .try_get::<&str, _>("limit_type")?
+                .parse()
+                .map_err(unknown)?,
+            day: BusinessDay::from_number(row.try_get("business_day")?),
+            amount: amount(row.try_get("amount")?)?,
+            state: row.try_get::<&str, _>("state")?.parse().map_err(unknown)?,
+            reason: row.try_get("reason")?,
+        })
+    })
+    .transpose()
+}
+
+/// Stores the reservation, or its new state.
+pub async fn save_reservation_in_tx(
+    tx: &mut SqliteConnection,
+    reservation: &Reservation,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO reservations (reservation_id, user_id, limit_type, business_day, amount, state, reason) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET state = excluded.state",
+    )
+    .bind(&reservation.reservation_id)
+    .bind(&reservation.user_id)
+    .bind(reservation.limit_type.as_str())
+    .bind(reservation.day.number())
+    .bind(reservation.amount.to_string())
+    .bind(reservation.state.as_str())
+    .bind(&reservation.reason)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Whether the operation's amount is part of the user's limit use already.
+pub async fn is_counted_in_tx(tx: &mut SqliteConnection, operation_id: &str) -> sqlx::Result<bool> {
+    use ReservationState::{Confirmed, Reserved};
+    let reservation = reservation(tx, operation_id).await?;
+    Ok(reservation.is_some_and(|stored| matches!(stored.state, Reserved | Confirmed)))
 }

@@ -1,9 +1,9 @@
-//! Results of limit checks, pure. A check reserves and uses nothing (T24).
+//! Results of limit checks, pure. The check itself reserves and uses nothing (T24).
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use types::{Decimal, LimitType};
+use types::{Decimal, LimitType, code_enum};
 
 use super::{Error, IdentityConfig};
 
@@ -52,6 +52,17 @@ impl Defaults {
             daily,
             refuse_with: String::new(),
         }
+    }
+}
+
+code_enum! {
+    /// State of a limit reservation.
+    ReservationState: i32 {
+        Reserved = 1 "RESERVED",
+        Refused = 2 "REFUSED",
+        Confirmed = 3 "CONFIRMED",
+        /// Its amount is available again.
+        Cancelled = 4 "CANCELLED",
     }
 }
 

@@ -203,6 +203,17 @@ fn limit_ask(limit_type: common::LimitType, kopecks: i64) -> wire::CheckLimitsRe
     }
 }
 
+fn reservation(id: &str, kopecks: i64) -> wire::ReserveLimitRequest {
+    wire::ReserveLimitRequest {
+        context: ctx(),
+        reservation_id: id.into(),
+        user_id: "alice".into(),
+        limit_type: WITHDRAWAL as i32,
+        amount: Some(to_money(kopecks)),
+        operation_type: common::OperationType::Withdrawal as i32,
+    }
+}
+
 fn amount(money: Option<&common::Money>) -> String {
     money.unwrap().amount.clone().unwrap().value
 }
@@ -400,6 +411,196 @@ async fn r340_each_event_counts_once_and_on_its_day() {
         .publish(cfa, name, &issued("CFA-RUB", 5_000, today.end_us()))
         .await;
     world.until_used("alice", DEPOSIT, "50.00").await;
+    world.stop().await;
+}
+
+// rows: R012 R340
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_reservations_at_once_stay_within_the_limit() {
+    let world = World::start(|config| config.withdrawal_daily = "25".into()).await;
+    world.create("alice").await;
+    let calls: Vec<_> = (0..10)
+        .map(|number| {
+            let mut client = world.client_as("sandbox.service");
+            let ask = reservation(&format!("op-{number}"), 1_000);
+            tokio::spawn(async move { client.reserve_limit(ask).await.unwrap().into_inner() })
+        })
+        .collect();
+    let mut allowed = 0;
+    for call in calls {
+        let answer = call.await.unwrap();
+        match answer.allowed {
+            true => allowed += 1,
+            false => assert_eq!(
+                answer.reason.as_deref(),
+                Some("Daily withdrawal limit exceeded")
+            ),
+        }
+    }
+    assert_eq!(allowed, 2);
+    assert_eq!(world.used("alice", WITHDRAWAL).await, "20.00");
+    // A check counts what is reserved.
+    assert!(world.check(WITHDRAWAL, 500).await.allowed);
+    assert!(!world.check(WITHDRAWAL, 501).await.allowed);
+    world.stop().await;
+}
+
+// rows: R340
+#[tokio::test]
+async fn t24_a_reservation_is_made_once_and_ends_once() {
+    let world = World::start(|config| config.withdrawal_daily = "25".into()).await;
+    world.create("alice").await;
+    let client = || world.client_as("sandbox.service");
+    let reserve = async |id: &str, kopecks| {
+        let answer = client().reserve_limit(reservation(id, kopecks)).await;
+        let answer = answer.unwrap();
+        let is_repeat = answer.metadata().contains_key("idempotent-replayed");
+        let answer = answer.into_inner();
+        (answer.allowed, amount(answer.remaining.as_ref()), is_repeat)
+    };
+    let confirm = async |id: &str| {
+        let ask = wire::ConfirmLimitRequest {
+            context: ctx(),
+            reservation_id: id.into(),
+        };
+        client().confirm_limit(ask).await
+    };
+    let cancel = async |id: &str| {
+        let ask = wire::CancelLimitRequest {
+            context: ctx(),
+            reservation_id: id.into(),
+        };
+        client().cancel_limit(ask).await
+    };
+    assert_eq!(reserve("op-1", 1_000).await, (true, "15.00".into(), false));
+    // The stored answer, also for other content (D50).
+    assert_eq!(reserve("op-1", 1_000).await, (true, "15.00".into(), true));
+    assert_eq!(reserve("op-1", 1).await, (true, "15.00".into(), true));
+    // A refusal is stored as well.
+    let refused = (false, "15.00".to_owned());
+    let (allowed, left, is_repeat) = reserve("op-0", 1_501).await;
+    assert_eq!(((allowed, left), is_repeat), (refused.clone(), false));
+    let (allowed, left, is_repeat) = reserve("op-0", 1).await;
+    assert_eq!(((allowed, left), is_repeat), (refused, true));
+    assert_eq!(reserve("op-2", 1_500).await, (true, "0.00".into(), false));
+
+    confirm("op-1").await.unwrap();
+    let again = confirm("op-1").await.unwrap();
+    assert!(again.metadata().contains_key("idempotent-replayed"));
+    cancel("op-2").await.unwrap();
+    cancel("op-2").await.unwrap();
+    assert_eq!(world.used("alice", WITHDRAWAL).await, "10.00");
+    for (ended, message) in [
+        (cancel("op-0").await.map(drop), "Reservation is REFUSED"),
+        (cancel("op-1").await.map(drop), "Reservation is CONFIRMED"),
+        (confirm("op-2").await.map(drop), "Reservation is CANCELLED"),
+    ] {
+        let refused = ended.unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::FailedPrecondition, message)
+        );
+    }
+    let (allowed, ..) = reserve("op-2", 1_500).await;
+    assert!(!allowed, "its operation has ended");
+    assert_eq!(confirm("op-9").await.unwrap_err().code(), Code::NotFound);
+
+    // The event of an operation with a reservation adds nothing, another one does.
+    let redeemed = |operation_id: &str| CfaRedeemedEvent {
+        operation_id: operation_id.into(),
+        instrument_id: "CFA-RUB".into(),
+        holder_id: "alice".into(),
+        amount: Some(to_monetary_amount_minor("CFA-RUB", 1_000, 2)),
+        redeemed_at: Some(to_timestamp_us(NOON_US)),
+        ..Default::default()
+    };
+    for operation_id in ["op-1", "op-7"] {
+        let name = "dfa.cfa.v1.CfaRedeemedEvent";
+        let event = redeemed(operation_id);
+        world.publish(events::topics::CFA, name, &event).await;
+    }
+    world.until_used("alice", WITHDRAWAL, "20.00").await;
+
+    // Cancelled the day after, it is returned to the day it was reserved on.
+    assert_eq!(reserve("op-3", 500).await, (true, "0.00".into(), false));
+    let today = BusinessDay::of(NOON_US);
+    world.clock.advance_us(today.end_us() - NOON_US);
+    assert_eq!(reserve("op-4", 100).await, (true, "24.00".into(), false));
+    cancel("op-3").await.unwrap();
+    assert_eq!(world.used("alice", WITHDRAWAL).await, "1.00");
+    world.clock.advance_us(NOON_US - today.end_us());
+    assert_eq!(world.used("alice", WITHDRAWAL).await, "20.00");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t24_only_services_reserve_and_bad_reservations_are_refused() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for credential in [
+        "sandbox.investor.alice",
+        "sandbox.operator",
+        "sandbox.auditor",
+    ] {
+        let mut client = world.client_as(credential);
+        let refused = client.reserve_limit(reservation("op-1", 1)).await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    }
+    let good = reservation("op-1", 1);
+    let bad = [
+        wire::ReserveLimitRequest {
+            context: None,
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            reservation_id: " ".into(),
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            reservation_id: "\0".into(),
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            reservation_id: "x".repeat(129),
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            amount: Some(to_money(-1)),
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            limit_type: 9,
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            operation_type: 999,
+            ..good.clone()
+        },
+        wire::ReserveLimitRequest {
+            operation_type: 0,
+            ..good.clone()
+        },
+    ];
+    for ask in bad {
+        let refused = world
+            .client_as("sandbox.service")
+            .reserve_limit(ask.clone())
+            .await;
+        assert_eq!(
+            refused.unwrap_err().code(),
+            Code::InvalidArgument,
+            "{ask:?}"
+        );
+    }
+    let stranger = wire::ReserveLimitRequest {
+        user_id: "unknown".into(),
+        ..good
+    };
+    let refused = world
+        .client_as("sandbox.service")
+        .reserve_limit(stranger)
+        .await;
+    assert_eq!(refused.unwrap_err().code(), Code::NotFound);
     world.stop().await;
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use events::{Embedded, Log};
 use prost::Message;
 use proto::cfa::v1::CfaIssuedEvent;
-use proto::common::v1::{KycStatus, LimitType, RequestContext};
+use proto::common::v1::{KycStatus, LimitType, OperationType, RequestContext};
 use proto::convert::{to_monetary_amount_minor, to_money, to_timestamp_us};
 use proto::identity::v1::{self as identity, identity_service_client::IdentityServiceClient};
 use proto::sandbox::v1::{self as bank, sandbox_bank_service_client::SandboxBankServiceClient};
@@ -112,6 +112,21 @@ async fn users(folder: &Path) {
         payload: "p".into(),
     };
     client().check_sanctions(sanctions).await.unwrap();
+    let service = || IdentityServiceClient::new(Channel::local(&slot, "sandbox.service"));
+    let reserve = identity::ReserveLimitRequest {
+        context: ctx(),
+        reservation_id: "op-1".into(),
+        user_id: user_id.clone(),
+        limit_type: LimitType::Withdrawal.into(),
+        amount: Some(to_money(100)),
+        operation_type: OperationType::Withdrawal.into(),
+    };
+    service().reserve_limit(reserve).await.unwrap();
+    let cancel = identity::CancelLimitRequest {
+        context: ctx(),
+        reservation_id: "op-1".into(),
+    };
+    service().cancel_limit(cancel).await.unwrap();
 
     let issued = CfaIssuedEvent {
         instrument_id: "CFA-RUB".into(),
@@ -234,6 +249,8 @@ async fn no_statement_scans_a_table() {
         "FROM users WHERE (created_at_us, user_id) <",
         "FROM limits WHERE user_id =",
         "FROM uses WHERE user_id =",
+        "FROM reservations WHERE reservation_id =",
+        "INSERT INTO reservations",
         "INSERT INTO inbox",
         "DELETE FROM outbox WHERE position <=",
         "FROM account WHERE account_number =",

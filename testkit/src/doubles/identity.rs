@@ -1,7 +1,7 @@
 //! Identity double: users as the test defines them.
 
 use proto::common::v1::{KycStatus, LimitType};
-use proto::convert::to_money;
+use proto::convert::{money_minor, to_money};
 use proto::identity::v1::identity_service_server::IdentityService;
 use proto::identity::v1::*;
 use tonic::{Request, Response, Status};
@@ -17,6 +17,18 @@ pub struct Person {
     pub trading_minor: i64,
     /// Reason of the refusal of every CheckLimits.
     pub refuse_with: Option<String>,
+}
+
+/// A reservation of a day limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    pub user_id: String,
+    pub limit_type: i32,
+    pub kopecks: i64,
+    /// `RESERVED`, `CONFIRMED` or `CANCELLED`.
+    pub state: &'static str,
+    /// How often it was confirmed or cancelled.
+    pub ends: u32,
 }
 
 impl Default for Person {
@@ -43,6 +55,53 @@ impl Peers {
 }
 
 impl State {
+    fn reserve(&mut self, ask: ReserveLimitRequest) -> Result<ReserveLimitResponse, Status> {
+        if self.reservations_away {
+            return Err(Status::unavailable("limits cannot be reserved"));
+        }
+        let kopecks = money_minor(ask.amount.as_ref()).unwrap_or_default();
+        let used: i64 = self
+            .reservations
+            .values()
+            .filter(|stored| stored.user_id == ask.user_id && stored.limit_type == ask.limit_type)
+            .filter(|stored| stored.state != "CANCELLED")
+            .map(|stored| stored.kopecks)
+            .sum();
+        let is_known = self.reservations.contains_key(&ask.reservation_id);
+        let limit = self.day_limits.get(&ask.limit_type);
+        let allowed = is_known || limit.is_none_or(|limit| used + kopecks <= *limit);
+        if allowed && !is_known {
+            let reservation = Reservation {
+                user_id: ask.user_id,
+                limit_type: ask.limit_type,
+                kopecks,
+                state: "RESERVED",
+                ends: 0,
+            };
+            self.reservations.insert(ask.reservation_id, reservation);
+        }
+        Ok(ReserveLimitResponse {
+            allowed,
+            reason: (!allowed).then(|| "Daily limit exceeded".to_owned()),
+            remaining: None,
+        })
+    }
+
+    fn end(&mut self, reservation_id: &str, state: &'static str) -> Result<(), Status> {
+        if self.reservations_away {
+            return Err(Status::unavailable("reservations cannot be ended"));
+        }
+        let stored = self.reservations.get_mut(reservation_id);
+        let stored = stored.ok_or_else(|| Status::not_found("Reservation not found"))?;
+        if ![state, "RESERVED"].contains(&stored.state) {
+            let ended = format!("Reservation is {}", stored.state);
+            return Err(rpc::status::failed_precondition("RESERVATION_ENDED", ended));
+        }
+        stored.state = state;
+        stored.ends += 1;
+        Ok(())
+    }
+
     fn person(&self, user_id: &str) -> Option<&Person> {
         self.people.get(user_id).or(self.stranger.as_ref())
     }
@@ -106,6 +165,32 @@ impl IdentityService for Peers {
             reason,
             remaining: None,
         }))
+    }
+
+    async fn reserve_limit(
+        &self,
+        request: Request<ReserveLimitRequest>,
+    ) -> Result<Response<ReserveLimitResponse>, Status> {
+        let reserved = self.with(|state| state.reserve(request.into_inner()));
+        reserved.map(Response::new)
+    }
+
+    async fn confirm_limit(
+        &self,
+        request: Request<ConfirmLimitRequest>,
+    ) -> Result<Response<ConfirmLimitResponse>, Status> {
+        let id = request.into_inner().reservation_id;
+        self.with(|state| state.end(&id, "CONFIRMED"))?;
+        Ok(Response::new(ConfirmLimitResponse {}))
+    }
+
+    async fn cancel_limit(
+        &self,
+        request: Request<CancelLimitRequest>,
+    ) -> Result<Response<CancelLimitResponse>, Status> {
+        let id = request.into_inner().reservation_id;
+        self.with(|state| state.end(&id, "CANCELLED"))?;
+        Ok(Response::new(CancelLimitResponse {}))
     }
 
     async fn check_sanctions(

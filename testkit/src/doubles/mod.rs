@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tonic::service::Routes;
 use tonic::{Response, Status};
 
-pub use identity::Person;
+pub use identity::{Person, Reservation};
 pub use payments::Fault;
 pub use registry::Registry;
 
@@ -58,7 +58,7 @@ pub struct Peers(Mutex<State>);
 /// State of all peers; their calls share one trail.
 #[derive(Default)]
 pub struct State {
-    /// All calls in order, except `get_limits` and `get_payment_intent`.
+    /// All calls in order, except `get_limits`, `get_payment_intent` and those of reservations.
     pub trail: Vec<String>,
     pub people: HashMap<String, Person>,
     /// Any user that is not in `people`; `None`: unknown users do not exist.
@@ -68,6 +68,12 @@ pub struct State {
     pub limit_questions: Vec<CheckLimitsRequest>,
     /// Users whose limits cannot be read.
     pub limits_away: HashSet<String>,
+    /// Kopecks that a user may have reserved, by limit type; none: no limit.
+    pub day_limits: HashMap<i32, i64>,
+    /// By id.
+    pub reservations: HashMap<String, Reservation>,
+    /// Reservations are neither made nor ended.
+    pub reservations_away: bool,
     /// Limit checks are answered once it is closed.
     pub limit_gate: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.

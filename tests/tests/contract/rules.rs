@@ -88,12 +88,13 @@ fn r012_identity_counts_each_use_under_its_type() {
 
         let bond = platform.bond().await;
         platform.issue(&bond, &seller, "10").await;
+        // Units that an issue brings in count when they are reserved.
+        used(platform, &seller, "TRADING", "10").await;
         platform.place(&seller, &bond, "SELL", "100.00", "4").await;
         platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
         platform.settled(&bond, 1).await;
-        for user in [&buyer, &seller] {
-            used(platform, user, "TRADING", "4").await;
-        }
+        used(platform, &buyer, "TRADING", "4").await;
+        used(platform, &seller, "TRADING", "14").await;
         used(platform, &seller, "DEPOSIT", "0").await;
         used(platform, &seller, "WITHDRAWAL", "0").await;
 

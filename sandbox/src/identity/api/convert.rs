@@ -59,6 +59,10 @@ pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
     if limit.is_negative() {
         return Err(invalid_argument("daily_limit", "must not be negative"));
     }
+    if limit.to_minor(2).is_err() {
+        let problem = "has more than 2 digits after the point, or is too large";
+        return Err(invalid_argument("daily_limit", problem));
+    }
     Ok(limit)
 }
 
@@ -77,6 +81,13 @@ pub fn money(amount: Decimal) -> common::Money {
         currency_code: "RUB".to_owned(),
         amount: Some(to_decimal(amount)),
     }
+}
+
+/// An account that the bank accepts: rouble, with a valid control key (D49).
+pub fn checked_account(account: String) -> Result<String, Status> {
+    let checked = rail::account::check(&account);
+    checked.map_err(|error| invalid_argument("bank_account", error.to_string()))?;
+    Ok(account)
 }
 
 /// Generates an account at the sandbox bank for a user created without one.

@@ -1,6 +1,7 @@
 //! `IdentityService` and its HTTP reads.
 
 mod convert;
+mod reservations;
 pub mod uses;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use proto::{
 };
 use rpc::{
     Caller,
+    context::answered,
     json::{HttpError, Json, resource},
     page::{self, Key},
     status::{already_exists, internal, invalid_argument, not_found},
@@ -30,12 +32,13 @@ use types::{
 use uuid::Uuid;
 
 use self::convert::{
-    account_of, amount, hash_name, kyc_level, limit_amount, limit_type, money, profile,
+    account_of, amount, checked_account, hash_name, kyc_level, limit_amount, limit_type, money,
+    profile,
 };
 use super::{
     publish::{Kind, event},
     repo::{self, User},
-    rules::{self, Defaults, Limit, TradingBasis},
+    rules::{self, Defaults, Limit, ReservationState, TradingBasis},
 };
 
 const SOURCE: &str = "identity";
@@ -217,6 +220,33 @@ impl IdentityService for Api {
         }))
     }
 
+    async fn reserve_limit(
+        &self,
+        request: Request<pb::ReserveLimitRequest>,
+    ) -> Result<Response<pb::ReserveLimitResponse>, Status> {
+        self.reserve(request.into_inner()).await
+    }
+
+    async fn confirm_limit(
+        &self,
+        request: Request<pb::ConfirmLimitRequest>,
+    ) -> Result<Response<pb::ConfirmLimitResponse>, Status> {
+        let ask = request.into_inner();
+        let ended =
+            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Confirmed);
+        Ok(answered(pb::ConfirmLimitResponse {}, ended.await?))
+    }
+
+    async fn cancel_limit(
+        &self,
+        request: Request<pb::CancelLimitRequest>,
+    ) -> Result<Response<pb::CancelLimitResponse>, Status> {
+        let ask = request.into_inner();
+        let ended =
+            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Cancelled);
+        Ok(answered(pb::CancelLimitResponse {}, ended.await?))
+    }
+
     async fn check_sanctions(
         &self,
         request: Request<pb::CheckSanctionsRequest>,
@@ -267,7 +297,7 @@ impl IdentityService for Api {
         let bank_account = if ask.bank_account.is_empty() {
             account_of(&user_id)
         } else {
-            ask.bank_account
+            checked_account(ask.bank_account)?
         };
         let user = User {
             onchain_address: eip55(&onchain_address(&user_id)),
@@ -325,13 +355,14 @@ impl IdentityService for Api {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let kyc = kyc_level(ask.kyc_status)?;
+        let bank_account = ask.bank_account.map(checked_account).transpose()?;
         let changed = self.change(
             &ask.user_id,
             &context.correlation_id,
             "profile changed",
             |user| {
                 user.kyc_level = kyc.unwrap_or(user.kyc_level);
-                if let Some(account) = ask.bank_account {
+                if let Some(account) = bank_account {
                     user.bank_account = account;
                 }
                 user.qualified_investor = ask.qualified_investor.unwrap_or(user.qualified_investor);

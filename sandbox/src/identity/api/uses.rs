@@ -1,8 +1,9 @@
 //! Counts limit use from the platform's events, per business day in Moscow.
 //!
 //! A deposit counts when its tokens are issued, not when it is paid: the issue checks the same
-//! limit again (T24) and must not find its own payment there. Trading counts traded amounts of both
-//! sides, not ordered ones: a cancelled order uses nothing.
+//! limit again (T24) and must not find its own payment there. An operation with a reservation counts
+//! from the reservation on, and its event adds nothing. Trading counts traded amounts of both sides,
+//! not ordered ones: a cancelled order uses nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,6 +27,8 @@ struct Use {
     limit_type: LimitType,
     amount: Decimal,
     at_us: i64,
+    /// The operation, which may have a reservation; empty for a trade.
+    operation_id: String,
 }
 
 pub async fn run(
@@ -80,6 +83,10 @@ async fn add(db: &Sqlite, events: &[Event], uses: Vec<(usize, Vec<Use>)>) -> Res
         BTreeMap::new();
     for ((_, of_event), _) in uses.into_iter().zip(are_new).filter(|(_, is_new)| *is_new) {
         for used in of_event {
+            let operation_id = &used.operation_id;
+            if !operation_id.is_empty() && repo::is_counted_in_tx(&mut tx, operation_id).await? {
+                continue;
+            }
             let day = BusinessDay::of(used.at_us);
             let key = (used.user_id, day.number(), used.limit_type.as_str());
             let (_, _, sum) = sums
@@ -112,6 +119,7 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
                 limit_type: LimitType::Deposit,
                 amount: amount(issued.amount.as_ref())?,
                 at_us: time(issued.issued_at.as_ref()),
+                operation_id: issued.operation_id,
             }])
         }
         "CfaRedeemedEvent" => {
@@ -124,6 +132,7 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
                 limit_type: LimitType::Withdrawal,
                 amount: amount(redeemed.amount.as_ref())?,
                 at_us: time(redeemed.redeemed_at.as_ref()),
+                operation_id: redeemed.operation_id,
             }])
         }
         "TradeExecutedEvent" => {
@@ -143,6 +152,7 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
                 limit_type: LimitType::Trading,
                 amount,
                 at_us,
+                operation_id: String::new(),
             };
             Ok(vec![side(trade.buyer_id), side(trade.seller_id)])
         }

@@ -1,0 +1,580 @@
+//! Validation of requests by their descriptors, for all transports: texts and times (D49) and
+//! values of enumerations (D48).
+//!
+//! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and in-process calls are
+//! checked here; requests from a topic call [`check`]. The encoded bytes are walked in one pass; a
+//! request without a problem allocates nothing. Whether a field may be empty is the service's rule.
+
+use std::collections::HashMap;
+use std::fmt::{Display, Formatter};
+use std::marker::PhantomData;
+use std::sync::LazyLock;
+
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::{Message, Name};
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{
+    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet, Timestamp,
+};
+use tonic::codec::{DecodeBuf, Decoder};
+use tonic::{Code, Status};
+use tonic_prost::{ProstDecoder, ProstEncoder};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::times;
+
+/// Longest id of an object, in bytes (D49).
+pub const ID_BYTES_MAX: usize = 128;
+
+/// Longest id of a request's context: services derive keys from the ids of objects.
+pub const CONTEXT_ID_BYTES_MAX: usize = 256;
+
+/// Longest other text, in bytes (D49).
+pub const TEXT_BYTES_MAX: usize = 1_024;
+
+/// Deepest nesting walked. prost refuses deeper messages.
+const DEPTH_MAX: usize = 100;
+
+const TIMESTAMP: &str = ".google.protobuf.Timestamp";
+const CONTEXT: &str = ".dfa.common.v1.RequestContext";
+
+/// Field numbers are below this, so that a walk counts them on the stack.
+const NUMBERS: usize = 64;
+
+/// Invalid values of an encoded request: field path and defect. Empty if the message is no request
+/// of the contract. Malformed bytes end the walk: decoding refuses them.
+pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    if let Some(root) = CONTRACT.requests.get(full_name) {
+        // Bytes that cannot be walked cannot be decoded either.
+        let _ = walk(*root, message, None, 0, &mut found);
+    }
+    found
+}
+
+/// INVALID_ARGUMENT with every invalid value of an encoded request.
+///
+/// # Errors
+/// If a value is invalid.
+pub fn check<M: Name>(message: &[u8]) -> Result<(), Status> {
+    let problems = problems(&M::full_name(), message);
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(refusal(problems)),
+    }
+}
+
+/// Like `rpc::status::invalid_arguments`, which this crate cannot use.
+fn refusal(problems: Vec<(String, String)>) -> Status {
+    let mut details = ErrorDetails::new();
+    let mut message = None;
+    for (field, description) in problems {
+        message.get_or_insert_with(|| format!("{field}: {description}"));
+        details.add_bad_request_violation(field, description);
+    }
+    details.set_error_info("INVALID_ARGUMENT", "platform", HashMap::new());
+    let message = message.unwrap_or_default();
+    Status::with_error_details(Code::InvalidArgument, message, details)
+}
+
+/// Codec of the generated servers and clients: prost, plus the check of requests.
+#[derive(Debug)]
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> tonic::codec::Codec for Codec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Name + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = CheckedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        let full_name = U::full_name();
+        CheckedDecoder {
+            inner: ProstDecoder::default(),
+            request: CONTRACT
+                .requests
+                .contains_key(&full_name)
+                .then_some(full_name),
+        }
+    }
+}
+
+/// Decodes like prost; refuses a request with invalid values or malformed bytes.
+#[derive(Debug)]
+pub struct CheckedDecoder<U> {
+    inner: ProstDecoder<U>,
+    /// Full name of a request, `None` for a response.
+    request: Option<String>,
+}
+
+impl<U: Message + Default> Decoder for CheckedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let Some(full_name) = &self.request else {
+            return self.inner.decode(buffer);
+        };
+        // A message is in one contiguous buffer, so its chunk is the whole message.
+        let problems = problems(full_name, bytes::Buf::chunk(buffer));
+        if !problems.is_empty() {
+            return Err(refusal(problems));
+        }
+        self.inner.decode(buffer).map_err(|error| {
+            let name = full_name.rsplit('.').next().unwrap_or_default();
+            refusal(vec![(
+                "request".to_owned(),
+                format!("is not a {name}: {}", error.message()),
+            )])
+        })
+    }
+}
+
+/// What all messages may contain.
+struct Contract {
+    /// Fields by number.
+    messages: Vec<Vec<Option<Field>>>,
+    /// Inputs of the methods, by full name.
+    requests: HashMap<String, usize>,
+}
+
+struct Field {
+    name: String,
+    is_repeated: bool,
+    rule: Rule,
+}
+
+enum Rule {
+    Time,
+    Id {
+        bytes_max: usize,
+    },
+    Text,
+    /// Numbers of the values, sorted.
+    Enumeration(Vec<i32>),
+    /// Index of a message.
+    Message(usize),
+}
+
+/// Texts that a service bounds itself: a bank's message as it was signed, a transaction's code.
+const UNBOUNDED: [&str; 2] = ["provider_payload", "data"];
+
+/// Whether a text names an object: it is looked up and compared, never shown as prose.
+fn is_id(name: &str) -> bool {
+    const IDS: [&str; 5] = [
+        "symbol",
+        "idempotency_key",
+        "external_ref",
+        "source",
+        "owner",
+    ];
+    const ENDS: [&str; 4] = ["_id", "_ids", "tx_hash", "tx_hashes"];
+    ENDS.iter().any(|end| name.ends_with(end)) || IDS.contains(&name)
+}
+
+static CONTRACT: LazyLock<Contract> = LazyLock::new(|| {
+    let files = FileDescriptorSet::decode(crate::FILE_DESCRIPTOR_SET)
+        .expect("compiled-in descriptors decode");
+    let mut descriptors = Vec::new();
+    let mut enumerations = HashMap::new();
+    for file in &files.file {
+        collect(
+            file.package(),
+            &file.message_type,
+            &mut descriptors,
+            &mut enumerations,
+        );
+        add(file.package(), &file.enum_type, &mut enumerations);
+    }
+    let by_name: HashMap<_, _> = descriptors
+        .iter()
+        .enumerate()
+        .map(|(at, (name, _))| (name.clone(), at))
+        .collect();
+    let rule = |message: &str, field: &FieldDescriptorProto| match field.r#type() {
+        Type::Message if field.type_name() == TIMESTAMP => Some(Rule::Time),
+        Type::Message => by_name.get(field.type_name()).copied().map(Rule::Message),
+        Type::Enum => enumerations
+            .get(field.type_name())
+            .cloned()
+            .map(Rule::Enumeration),
+        Type::String if UNBOUNDED.contains(&field.name()) => None,
+        Type::String if message == CONTEXT => Some(Rule::Id {
+            bytes_max: CONTEXT_ID_BYTES_MAX,
+        }),
+        Type::String if is_id(field.name()) => Some(Rule::Id {
+            bytes_max: ID_BYTES_MAX,
+        }),
+        Type::String => Some(Rule::Text),
+        _ => None,
+    };
+    let messages = descriptors.iter().map(|(message, descriptor)| {
+        let mut fields: Vec<Option<Field>> = Vec::new();
+        for field in &descriptor.field {
+            let number = field.number().cast_unsigned() as usize;
+            let Some(rule) = rule(message, field) else {
+                continue;
+            };
+            assert!(
+                number < NUMBERS,
+                "{message}.{} is above {NUMBERS}",
+                field.name()
+            );
+            fields.resize_with(fields.len().max(number + 1), || None);
+            fields[number] = Some(Field {
+                name: field.name().to_owned(),
+                is_repeated: field.label() == Label::Repeated,
+                rule,
+            });
+        }
+        fields
+    });
+    let messages = messages.collect();
+    let methods = files.file.iter().flat_map(|file| &file.service);
+    let requests = methods
+        .flat_map(|service| &service.method)
+        .filter_map(|method| {
+            let name = method.input_type();
+            Some((name.trim_start_matches('.').to_owned(), *by_name.get(name)?))
+        })
+        .collect();
+    Contract { messages, requests }
+});
+
+/// Messages and enumerations with their absolute names (`.package.Outer.Inner`), nested ones
+/// included.
+fn collect<'a>(
+    scope: &str,
+    messages: &'a [DescriptorProto],
+    into: &mut Vec<(String, &'a DescriptorProto)>,
+    enumerations: &mut HashMap<String, Vec<i32>>,
+) {
+    for message in messages {
+        let name = format!("{}.{}", scope.trim_start_matches('.'), message.name());
+        collect(&name, &message.nested_type, into, enumerations);
+        add(&name, &message.enum_type, enumerations);
+        into.push((format!(".{name}"), message));
+    }
+}
+
+fn add(scope: &str, named: &[EnumDescriptorProto], into: &mut HashMap<String, Vec<i32>>) {
+    for enumeration in named {
+        let numbers = enumeration.value.iter().map(|value| value.number());
+        let mut numbers: Vec<i32> = numbers.collect();
+        numbers.sort_unstable();
+        into.insert(format!(".{scope}.{}", enumeration.name()), numbers);
+    }
+}
+
+/// A field on the way to the current one; rendered only for a problem.
+struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    name: &'a str,
+    index: Option<usize>,
+}
+
+impl Display for Path<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        if let Some(parent) = self.parent {
+            write!(f, "{parent}.")?;
+        }
+        f.write_str(self.name)?;
+        self.index.map_or(Ok(()), |index| write!(f, "[{index}]"))
+    }
+}
+
+/// `None` if the bytes are malformed.
+fn walk(
+    message: usize,
+    mut bytes: &[u8],
+    parent: Option<&Path<'_>>,
+    depth: usize,
+    found: &mut Vec<(String, String)>,
+) -> Option<()> {
+    if depth > DEPTH_MAX {
+        return None;
+    }
+    let fields = &CONTRACT.messages[message];
+    let mut counts = [0_usize; NUMBERS];
+    while !bytes.is_empty() {
+        let (number, wire_type) = decode_key(&mut bytes).ok()?;
+        let at = number as usize;
+        let Some(field) = fields.get(at).and_then(Option::as_ref) else {
+            skip_field(wire_type, number, &mut bytes, DecodeContext::default()).ok()?;
+            continue;
+        };
+        let mut path = Path {
+            parent,
+            name: &field.name,
+            index: field.is_repeated.then_some(counts[at]),
+        };
+        counts[at] += 1;
+        let problem = match (wire_type, &field.rule) {
+            (WireType::Varint, Rule::Enumeration(known)) => {
+                unknown(known, decode_varint(&mut bytes).ok()?)
+            }
+            (WireType::LengthDelimited, rule) => {
+                let length = usize::try_from(decode_varint(&mut bytes).ok()?).ok()?;
+                let (value, rest) = bytes.split_at_checked(length)?;
+                bytes = rest;
+                match rule {
+                    Rule::Message(to) => {
+                        walk(*to, value, Some(&path), depth + 1, found)?;
+                        None
+                    }
+                    Rule::Time => {
+                        times::problem(&Timestamp::decode(value).ok()?).map(str::to_owned)
+                    }
+                    Rule::Id { bytes_max } => {
+                        id_problem(std::str::from_utf8(value).ok()?, *bytes_max)
+                    }
+                    Rule::Text => text_problem(std::str::from_utf8(value).ok()?, TEXT_BYTES_MAX),
+                    Rule::Enumeration(known) => {
+                        let (index, problem) = packed(known, value)?;
+                        path.index = Some(index);
+                        problem
+                    }
+                }
+            }
+            _ => {
+                skip_field(wire_type, number, &mut bytes, DecodeContext::default()).ok()?;
+                None
+            }
+        };
+        if let Some(problem) = problem {
+            found.push((path.to_string(), problem));
+        }
+    }
+    Some(())
+}
+
+/// Why an id that is not empty is invalid (D49).
+pub fn id_problem(id: &str, bytes_max: usize) -> Option<String> {
+    let problem = text_problem(id, bytes_max);
+    let blank = || "must not begin or end with a blank".to_owned();
+    problem.or_else(|| (id.trim() != id).then(blank))
+}
+
+/// Why a text is invalid (D49).
+pub fn text_problem(text: &str, bytes_max: usize) -> Option<String> {
+    if text.len() > bytes_max {
+        return Some(format!("must have at most {bytes_max} bytes"));
+    }
+    // Bytes first: almost every text is plain ASCII.
+    let is_plain = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    let is_bad = !is_plain && text.chars().any(char::is_control);
+    is_bad.then(|| "must have no control characters".to_owned())
+}
+
+/// D48: an unknown value never falls to a default.
+fn unknown(known: &[i32], number: u64) -> Option<String> {
+    // An enumeration is encoded as a 64-bit number; decoding keeps its lower half.
+    let number = number as i32;
+    known
+        .binary_search(&number)
+        .is_err()
+        .then(|| format!("has no value {number}"))
+}
+
+/// The first problem of a repeated enumeration in its packed form, with its index; `None`:
+/// malformed.
+fn packed(known: &[i32], mut values: &[u8]) -> Option<(usize, Option<String>)> {
+    let mut index = 0;
+    while !values.is_empty() {
+        let problem = unknown(known, decode_varint(&mut values).ok()?);
+        if problem.is_some() {
+            return Some((index, problem));
+        }
+        index += 1;
+    }
+    Some((index, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::times::SECONDS;
+    use crate::{
+        cfa::v1 as cfa, common::v1::RequestContext, ledger::v1 as ledger, payments::v1 as payments,
+    };
+
+    fn at(seconds: i64, nanos: i32) -> Option<Timestamp> {
+        Some(Timestamp { seconds, nanos })
+    }
+
+    fn problems_of<M: Name + Message>(message: &M) -> Vec<String> {
+        let found = problems(&M::full_name(), &message.encode_to_vec());
+        found.into_iter().map(|(field, _)| field).collect()
+    }
+
+    #[test]
+    fn d49_every_time_of_a_request_is_held_to_the_years_2000_to_2100() {
+        for (seconds, nanos, is_good) in [
+            (SECONDS.start, 0, true),
+            (SECONDS.start - 1, 999_999_999, false),
+            (SECONDS.end - 1, 999_999_999, true),
+            (SECONDS.end, 0, false),
+            (0, 0, false),
+            (i64::MIN, 0, false),
+            (i64::MAX, 0, false),
+            (1_700_000_000, -1, false),
+            (1_700_000_000, 1_000_000_000, false),
+        ] {
+            let request = payments::ReconcileRequest {
+                business_date: at(seconds, nanos),
+                ..Default::default()
+            };
+            let expected: &[&str] = if is_good { &[] } else { &["business_date"] };
+            assert_eq!(problems_of(&request), expected, "{seconds} {nanos}");
+        }
+    }
+
+    #[test]
+    fn d49_nested_and_repeated_fields_are_named_by_their_path() {
+        let request = cfa::RegisterInstrumentRequest {
+            context: Some(RequestContext {
+                occurred_at: at(-1, 0),
+                ..Default::default()
+            }),
+            symbol: "BOND".into(),
+            coupons: vec![
+                cfa::Coupon {
+                    pays_at: at(1_800_000_000, 0),
+                    ..Default::default()
+                },
+                cfa::Coupon {
+                    pays_at: at(i64::MAX, 0),
+                    ..Default::default()
+                },
+            ],
+            matures_at: at(1_900_000_000, 0),
+            ..Default::default()
+        };
+        let mut found = problems_of(&request);
+        found.sort();
+        assert_eq!(found, ["context.occurred_at", "coupons[1].pays_at"]);
+        let status = check::<cfa::RegisterInstrumentRequest>(&request.encode_to_vec()).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let violations = status.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations.len(), 2);
+    }
+
+    #[test]
+    fn responses_and_bytes_that_are_no_message_are_not_judged_here() {
+        let response = payments::ReconcileReport {
+            business_date: at(0, 0),
+            ..Default::default()
+        };
+        assert!(problems_of(&response).is_empty());
+        let name = payments::ReconcileRequest::full_name();
+        for bytes in [
+            &[0x12, 0x7f][..],
+            &[0xff; 12],
+            &[0x12, 0x02, 0x08],
+            &[0x0b; 300],
+        ] {
+            assert!(problems(&name, bytes).is_empty(), "{bytes:?}");
+        }
+    }
+
+    fn texts(change: impl FnOnce(&mut cfa::RegisterInstrumentRequest)) -> Vec<(String, String)> {
+        let mut request = cfa::RegisterInstrumentRequest::default();
+        change(&mut request);
+        problems(
+            "dfa.cfa.v1.RegisterInstrumentRequest",
+            &request.encode_to_vec(),
+        )
+    }
+
+    fn one(field: &str, problem: &str) -> Vec<(String, String)> {
+        vec![(field.to_owned(), problem.to_owned())]
+    }
+
+    #[test]
+    fn d49_an_id_has_128_bytes_without_control_characters_and_surrounding_blanks() {
+        for good in ["", "B", "BOND 1", "облигация", &"x".repeat(ID_BYTES_MAX)] {
+            assert_eq!(texts(|request| request.symbol = good.into()), [], "{good}");
+        }
+        let long = "x".repeat(ID_BYTES_MAX + 1);
+        for (bad, problem) in [
+            (long.as_str(), "must have at most 128 bytes"),
+            ("\0", "must have no control characters"),
+            ("a\nb", "must have no control characters"),
+            ("a\u{85}b", "must have no control characters"),
+            (" a", "must not begin or end with a blank"),
+            ("a ", "must not begin or end with a blank"),
+            (" ", "must not begin or end with a blank"),
+        ] {
+            let found = texts(|request| request.issuer_id = bad.into());
+            assert_eq!(found, one("issuer_id", problem), "{bad:?}");
+        }
+        // Keys are derived from ids of objects.
+        let context = |key: String| RequestContext {
+            idempotency_key: key,
+            ..Default::default()
+        };
+        let key = "k".repeat(CONTEXT_ID_BYTES_MAX);
+        let good = texts(|request| request.context = Some(context(key.clone())));
+        assert_eq!(good, []);
+        let bad = texts(|request| request.context = Some(context(format!("{key}k"))));
+        let problem = "must have at most 256 bytes";
+        assert_eq!(bad, one("context.idempotency_key", problem));
+    }
+
+    #[test]
+    fn d49_other_texts_have_1024_bytes_without_control_characters() {
+        for good in [" Name ", "Имя", &"x".repeat(TEXT_BYTES_MAX)] {
+            assert_eq!(texts(|request| request.name = good.into()), [], "{good}");
+        }
+        let found = texts(|request| request.document_hash = "x".repeat(100_000));
+        assert_eq!(found, one("document_hash", "must have at most 1024 bytes"));
+        let found = texts(|request| request.name = "\0".into());
+        assert_eq!(found, one("name", "must have no control characters"));
+        // What a bank has signed is bounded by its service.
+        let webhook = payments::HandlePaymentWebhookRequest {
+            webhook: Some(payments::PaymentWebhook {
+                provider_payload: "\0".repeat(5_000),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(problems_of(&webhook), [""; 0]);
+    }
+
+    #[test]
+    fn d48_unknown_values_of_enumerations_are_named() {
+        let found = texts(|request| request.r#type = 999);
+        assert_eq!(found, one("type", "has no value 999"));
+        let found = texts(|request| request.r#type = -1);
+        assert_eq!(found, one("type", "has no value -1"));
+        assert_eq!(texts(|request| request.r#type = 1), []);
+        let request = ledger::SetVelocityLimitRequest {
+            limit: Some(ledger::VelocityLimit {
+                operation_types: vec![1, 77],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(problems_of(&request), ["limit.operation_types[1]"]);
+        // A filter as well.
+        let request = cfa::ListInstrumentsRequest {
+            status: 999,
+            ..Default::default()
+        };
+        assert_eq!(problems_of(&request), ["status"]);
+    }
+}

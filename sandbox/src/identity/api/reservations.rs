@@ -1,0 +1,179 @@
+//! Reservations of limits (T24). An operation reserves its amount before it acts and confirms or
+//! cancels it when it ends. Reserved amounts count as used on the day of the reservation.
+
+use proto::{common::v1 as common, identity::v1 as pb};
+use rpc::context::answered;
+use rpc::status::{failed_precondition, invalid_argument, not_found};
+use tonic::{Response, Status};
+use types::{BusinessDay, Decimal, LimitType};
+
+use super::convert::{amount, limit_type, money};
+use super::{Api, log_store, store, unknown_user};
+use crate::identity::repo::{self, Reservation};
+use crate::identity::rules::{self, ReservationState};
+
+/// Answer to the repeat of a reservation that was cancelled.
+const CANCELLED: &str = "Reservation was cancelled";
+
+impl Api {
+    /// Checks and reserves in one transaction, so concurrent calls cannot pass a limit together.
+    ///
+    /// # Errors
+    /// `User not found`; INVALID_ARGUMENT with the field's name.
+    pub(super) async fn reserve(
+        &self,
+        ask: pb::ReserveLimitRequest,
+    ) -> Result<Response<pb::ReserveLimitResponse>, Status> {
+        rpc::context::write(ask.context)?;
+        let limit_type = limit_type(ask.limit_type)?;
+        if ask.operation_type() == common::OperationType::Unspecified {
+            return Err(invalid_argument("operation_type", "is required"));
+        }
+        let mut wanted = Reservation {
+            reservation_id: checked_id(ask.reservation_id)?,
+            amount: amount("amount", ask.amount.as_ref())?,
+            day: BusinessDay::of(self.0.clock.now_us()),
+            user_id: ask.user_id,
+            limit_type,
+            state: ReservationState::Reserved,
+            reason: String::new(),
+        };
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let stored = repo::reservation(&mut *tx, &wanted.reservation_id);
+        if let Some(stored) = stored.await.map_err(store)? {
+            note_difference(&stored, &wanted);
+            drop(tx);
+            return self.stored_answer(stored).await;
+        }
+        let user = repo::get(&mut *tx, &wanted.user_id).await.map_err(store)?;
+        let user = user.ok_or_else(unknown_user)?;
+        let limit = repo::limit(&mut *tx, &wanted.user_id, limit_type);
+        let limit = limit.await.map_err(store)?;
+        let limit = limit.unwrap_or_else(|| self.0.defaults.of(limit_type));
+        let used = repo::used(&mut *tx, &wanted.user_id, wanted.day, limit_type);
+        let used = used.await.map_err(store)?;
+        let verdict = rules::check(user.standing(), limit_type, &limit, used, wanted.amount);
+        let mut remaining = verdict.remaining;
+        match verdict.allowed {
+            Ok(()) => {
+                let Reservation {
+                    user_id,
+                    day,
+                    amount,
+                    ..
+                } = &wanted;
+                let used = repo::add_use_in_tx(&mut tx, user_id, *day, limit_type, *amount);
+                used.await.map_err(store)?;
+                remaining = remaining.checked_sub(*amount).unwrap_or(Decimal::ZERO);
+            }
+            // Stored as well: a late first attempt must not reserve what a repeat was refused.
+            Err(reason) => {
+                wanted.state = ReservationState::Refused;
+                wanted.reason = reason;
+            }
+        }
+        let saved = repo::save_reservation_in_tx(&mut tx, &wanted);
+        saved.await.map_err(store)?;
+        tx.commit().await.map_err(log_store)?;
+        tracing::info!(user_id = wanted.user_id, reservation_id = wanted.reservation_id,
+            limit_type = %limit_type, amount = %wanted.amount, state = %wanted.state,
+            "limit reservation decided");
+        Ok(answered(response(wanted, remaining), false))
+    }
+
+    /// Ends an open reservation; true if it had ended like this before.
+    ///
+    /// # Errors
+    /// `Reservation not found`; FAILED_PRECONDITION if it was refused or ended differently.
+    pub(super) async fn end_reservation(
+        &self,
+        context: Option<common::RequestContext>,
+        reservation_id: String,
+        end: ReservationState,
+    ) -> Result<bool, Status> {
+        rpc::context::write(context)?;
+        let reservation_id = checked_id(reservation_id)?;
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let stored = repo::reservation(&mut *tx, &reservation_id);
+        let stored = stored.await.map_err(store)?;
+        let mut stored =
+            stored.ok_or_else(|| not_found("RESERVATION_NOT_FOUND", "Reservation not found"))?;
+        if stored.state == end {
+            return Ok(true);
+        }
+        if stored.state != ReservationState::Reserved {
+            let message = format!("Reservation is {}", stored.state);
+            return Err(failed_precondition("RESERVATION_ENDED", message));
+        }
+        stored.state = end;
+        let saved = repo::save_reservation_in_tx(&mut tx, &stored);
+        saved.await.map_err(store)?;
+        if end == ReservationState::Cancelled {
+            let Reservation {
+                user_id,
+                day,
+                limit_type,
+                amount,
+                ..
+            } = &stored;
+            let returned = Decimal::ZERO
+                .checked_sub(*amount)
+                .map_err(|error| rpc::status::internal(&error))?;
+            let used = repo::add_use_in_tx(&mut tx, user_id, *day, *limit_type, returned);
+            used.await.map_err(store)?;
+        }
+        tx.commit().await.map_err(log_store)?;
+        tracing::info!(reservation_id, state = %end, "reservation ended");
+        Ok(false)
+    }
+
+    /// Answer to a repeated reservation, with what the limit has left now.
+    async fn stored_answer(
+        &self,
+        stored: Reservation,
+    ) -> Result<Response<pb::ReserveLimitResponse>, Status> {
+        let limit = self.limit(&stored.user_id, stored.limit_type).await?;
+        let used = self.used(&stored.user_id, stored.limit_type).await?;
+        let left = limit.daily.checked_sub(used).unwrap_or(Decimal::ZERO);
+        let remaining = if left.is_negative() {
+            Decimal::ZERO
+        } else {
+            left
+        };
+        Ok(answered(response(stored, remaining), true))
+    }
+}
+
+fn response(stored: Reservation, remaining: Decimal) -> pb::ReserveLimitResponse {
+    let reason = match stored.state {
+        ReservationState::Reserved | ReservationState::Confirmed => None,
+        ReservationState::Refused => Some(stored.reason),
+        ReservationState::Cancelled => Some(CANCELLED.to_owned()),
+    };
+    pb::ReserveLimitResponse {
+        allowed: reason.is_none(),
+        reason,
+        remaining: Some(money(remaining)),
+    }
+}
+
+/// A repeat with other content gets the stored answer, a warning and a count (D50).
+fn note_difference(stored: &Reservation, wanted: &Reservation) {
+    let content = |of: &Reservation| -> (String, LimitType, Decimal) {
+        (of.user_id.clone(), of.limit_type, of.amount)
+    };
+    if content(stored) != content(wanted) {
+        tracing::warn!(
+            reservation_id = stored.reservation_id,
+            "reservation was repeated with other content, returning the stored answer"
+        );
+        metrics::counter!("idempotency_mismatches_total", "call" => "ReserveLimit").increment(1);
+    }
+}
+
+fn checked_id(id: String) -> Result<String, Status> {
+    if id.is_empty() {
+        return Err(invalid_argument("reservation_id", "must not be empty"));
+    }
+    Ok(id)
+}
