@@ -1,6 +1,6 @@
 //! Migrations: SQL texts in the binary, applied when a store is opened.
 //!
-//! Outbox and inbox have the same tables in every service's SQLite file. [`crate::Sqlite::open`]
+//! Outbox, inbox and answered calls have the same tables in every service's SQLite file. [`crate::Sqlite::open`]
 //! applies [`SQL`] before the service's own migrations. On PostgreSQL (`postgres/migrations.sql`)
 //! the outbox has one row per event with Debezium's columns `id`, `aggregatetype`, `aggregateid`,
 //! `type`, `payload`: an operator can replace our relay with Debezium without a migration

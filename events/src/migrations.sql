@@ -12,3 +12,15 @@ CREATE TABLE IF NOT EXISTS inbox (
     accepted_at_us BIGINT NOT NULL,
     PRIMARY KEY (consumer, event_id)
 ) WITHOUT ROWID;
+
+-- Answers of calls by idempotency key (`events::calls`).
+CREATE TABLE IF NOT EXISTS calls (
+    call TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    key TEXT NOT NULL,
+    digest BIGINT NOT NULL,
+    answer BLOB NOT NULL,
+    at_us BIGINT NOT NULL,
+    PRIMARY KEY (call, subject, key)
+);
+CREATE INDEX IF NOT EXISTS calls_by_time ON calls (at_us);

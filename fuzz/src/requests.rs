@@ -81,7 +81,10 @@ fn is_bad_context(context: Option<&RequestContext>) -> bool {
 }
 
 /// No request that decodes passes with a bad value. Problems name their field.
-fn decoded<M: Message + Name + Default>(bytes: &[u8], is_bad: impl Fn(&M) -> bool) {
+fn decoded<M>(bytes: &[u8], is_bad: impl Fn(&M) -> bool)
+where
+    M: Message + Name + Default + std::fmt::Debug,
+{
     let found = problems(&M::full_name(), bytes);
     for (field, problem) in &found {
         let is_problem = problem.starts_with("must ") || problem.starts_with("has no value ");

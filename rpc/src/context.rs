@@ -4,13 +4,15 @@
 //! Reads may omit all ids; writes need `request_id` and `idempotency_key`. The ids are recorded in
 //! the request's log span, so one correlation id can be followed through all services (R260).
 
+use prost::Message;
 use proto::checks::{CONTEXT_ID_BYTES_MAX, id_problem};
 use proto::common::v1::RequestContext;
+use sha2::{Digest, Sha256};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Response, Status};
 use uuid::Uuid;
 
-use crate::{observe, status};
+use crate::{Caller, observe, status};
 
 /// Response metadata of a call that was answered before (T12).
 pub const REPLAYED: &str = "idempotent-replayed";
@@ -129,6 +131,69 @@ pub fn answered<T>(message: T, replayed: bool) -> Response<T> {
         mark_replayed(response.metadata_mut());
     }
     response
+}
+
+/// A write that acts once per caller and idempotency key (T12, D50).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Once {
+    pub call: &'static str,
+    /// Subject of the caller's credential; the caller writes the context's user himself.
+    pub subject: String,
+    pub key: String,
+    /// Fingerprint of the request's content.
+    pub digest: i64,
+}
+
+impl Once {
+    /// `content` is the request without its context.
+    pub fn of(
+        call: &'static str,
+        caller: &Caller,
+        context: &Context,
+        content: &impl Message,
+    ) -> Self {
+        Once {
+            call,
+            subject: caller.subject.clone(),
+            key: context.idempotency_key.clone(),
+            digest: digest(content),
+        }
+    }
+
+    /// The stored answer of a repeat. Other content under the key is warned of and counted.
+    ///
+    /// # Errors
+    /// INTERNAL for bytes that are no such answer.
+    pub fn repeat<T: Message + Default>(
+        &self,
+        stored_digest: i64,
+        answer: &[u8],
+    ) -> Result<Response<T>, Status> {
+        if stored_digest != self.digest {
+            note_difference(self.call, &self.key);
+        }
+        let answer = T::decode(answer).map_err(|error| status::internal(&error))?;
+        Ok(answered(answer, true))
+    }
+}
+
+/// Fingerprint of a request's content, whose context must be cleared.
+pub fn digest(content: &impl Message) -> i64 {
+    let hash = Sha256::digest(content.encode_to_vec());
+    let (head, _) = hash
+        .split_first_chunk::<8>()
+        .expect("a SHA-256 has 32 bytes");
+    i64::from_be_bytes(*head)
+}
+
+/// Warns of other content under a used key, which gets the stored answer, and counts it (D50).
+pub fn note_difference(call: &'static str, key: &str) {
+    tracing::warn!(
+        call,
+        key,
+        "idempotency key was used with other content, returning the stored answer"
+    );
+    ::metrics::counter!("idempotency_mismatches_total", "call" => call).increment(1);
 }
 
 /// Marks a response or a refusal as the stored answer of an earlier call (T12).

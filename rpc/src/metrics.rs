@@ -1,8 +1,13 @@
 //! The process-wide metrics recorder and its text form (T39, R262).
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+/// How often recorded samples are added to their buckets. Until then each sample is kept, so memory
+/// would grow with the calls of a platform that no one scrapes.
+const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Renders `/metrics`.
 #[derive(Clone)]
@@ -46,7 +51,22 @@ pub fn metrics_init() -> MetricsHandle {
             if ::metrics::set_global_recorder(recorder).is_err() {
                 tracing::error!("another metrics recorder is installed; /metrics will be empty");
             }
+            keep_up(handle.clone());
             handle
         })
         .clone()
+}
+
+/// Starts the thread that adds samples to their buckets, for the life of the process.
+fn keep_up(handle: MetricsHandle) {
+    let thread = std::thread::Builder::new().name("metrics".to_owned());
+    let started = thread.spawn(move || {
+        loop {
+            std::thread::sleep(UPKEEP);
+            handle.0.run_upkeep();
+        }
+    });
+    if let Err(error) = started {
+        tracing::error!(%error, "samples of histograms are kept until they are scraped");
+    }
 }

@@ -78,6 +78,7 @@ fn request_meta(event: &Event, key: &str) -> RequestMeta {
         idempotency_key: key.to_owned(),
         correlation_id: event.correlation_id.clone(),
         actor: event.source.clone(),
+        digest: 0,
     }
 }
 

@@ -62,6 +62,20 @@ fn write_context(
         idempotency_key: context.idempotency_key,
         correlation_id: context.correlation_id,
         actor: caller.subject.clone(),
+        digest: 0,
+    })
+}
+
+/// As [`write_context`], for a call whose keys are remembered: with the fingerprint of its content,
+/// which is the request without its context (D50).
+fn once_context(
+    caller: &rpc::Caller,
+    context: Option<proto::common::v1::RequestContext>,
+    content: &impl prost::Message,
+) -> Result<RequestMeta, Status> {
+    Ok(RequestMeta {
+        digest: rpc::context::digest(content),
+        ..write_context(caller, context)?
     })
 }
 
@@ -276,15 +290,16 @@ impl CfaRegistryService for Api {
         let context = write_context(&caller, message.context.take())?;
         caller.require_user(&message.issuer_id)?;
         let new = convert::new_instrument(message).map_err(to_status)?;
-        let instrument = self
+        let (instrument, replayed) = self
             .service
             .register_instrument(&context, new)
             .await
             .map_err(to_status)?;
-        Ok(Response::new(pb::RegisterInstrumentResponse {
+        let answer = pb::RegisterInstrumentResponse {
             instrument_id: instrument.instrument_id.clone(),
             instrument: Some(convert::instrument(&instrument)),
-        }))
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn get_instrument(
@@ -318,18 +333,20 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::UpdateInstrumentResponse> {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
-        let context = write_context(&caller, message.context.take())?;
+        let context = message.context.take();
+        let context = once_context(&caller, context, &message)?;
         let instrument_id = message.instrument_id.clone();
         self.require_issuer(&caller, &instrument_id).await?;
         let change = convert::instrument_change(message).map_err(to_status)?;
-        let instrument = self
+        let (instrument, replayed) = self
             .service
             .update_instrument(&context, &instrument_id, change)
             .await
             .map_err(to_status)?;
-        Ok(Response::new(pb::UpdateInstrumentResponse {
+        let answer = pb::UpdateInstrumentResponse {
             instrument: Some(convert::instrument(&instrument)),
-        }))
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn issue_cfa_rub(
@@ -459,14 +476,15 @@ impl CfaRegistryService for Api {
             instrument_id: message.instrument_id,
             wait: OPERATIONS_WAIT,
         };
-        let redemption = self
+        let (redemption, replayed) = self
             .service
             .start_redemption(&context, new)
             .await
             .map_err(to_status)?;
-        Ok(Response::new(pb::StartRedemptionResponse {
+        let answer = pb::StartRedemptionResponse {
             redemption: Some(self.redemption(&redemption).await?),
-        }))
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn get_redemption(
@@ -731,16 +749,18 @@ impl CfaRegistryService for Api {
         request: Request<pb::ResolveSuspendedDepositRequest>,
     ) -> Answer<pb::ResolveSuspendedDepositResponse> {
         let caller = rpc::caller(&request)?.clone();
-        let message = request.into_inner();
-        let context = write_context(&caller, message.context)?;
-        let operation = self
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = once_context(&caller, context, &message)?;
+        let resolved = self
             .service
             .resolve_deposit(&context, &message.payment_id, message.refund)
             .await
             .map_err(to_status)?;
-        Ok(Response::new(pb::ResolveSuspendedDepositResponse {
-            operation: Some(convert::operation(&operation)),
-        }))
+        let answer = pb::ResolveSuspendedDepositResponse {
+            operation: operation_of(&resolved),
+        };
+        Ok(answered(answer, resolved.replayed))
     }
 
     async fn set_redemption_block(
@@ -748,13 +768,14 @@ impl CfaRegistryService for Api {
         request: Request<pb::SetRedemptionBlockRequest>,
     ) -> Answer<pb::SetRedemptionBlockResponse> {
         let caller = rpc::caller(&request)?.clone();
-        let message = request.into_inner();
-        let context = write_context(&caller, message.context)?;
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = once_context(&caller, context, &message)?;
         // An operator may stop a redemption, not let it continue (R089).
         if !message.blocked {
             caller.require(&[Role::Compliance, Role::Service])?;
         }
-        let operation = self
+        let blocked = self
             .service
             .set_redemption_block(
                 &context,
@@ -764,9 +785,10 @@ impl CfaRegistryService for Api {
             )
             .await
             .map_err(to_status)?;
-        Ok(Response::new(pb::SetRedemptionBlockResponse {
-            operation: Some(convert::operation(&operation)),
-        }))
+        let answer = pb::SetRedemptionBlockResponse {
+            operation: operation_of(&blocked),
+        };
+        Ok(answered(answer, blocked.replayed))
     }
 
     async fn refund_redemption(

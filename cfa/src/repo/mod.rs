@@ -12,6 +12,7 @@ mod users;
 
 use std::path::Path;
 
+use events::calls::{self, Answered, CallKey};
 use events::sqlite::Sqlite;
 use events::{Event, Tx};
 use sqlx::Row;
@@ -50,6 +51,20 @@ impl Repo {
 
     pub async fn publish_in_tx(&self, tx: &mut Tx, events: &[Event]) -> Result<(), Error> {
         Ok(events::outbox::append_in_tx(tx, events).await?)
+    }
+
+    /// The answer to an earlier call with this key (D50).
+    pub async fn answered_call(&self, key: &CallKey) -> Result<Option<Answered>, Error> {
+        Ok(calls::find(self.db.read(), key).await?)
+    }
+
+    pub async fn store_call_in_tx(
+        &self,
+        tx: &mut Tx,
+        key: &CallKey,
+        answered: &Answered,
+    ) -> Result<(), Error> {
+        Ok(calls::store_in_tx(tx, key, answered).await?)
     }
 
     pub async fn setting(&self, name: &str) -> Result<Option<String>, Error> {

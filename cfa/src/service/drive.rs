@@ -186,9 +186,10 @@ impl Service {
     /// calls it: no operation waits for identity once it is done.
     pub(super) async fn end_limits(&self) -> Result<(), Error> {
         let operations = self.repo.unended_limits(LIMITS_PER_SWEEP).await?;
-        let calls = stream::iter(&operations).map(|operation| async move {
-            let ended = self.peers.end_limit(operation).await;
-            (operation.operation_id.clone(), ended)
+        let open = operations.len();
+        let calls = stream::iter(operations).map(|operation| async move {
+            let ended = self.peers.end_limit(&operation).await;
+            (operation.operation_id, ended)
         });
         let answers: Vec<_> = calls.buffer_unordered(PEER_CALLS).collect().await;
         let (mut ended, mut failing) = (Vec::new(), None);
@@ -207,7 +208,7 @@ impl Service {
             }
         }
         self.repo.end_limits(&ended).await?;
-        let left = operations.len() - ended.len();
+        let left = open - ended.len();
         let reason = failing.map(|reason| format!("{left} cannot be ended: {reason}"));
         self.health.set("limit reservations", reason.as_deref());
         Ok(())

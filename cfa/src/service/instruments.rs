@@ -15,6 +15,8 @@ use chain::{Action, Address, ReceiptStatus};
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
+/// The call whose keys are remembered.
+const UPDATE: &str = "UpdateInstrument";
 
 #[derive(Debug, Clone)]
 pub struct NewInstrument {
@@ -54,26 +56,22 @@ pub struct InstrumentChange {
 
 impl Service {
     /// Registers an issue, and deploys its token or adopts the contract at the given address. It is
-    /// ACTIVE as soon as the contract is deployed.
+    /// ACTIVE as soon as the contract is deployed. True for a repeat.
     pub async fn register_instrument(
         &self,
         meta: &RequestMeta,
         request: NewInstrument,
-    ) -> Result<Instrument, Error> {
+    ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
-        if let Some(known) = self
-            .repo
-            .instrument_by_key(&request.issuer_id, &meta.idempotency_key)
-            .await?
-        {
-            return self.complete_instrument(known).await;
+        let key = &meta.idempotency_key;
+        let instrument = check(&request, instrument_id, key, self.now_us())?;
+        let known = self.repo.instrument_by_key(&request.issuer_id, key);
+        if let Some(known) = known.await? {
+            if !is_same_issue(&known, &instrument) {
+                rpc::context::note_difference("RegisterInstrument", key);
+            }
+            return Ok((self.complete_instrument(known).await?, true));
         }
-        let instrument = check(
-            &request,
-            instrument_id,
-            &meta.idempotency_key,
-            self.now_us(),
-        )?;
         self.peers
             .profile(&meta.correlation_id, &request.issuer_id)
             .await?;
@@ -101,9 +99,9 @@ impl Service {
         match self.complete_instrument(instrument.clone()).await {
             Err(error) if error.is_transient() => {
                 tracing::warn!(instrument_id = instrument.instrument_id, %error, "deployment is left to the sweep");
-                Ok(instrument)
+                Ok((instrument, false))
             }
-            done => done,
+            done => Ok((done?, false)),
         }
     }
 
@@ -242,15 +240,53 @@ impl Service {
         Ok(())
     }
 
+    /// Changes an issue, once per key; true for a repeat.
     pub async fn update_instrument(
         &self,
         meta: &RequestMeta,
         instrument_id: &str,
         change: InstrumentChange,
-    ) -> Result<Instrument, Error> {
+    ) -> Result<(Instrument, bool), Error> {
         let _lock = self.object_locks.lock(instrument_id).await;
-        let mut instrument = self.require_instrument(instrument_id).await?;
-        let before = instrument.clone();
+        if let Some(changed) = self.repeat(meta, UPDATE).await? {
+            return Ok((self.require_instrument(&changed).await?, true));
+        }
+        let before = self.require_instrument(instrument_id).await?;
+        let mut instrument = self.changed(&before, change).await?;
+        let mut tx = self.repo.begin().await?;
+        if instrument != before {
+            instrument.updated_at_us = self.now_us();
+            self.repo
+                .save_instrument_in_tx(&mut tx, &instrument)
+                .await?;
+            let events = [
+                publish::instrument_updated(&instrument, &meta.correlation_id),
+                publish::audit(
+                    "instrument.updated",
+                    instrument_id,
+                    &meta.actor,
+                    before.status.as_str(),
+                    instrument.status.as_str(),
+                    "",
+                    &meta.correlation_id,
+                    instrument.updated_at_us,
+                ),
+            ];
+            self.repo.publish_in_tx(&mut tx, &events).await?;
+        }
+        self.store_call_in_tx(&mut tx, meta, UPDATE, instrument_id)
+            .await?;
+        tx.commit().await?;
+        Ok((instrument, false))
+    }
+
+    /// The instrument with a change, if it is allowed.
+    async fn changed(
+        &self,
+        before: &Instrument,
+        change: InstrumentChange,
+    ) -> Result<Instrument, Error> {
+        let mut instrument = before.clone();
         if let Some(status) = change.status
             && status != instrument.status
         {
@@ -288,32 +324,11 @@ impl Service {
         instrument.name = change.name.unwrap_or(instrument.name);
         instrument.document_hash = change.document_hash.unwrap_or(instrument.document_hash);
         instrument.document_uri = change.document_uri.unwrap_or(instrument.document_uri);
-        if instrument == before {
-            return Ok(instrument);
+        if instrument != *before {
+            check_name(&instrument.name)?;
+            check_tradable(&instrument)?;
+            check_terms(&instrument)?;
         }
-        check_name(&instrument.name)?;
-        check_tradable(&instrument)?;
-        check_terms(&instrument)?;
-        instrument.updated_at_us = self.now_us();
-        let mut tx = self.repo.begin().await?;
-        self.repo
-            .save_instrument_in_tx(&mut tx, &instrument)
-            .await?;
-        let events = [
-            publish::instrument_updated(&instrument, &meta.correlation_id),
-            publish::audit(
-                "instrument.updated",
-                instrument_id,
-                &meta.actor,
-                before.status.as_str(),
-                instrument.status.as_str(),
-                "",
-                &meta.correlation_id,
-                instrument.updated_at_us,
-            ),
-        ];
-        self.repo.publish_in_tx(&mut tx, &events).await?;
-        tx.commit().await?;
         Ok(instrument)
     }
 }
@@ -446,6 +461,18 @@ fn check(
     check_tradable(&instrument)?;
     check_terms(&instrument)?;
     Ok(instrument)
+}
+
+/// Whether two registrations agree in what no change alters.
+fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
+    let terms = |of: &Instrument| {
+        (
+            of.instrument_id.clone(),
+            (of.kind, of.decimals, of.nominal, of.coupons.clone()),
+            (of.issued_at_us, of.tick_size, of.lot_size),
+        )
+    };
+    terms(known) == terms(asked)
 }
 
 fn check_name(name: &str) -> Result<(), Refusal> {

@@ -15,6 +15,9 @@ use crate::model::{
 };
 use crate::repo::Inserted;
 
+/// The call whose keys are remembered.
+const RESOLVE: &str = "ResolveSuspendedDeposit";
+
 /// `refund-<payment>` refunds a deposit; `refund-<payment>:<n>` is a retry.
 const REFUND_PREFIX: &str = "refund-";
 
@@ -51,7 +54,9 @@ impl Service {
             .operation_by_key(Flow::IssueRub, user_id, &meta.idempotency_key)
             .await?
         {
-            return Ok(replayed(operation, units_minor));
+            return Ok(replayed(operation, |stored| {
+                stored.units_minor == units_minor && stored.external_ref == payment_id
+            }));
         }
         let mut operation = Operation::new(
             Flow::IssueRub,
@@ -227,7 +232,12 @@ impl Service {
             )
             .await?
         {
-            return Ok(replayed(operation, units_minor));
+            return Ok(replayed(operation, |stored| {
+                stored.units_minor == units_minor
+                    && stored.instrument_id == request.instrument_id
+                    && stored.payment_minor == request.payment_minor
+                    && stored.bookbuilding_id == request.bookbuilding_id
+            }));
         }
         let instrument = self.active_instrument(&request.instrument_id).await?;
         let mut operation = Operation::new(
@@ -281,7 +291,7 @@ impl Service {
             .await?
         {
             // Rolled back with the transaction: the units are not reserved.
-            return Ok(replayed(*stored, units_minor));
+            return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
         if operation.status == Status::Rejected {
             self.repo
@@ -336,25 +346,32 @@ impl Service {
         meta: &RequestMeta,
         payment_id: &str,
         refund: bool,
-    ) -> Result<Operation, Error> {
+    ) -> Result<OperationResult, Error> {
+        if let Some(refunded) = self.repeat(meta, RESOLVE).await? {
+            let operation = self.repo.operation(&refunded).await?;
+            return Ok(OperationResult {
+                operation: operation.ok_or(Refusal::OperationNotFound)?,
+                replayed: true,
+            });
+        }
         let deposit = self
             .repo
             .suspended_deposit(payment_id)
             .await?
             .ok_or(Refusal::DepositNotFound)?;
-        if deposit.resolved {
-            return Err(Refusal::DepositResolved.into());
-        }
         if !refund {
             let retry = RequestMeta {
                 idempotency_key: format!("retry:{payment_id}:{}", meta.idempotency_key),
                 ..meta.clone()
             };
+            let (user_id, key) = (&deposit.user_id, &retry.idempotency_key);
+            let known = self.repo.operation_by_key(Flow::IssueRub, user_id, key);
+            if deposit.resolved && known.await?.is_none() {
+                return Err(Refusal::DepositResolved.into());
+            }
             let amount = Decimal::from_minor(deposit.amount_minor, CFA_RUB_DECIMALS);
-            return Ok(self
-                .issue_rub(&retry, &deposit.user_id, amount, payment_id, None)
-                .await?
-                .operation);
+            let issued = self.issue_rub(&retry, user_id, amount, payment_id, None);
+            return issued.await;
         }
         // Excludes another operator, an issue of the same money, and the event that this refund
         // failed.
@@ -412,8 +429,13 @@ impl Service {
             now_us,
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        let id = &operation.operation_id;
+        self.store_call_in_tx(&mut tx, meta, RESOLVE, id).await?;
         tx.commit().await?;
-        Ok(operation)
+        Ok(OperationResult {
+            operation,
+            replayed: false,
+        })
     }
 
     async fn require(
@@ -509,18 +531,34 @@ pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Operatio
         );
         return Err(Refusal::ReferenceTaken.into());
     }
-    Ok(replayed(stored, operation.units_minor))
+    Ok(replayed(stored, |stored| same_terms(stored, operation)))
 }
 
-/// The stored operation of a used key. A different amount under the same key logs a warning (T12).
-pub(super) fn replayed(operation: Operation, units_minor: i64) -> OperationResult {
-    if operation.units_minor != units_minor {
-        tracing::warn!(
-            operation_id = operation.operation_id,
-            "idempotency key was used with another amount, returning the stored operation"
-        );
-        metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.as_str())
-            .increment(1);
+/// Whether two operations of one flow are the same request. A redemption's payment depends on the
+/// time.
+pub(super) fn same_terms(stored: &Operation, asked: &Operation) -> bool {
+    let terms = |of: &Operation| {
+        (
+            of.units_minor,
+            of.instrument_id.clone(),
+            of.external_ref.clone(),
+            of.from_user_id.clone(),
+            of.to_user_id.clone(),
+            of.bookbuilding_id.clone(),
+        )
+    };
+    let is_paid = matches!(asked.flow, Flow::IssueInvestment | Flow::Transfer);
+    let paid = |of: &Operation| is_paid.then_some((of.payment_minor, of.fee_minor));
+    terms(stored) == terms(asked) && paid(stored) == paid(asked)
+}
+
+/// The stored operation of a used key. Other content is warned of and counted (D50).
+pub(super) fn replayed(
+    operation: Operation,
+    is_same: impl FnOnce(&Operation) -> bool,
+) -> OperationResult {
+    if !is_same(&operation) {
+        rpc::context::note_difference(operation.flow.as_str(), &operation.idempotency_key);
     }
     OperationResult {
         operation,

@@ -64,6 +64,7 @@ pub struct NewRedemption {
 
 impl Service {
     /// Starts a redemption, or returns the issue's running one. A new key restarts a failed one.
+    /// True for a repeat.
     ///
     /// # Errors
     /// Before any change: `NominalMissing`, `NotMatured`, a refused `record_date`, `NothingToPay`.
@@ -73,11 +74,11 @@ impl Service {
         &self,
         meta: &RequestMeta,
         request: NewRedemption,
-    ) -> Result<IssueRedemption, Error> {
+    ) -> Result<(IssueRedemption, bool), Error> {
         let instrument_id = request.instrument_id.as_str();
         if let Some(known) = self.repo.redemption_of_instrument(instrument_id).await? {
             if known.idempotency_key == meta.idempotency_key {
-                return Ok(known);
+                return Ok((known, true));
             }
             if known.status != RedemptionStatus::Failed {
                 return Err(Refusal::RedemptionExists.into());
@@ -86,7 +87,7 @@ impl Service {
                 let instrument = self.require_instrument(instrument_id).await?;
                 record_date(&instrument, &request, self.clock.now_us())?;
             }
-            return self.restart_redemption(meta, known).await;
+            return Ok((self.restart_redemption(meta, known).await?, false));
         }
         let instrument = self.require_instrument(instrument_id).await?;
         if instrument.instrument_id == CFA_RUB
@@ -147,7 +148,7 @@ impl Service {
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
-        self.drive_redemption_or_leave(redemption).await
+        Ok((self.drive_redemption_or_leave(redemption).await?, false))
     }
 
     /// Each holder's payment at the end of the record day, and the sum.
@@ -802,6 +803,7 @@ impl Service {
                 idempotency_key: format!("maturity:{}", instrument.instrument_id),
                 correlation_id: format!("maturity:{}", instrument.instrument_id),
                 actor: "cfa".into(),
+                digest: 0,
             };
             let request = NewRedemption {
                 instrument_id: instrument.instrument_id.clone(),

@@ -30,6 +30,8 @@ pub mod workers;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
+use events::Tx;
+use events::calls::{Answered, CallKey};
 use service_kit::{Clock, KeyedMutex, clock};
 use tokio::sync::watch;
 use types::Decimal;
@@ -58,6 +60,19 @@ pub struct RequestMeta {
     pub correlation_id: String,
     /// Subject of the credential, for the audit.
     pub actor: String,
+    /// Fingerprint of the content, of calls whose keys are remembered (D50); else 0.
+    pub digest: i64,
+}
+
+impl RequestMeta {
+    /// Scope of the key for this call.
+    fn call(&self, call: &'static str) -> CallKey {
+        CallKey {
+            call,
+            subject: self.actor.clone(),
+            key: self.idempotency_key.clone(),
+        }
+    }
 }
 
 /// An operation and how it was obtained.
@@ -116,6 +131,40 @@ impl Service {
     /// Time of rows and events. Maturity uses `clock`, which tests and the sandbox can move.
     fn now_us(&self) -> i64 {
         clock::now_us()
+    }
+
+    /// The id that an earlier call with this key answered with (D50). Other content is warned of
+    /// and counted.
+    async fn repeat(
+        &self,
+        meta: &RequestMeta,
+        call: &'static str,
+    ) -> Result<Option<String>, Error> {
+        let Some(answered) = self.repo.answered_call(&meta.call(call)).await? else {
+            return Ok(None);
+        };
+        if answered.digest != meta.digest {
+            rpc::context::note_difference(call, &meta.idempotency_key);
+        }
+        let id = String::from_utf8(answered.answer);
+        id.map(Some)
+            .map_err(|_| Error::Damaged(format!("answer of {call}")))
+    }
+
+    /// Stores the id that a call answers with, in the transaction of its effect.
+    async fn store_call_in_tx(
+        &self,
+        tx: &mut Tx,
+        meta: &RequestMeta,
+        call: &'static str,
+        id: &str,
+    ) -> Result<(), Error> {
+        let answered = Answered {
+            digest: meta.digest,
+            answer: id.as_bytes().to_vec(),
+        };
+        let key = meta.call(call);
+        self.repo.store_call_in_tx(tx, &key, &answered).await
     }
 
     pub async fn require_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {

@@ -16,6 +16,9 @@ use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::{LimitReservation, Payout};
 
+/// The call whose keys are remembered.
+const SET_BLOCK: &str = "SetRedemptionBlock";
+
 impl Service {
     /// Burns CFA-RUB and pays the user. First KYC below STANDARD is an error, then a limit refusal
     /// is a REJECTED operation.
@@ -32,7 +35,9 @@ impl Service {
             .operation_by_key(Flow::RedeemRub, user_id, &meta.idempotency_key)
             .await?
         {
-            return Ok(replayed(operation, units_minor));
+            return Ok(replayed(operation, |stored| {
+                stored.units_minor == units_minor && stored.external_ref == payout_id
+            }));
         }
         let profile = self.peers.profile(&meta.correlation_id, user_id).await?;
         if !profile.is_standard {
@@ -149,9 +154,18 @@ impl Service {
         operation_id: &str,
         blocked: bool,
         reason: &str,
-    ) -> Result<Operation, Error> {
+    ) -> Result<OperationResult, Error> {
+        let answered = |operation, replayed| OperationResult {
+            operation,
+            replayed,
+        };
         {
             let _lock = self.object_locks.lock(operation_id).await;
+            if let Some(answered_id) = self.repeat(meta, SET_BLOCK).await? {
+                let operation = self.repo.operation(&answered_id).await?;
+                let operation = operation.ok_or(Refusal::OperationNotFound)?;
+                return Ok(answered(operation, true));
+            }
             let mut operation = self
                 .repo
                 .operation(operation_id)
@@ -164,7 +178,11 @@ impl Service {
                 return Err(Refusal::OperationState.into());
             }
             if operation.progress.blocked == blocked {
-                return Ok(operation);
+                let mut tx = self.repo.begin().await?;
+                let stored = self.store_call_in_tx(&mut tx, meta, SET_BLOCK, operation_id);
+                stored.await?;
+                tx.commit().await?;
+                return Ok(answered(operation, false));
             }
             let before = operation.status;
             let now_us = self.now_us();
@@ -207,9 +225,11 @@ impl Service {
             let mut tx = self.repo.begin().await?;
             self.repo.save_operation_in_tx(&mut tx, &operation).await?;
             self.repo.publish_in_tx(&mut tx, &[record]).await?;
+            let stored = self.store_call_in_tx(&mut tx, meta, SET_BLOCK, operation_id);
+            stored.await?;
             tx.commit().await?;
             if blocked {
-                return Ok(operation);
+                return Ok(answered(operation, false));
             }
         }
         // A receipt may have arrived while it was blocked.
@@ -221,7 +241,7 @@ impl Service {
         {
             self.on_receipt(&tx_hash).await?;
         }
-        self.drive(operation_id).await
+        Ok(answered(self.drive(operation_id).await?, false))
     }
 
     /// Ends a blocked redemption as REFUNDED (R089): what it has done is undone, step by step.
@@ -294,7 +314,11 @@ impl Service {
             .operation_by_key(Flow::RedeemInvestment, holder_id, &meta.idempotency_key)
             .await?
         {
-            return Ok(replayed(operation, units_minor));
+            return Ok(replayed(operation, |stored| {
+                stored.units_minor == units_minor
+                    && stored.instrument_id == instrument_id
+                    && stored.external_ref == redemption_id
+            }));
         }
         if holder_id == instrument.issuer_id {
             return Err(Refusal::field("holder_id", "must be another user than the issuer").into());

@@ -85,9 +85,10 @@ impl Service {
         for (instrument_id, status, block) in &quarantined {
             if *status == InstrumentStatus::Active {
                 let meta = RequestMeta {
-                    idempotency_key: format!("quarantine:{instrument_id}"),
+                    idempotency_key: format!("quarantine:{instrument_id}:{block}"),
                     correlation_id: format!("quarantine:{block}"),
                     actor: peers::SOURCE.to_owned(),
+                    digest: 0,
                 };
                 let halt = InstrumentChange {
                     status: Some(InstrumentStatus::Halted),

@@ -4,7 +4,7 @@
 use service_clients::{OperationType, caused_by};
 use types::Decimal;
 
-use super::issue::replayed;
+use super::issue::{replayed, same_terms};
 use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
@@ -41,7 +41,13 @@ impl Service {
             .operation_by_key(Flow::Transfer, &request.from_user_id, &meta.idempotency_key)
             .await?
         {
-            return Ok(replayed(operation, units_minor));
+            return Ok(replayed(operation, |stored| {
+                stored.units_minor == units_minor
+                    && stored.instrument_id == request.instrument_id
+                    && stored.to_user_id == request.to_user_id
+                    && stored.trade_id == request.trade_id
+                    && stored.payment_minor == request.payment_minor
+            }));
         }
         if !request.trade_id.is_empty() {
             return self.trade_transfer(meta, request, units_minor).await;
@@ -104,7 +110,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            return Ok(replayed(*stored, units_minor));
+            return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
         tx.commit().await?;
         if operation.status == Status::Rejected {

@@ -17,6 +17,7 @@ mod record_date;
 mod recovery;
 mod redeem;
 mod refund;
+mod repeats;
 mod roles;
 mod sequences;
 mod strangers;

@@ -19,8 +19,8 @@ async fn refund(
         operation_id: operation.operation_id.clone(),
         reason: "documents were not given".into(),
     };
-    let answer = world.as_caller(credential).refund_redemption(request);
-    let answer = answer.await?;
+    let mut caller = world.as_caller(credential);
+    let answer = caller.refund_redemption(request).await?;
     let replayed = answer.metadata().contains_key("idempotent-replayed");
     let operation = answer.into_inner().operation.expect("operation");
     Ok((operation, replayed))

@@ -1,7 +1,6 @@
 //! Conversion between wire messages and the ledger's types. Refusals use the field names of the
 //! schema.
 
-use prost::Message;
 use proto::{
     checks::{ID_BYTES_MAX, TEXT_BYTES_MAX, id_problem, text_problem},
     common::v1 as common,
@@ -10,7 +9,6 @@ use proto::{
     },
     ledger::v1 as wire,
 };
-use sha2::{Digest, Sha256};
 use tonic::{Code, Status};
 
 use crate::{
@@ -21,15 +19,6 @@ use crate::{
     },
     refusal::{Class, Position, Refusal, Refused},
 };
-
-/// Fingerprint of a message, whose context must be cleared.
-pub fn digest(message: &impl Message) -> i64 {
-    let hash = Sha256::digest(message.encode_to_vec());
-    let (head, _) = hash
-        .split_first_chunk::<8>()
-        .expect("a SHA-256 has 32 bytes");
-    i64::from_be_bytes(*head)
-}
 
 /// Status of a refusal (D23). `in_batch`: the field of an invalid item includes its index.
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
@@ -179,7 +168,7 @@ pub fn new_operation(
         operation: Some(operation),
         postings,
     };
-    let digest = digest(&whole);
+    let digest = rpc::context::digest(&whole);
     let wire::NewOperation {
         operation,
         postings,

@@ -27,7 +27,7 @@ impl Api {
         mut message: wire::SetVelocityLimitRequest,
     ) -> Answer<wire::SetVelocityLimitResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::SetLimit {
             limit: terms(message.limit).map_err(refused)?,
             actor: caller.subject.clone(),
@@ -46,7 +46,7 @@ impl Api {
         mut message: wire::RemoveVelocityLimitRequest,
     ) -> Answer<wire::RemoveVelocityLimitResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::RemoveLimit {
             limit_id: convert::id("limit_id", message.limit_id).map_err(refused)?,
             actor: caller.subject.clone(),

@@ -105,7 +105,7 @@ impl Api {
         mut message: wire::CreateOperationRequest,
     ) -> Answer_<wire::CreateOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let new = convert::new_operation(
             message.operation,
             message.postings,
@@ -140,7 +140,7 @@ impl Api {
         mut message: wire::CreateOperationsRequest,
     ) -> Answer_<wire::CreateOperationsResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         if message.operations.len() + message.hold_steps.len() > BATCH_ITEMS_MAX {
             return Err(rpc::status::invalid_argument(
                 "operations",
@@ -184,7 +184,7 @@ impl Api {
         mut message: wire::FinalizeOperationRequest,
     ) -> Answer_<wire::FinalizeOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let id = convert::id("operation_id", message.operation_id).map_err(refused)?;
         let kind = CommandKind::Finalize {
             targets: vec![Target::Id(id.clone())],
@@ -213,7 +213,7 @@ impl Api {
         mut message: wire::FinalizeOperationsRequest,
     ) -> Answer_<wire::FinalizeOperationsResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let targets = message
             .operation_ids
             .into_iter()
@@ -245,7 +245,7 @@ impl Api {
         mut message: wire::ReverseOperationRequest,
     ) -> Answer_<wire::ReverseOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::Reverse {
             operation_id: convert::id("operation_id", message.operation_id).map_err(refused)?,
             reason: convert::text("reason", message.reason).map_err(refused)?,
@@ -269,7 +269,7 @@ impl Api {
         mut message: wire::CreateHoldRequest,
     ) -> Answer_<wire::CreateHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::CreateHold(convert::new_hold(message.hold).map_err(refused)?);
         let (hold, _, replay) = self.hold(writer, kind).await?;
         Ok(respond(
@@ -284,7 +284,7 @@ impl Api {
         mut message: wire::ReleaseHoldRequest,
     ) -> Answer_<wire::ReleaseHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::ReleaseHold {
             hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
             reason: convert::text("reason", message.reason).map_err(refused)?,
@@ -302,7 +302,7 @@ impl Api {
         mut message: wire::ConsumeHoldRequest,
     ) -> Answer_<wire::ConsumeHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let operation_kind = match message.operation_type {
             0 => OperationType::Redemption,
             code => OperationType::from_code(code).ok_or_else(|| {
@@ -337,7 +337,7 @@ impl Api {
         mut message: wire::AdjustHoldRequest,
     ) -> Answer_<wire::AdjustHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::AdjustHold {
             hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
             remaining: convert::amount_or_zero(
@@ -376,7 +376,7 @@ impl Api {
         mut message: wire::SetSubAccountStatusRequest,
     ) -> Answer_<wire::SetSubAccountStatusResponse> {
         let context = rpc::context::write(message.context.take())?;
-        let writer = Writer::of(caller, context, convert::digest(&message));
+        let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
         let status = convert::subaccount_status(message.status).map_err(refused)?;
         let reason = convert::text("reason", message.reason).map_err(refused)?;

@@ -249,6 +249,7 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::ReconcileRequest>,
     ) -> Result<Response<pb::ReconcileResponse>, Status> {
+        let subject = rpc::caller(&request)?.subject.clone();
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let today = BusinessDay::of(clock::now_us());
@@ -258,8 +259,10 @@ impl PaymentsService for Api {
         if day > today {
             return Err(invalid_argument("business_date", "is in the future"));
         }
-        let key = Some(context.idempotency_key.as_str());
-        let (report, replayed) = self.0.reconcile(day, key, &context.correlation_id).await?;
+        // The scope of a key is its caller (T12).
+        let key = format!("{subject}:{}", context.idempotency_key);
+        let reconciled = self.0.reconcile(day, Some(&key), &context.correlation_id);
+        let (report, replayed) = reconciled.await?;
         let answer = pb::ReconcileResponse {
             report: Some(convert::report(&report)),
         };

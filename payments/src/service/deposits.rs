@@ -74,7 +74,9 @@ impl Gateway {
             // A concurrent call with the same key won. Our payment code was never shown, so it is
             // never paid.
             let stored = intents::by_key(&mut *tx, &ask.user_id, key).await?;
-            return Ok((stored.ok_or(Fault::IntentNotFound)?, true));
+            let stored = stored.ok_or(Fault::IntentNotFound)?;
+            warn_on_mismatch(&stored, &ask);
+            return Ok((stored, true));
         }
         events::outbox::append_in_tx(&mut tx, &[emit::intent_created(&intent)]).await?;
         tx.commit().await?;
@@ -386,9 +388,6 @@ fn log_change(stored: Option<&Receipt>, receipt: &Receipt, intent: Option<&Inten
 
 fn warn_on_mismatch(stored: &Intent, ask: &NewIntent) {
     if stored.amount != ask.amount || stored.method != ask.method {
-        metrics::counter!("idempotency_mismatch_total", "call" => "CreatePaymentIntent")
-            .increment(1);
-        tracing::warn!(payment_id = stored.payment_id, user_id = stored.user_id, stored = %stored.amount,
-            asked = %ask.amount, "idempotency key was used for another intent, returning the stored one");
+        rpc::context::note_difference("CreatePaymentIntent", &ask.context.idempotency_key);
     }
 }

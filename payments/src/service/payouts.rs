@@ -97,13 +97,7 @@ fn warn_on_mismatch(stored: &Payout, ask: &NewPayout) {
         && stored.amount == ask.amount
         && stored.bank_account == ask.bank_account;
     if !same {
-        metrics::counter!("idempotency_mismatch_total", "call" => "InitiatePayout").increment(1);
-        tracing::warn!(
-            payout_id = stored.payout_id,
-            user_id = stored.user_id,
-            asked = ask.payout_id,
-            "idempotency key or payout id was used for another payout, returning the stored one"
-        );
+        rpc::context::note_difference("InitiatePayout", &ask.context.idempotency_key);
     }
 }
 

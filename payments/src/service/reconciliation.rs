@@ -40,6 +40,9 @@ impl Gateway {
         if let Some(key) = idempotency_key
             && let Some(stored) = reports::by_key(self.db.read(), key).await?
         {
+            if stored.day != day {
+                rpc::context::note_difference("Reconcile", key);
+            }
             return Ok((stored, true));
         }
         let began = Instant::now();

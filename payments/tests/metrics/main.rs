@@ -254,13 +254,16 @@ async fn reused_keys_are_counted_by_call() {
     }
     let after = Scrape::of(&world).await;
     assert_eq!(
-        after.growth(&before, "idempotency_mismatch_total"),
+        after.growth(&before, "idempotency_mismatches_total"),
         series([
             (
-                r#"idempotency_mismatch_total{call="CreatePaymentIntent"}"#,
+                r#"idempotency_mismatches_total{call="CreatePaymentIntent"}"#,
                 1.0
             ),
-            (r#"idempotency_mismatch_total{call="InitiatePayout"}"#, 2.0),
+            (
+                r#"idempotency_mismatches_total{call="InitiatePayout"}"#,
+                2.0
+            ),
         ])
     );
     let listed = world

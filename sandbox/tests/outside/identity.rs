@@ -811,3 +811,92 @@ async fn t14_users_are_created_once_and_never_share_an_address() {
     );
     world.stop().await;
 }
+
+/// What a repeat of a call must not do: act again after a later call has undone it.
+#[tokio::test]
+async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    let again = wire::CreateUserRequest {
+        context: ctx_with("k-create"),
+        ..user("bob")
+    };
+    let made = world.client().create_user(again.clone()).await.unwrap();
+    assert!(!is_repeat(&made));
+    let repeat = world.client().create_user(again).await.unwrap();
+    assert!(is_repeat(&repeat));
+    assert_eq!(repeat.into_inner(), made.into_inner());
+
+    let block = |key| wire::BlockUserRequest {
+        context: ctx_with(key),
+        user_id: "alice".into(),
+        reason: "court order".into(),
+    };
+    let unblock = |key| wire::UnblockUserRequest {
+        context: ctx_with(key),
+        user_id: "alice".into(),
+        reason: "lifted".into(),
+    };
+    let account = |key, number| wire::UpdateUserRequest {
+        context: ctx_with(key),
+        user_id: "alice".into(),
+        bank_account: Some(account::number("40817", number)),
+        ..Default::default()
+    };
+    let limit = |key, kopecks| wire::SetLimitRequest {
+        context: ctx_with(key),
+        user_id: "alice".into(),
+        limit_type: DEPOSIT as i32,
+        daily_limit: Some(to_money(kopecks)),
+        refuse_with: String::new(),
+    };
+    let client = || world.client();
+    let blocked = client().block_user(block("k-1")).await.unwrap();
+    client().unblock_user(unblock("k-2")).await.unwrap();
+    let repeat = client().block_user(block("k-1")).await.unwrap();
+    assert!(is_repeat(&repeat) && !is_repeat(&blocked));
+    assert_eq!(repeat.into_inner(), blocked.into_inner());
+    client().block_user(block("k-3")).await.unwrap();
+    let repeat = client().unblock_user(unblock("k-2")).await.unwrap();
+    assert!(is_repeat(&repeat));
+    let first = client().update_user(account("k-4", 1)).await.unwrap();
+    client().update_user(account("k-5", 2)).await.unwrap();
+    // Other content gets the stored answer, too.
+    let repeat = client().update_user(account("k-4", 3)).await.unwrap();
+    assert!(is_repeat(&repeat));
+    assert_eq!(repeat.into_inner(), first.into_inner());
+    client().set_limit(limit("k-6", 1_000)).await.unwrap();
+    client().set_limit(limit("k-7", 2_000)).await.unwrap();
+    let repeat = client().set_limit(limit("k-6", 1_000)).await.unwrap();
+    assert!(is_repeat(&repeat));
+
+    let ask = wire::GetUserProfileRequest {
+        context: None,
+        user_id: "alice".into(),
+    };
+    let profile = client().get_user_profile(ask).await.unwrap().into_inner();
+    let profile = profile.profile.unwrap();
+    assert_eq!(profile.status, wire::UserStatus::Blocked as i32);
+    assert_eq!(profile.bank_account, account::number("40817", 2));
+    let (_, limits) = world.get("/identity/limits/alice").await;
+    assert_eq!(
+        limits["limits"][0]["dailyLimit"]["amount"]["value"],
+        "20.00"
+    );
+    // A key belongs to its caller.
+    let mut compliance = world.client_as("sandbox.compliance");
+    let other = compliance.set_limit(limit("k-6", 3_000)).await.unwrap();
+    assert!(!is_repeat(&other));
+    world.stop().await;
+}
+
+fn ctx_with(key: &str) -> Option<common::RequestContext> {
+    ctx().map(|context| common::RequestContext {
+        idempotency_key: key.into(),
+        ..context
+    })
+}
+
+fn is_repeat<T>(answer: &tonic::Response<T>) -> bool {
+    answer.metadata().contains_key("idempotent-replayed")
+}

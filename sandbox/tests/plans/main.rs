@@ -251,6 +251,8 @@ async fn no_statement_scans_a_table() {
         "FROM uses WHERE user_id =",
         "FROM reservations WHERE reservation_id =",
         "INSERT INTO reservations",
+        "FROM calls WHERE call =",
+        "DELETE FROM calls WHERE rowid IN",
         "INSERT INTO inbox",
         "DELETE FROM outbox WHERE position <=",
         "FROM account WHERE account_number =",

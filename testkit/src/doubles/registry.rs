@@ -221,5 +221,6 @@ impl CfaRegistryService for Registry {
         list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
         resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
+        refund_redemption: RefundRedemptionRequest => RefundRedemptionResponse,
     );
 }

@@ -11,14 +11,16 @@ use axum::{
     extract::{Path, State},
     routing::get,
 };
-use events::{Event, Sqlite};
+use events::calls::{self, Answered, CallKey};
+use events::{Event, Sqlite, Tx};
+use prost::Message;
 use proto::{
     common::v1 as common,
     identity::v1::{self as pb, identity_service_server::IdentityService},
 };
 use rpc::{
     Caller,
-    context::answered,
+    context::{Once, answered},
     json::{HttpError, Json, resource},
     page::{self, Key},
     status::{already_exists, internal, invalid_argument, not_found},
@@ -93,20 +95,6 @@ impl Api {
         Ok(own.unwrap_or_else(|| self.0.defaults.of(limit_type)))
     }
 
-    async fn limit_use(
-        &self,
-        user_id: &str,
-        limit_type: LimitType,
-    ) -> Result<pb::LimitUse, Status> {
-        let limit = self.limit(user_id, limit_type).await?;
-        let used = self.used(user_id, limit_type).await?;
-        Ok(pb::LimitUse {
-            limit_type: limit_type.code(),
-            daily_limit: Some(money(limit.daily)),
-            used_today: Some(money(used)),
-        })
-    }
-
     async fn used(&self, user_id: &str, limit_type: LimitType) -> Result<Decimal, Status> {
         let today = BusinessDay::of(self.0.clock.now_us());
         repo::used(self.0.db.read(), user_id, today, limit_type)
@@ -118,7 +106,9 @@ impl Api {
         self.user(user_id).await?;
         let mut limits = Vec::new();
         for limit_type in LimitType::ALL {
-            limits.push(self.limit_use(user_id, *limit_type).await?);
+            let limit = self.limit(user_id, *limit_type).await?;
+            let used = self.used(user_id, *limit_type).await?;
+            limits.push(limit_use(*limit_type, &limit, used));
         }
         Ok(pb::GetLimitsResponse {
             user_id: user_id.to_owned(),
@@ -131,29 +121,80 @@ impl Api {
         event(kind, user_id, reason, correlation_id, now_us)
     }
 
-    /// Changes a user and appends the event in one transaction. Without a change it does nothing.
-    async fn change(
+    /// Changes a user and appends the event, without a change neither.
+    async fn change_in_tx(
         &self,
+        tx: &mut Tx,
         user_id: &str,
-        correlation_id: &str,
+        context: &rpc::Context,
         reason: &str,
         act: impl FnOnce(&mut User) -> Kind,
     ) -> Result<pb::UserProfile, Status> {
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
-        let found = repo::get(&mut *tx, user_id).await.map_err(store)?;
+        let found = repo::get(&mut **tx, user_id).await.map_err(store)?;
         let mut user = found.ok_or_else(unknown_user)?;
         let before = user.clone();
         let kind = act(&mut user);
         if user != before {
-            repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
-            let event = self.event(kind, user_id, reason, correlation_id);
-            events::outbox::append_in_tx(&mut tx, &[event])
+            repo::save_in_tx(tx, &user).await.map_err(store)?;
+            let event = self.event(kind, user_id, reason, &context.correlation_id);
+            events::outbox::append_in_tx(tx, &[event])
                 .await
                 .map_err(log_store)?;
-            tx.commit().await.map_err(log_store)?;
             tracing::info!(user_id, change = ?kind, reason, "user changed");
         }
         Ok(profile(&user))
+    }
+
+    /// A transaction for a write that acts once per key (D50), or the answer of an earlier call.
+    async fn begin<T: Message + Default>(&self, once: &Once) -> Result<Begun<T>, Status> {
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let stored = calls::find(&mut *tx, &call_key(once)).await;
+        match stored.map_err(log_store)? {
+            Some(stored) => Ok(Begun::Repeat(once.repeat(stored.digest, &stored.answer)?)),
+            None => Ok(Begun::New(tx)),
+        }
+    }
+
+    /// Commits a write with its answer.
+    async fn commit<T: Message>(
+        &self,
+        mut tx: Tx,
+        once: &Once,
+        answer: T,
+    ) -> Result<Response<T>, Status> {
+        let stored = Answered {
+            digest: once.digest,
+            answer: answer.encode_to_vec(),
+        };
+        calls::store_in_tx(&mut tx, &call_key(once), &stored)
+            .await
+            .map_err(log_store)?;
+        tx.commit().await.map_err(log_store)?;
+        Ok(Response::new(answer))
+    }
+}
+
+/// A write that acts once per key.
+enum Begun<T> {
+    New(Tx),
+    Repeat(Response<T>),
+}
+
+/// Begins a write in a handler; returns the answer of a repeat.
+macro_rules! begin {
+    ($api:expr, $once:expr) => {
+        match $api.begin($once).await? {
+            Begun::New(tx) => tx,
+            Begun::Repeat(answer) => return Ok(answer),
+        }
+    };
+}
+
+fn call_key(once: &Once) -> CallKey {
+    CallKey {
+        call: once.call,
+        subject: once.subject.clone(),
+        key: once.key.clone(),
     }
 }
 
@@ -323,9 +364,8 @@ impl IdentityService for Api {
             if stored.idempotency_key != user.idempotency_key {
                 return Err(already_exists("USER_EXISTS", "User already exists"));
             }
-            return Ok(Response::new(pb::CreateUserResponse {
-                profile: Some(profile(&stored)),
-            }));
+            let profile = Some(profile(&stored));
+            return Ok(answered(pb::CreateUserResponse { profile }, true));
         }
         if repo::address_taken(&mut *tx, &user.onchain_address)
             .await
@@ -352,47 +392,49 @@ impl IdentityService for Api {
         &self,
         request: Request<pb::UpdateUserRequest>,
     ) -> Result<Response<pb::UpdateUserResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("UpdateUser", &caller, &context, &ask);
         let kyc = kyc_level(ask.kyc_status)?;
         let bank_account = ask.bank_account.map(checked_account).transpose()?;
-        let changed = self.change(
-            &ask.user_id,
-            &context.correlation_id,
-            "profile changed",
-            |user| {
-                user.kyc_level = kyc.unwrap_or(user.kyc_level);
-                if let Some(account) = bank_account {
-                    user.bank_account = account;
-                }
-                user.qualified_investor = ask.qualified_investor.unwrap_or(user.qualified_investor);
-                user.sanctioned = ask.sanctioned.unwrap_or(user.sanctioned);
-                Kind::Updated
-            },
-        );
-        Ok(Response::new(pb::UpdateUserResponse {
-            profile: Some(changed.await?),
-        }))
+        let mut tx = begin!(self, &once);
+        let reason = "profile changed";
+        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, reason, |user| {
+            user.kyc_level = kyc.unwrap_or(user.kyc_level);
+            if let Some(account) = bank_account {
+                user.bank_account = account;
+            }
+            user.qualified_investor = ask.qualified_investor.unwrap_or(user.qualified_investor);
+            user.sanctioned = ask.sanctioned.unwrap_or(user.sanctioned);
+            Kind::Updated
+        });
+        let profile = Some(changed.await?);
+        let answer = pb::UpdateUserResponse { profile };
+        self.commit(tx, &once, answer).await
     }
 
     async fn set_limit(
         &self,
         request: Request<pb::SetLimitRequest>,
     ) -> Result<Response<pb::SetLimitResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("SetLimit", &caller, &context, &ask);
         let limit_type = limit_type(ask.limit_type)?;
-        self.user(&ask.user_id).await?;
-        // An unset amount keeps the limit and changes only the text.
-        let daily = match &ask.daily_limit {
-            Some(limit) => limit_amount(limit)?,
-            None => self.limit(&ask.user_id, limit_type).await?.daily,
-        };
+        let daily = ask.daily_limit.as_ref().map(limit_amount).transpose()?;
+        let mut tx = begin!(self, &once);
+        let user = repo::get(&mut *tx, &ask.user_id).await.map_err(store)?;
+        user.ok_or_else(unknown_user)?;
+        let own = repo::limit(&mut *tx, &ask.user_id, limit_type).await;
+        let known = own.map_err(store)?;
+        let known = known.unwrap_or_else(|| self.0.defaults.of(limit_type));
         let limit = Limit {
-            daily,
+            // An unset amount keeps the limit and changes only the text.
+            daily: daily.unwrap_or(known.daily),
             refuse_with: ask.refuse_with,
         };
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
         repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
             .await
             .map_err(store)?;
@@ -406,40 +448,56 @@ impl IdentityService for Api {
         events::outbox::append_in_tx(&mut tx, &[updated])
             .await
             .map_err(log_store)?;
-        tx.commit().await.map_err(log_store)?;
-        Ok(Response::new(pb::SetLimitResponse {
-            limit: Some(self.limit_use(&ask.user_id, limit_type).await?),
-        }))
+        let today = BusinessDay::of(self.0.clock.now_us());
+        let used = repo::used(&mut *tx, &ask.user_id, today, limit_type).await;
+        let answer = pb::SetLimitResponse {
+            limit: Some(limit_use(limit_type, &limit, used.map_err(store)?)),
+        };
+        self.commit(tx, &once, answer).await
     }
 
     async fn block_user(
         &self,
         request: Request<pb::BlockUserRequest>,
     ) -> Result<Response<pb::BlockUserResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
-        let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("BlockUser", &caller, &context, &ask);
+        let mut tx = begin!(self, &once);
+        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, &ask.reason, |user| {
             user.blocked.get_or_insert_with(|| ask.reason.clone());
             Kind::Blocked
         });
-        Ok(Response::new(pb::BlockUserResponse {
-            profile: Some(changed.await?),
-        }))
+        let profile = Some(changed.await?);
+        let answer = pb::BlockUserResponse { profile };
+        self.commit(tx, &once, answer).await
     }
 
     async fn unblock_user(
         &self,
         request: Request<pb::UnblockUserRequest>,
     ) -> Result<Response<pb::UnblockUserResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
-        let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("UnblockUser", &caller, &context, &ask);
+        let mut tx = begin!(self, &once);
+        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, &ask.reason, |user| {
             user.blocked = None;
             Kind::Unblocked
         });
-        Ok(Response::new(pb::UnblockUserResponse {
-            profile: Some(changed.await?),
-        }))
+        let profile = Some(changed.await?);
+        let answer = pb::UnblockUserResponse { profile };
+        self.commit(tx, &once, answer).await
+    }
+}
+
+fn limit_use(limit_type: LimitType, limit: &Limit, used: Decimal) -> pb::LimitUse {
+    pb::LimitUse {
+        limit_type: limit_type.code(),
+        daily_limit: Some(money(limit.daily)),
+        used_today: Some(money(used)),
     }
 }
 

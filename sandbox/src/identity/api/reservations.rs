@@ -22,9 +22,9 @@ impl Api {
     /// `User not found`; INVALID_ARGUMENT with the field's name.
     pub(super) async fn reserve(
         &self,
-        ask: pb::ReserveLimitRequest,
+        mut ask: pb::ReserveLimitRequest,
     ) -> Result<Response<pb::ReserveLimitResponse>, Status> {
-        rpc::context::write(ask.context)?;
+        rpc::context::write(ask.context.take())?;
         let limit_type = limit_type(ask.limit_type)?;
         if ask.operation_type() == common::OperationType::Unspecified {
             return Err(invalid_argument("operation_type", "is required"));
@@ -163,11 +163,7 @@ fn note_difference(stored: &Reservation, wanted: &Reservation) {
         (of.user_id.clone(), of.limit_type, of.amount)
     };
     if content(stored) != content(wanted) {
-        tracing::warn!(
-            reservation_id = stored.reservation_id,
-            "reservation was repeated with other content, returning the stored answer"
-        );
-        metrics::counter!("idempotency_mismatches_total", "call" => "ReserveLimit").increment(1);
+        rpc::context::note_difference("ReserveLimit", &stored.reservation_id);
     }
 }
 
