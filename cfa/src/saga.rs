@@ -78,9 +78,9 @@ pub struct SagaProgress {
 }
 
 impl SagaProgress {
-    /// Nothing is done but the gate, if there is one.
+    /// The next step of an operation that reserves a limit asks identity.
     pub fn waits_for_limit(&self) -> bool {
-        self.limit == LimitReservation::Unasked && self.chain == Chain::Unsent
+        self.limit == LimitReservation::Unasked && self.chain == Chain::Unsent && !self.refunding
     }
 }
 
@@ -111,6 +111,10 @@ pub enum Step {
     /// Consume the hold, or finalize the ledger operation.
     Settle,
     MintBack,
+    /// Find out whether a burn that has no record was sent.
+    FindBurn,
+    /// The bank has the payout of a redemption that was to be refunded: it continues.
+    AbandonRefund,
     /// Release the hold, or reverse the ledger operation.
     Undo,
     /// Wait for an event: a receipt, the bank, compliance.
@@ -184,13 +188,18 @@ pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     }
 }
 
-/// Undoes a blocked redemption, whose payout is not at the bank.
+/// Undoes a blocked redemption. Payments may know of its payout, and the chain of its burn, what is
+/// not recorded here.
 fn refund(progress: &SagaProgress) -> Step {
-    match progress.chain {
+    match (progress.chain, progress.payout) {
+        (Chain::Unsent, _) => Step::FindBurn,
         // The burn may still succeed.
-        Chain::Sent => Step::Wait,
-        _ if progress.payout == Payout::Started => Step::CancelPayout,
-        Chain::Succeeded if !progress.minted_back => Step::MintBack,
+        (Chain::Sent, _) => Step::Wait,
+        (_, Payout::Released | Payout::Succeeded) => Step::AbandonRefund,
+        // Payments may have it without its record here, and its id may be another payout's.
+        (Chain::Succeeded | Chain::Reverted, Payout::None) => Step::StartPayout,
+        (Chain::Succeeded | Chain::Reverted, Payout::Started) => Step::CancelPayout,
+        (Chain::Succeeded, _) if !progress.minted_back => Step::MintBack,
         _ if !progress.undone => Step::Undo,
         _ => Step::End(End::Refunded),
     }
@@ -248,6 +257,7 @@ mod tests {
                 Step::Undo => progress.undone = true,
                 Step::Wait if progress.chain == Chain::Sent => progress.chain = burn,
                 Step::Wait => progress.payout = pay,
+                Step::FindBurn | Step::AbandonRefund => unreachable!("no refund is ordered"),
                 Step::End(_) => return (trail, progress),
             }
         }
@@ -366,28 +376,68 @@ mod tests {
     // rows: R089
     #[test]
     fn r089_a_refund_undoes_what_a_blocked_redemption_has_done() {
-        use Step::{CancelPayout, MintBack, Undo, Wait};
+        use Payout::{Cancelled, Failed, Released, Succeeded};
+        use Step::{AbandonRefund, CancelPayout, FindBurn, MintBack, StartPayout, Undo, Wait};
         let ends = Step::End(End::Refunded);
-        for (chain, payout, burn, expected) in [
-            (Chain::Unsent, Payout::None, None, vec![Undo, ends]),
-            (Chain::Refused, Payout::None, None, vec![Undo, ends]),
+        // Chain and payout as recorded, the burn as it is found, the payout as payments has it.
+        for (chain, payout, burn, at_payments, expected) in [
             (
-                Chain::Sent,
+                Chain::Unsent,
                 Payout::None,
-                Some(Chain::Succeeded),
-                vec![Wait, MintBack, Undo, ends],
+                vec![Chain::Refused],
+                Cancelled,
+                vec![FindBurn, Undo, ends],
+            ),
+            (
+                Chain::Unsent,
+                Payout::None,
+                vec![Chain::Sent, Chain::Succeeded],
+                Cancelled,
+                vec![
+                    FindBurn,
+                    Wait,
+                    StartPayout,
+                    CancelPayout,
+                    MintBack,
+                    Undo,
+                    ends,
+                ],
             ),
             (
                 Chain::Sent,
                 Payout::Started,
-                Some(Chain::Reverted),
+                vec![Chain::Reverted],
+                Cancelled,
                 vec![Wait, CancelPayout, Undo, ends],
             ),
             (
                 Chain::Succeeded,
                 Payout::Started,
-                None,
+                vec![],
+                Cancelled,
                 vec![CancelPayout, MintBack, Undo, ends],
+            ),
+            (
+                Chain::Succeeded,
+                Failed,
+                vec![],
+                Cancelled,
+                vec![MintBack, Undo, ends],
+            ),
+            // The bank has paid, or may pay: nothing is undone.
+            (
+                Chain::Succeeded,
+                Payout::Started,
+                vec![],
+                Released,
+                vec![CancelPayout, AbandonRefund],
+            ),
+            (
+                Chain::Succeeded,
+                Succeeded,
+                vec![],
+                Succeeded,
+                vec![AbandonRefund],
             ),
         ] {
             let mut progress = SagaProgress {
@@ -399,13 +449,15 @@ mod tests {
                 refunding: true,
                 ..SagaProgress::default()
             };
+            let mut burn = burn.into_iter();
             let mut trail = Vec::new();
-            while trail.last() != Some(&ends) {
+            while !matches!(trail.last(), Some(Step::End(_) | AbandonRefund)) {
                 let step = next(Flow::RedeemRub, false, &progress);
                 trail.push(step);
                 match step {
-                    Wait => progress.chain = burn.expect("it waits for the burn alone"),
-                    CancelPayout => progress.payout = Payout::Cancelled,
+                    FindBurn | Wait => progress.chain = burn.next().expect("a burn"),
+                    StartPayout => progress.payout = Payout::Started,
+                    CancelPayout => progress.payout = at_payments,
                     MintBack => progress.minted_back = true,
                     Undo => progress.undone = true,
                     _ => {}

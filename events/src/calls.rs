@@ -1,8 +1,8 @@
 //! Calls by idempotency key, with their answers, in the database and transaction of their effect
 //! (D50).
 //!
-//! For changes of settings and states: an object's own row can keep one key, and a repeat of the one
-//! before it would act again (block, unblock, block). Kept for [`RETENTION_US`].
+//! For changes of settings and states: an object's own row can keep one key, and a repeat of the
+//! one before it would act again (block, unblock, block). Kept for [`RETENTION_US`].
 
 use async_recursion::async_recursion as boxed;
 use sqlx::{Row, SqliteConnection, SqliteExecutor};

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::{Delivery, Error, Log, Position, Record, event::rfc3339, topics};
@@ -83,6 +84,7 @@ impl DeadLetter {
 ///
 /// # Errors
 /// [`Error`] of the log.
+#[boxed]
 pub async fn list(
     log: &dyn Log,
     topics: &[&str],
@@ -119,6 +121,7 @@ pub async fn list(
 ///
 /// # Errors
 /// [`Error`] of the log; letters replayed so far remain replayed.
+#[boxed]
 pub async fn replay(
     log: &dyn Log,
     topics: &[&str],

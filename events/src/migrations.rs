@@ -1,10 +1,10 @@
 //! Migrations: SQL texts in the binary, applied when a store is opened.
 //!
-//! Outbox, inbox and answered calls have the same tables in every service's SQLite file. [`crate::Sqlite::open`]
-//! applies [`SQL`] before the service's own migrations. On PostgreSQL (`postgres/migrations.sql`)
-//! the outbox has one row per event with Debezium's columns `id`, `aggregatetype`, `aggregateid`,
-//! `type`, `payload`: an operator can replace our relay with Debezium without a migration
-//! (`aggregatetype` has the topic, `aggregateid` the key).
+//! Outbox, inbox and answered calls have the same tables in every service's SQLite file.
+//! [`crate::Sqlite::open`] applies [`SQL`] before the service's own migrations. On PostgreSQL
+//! (`postgres/migrations.sql`) the outbox has one row per event with Debezium's columns `id`,
+//! `aggregatetype`, `aggregateid`, `type`, `payload`: an operator can replace our relay with
+//! Debezium without a migration (`aggregatetype` has the topic, `aggregateid` the key).
 
 use sqlx::{
     SqlStr,

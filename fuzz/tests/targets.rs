@@ -82,7 +82,7 @@ targets! {
     bank_messages = "bank-messages";
     signatures = "signatures";
     links = "links";
-    request_times = "request-times";
+    requests = "requests";
     numbers = "numbers";
     order_flow = "order-flow";
 }

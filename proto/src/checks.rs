@@ -38,6 +38,9 @@ const DEPTH_MAX: usize = 100;
 const TIMESTAMP: &str = ".google.protobuf.Timestamp";
 const CONTEXT: &str = ".dfa.common.v1.RequestContext";
 
+/// Problems reported of one request: more would not fit the headers of its answer.
+const PROBLEMS_MAX: usize = 20;
+
 /// Field numbers are below this, so that a walk counts them on the stack.
 const NUMBERS: usize = 64;
 
@@ -46,7 +49,7 @@ const NUMBERS: usize = 64;
 pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     if let Some(root) = CONTRACT.requests.get(full_name) {
-        // Bytes that cannot be walked cannot be decoded either.
+        // Bytes that cannot be walked to their end cannot be decoded either.
         let _ = walk(*root, message, None, 0, &mut found);
     }
     found
@@ -297,7 +300,7 @@ impl Display for Path<'_> {
     }
 }
 
-/// `None` if the bytes are malformed.
+/// `None` if the bytes are malformed, or enough problems are found.
 fn walk(
     message: usize,
     mut bytes: &[u8],
@@ -309,7 +312,7 @@ fn walk(
         return None;
     }
     let fields = &CONTRACT.messages[message];
-    let mut counts = [0_usize; NUMBERS];
+    let mut counts = [0_u32; NUMBERS];
     while !bytes.is_empty() {
         let (number, wire_type) = decode_key(&mut bytes).ok()?;
         let at = number as usize;
@@ -320,9 +323,9 @@ fn walk(
         let mut path = Path {
             parent,
             name: &field.name,
-            index: field.is_repeated.then_some(counts[at]),
+            index: field.is_repeated.then_some(counts[at] as usize),
         };
-        counts[at] += 1;
+        counts[at] += u32::from(field.is_repeated);
         let problem = match (wire_type, &field.rule) {
             (WireType::Varint, Rule::Enumeration(known)) => {
                 unknown(known, decode_varint(&mut bytes).ok()?)
@@ -357,6 +360,9 @@ fn walk(
         };
         if let Some(problem) = problem {
             found.push((path.to_string(), problem));
+            if found.len() == PROBLEMS_MAX {
+                return None;
+            }
         }
     }
     Some(())
@@ -553,6 +559,18 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(problems_of(&webhook), [""; 0]);
+    }
+
+    #[test]
+    fn d49_a_request_with_many_problems_has_an_answer_of_bounded_size() {
+        let request = ledger::ListSubAccountsRequest {
+            subaccount_ids: vec!["\0".into(); 100_000],
+            ..Default::default()
+        };
+        let refused = check::<ledger::ListSubAccountsRequest>(&request.encode_to_vec());
+        let details = refused.unwrap_err().get_details_bad_request().unwrap();
+        assert_eq!(details.field_violations.len(), PROBLEMS_MAX);
+        assert_eq!(details.field_violations[19].field, "subaccount_ids[19]");
     }
 
     #[test]

@@ -90,20 +90,28 @@ impl PaymentsClient {
         self.peer.send(request, call!(release_payout)).await
     }
 
-    /// Cancels an unreleased payout.
+    /// Cancels a payout unless the bank has it. Its status then: FAILED for a cancelled one, PENDING
+    /// if the bank has it; `None` for an unknown one.
     #[boxed]
     pub async fn cancel_payout(
         &self,
         context: &Context,
         payout_id: &str,
         failure_code: &str,
-    ) -> Answer<()> {
+    ) -> Answer<Option<PaymentStatus>> {
         let request = pb::CancelPayoutRequest {
             context: self.peer.keyed(context, &format!("{payout_id}:cancel")),
             payout_id: payout_id.to_owned(),
             failure_code: failure_code.to_owned(),
         };
-        self.peer.send(request, call!(cancel_payout)).await
+        let answer = match self.peer.call(request, call!(cancel_payout)).await {
+            Err(error) if error.reason().as_deref() == Some("PAYOUT_SENT") => {
+                return Ok(Some(PaymentStatus::Pending));
+            }
+            answer => not_found_as_none(answer)?,
+        };
+        let payout = answer.and_then(|answer| answer.payout);
+        Ok(payout.and_then(|payout| PaymentStatus::from_code(payout.status)))
     }
 
     /// Reconciles today's bank balance and supply; each call is a new reconciliation.

@@ -393,6 +393,28 @@ mod tests {
     }
 
     #[test]
+    fn a_listed_band_is_rounded_into_itself() {
+        let id = InstrumentId::new("BOND-1").unwrap();
+        let listed = |tick: &str, low: Option<&str>, high: Option<&str>| {
+            let number = |text: &str| text.parse::<Decimal>().unwrap();
+            let band = (low.map(number), high.map(number));
+            let listed = InstrumentParams::listed(id, 0, Some(number(tick)), None, band);
+            listed.map(|params| (params.band_low.0, params.band_high.0))
+        };
+        let whole = Ticks::ORDER_MAX.0;
+        assert_eq!(listed("0.05", None, None), Ok((1, whole)));
+        assert_eq!(listed("0.05", Some("10.01"), None), Ok((201, whole)));
+        assert_eq!(listed("0.05", Some("10"), Some("10.04")), Ok((200, 200)));
+        assert_eq!(listed("0.05", Some("0.01"), Some("0.05")), Ok((1, 1)));
+        for tick in ["0", "-0.05"] {
+            assert_eq!(listed(tick, Some("1"), None), Err(SpecError::Step));
+        }
+        let huge = "99999999999999999999999999999999999999";
+        assert_eq!(listed("0.05", None, Some(huge)), Err(SpecError::Band));
+        assert_eq!(listed("1", Some(huge), None), Err(SpecError::Band));
+    }
+
+    #[test]
     fn tick_times_lot_must_be_whole_kopecks() {
         assert!(InstrumentSpec::new(&params("0.01", "1", 0)).is_ok());
         assert!(InstrumentSpec::new(&params("0.1", "0.1", 4)).is_ok());

@@ -150,7 +150,7 @@ impl Api {
             &filter.tx_hashes.join(" "),
             &filter.exclude_trades.to_string(),
         ]);
-        // An unknown kind or status returns an empty page (D45).
+        // Over HTTP an unknown kind or status returns an empty page (D45); a call is refused (D48).
         let known = filter
             .kind
             .is_none_or(|kind| OperationType::from_code(kind).is_some())

@@ -1,7 +1,7 @@
 //! The holder registry, built from the chain's events: current units and their history by block.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use events::Tx;
 use sqlx::Row;
@@ -32,15 +32,31 @@ struct Folded<'a> {
     impossible: BTreeMap<&'a str, u64>,
 }
 
+/// A holder after the last block.
+#[derive(Debug, PartialEq, Eq)]
+struct Latest {
+    units: i64,
+    /// Time of the first block with a move; a known holder keeps an earlier one.
+    since_us: i64,
+    time_us: i64,
+    block_number: u64,
+}
+
 impl<'a> Folded<'a> {
-    /// By token and address: units after the last block, its time and number.
-    fn latest(&self) -> BTreeMap<(&'a str, &'a str), (i64, i64, u64)> {
-        let history = self.history.iter();
-        history
-            .map(|((token, address, block), (units, time_us))| {
-                ((*token, *address), (*units, *time_us, *block))
-            })
-            .collect()
+    /// By token and address.
+    fn latest(&self) -> BTreeMap<(&'a str, &'a str), Latest> {
+        let mut latest = BTreeMap::new();
+        for ((token, address, block_number), (units, time_us)) in &self.history {
+            let holder = latest.entry((*token, *address)).or_insert(Latest {
+                units: 0,
+                since_us: *time_us,
+                time_us: 0,
+                block_number: 0,
+            });
+            (holder.units, holder.time_us) = (*units, *time_us);
+            holder.block_number = *block_number;
+        }
+        latest
     }
 }
 
@@ -123,9 +139,9 @@ impl Repo {
         token: &str,
         moves: &[HolderMove],
         next_block: Option<u64>,
-    ) -> Result<(), Error> {
+    ) -> Result<BTreeSet<String>, Error> {
         let mut tx = self.begin().await?;
-        self.apply_in_tx(&mut tx, moves).await?;
+        let quarantined = self.apply_in_tx(&mut tx, moves).await?;
         match next_block {
             Some(block) => {
                 sqlx::query("UPDATE registry_backlog SET from_block = $2 WHERE token = $1")
@@ -141,13 +157,19 @@ impl Repo {
                     .await?
             }
         };
-        Ok(tx.commit().await?)
+        tx.commit().await?;
+        Ok(quarantined)
     }
 
-    /// Applies moves in order and stores `through` as the last applied block.
-    pub async fn apply_moves(&self, moves: &[HolderMove], through: u64) -> Result<(), Error> {
+    /// Applies moves in order and stores `through` as the last applied block. Returns the tokens
+    /// that are quarantined, of those that moved.
+    pub async fn apply_moves(
+        &self,
+        moves: &[HolderMove],
+        through: u64,
+    ) -> Result<BTreeSet<String>, Error> {
         let mut tx = self.begin().await?;
-        self.apply_in_tx(&mut tx, moves).await?;
+        let quarantined = self.apply_in_tx(&mut tx, moves).await?;
         sqlx::query(
             "INSERT INTO setting (name, value) VALUES ($1, $2) \
              ON CONFLICT (name) DO UPDATE SET value = excluded.value",
@@ -156,14 +178,27 @@ impl Repo {
         .bind(through.to_string())
         .execute(&mut *tx)
         .await?;
-        Ok(tx.commit().await?)
+        tx.commit().await?;
+        Ok(quarantined)
     }
 
     /// Applies moves in order. A token with an impossible move is quarantined: of its moves only
-    /// those of the blocks before are applied.
-    async fn apply_in_tx(&self, tx: &mut Tx, moves: &[HolderMove]) -> Result<(), Error> {
+    /// those of the blocks before are applied, and none later. Returns the quarantined tokens.
+    async fn apply_in_tx(
+        &self,
+        tx: &mut Tx,
+        moves: &[HolderMove],
+    ) -> Result<BTreeSet<String>, Error> {
+        let known: Vec<String> = sqlx::query_scalar("SELECT token FROM registry_quarantine")
+            .fetch_all(&mut **tx)
+            .await?;
+        let mut quarantined: BTreeSet<String> = known.into_iter().collect();
+        let moves: Vec<&HolderMove> = moves
+            .iter()
+            .filter(|change| !quarantined.contains(&change.token))
+            .collect();
         let mut held = HashMap::new();
-        for change in moves {
+        for change in &moves {
             let holder = (change.token.as_str(), change.address.as_str());
             if let Entry::Vacant(unread) = held.entry(holder) {
                 let units: Option<i64> = sqlx::query_scalar(
@@ -176,20 +211,40 @@ impl Repo {
                 unread.insert(units.unwrap_or_default());
             }
         }
-        let folded = fold(held, moves);
-        for ((token, address), (units, time_us, block)) in folded.latest() {
+        let folded = fold(held, &moves);
+        self.save_in_tx(tx, &folded).await?;
+        for (token, block) in &folded.impossible {
+            tracing::error!(
+                token,
+                block,
+                severity = "critical",
+                "impossible transfer: the token is quarantined"
+            );
+            sqlx::query("INSERT INTO registry_quarantine (token, block_number) VALUES ($1, $2)")
+                .bind(token)
+                .bind(*block as i64)
+                .execute(&mut **tx)
+                .await?;
+            quarantined.insert((*token).to_owned());
+        }
+        Ok(quarantined)
+    }
+
+    async fn save_in_tx(&self, tx: &mut Tx, folded: &Folded<'_>) -> Result<(), Error> {
+        for ((token, address), latest) in folded.latest() {
             sqlx::query(
                 "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
-                 VALUES ($1, $2, $3, $4, $5, $4)
+                 VALUES ($1, $2, $3, $4, $5, $6)
                  ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
                     block_number = excluded.block_number,
                     updated_at_us = excluded.updated_at_us",
             )
             .bind(token)
             .bind(address)
-            .bind(units)
-            .bind(time_us)
-            .bind(block as i64)
+            .bind(latest.units)
+            .bind(latest.since_us)
+            .bind(latest.block_number as i64)
+            .bind(latest.time_us)
             .execute(&mut **tx)
             .await?;
         }
@@ -207,27 +262,14 @@ impl Repo {
             .execute(&mut **tx)
             .await?;
         }
-        for (token, block) in &folded.impossible {
-            tracing::error!(
-                token,
-                block,
-                severity = "critical",
-                "impossible transfer: the token is quarantined"
-            );
-            sqlx::query("INSERT INTO registry_quarantine (token, block_number) VALUES ($1, $2)")
-                .bind(token)
-                .bind(*block as i64)
-                .execute(&mut **tx)
-                .await?;
-        }
         Ok(())
     }
 
     /// Instruments of quarantined tokens, with the block of the impossible event.
     pub async fn quarantined(&self) -> Result<Vec<(String, InstrumentStatus, u64)>, Error> {
         let rows: Vec<(String, i32, i64)> = sqlx::query_as(
-            "SELECT instrument_id, status, block_number FROM registry_quarantine
-             JOIN instrument ON contract_address = token ORDER BY instrument_id",
+            "SELECT instrument_id, status, block_number FROM registry_quarantine \
+             CROSS JOIN instrument ON contract_address = token ORDER BY instrument_id",
         )
         .fetch_all(self.db.read())
         .await?;
@@ -347,7 +389,7 @@ mod tests {
                 moved("a", "boris", 1, 9),
             ];
             let held = HashMap::from([(("a", "anna"), 3), (("a", "boris"), 0)]);
-            let folded = fold(held, &moves);
+            let folded = fold(held, &moves.each_ref());
             let history = [
                 (("a", "anna", 7), (2, 70)),
                 (("a", "boris", 7), (1, 70)),
@@ -357,10 +399,19 @@ mod tests {
             assert_eq!(folded.history, BTreeMap::from(history), "{impossible}");
             assert_eq!(folded.impossible, BTreeMap::from([("a", 8)]));
             let latest = [
-                (("a", "anna"), (2, 70, 7)),
-                (("a", "boris"), (1, 70, 7)),
-                (("b", "anna"), (0, 90, 9)),
+                (("a", "anna"), (2, 70, 70, 7)),
+                (("a", "boris"), (1, 70, 70, 7)),
+                (("b", "anna"), (0, 80, 90, 9)),
             ];
+            let latest = latest.map(|(holder, (units, since_us, time_us, block_number))| {
+                let latest = Latest {
+                    units,
+                    since_us,
+                    time_us,
+                    block_number,
+                };
+                (holder, latest)
+            });
             assert_eq!(folded.latest(), BTreeMap::from(latest));
         }
     }

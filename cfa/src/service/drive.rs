@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
+use events::{Event, Tx};
 use futures::{StreamExt, stream};
 use service_clients::ledger::{Operation as LedgerOperation, Posting};
-use service_clients::{CallError, OperationType, caused_by};
+use service_clients::{CallError, OperationType, PaymentStatus, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
 use super::{PEER_CALLS, Service, unsigned};
@@ -28,6 +29,7 @@ const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
 /// Limit reservations ended per sweep.
 const LIMITS_PER_SWEEP: i64 = 500;
+const REFUNDED_MESSAGE: &str = "Redemption was refunded";
 /// Reason in the ledger of undoing an operation whose limit is used up.
 const LIMIT_REFUSED: &str = "Limit refused";
 
@@ -62,19 +64,9 @@ impl Service {
                 Step::SendChain => self.send_chain(&mut operation).await?,
                 Step::StartPayout => self.start_payout(&mut operation).await?,
                 Step::ReleasePayout => self.release_payout(&mut operation).await?,
-                Step::CancelPayout => {
-                    let context = caused_by(&operation.correlation_id);
-                    let payout_id = &operation.external_ref;
-                    let payments = &self.peers.payments;
-                    let why = match operation.progress.refunding {
-                        true => "AML_REFUND",
-                        false => "BURN_REVERTED",
-                    };
-                    let cancelled = payments.cancel_payout(&context, payout_id, why);
-                    cancelled.await?;
-                    operation.progress.payout = Payout::Cancelled;
-                    self.save(&mut operation).await?;
-                }
+                Step::CancelPayout => self.cancel_payout(&mut operation).await?,
+                Step::FindBurn => self.find_burn(&mut operation).await?,
+                Step::AbandonRefund => self.abandon_refund(&mut operation).await?,
                 Step::Settle => self.settle_gate(&mut operation).await?,
                 Step::MintBack => self.mint_back(&mut operation).await?,
                 Step::Undo => self.undo(&mut operation).await?,
@@ -507,6 +499,29 @@ impl Service {
         self.save(operation).await
     }
 
+    /// Cancels the payout, or records that the bank has it.
+    async fn cancel_payout(&self, operation: &mut Operation) -> Result<(), Error> {
+        let context = caused_by(&operation.correlation_id);
+        let why = match operation.progress.refunding {
+            true => "AML_REFUND",
+            false => "BURN_REVERTED",
+        };
+        let payments = &self.peers.payments;
+        let cancelled = payments.cancel_payout(&context, &operation.external_ref, why);
+        operation.progress.payout = match cancelled.await? {
+            None | Some(PaymentStatus::Failed | PaymentStatus::Expired) => Payout::Cancelled,
+            status if !operation.progress.refunding => {
+                // Payments releases nothing before a successful burn.
+                let id = &operation.operation_id;
+                let status = status.map_or("?", PaymentStatus::as_str);
+                return Err(Error::Damaged(format!("payout of {id} is {status}")));
+            }
+            Some(PaymentStatus::Success) => Payout::Succeeded,
+            Some(_) => Payout::Released,
+        };
+        self.save(operation).await
+    }
+
     /// Reports the number of payouts whose release is refused, and the oldest one, to health.
     pub(super) async fn report_releases(&self) -> Result<(), Error> {
         let refused = self
@@ -611,10 +626,6 @@ impl Service {
     async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
         let before = operation.status.as_str();
         let now_us = self.now_us();
-        assert!(
-            !operation.progress.blocked || end == End::Refunded,
-            "a blocked operation waits"
-        );
         let failed = |message: &str| Some((Rejection::IntegrationError, message.to_owned()));
         let (status, rejection) = match end {
             End::Finalized => (Status::Finalized, None),
@@ -631,11 +642,32 @@ impl Service {
             End::PayoutFailed => (Status::Failed, failed(PAYOUT_FAILED_MESSAGE)),
         };
         assert_eq!(status == Status::Finalized, rejection.is_none(), "{end:?}");
-        let message = rejection.as_ref().map(|(_, message)| message.clone());
+        let message = match end {
+            // the reason of the block is not published
+            End::Refunded => Some(REFUNDED_MESSAGE.to_owned()),
+            _ => rejection.as_ref().map(|(_, message)| message.clone()),
+        };
         let message = message.as_deref();
         operation.set_status(status, now_us);
         operation.rejection = rejection;
         let mut tx = self.repo.begin().await?;
+        let (noun, mut events) = self.conclude_in_tx(&mut tx, operation, message).await?;
+        let action = format!("{noun}.{}", operation.status.as_str().to_lowercase());
+        events.push(publish::audit_operation(operation, &action, before));
+        self.repo.save_operation_in_tx(&mut tx, operation).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        count(operation);
+        Ok(())
+    }
+
+    /// What the end of an operation does besides: its event, the units and the deposit that it frees.
+    async fn conclude_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation: &Operation,
+        message: Option<&str>,
+    ) -> Result<(&'static str, Vec<Event>), Error> {
         let mut events = Vec::new();
         let noun = match operation.flow {
             Flow::IssueRub | Flow::IssueInvestment => {
@@ -645,18 +677,17 @@ impl Service {
                 });
                 if message.is_some() && operation.flow == Flow::IssueInvestment {
                     self.repo
-                        .unreserve_issue_in_tx(
-                            &mut tx,
-                            &operation.instrument_id,
-                            operation.units_minor,
-                        )
+                        .unreserve_issue_in_tx(tx, &operation.instrument_id, operation.units_minor)
                         .await?;
                 }
                 if let Some(message) = message
                     && operation.flow == Flow::IssueRub
                 {
                     self.repo
-                        .suspend_deposit_in_tx(&mut tx, &suspended(operation, message, now_us))
+                        .suspend_deposit_in_tx(
+                            tx,
+                            &suspended(operation, message, operation.updated_at_us),
+                        )
                         .await?;
                 }
                 "issuance"
@@ -678,13 +709,7 @@ impl Service {
                 unreachable!("{} is not driven alone", flow.as_str())
             }
         };
-        let action = format!("{noun}.{}", operation.status.as_str().to_lowercase());
-        events.push(publish::audit_operation(operation, &action, before));
-        self.repo.save_operation_in_tx(&mut tx, operation).await?;
-        self.repo.publish_in_tx(&mut tx, &events).await?;
-        tx.commit().await?;
-        count(operation);
-        Ok(())
+        Ok((noun, events))
     }
 
     /// Applies a receipt and drives the operations that wait for it. Ignores unknown hashes.

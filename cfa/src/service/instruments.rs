@@ -64,13 +64,22 @@ impl Service {
     ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
         let key = &meta.idempotency_key;
-        let instrument = check(&request, instrument_id, key, self.now_us())?;
+        let instrument = check(&request, instrument_id, key, self.now_us());
         let known = self.repo.instrument_by_key(&request.issuer_id, key);
         if let Some(known) = known.await? {
-            if !is_same_issue(&known, &instrument) {
+            let is_same = |asked: &Instrument| is_same_issue(&known, asked);
+            if !instrument.as_ref().is_ok_and(is_same) {
                 rpc::context::note_difference("RegisterInstrument", key);
             }
             return Ok((self.complete_instrument(known).await?, true));
+        }
+        let instrument = instrument?;
+        let now_us = self.clock.now_us();
+        if instrument
+            .matures_at_us
+            .is_some_and(|at_us| at_us <= now_us)
+        {
+            return Err(Refusal::field("matures_at", "must be in the future").into());
         }
         self.peers
             .profile(&meta.correlation_id, &request.issuer_id)
@@ -324,9 +333,14 @@ impl Service {
         instrument.name = change.name.unwrap_or(instrument.name);
         instrument.document_hash = change.document_hash.unwrap_or(instrument.document_hash);
         instrument.document_uri = change.document_uri.unwrap_or(instrument.document_uri);
-        if instrument != *before {
-            check_name(&instrument.name)?;
+        // Only what changes: an issue from before a rule can still be halted.
+        check_name(&instrument.name)?;
+        let band = |of: &Instrument| (of.price_band_low, of.price_band_high);
+        if band(&instrument) != band(before) {
             check_tradable(&instrument)?;
+        }
+        let terms = |of: &Instrument| (of.issue_limit_minor, of.matures_at_us);
+        if terms(&instrument) != terms(before) {
             check_terms(&instrument)?;
         }
         Ok(instrument)
@@ -494,6 +508,7 @@ fn check_tradable(instrument: &Instrument) -> Result<(), Refusal> {
         let field = match error {
             SpecError::Decimals => "decimals",
             SpecError::LotTooFine => "lot_size",
+            SpecError::Band if band.1.is_none() => "price_band_low",
             SpecError::Band => "price_band_high",
             _ => "tick_size",
         };

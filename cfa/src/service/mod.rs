@@ -5,6 +5,7 @@
 //! | `bootstrap` | the platform's contracts, deployed once |
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
+//! | `block` | redemptions that compliance stops, clears or ends |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
@@ -13,6 +14,7 @@
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
 
+mod block;
 pub mod bootstrap;
 mod drive;
 mod hold;

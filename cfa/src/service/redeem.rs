@@ -1,4 +1,4 @@
-//! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop;
+//! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10) and its finalization;
 //! RedeemInvestmentCfa (D09).
 
 use service_clients::{OperationType, PaymentStatus, caused_by};
@@ -14,10 +14,7 @@ use crate::model::{
 };
 use crate::plan;
 use crate::repo::Inserted;
-use crate::saga::{LimitReservation, Payout};
-
-/// The call whose keys are remembered.
-const SET_BLOCK: &str = "SetRedemptionBlock";
+use crate::saga::Payout;
 
 impl Service {
     /// Burns CFA-RUB and pays the user. First KYC below STANDARD is an error, then a limit refusal
@@ -146,151 +143,6 @@ impl Service {
         Ok(operation)
     }
 
-    /// Blocks a redemption before its money is at the bank, or unblocks it (115-FZ, specification
-    /// 1.5).
-    pub async fn set_redemption_block(
-        &self,
-        meta: &RequestMeta,
-        operation_id: &str,
-        blocked: bool,
-        reason: &str,
-    ) -> Result<OperationResult, Error> {
-        let answered = |operation, replayed| OperationResult {
-            operation,
-            replayed,
-        };
-        {
-            let _lock = self.object_locks.lock(operation_id).await;
-            if let Some(answered_id) = self.repeat(meta, SET_BLOCK).await? {
-                let operation = self.repo.operation(&answered_id).await?;
-                let operation = operation.ok_or(Refusal::OperationNotFound)?;
-                return Ok(answered(operation, true));
-            }
-            let mut operation = self
-                .repo
-                .operation(operation_id)
-                .await?
-                .ok_or(Refusal::OperationNotFound)?;
-            if operation.flow != Flow::RedeemRub {
-                return Err(Refusal::OperationState.into());
-            }
-            if operation.progress.refunding {
-                return Err(Refusal::OperationState.into());
-            }
-            if operation.progress.blocked == blocked {
-                let mut tx = self.repo.begin().await?;
-                let stored = self.store_call_in_tx(&mut tx, meta, SET_BLOCK, operation_id);
-                stored.await?;
-                tx.commit().await?;
-                return Ok(answered(operation, false));
-            }
-            let before = operation.status;
-            let now_us = self.now_us();
-            if blocked {
-                let at_bank = matches!(
-                    operation.progress.payout,
-                    Payout::Released | Payout::Succeeded | Payout::Failed
-                );
-                let ends = operation.progress.limit == LimitReservation::Refused;
-                if at_bank || ends || !before.may_become(Status::Blocked) {
-                    return Err(Refusal::OperationState.into());
-                }
-                operation.status_before_block = Some(before);
-                operation.set_status(Status::Blocked, now_us);
-                operation.rejection = Some((Rejection::AmlBlocked, reason.to_owned()));
-            } else {
-                let back = operation
-                    .status_before_block
-                    .take()
-                    .ok_or(Refusal::OperationState)?;
-                operation.set_status(back, now_us);
-                operation.rejection = None;
-            }
-            operation.progress.blocked = blocked;
-            let action = if blocked {
-                "redemption.blocked"
-            } else {
-                "redemption.cleared"
-            };
-            let record = publish::audit(
-                action,
-                operation_id,
-                &meta.actor,
-                before.as_str(),
-                operation.status.as_str(),
-                reason,
-                &meta.correlation_id,
-                now_us,
-            );
-            let mut tx = self.repo.begin().await?;
-            self.repo.save_operation_in_tx(&mut tx, &operation).await?;
-            self.repo.publish_in_tx(&mut tx, &[record]).await?;
-            let stored = self.store_call_in_tx(&mut tx, meta, SET_BLOCK, operation_id);
-            stored.await?;
-            tx.commit().await?;
-            if blocked {
-                return Ok(answered(operation, false));
-            }
-        }
-        // A receipt may have arrived while it was blocked.
-        if let Some(tx_hash) = self
-            .repo
-            .operation(operation_id)
-            .await?
-            .and_then(|operation| operation.tx_hash)
-        {
-            self.on_receipt(&tx_hash).await?;
-        }
-        Ok(answered(self.drive(operation_id).await?, false))
-    }
-
-    /// Ends a blocked redemption as REFUNDED (R089): what it has done is undone, step by step.
-    ///
-    /// # Errors
-    /// `OperationState` unless it is BLOCKED or refunded already.
-    pub async fn refund_redemption(
-        &self,
-        meta: &RequestMeta,
-        operation_id: &str,
-        reason: &str,
-    ) -> Result<OperationResult, Error> {
-        let lock = self.object_locks.lock(operation_id).await;
-        let mut operation = self
-            .repo
-            .operation(operation_id)
-            .await?
-            .ok_or(Refusal::OperationNotFound)?;
-        let replayed = operation.progress.refunding;
-        if !replayed {
-            if operation.flow != Flow::RedeemRub || operation.status != Status::Blocked {
-                return Err(Refusal::OperationState.into());
-            }
-            let now_us = self.now_us();
-            operation.progress.refunding = true;
-            operation.updated_at_us = now_us;
-            let blocked = Status::Blocked.as_str();
-            let record = publish::audit(
-                "redemption.refund_ordered",
-                operation_id,
-                &meta.actor,
-                blocked,
-                blocked,
-                reason,
-                &meta.correlation_id,
-                now_us,
-            );
-            let mut tx = self.repo.begin().await?;
-            self.repo.save_operation_in_tx(&mut tx, &operation).await?;
-            self.repo.publish_in_tx(&mut tx, &[record]).await?;
-            tx.commit().await?;
-        }
-        drop(lock);
-        Ok(OperationResult {
-            operation: self.drive_best_effort(operation).await?,
-            replayed,
-        })
-    }
-
     /// Returns one holder's units to the issuer for nominal (buyback) or nominal and due coupons
     /// (maturity).
     pub async fn redeem_investment(
@@ -309,6 +161,7 @@ impl Service {
             );
         }
         let units_minor = units("amount.amount", amount, instrument.decimals)?;
+        self.require_sound(&instrument.contract_address).await?;
         if let Some(operation) = self
             .repo
             .operation_by_key(Flow::RedeemInvestment, holder_id, &meta.idempotency_key)

@@ -10,7 +10,7 @@ use types::{Decimal, subaccount};
 
 use super::{InstrumentChange, RequestMeta, Service};
 use crate::error::{Error, Refusal};
-use crate::model::{Holder, Instrument, InstrumentStatus};
+use crate::model::{CFA_RUB, Holder, Instrument, InstrumentStatus};
 use crate::peers;
 use crate::repo::HolderMove;
 use chain::{Address, TokenTransfer};
@@ -63,7 +63,8 @@ impl Service {
         while next <= head {
             let through = head.min(next + BLOCKS - 1);
             let moves = self.moves(&tokens, next, through).await?;
-            self.repo.apply_moves(&moves, through).await?;
+            let quarantined = self.repo.apply_moves(&moves, through).await?;
+            tokens.retain(|token| !quarantined.contains(&token.to_string()));
             next = through + 1;
         }
         Ok(())
@@ -82,8 +83,10 @@ impl Service {
     /// up, which may run with an instrument's lock.
     pub(super) async fn halt_quarantined(&self) -> Result<(), Error> {
         let quarantined = self.repo.quarantined().await?;
+        let mut failed = Ok(());
         for (instrument_id, status, block) in &quarantined {
-            if *status == InstrumentStatus::Active {
+            // CFA-RUB is not traded.
+            if *status == InstrumentStatus::Active && instrument_id != CFA_RUB {
                 let meta = RequestMeta {
                     idempotency_key: format!("quarantine:{instrument_id}:{block}"),
                     correlation_id: format!("quarantine:{block}"),
@@ -94,7 +97,8 @@ impl Service {
                     status: Some(InstrumentStatus::Halted),
                     ..InstrumentChange::default()
                 };
-                self.update_instrument(&meta, instrument_id, halt).await?;
+                let halted = self.update_instrument(&meta, instrument_id, halt).await;
+                failed = halted.map(drop).and(failed);
             }
         }
         let named = quarantined.iter().map(|(instrument_id, _, block)| {
@@ -103,7 +107,7 @@ impl Service {
         let named = named.collect::<Vec<_>>().join(", ");
         let reason = (!named.is_empty()).then_some(named.as_str());
         self.health.set("quarantined tokens", reason);
-        Ok(())
+        failed
     }
 
     /// Applies a new token's events from `from_block` up to the registry's block, from which on it
@@ -124,10 +128,9 @@ impl Service {
                 Vec::new()
             };
             let is_last = next >= end;
-            self.repo
-                .apply_backlog(text, &moves, (!is_last).then_some(next))
-                .await?;
-            if is_last {
+            let rest = (!is_last).then_some(next);
+            let quarantined = self.repo.apply_backlog(text, &moves, rest).await?;
+            if is_last || !quarantined.is_empty() {
                 return Ok(());
             }
             from = next;
@@ -162,7 +165,7 @@ impl Service {
     }
 
     /// Reads our tokens' transfers again from block `from`: a page of bounded size. Of the store it
-    /// uses only the mapping of tokens to instruments. Quarantined tokens are left out.
+    /// uses the tokens and their instruments. Quarantined tokens are left out.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
         // Finds the tokens to leave out.
         self.catch_up_registry().await?;

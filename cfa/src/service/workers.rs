@@ -93,7 +93,8 @@ impl Service {
             for operation in &page {
                 let id = &operation.operation_id;
                 // One of them waits long enough for identity.
-                if identity_is_away && operation.progress.waits_for_limit() {
+                let asks_identity = operation.limit_use().is_some();
+                if identity_is_away && asks_identity && operation.progress.waits_for_limit() {
                     continue;
                 }
                 let resumed = self.resume(operation, ask_payouts).await;
@@ -115,6 +116,7 @@ impl Service {
             );
         }
         leave("limits", "", self.end_limits().await);
+        leave("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())
     }
 

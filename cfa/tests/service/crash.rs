@@ -197,6 +197,70 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
     }
 }
 
+/// Blocks the redemption in the store, before the restarted service drives it.
+async fn block_in_store(folder: &Path) {
+    let block = "UPDATE operation SET status_before_block = status, status = 11, fact_blocked = 1, \
+         rejection = 5, rejection_message = '115-FZ' WHERE external_ref = 'payout-1'";
+    alter_store(folder, block).await;
+}
+
+// rows: R087 R089
+#[tokio::test(flavor = "multi_thread")]
+async fn r089_a_refund_finds_what_a_killed_process_had_done() {
+    use PaymentStatus::{Failed, Success};
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let refunded = (OperationStatus::Refunded, "100.00", 100_00, Failed);
+    // The bank has paid before the refund: the redemption ends as if it had not been stopped.
+    let paid = (OperationStatus::Finalized, "60.00", 60_00, Success);
+    for (place, expected) in [
+        (failpoint::BURN_SUBMITTED, refunded),
+        (failpoint::PAYOUT_STARTED, refunded),
+        (failpoint::BURN_FINAL, refunded),
+        (failpoint::PAYOUT_RELEASED, paid),
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let double = Arc::new(Peers::default());
+        crash(folder.path(), &double, place, Success).await;
+        bank_answers(&double, Success);
+        block_in_store(folder.path()).await;
+        let settings = Settings {
+            double: Some(double.clone()),
+            ..Settings::default()
+        };
+        let mut world = World::with(folder.path(), settings).await;
+        let request = pb::ListOperationsRequest {
+            external_ref: "payout-1".into(),
+            ..Default::default()
+        };
+        let listed = world.cfa.list_operations(request).await.expect("listed");
+        let operation_id = listed.into_inner().operations.remove(0).operation_id;
+        let request = pb::RefundRedemptionRequest {
+            context: context(&key()),
+            operation_id: operation_id.clone(),
+            reason: "documents were not given".into(),
+        };
+        let mut compliance = world.as_caller("sandbox.compliance");
+        compliance.refund_redemption(request).await.expect(place);
+        let (status, supply, tokens, payout_status) = expected;
+        let ended = async {
+            while world.operation(&operation_id).await.status() != status {
+                world.sweep().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let ended = tokio::time::timeout(PATIENCE, ended).await;
+        ended.unwrap_or_else(|_| panic!("{place}: the redemption does not end"));
+        assert_eq!(world.supply("CFA-RUB").await, supply, "{place}");
+        assert_eq!(world.tokens("CFA-RUB", "alice").await, tokens, "{place}");
+        let balance = world.balance("alice:CFA-RUB").await;
+        assert_eq!(balance.available.to_string(), supply, "{place}");
+        let payouts = double.with(|outside| outside.payouts.clone());
+        let is_expected = |payout: &proto::payments::v1::Payout| payout.status() == payout_status;
+        assert!(payouts.values().all(is_expected), "{place}: {payouts:?}");
+        world.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn t24_killed_while_a_limit_is_refused_the_money_is_available_again() {
     let _ = rustls::crypto::ring::default_provider().install_default();

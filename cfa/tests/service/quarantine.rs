@@ -61,6 +61,26 @@ async fn assert_refused(world: &mut World) {
     }
 }
 
+/// Several impossible transfers over more blocks than one page reads: the first quarantines.
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_later_impossible_transfers_of_a_quarantined_token_are_ignored() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    for symbol in ["BOND-1", "BOND-2"] {
+        let registered = world.register(|request| request.symbol = symbol.into());
+        registered.await.expect("registered");
+    }
+    for _ in 0..20 {
+        mint(&mut world, "BOND-1", 1 << 100).await;
+    }
+    quarantined(&world).await;
+    assert_refused(&mut world).await;
+    world.issue("BOND-2", "bob", "1").await;
+    let holders = [("bob".to_owned(), "1".to_owned())];
+    assert_eq!(world.holders("BOND-2").await, holders);
+    world.stop().await;
+}
+
 // rows: R030
 #[tokio::test(flavor = "multi_thread")]
 async fn r030_an_impossible_transfer_quarantines_its_token_alone() {

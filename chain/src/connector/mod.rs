@@ -237,6 +237,17 @@ impl Connector {
             .map_err(|error| ChainError::Unavailable(format!("submission: {error}")))?
     }
 
+    /// The transaction submitted under a key, if there is one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn submission(&self, key: &str) -> Result<Option<Submission>, ChainError> {
+        // After a submission that is under way.
+        let _next_nonce = self.inner.next_nonce.lock().await;
+        let known = self.inner.repo.by_key(key).await?;
+        Ok(known.map(|known| known.submission))
+    }
+
     async fn submit_locked(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
         let mut next_nonce = self.inner.next_nonce.lock().await;
         if let Some(known) = self.inner.repo.by_key(key).await? {

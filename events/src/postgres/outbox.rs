@@ -17,6 +17,7 @@
 //! open connection blocks the others; any open transaction with changes on the server holds the
 //! relay back.
 
+use async_recursion::async_recursion as boxed;
 use async_trait::async_trait;
 use sqlx::{Connection, FromRow, PgConnection, postgres::PgRow};
 use uuid::Uuid;
@@ -69,6 +70,7 @@ impl Row {
 ///
 /// # Errors
 /// [`Error::Store`], also for an id that is in the outbox already.
+#[boxed]
 pub async fn append_in_tx(tx: &mut PgConnection, events: &[Event]) -> Result<(), Error> {
     if events.is_empty() {
         return Ok(());

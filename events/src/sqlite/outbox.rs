@@ -6,6 +6,7 @@
 //! with the same ids, which consumers drop. Positions are never reused, so a late delete removes
 //! nothing else.
 
+use async_recursion::async_recursion as boxed;
 use async_trait::async_trait;
 use sqlx::SqliteConnection;
 
@@ -30,6 +31,7 @@ static APPEND: Many = Many::new(
 ///
 /// # Errors
 /// [`Error::Store`].
+#[boxed]
 pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
     let mut script = Script::default();
     let rows: Vec<&[Event]> = events.chunks(pack::RECORDS_MAX).collect();

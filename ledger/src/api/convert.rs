@@ -174,12 +174,14 @@ pub fn new_operation(
         postings,
     } = whole;
     let operation = operation.unwrap_or_default();
-    let or = |own: String, other: &str| {
-        if own.is_empty() {
-            other.to_owned()
-        } else {
-            own
-        }
+    // The call's own key and user are checked already, and the key may be longer.
+    let user_id = match operation.user_id.as_str() {
+        "" => user_id.to_owned(),
+        own => own.to_owned(),
+    };
+    let idempotency_key = match own_key.as_str() {
+        "" => key.to_owned().into(),
+        _ => id("operation.idempotency_key", own_key)?,
     };
     let postings = postings
         .into_iter()
@@ -191,8 +193,8 @@ pub fn new_operation(
         kind: OperationType::from_code(operation.r#type).ok_or_else(|| {
             Refusal::invalid("operation.type", "must be one of the operation types")
         })?,
-        user_id: id("operation.user_id", or(operation.user_id, user_id))?,
-        idempotency_key: id("operation.idempotency_key", or(own_key, key))?,
+        user_id: id("operation.user_id", user_id)?,
+        idempotency_key,
         external_ref: optional_id("operation.external_ref", operation.external_ref)?,
         tx_hash: tx_hash("operation.onchain_tx_hash", operation.onchain_tx_hash)?,
         awaits_chain: operation.awaits_chain,

@@ -487,7 +487,7 @@ async fn r339_bad_terms_of_a_limit_are_refused() {
     .await;
     bad(
         &|l| l.account_type = 9,
-        "limit.account_type: must be MAIN, INVEST, BLOCKED or unset",
+        "limit.account_type: has no value 9",
     )
     .await;
     bad(&|l| l.side = 0, "limit.side: must be DEBIT or CREDIT").await;
@@ -503,7 +503,7 @@ async fn r339_bad_terms_of_a_limit_are_refused() {
     .await;
     bad(
         &|l| l.operation_types = vec![4, 99],
-        "limit.operation_types[1]: must be one of the operation types",
+        "limit.operation_types[1]: has no value 99",
     )
     .await;
     let amounts = "limit.amount: must not be negative, with at most 2 decimals";

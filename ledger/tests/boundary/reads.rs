@@ -217,7 +217,10 @@ async fn sub_accounts_are_listed_by_their_ids() {
     for (ids, text) in [
         (more.as_slice(), "subaccount_ids: must be at most 1000"),
         (&[""], "subaccount_ids: must not be empty"),
-        (&["a\0"], "subaccount_ids: must have no control characters"),
+        (
+            &["a\0"],
+            "subaccount_ids[0]: must have no control characters",
+        ),
     ] {
         let answer = by_ids(&world.client, ids, "").await;
         refused(answer, Code::InvalidArgument, "INVALID_ARGUMENT", text);

@@ -105,9 +105,7 @@ impl PaymentsService for Api {
             timestamp: header(&metadata, TIMESTAMP_HEADER),
             signatures: header(&metadata, SIGNATURE_HEADER),
         };
-        // No field is validated before the signature is verified. The unsigned fields are then
-        // compared with the signed body, so an unknown status is treated like any other unsigned
-        // claim.
+        // The unsigned fields are compared with the signed body once its signature is verified.
         let status = convert::status("webhook.status", webhook.status).unwrap_or_default();
         let claim = Claim {
             payment_id: webhook.payment_id,

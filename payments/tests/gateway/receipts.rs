@@ -309,7 +309,7 @@ async fn d51_receipts_are_listed_for_staff_by_status_and_page() {
     let refused = world.payments().list_receipts(unknown).await.unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
-        (Code::InvalidArgument, "status: is not a status")
+        (Code::InvalidArgument, "status: has no value 9")
     );
     let mut investor = world.payments_as("sandbox.investor.alice");
     let refused = investor

@@ -186,7 +186,7 @@ fn user(user_id: &str) -> wire::CreateUserRequest {
         context: ctx(),
         user_id: user_id.into(),
         kyc_status: common::KycStatus::Standard as i32,
-        bank_account: "40817810099910004312".into(),
+        bank_account: "40817810299910004312".into(),
         qualified_investor: true,
         full_name: "Алиса Иванова".into(),
     }
@@ -228,7 +228,7 @@ async fn r289_a_profile_is_equal_by_rpc_and_http() {
     let world = World::start(|_| ()).await;
     let made = world.create("alice").await;
     assert_eq!(made.kyc_status, common::KycStatus::Standard as i32);
-    assert_eq!(made.bank_account, "40817810099910004312");
+    assert_eq!(made.bank_account, "40817810299910004312");
     assert_eq!(made.status, wire::UserStatus::Active as i32);
     assert!(made.qualified_investor && made.created_at.is_some());
     assert!(made.onchain_address.starts_with("0x") && made.onchain_address.len() == 42);
@@ -649,7 +649,7 @@ async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
         .unwrap();
     let profile = enhanced.into_inner().profile.unwrap();
     assert_eq!(profile.kyc_status, common::KycStatus::Enhanced as i32);
-    assert_eq!(profile.bank_account, "40817810099910004312");
+    assert_eq!(profile.bank_account, "40817810299910004312");
     let sanctions = wire::CheckSanctionsRequest {
         user_id: "alice".into(),
         ..Default::default()
@@ -899,4 +899,38 @@ fn ctx_with(key: &str) -> Option<common::RequestContext> {
 
 fn is_repeat<T>(answer: &tonic::Response<T>) -> bool {
     answer.metadata().contains_key("idempotent-replayed")
+}
+
+// rows: R036
+#[tokio::test]
+async fn d49_an_account_that_no_bank_accepts_is_refused() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for (bad, problem) in [
+        (
+            "40817810099910004312",
+            "control key of the account number does not match",
+        ),
+        ("40817840099910004312", "account is not in roubles"),
+        ("4081781", "account number must have 20 digits"),
+    ] {
+        let create = wire::CreateUserRequest {
+            bank_account: bad.into(),
+            ..user("bob")
+        };
+        let created = world.client().create_user(create).await.map(drop);
+        let update = wire::UpdateUserRequest {
+            context: ctx(),
+            user_id: "alice".into(),
+            bank_account: Some(bad.into()),
+            ..Default::default()
+        };
+        let updated = world.client().update_user(update).await.map(drop);
+        for call in [created, updated] {
+            let refused = call.unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert_eq!(refused.message(), format!("bank_account: {problem}"));
+        }
+    }
+    world.stop().await;
 }

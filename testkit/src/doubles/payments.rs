@@ -118,9 +118,18 @@ impl PaymentsService for Peers {
     ) -> Result<Response<CancelPayoutResponse>, Status> {
         let request = request.into_inner();
         self.attempt(request.context).await?;
-        let payout = self.payout("cancel", &request.payout_id, |payout| {
-            payout.status = PaymentStatus::Failed.into();
-            payout.failure_code = request.failure_code;
+        let id = &request.payout_id;
+        let is_open = |payout: &Payout| payout.status() == PaymentStatus::Pending;
+        let at_bank = |payout: &Payout| payout.sent && is_open(payout);
+        if self.with(|state| state.payouts.get(id).is_some_and(at_bank)) {
+            let text = "Payout is at the bank already";
+            return Err(rpc::status::failed_precondition("PAYOUT_SENT", text));
+        }
+        let payout = self.payout("cancel", id, |payout| {
+            if is_open(payout) {
+                payout.status = PaymentStatus::Failed.into();
+                payout.failure_code = request.failure_code;
+            }
         })?;
         Ok(Response::new(CancelPayoutResponse { payout }))
     }

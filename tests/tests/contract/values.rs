@@ -90,20 +90,21 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
         let platform = platform().await;
         let holder = platform.trader().await;
         let smallest = "0.000000000000000001";
-        let largest = "123456789012345678901234567890";
+        let precise = "10000000000000000.000000000000000001";
+        let largest = "92233720368547757.123456789012345678";
         // A lot of the last digit and a tick that makes a lot worth whole kopecks.
         let tick = "10000000000000000";
         let fine = json!({
-            "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": smallest },
+            "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": precise },
             "lotSize": { "value": smallest }, "tickSize": { "value": tick },
             "priceBandLow": { "value": tick },
             "priceBandHigh": { "value": format!("{tick}00000000000") },
         });
         let fine = platform.instrument(fine).await;
         let large = platform
-            .instrument(json!({ "nominal": { "value": largest } }))
+            .instrument(json!({ "issueLimit": { "value": "1" }, "nominal": { "value": largest } }))
             .await;
-        for (instrument, nominal) in [(&fine, smallest), (&large, largest)] {
+        for (instrument, nominal) in [(&fine, precise), (&large, largest)] {
             let request = json!({ "instrumentId": instrument });
             let answer = platform.ok(AUDITOR, "cfa.GetInstrument", request).await;
             assert_eq!(answer["instrument"]["nominal"]["value"], json!(nominal));

@@ -1,9 +1,9 @@
 //! Counts limit use from the platform's events, per business day in Moscow.
 //!
 //! A deposit counts when its tokens are issued, not when it is paid: the issue checks the same
-//! limit again (T24) and must not find its own payment there. An operation with a reservation counts
-//! from the reservation on, and its event adds nothing. Trading counts traded amounts of both sides,
-//! not ordered ones: a cancelled order uses nothing.
+//! limit again (T24) and must not find its own payment there. An operation with a reservation
+//! counts from the reservation on, and its event adds nothing. Trading counts traded amounts of
+//! both sides, not ordered ones: a cancelled order uses nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
