@@ -349,11 +349,19 @@ impl Market {
     /// flight: admission refuses its repeat ([`Market::answered_by`]).
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
         let call = |state: &State| state.core().admission().keyed_call(key_hash);
-        if let Some(call) = self.replica.read(call) {
-            self.carried_out(key_hash, call).await?;
+        loop {
+            let known = self.replica.read(call);
+            if let Some(call) = known {
+                self.carried_out(key_hash, call).await?;
+            }
+            let answer = repo::answer(&self.projection.db, key_hash);
+            let answer = self.stored(answer).await?;
+            // A command that was in flight a moment ago: the row may lack its later slices.
+            let has_begun = known.is_none() && self.replica.read(call).is_some();
+            if answer.is_none() || !has_begun {
+                return Ok(answer);
+            }
         }
-        self.stored(repo::answer(&self.projection.db, key_hash))
-            .await
     }
 
     /// Like [`Self::answered`], for a call that reduces risk: it proceeds when the store is slow.

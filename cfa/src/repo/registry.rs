@@ -61,7 +61,7 @@ impl<'a> Folded<'a> {
 }
 
 /// Applies moves in order to what the holders have (`held`, by token and address).
-fn fold<'a>(mut held: HashMap<(&'a str, &'a str), i64>, moves: &'a [HolderMove]) -> Folded<'a> {
+fn fold<'a>(mut held: HashMap<(&'a str, &'a str), i64>, moves: &[&'a HolderMove]) -> Folded<'a> {
     let mut folded = Folded::default();
     for change in moves {
         let (token, address) = (change.token.as_str(), change.address.as_str());

@@ -64,7 +64,7 @@ impl Service {
             if let Some(tx_hash) = &operation.tx_hash {
                 self.on_receipt(tx_hash).await?;
             }
-            operation = self.drive(operation_id).await?;
+            operation = self.drive_best_effort(operation).await?;
         }
         Ok(OperationResult {
             operation,

@@ -40,7 +40,7 @@ pub async fn set_bounds(
         bounds,
         key_hash,
     });
-    submit(market, request).await
+    submit(market, request, key_hash).await
 }
 
 /// Puts a user into a group, or with [`MemberGroup::NONE`] into none. From then on the user's
@@ -56,10 +56,25 @@ pub async fn set_group(
         group,
         key_hash,
     });
-    submit(market, request).await
+    submit(market, request, key_hash).await
 }
 
-async fn submit(market: &Market, request: Request) -> Result<Answered<()>, Status> {
+/// Executes the call once per key: a repeat must not undo a later change, also when the first call
+/// changed nothing (D50).
+async fn submit(
+    market: &Market,
+    request: Request,
+    key_hash: Id128,
+) -> Result<Answered<()>, Status> {
+    if market.answered(key_hash).await?.is_some() {
+        return Ok(Answered::before(()));
+    }
+    let answered = carry_out(market, request).await?;
+    market.note_answered(key_hash).await?;
+    Ok(answered)
+}
+
+async fn carry_out(market: &Market, request: Request) -> Result<Answered<()>, Status> {
     match market.submit(request).await {
         Ok(record) => {
             market.durable(record.command.sequence).await?;

@@ -228,6 +228,38 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
     world.stop().await;
 }
 
+// rows: R341
+#[tokio::test]
+async fn d50_a_repeat_of_a_setting_that_changed_nothing_does_not_act() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let mut operator = world.operator();
+    let mut trader = world.trader("ann");
+    for (key, group, is_again, expected) in [
+        ("k-1", 7, false, 7),
+        // Already so.
+        ("k-2", 7, false, 7),
+        ("k-3", 8, false, 8),
+        ("k-2", 7, true, 8),
+        ("k-1", 7, true, 8),
+    ] {
+        let request = SetMemberGroupRequest {
+            context: context(key),
+            user_id: "ann".into(),
+            group,
+            reason: "test".into(),
+        };
+        let answer = operator.set_member_group(request).await.unwrap();
+        let marked = answer.metadata().contains_key("idempotent-replayed");
+        assert_eq!(marked, is_again, "{key}");
+        let status = trader.get_market_status(GetMarketStatusRequest::default());
+        let bounds = status.await.unwrap().into_inner().bounds.unwrap();
+        assert_eq!(bounds.group, expected, "{key}");
+    }
+    world.stop().await;
+}
+
 // rows: R146 R147 R148 R149 R150 R152 R250 R252 R253
 #[tokio::test]
 async fn r150_checks_run_in_order_and_the_first_message_wins() {

@@ -42,7 +42,10 @@ fn terms(request: &mut CreateOperationRequest) -> &mut Operation {
 
 pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     (|r| r.operation = None, "operation: is required"),
-    (|r| terms(r).r#type = 0, "operation.type: has no value 99"),
+    (
+        |r| terms(r).r#type = 0,
+        "operation.type: must be one of the operation types",
+    ),
     (|r| terms(r).r#type = 99, "operation.type: has no value 99"),
     (
         |r| terms(r).user_id.clear(),
