@@ -90,8 +90,8 @@ impl PaymentsClient {
         self.peer.send(request, call!(release_payout)).await
     }
 
-    /// Cancels a payout unless the bank has it. Its status then: FAILED for a cancelled one, PENDING
-    /// if the bank has it; `None` for an unknown one.
+    /// Cancels a payout unless the bank has it. Its status then: FAILED for a cancelled one,
+    /// PENDING if the bank has it; `None` for an unknown one.
     #[boxed]
     pub async fn cancel_payout(
         &self,

@@ -6,9 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Root of the workspace, independent of the current directory.
+/// Root of the workspace, independent of the current directory. Two checkouts that share a target
+/// directory also share this binary, so the folder it was compiled in may be the other's.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    package
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
         .parent()
         .expect("xtask is one folder below the workspace root")
         .to_path_buf()

@@ -661,7 +661,7 @@ impl Service {
         Ok(())
     }
 
-    /// What the end of an operation does besides: its event, the units and the deposit that it frees.
+    /// What the end of an operation does besides: its event, the units and the deposit it frees.
     async fn conclude_in_tx(
         &self,
         tx: &mut Tx,

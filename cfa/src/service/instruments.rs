@@ -364,6 +364,20 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
     }
 }
 
+/// The address in lower case; empty if none is given.
+fn contract_address(given: &str) -> Result<String, Refusal> {
+    if given.is_empty() {
+        return Ok(String::new());
+    }
+    match given.parse::<Address>() {
+        Ok(address) => Ok(address.to_string()),
+        Err(_) => Err(Refusal::field(
+            "smart_contract_address",
+            "must be `0x` and 40 hex digits",
+        )),
+    }
+}
+
 /// Checks of the request that need no other service.
 fn check(
     request: &NewInstrument,
@@ -438,15 +452,7 @@ fn check(
         Some(limit) => Some(units("issue_limit", limit, request.decimals)?),
         None => None,
     };
-    let contract_address = match request.contract_address.as_str() {
-        "" => String::new(),
-        given => given
-            .parse::<Address>()
-            .map_err(|_| {
-                Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
-            })?
-            .to_string(),
-    };
+    let contract_address = contract_address(&request.contract_address)?;
     let instrument = Instrument {
         instrument_id,
         name: request.name.clone(),

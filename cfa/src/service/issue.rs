@@ -360,18 +360,7 @@ impl Service {
             .await?
             .ok_or(Refusal::DepositNotFound)?;
         if !refund {
-            let retry = RequestMeta {
-                idempotency_key: format!("retry:{payment_id}:{}", meta.idempotency_key),
-                ..meta.clone()
-            };
-            let (user_id, key) = (&deposit.user_id, &retry.idempotency_key);
-            let known = self.repo.operation_by_key(Flow::IssueRub, user_id, key);
-            if deposit.resolved && known.await?.is_none() {
-                return Err(Refusal::DepositResolved.into());
-            }
-            let amount = Decimal::from_minor(deposit.amount_minor, CFA_RUB_DECIMALS);
-            let issued = self.issue_rub(&retry, user_id, amount, payment_id, None);
-            return issued.await;
+            return self.retry_deposit(meta, &deposit).await;
         }
         // Excludes another operator, an issue of the same money, and the event that this refund
         // failed.
@@ -385,31 +374,7 @@ impl Service {
             .operation(&deposit.operation_id)
             .await?
             .ok_or(Refusal::OperationNotFound)?;
-        let (payout_id, state) = self.latest_refund(&meta.correlation_id, payment_id).await?;
-        // A refund already paid by the bank, with its response lost, is only recorded: the payment
-        // is REFUNDED.
-        if state == Some(PaymentStatus::Success) {
-            self.require(PaymentStatus::Refunded, meta, &deposit)
-                .await?;
-        } else {
-            self.require(PaymentStatus::Success, meta, &deposit).await?;
-            let profile = self
-                .peers
-                .profile(&meta.correlation_id, &deposit.user_id)
-                .await?;
-            self.peers
-                .initiate_payout(
-                    &meta.correlation_id,
-                    &payout_id,
-                    &deposit.user_id,
-                    Minor(deposit.amount_minor),
-                    &profile.bank_account,
-                )
-                .await?;
-            let context = caused_by(&meta.correlation_id);
-            let released = self.peers.payments.release_payout(&context, &payout_id);
-            released.await?;
-        }
+        self.pay_refund(meta, &deposit).await?;
         let before = operation.status.as_str();
         let now_us = self.now_us();
         if operation.status == Status::Rejected {
@@ -436,6 +401,51 @@ impl Service {
             operation,
             replayed: false,
         })
+    }
+
+    /// Issues a refused deposit after all.
+    async fn retry_deposit(
+        &self,
+        meta: &RequestMeta,
+        deposit: &SuspendedDeposit,
+    ) -> Result<OperationResult, Error> {
+        let (user_id, payment_id) = (&deposit.user_id, &deposit.payment_id);
+        let retry = RequestMeta {
+            idempotency_key: format!("retry:{payment_id}:{}", meta.idempotency_key),
+            ..meta.clone()
+        };
+        let key = &retry.idempotency_key;
+        let known = self.repo.operation_by_key(Flow::IssueRub, user_id, key);
+        if deposit.resolved && known.await?.is_none() {
+            return Err(Refusal::DepositResolved.into());
+        }
+        let amount = Decimal::from_minor(deposit.amount_minor, CFA_RUB_DECIMALS);
+        let issued = self.issue_rub(&retry, user_id, amount, payment_id, None);
+        issued.await
+    }
+
+    /// Pays a refused deposit back. A refund already paid by the bank, with its response lost, is
+    /// only recorded: the payment is REFUNDED.
+    async fn pay_refund(
+        &self,
+        meta: &RequestMeta,
+        deposit: &SuspendedDeposit,
+    ) -> Result<(), Error> {
+        let (correlation_id, user_id) = (&meta.correlation_id, &deposit.user_id);
+        let refund = self.latest_refund(correlation_id, &deposit.payment_id);
+        let (payout_id, state) = refund.await?;
+        if state == Some(PaymentStatus::Success) {
+            return self.require(PaymentStatus::Refunded, meta, deposit).await;
+        }
+        self.require(PaymentStatus::Success, meta, deposit).await?;
+        let (peers, amount) = (&self.peers, Minor(deposit.amount_minor));
+        let account = peers.profile(correlation_id, user_id).await?.bank_account;
+        peers
+            .initiate_payout(correlation_id, &payout_id, user_id, amount, &account)
+            .await?;
+        let context = caused_by(correlation_id);
+        let released = peers.payments.release_payout(&context, &payout_id);
+        Ok(released.await?)
     }
 
     async fn require(

@@ -10,7 +10,7 @@ use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, RedemptionReason, Rejection, Status,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, Operation, RedemptionReason, Rejection, Status,
 };
 use crate::plan;
 use crate::repo::Inserted;
@@ -176,19 +176,7 @@ impl Service {
         if holder_id == instrument.issuer_id {
             return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
         }
-        let coupons: &[_] = if reason == RedemptionReason::Maturity {
-            &instrument.coupons
-        } else {
-            &[]
-        };
-        let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
-        let worth = plan::worth_per_unit(nominal, coupons, self.clock.now_us());
-        let payment =
-            worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
-        let payment_minor = payment.map_err(|_| Refusal::field("amount.amount", "is too large"))?;
-        if payment_minor == 0 {
-            return Err(Refusal::NothingToPay.into());
-        }
+        let payment_minor = payment_minor(&instrument, units_minor, reason, self.clock.now_us())?;
         self.peers.profile(&meta.correlation_id, holder_id).await?;
         let mut operation = Operation::new(
             Flow::RedeemInvestment,
@@ -234,6 +222,28 @@ impl Service {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
+    }
+}
+
+/// What the holder is paid, in kopecks.
+fn payment_minor(
+    instrument: &Instrument,
+    units_minor: i64,
+    reason: RedemptionReason,
+    now_us: i64,
+) -> Result<i64, Refusal> {
+    let coupons: &[_] = match reason {
+        RedemptionReason::Maturity => &instrument.coupons,
+        _ => &[],
+    };
+    let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
+    let worth = plan::worth_per_unit(nominal, coupons, now_us);
+    let payment =
+        worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
+    match payment {
+        Ok(0) => Err(Refusal::NothingToPay),
+        Ok(payment_minor) => Ok(payment_minor),
+        Err(_) => Err(Refusal::field("amount.amount", "is too large")),
     }
 }
 

@@ -15,8 +15,8 @@
 //! - a page from several indexes joined by `OR`: every row of each is read and sorted for each
 //!   page.
 //!
-//! SQLite files of such tests have few rows: without statistics (no store runs `ANALYZE`) a plan does
-//! not depend on their number. PostgreSQL's plans do, so its test fills the tables.
+//! SQLite files of such tests have few rows: without statistics (no store runs `ANALYZE`) a plan
+//! does not depend on their number. PostgreSQL's plans do, so its test fills the tables.
 
 pub mod postgres;
 

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use super::{EXCEPTIONS, Finding};
 
 /// Issues that remove exceptions.
-const ISSUES: [&str; 4] = ["D1", "D2", "E1", "F"];
+const ISSUES: [&str; 5] = ["D1", "D2", "E1", "E2", "F"];
 
 struct Exception {
     /// Line in the exceptions file, from 1.
