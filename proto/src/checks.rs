@@ -2,8 +2,9 @@
 //! values of enumerations (D48).
 //!
 //! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and in-process calls are
-//! checked here; requests from a topic call [`check`]. The encoded bytes are walked in one pass; a
-//! request without a problem allocates nothing. Whether a field may be empty is the service's rule.
+//! checked here; requests from a topic call [`check`]. The encoded bytes are walked in one pass,
+//! which allocates nothing unless it finds a problem. Whether a field may be empty is the service's
+//! rule.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
