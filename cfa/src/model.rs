@@ -10,8 +10,7 @@ pub use types::CFA_RUB;
 pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 
 /// Owners of the fee account and of the redemption account, on chain and in the ledger.
-pub const FEES: &str = "system:fees";
-pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
+pub use types::subaccount::{FEES, REDEMPTION as REDEMPTION_ACCOUNT};
 
 code_enum! {
     /// Process of an operation. Part of the idempotency scope (T12).

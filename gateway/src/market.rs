@@ -30,7 +30,8 @@ use crate::refusal;
 const NOTE_WAIT: Duration = Duration::from_millis(50);
 /// How long a call waits for another one that reads the same user's limit.
 const LIMIT_WAIT: Duration = Duration::from_secs(1);
-/// How long a call that changes something waits for the replica.
+/// How long a call that changes something waits for the replica. Longer than a read (100 ms): with
+/// UNAVAILABLE the caller would not know whether it took effect.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
 pub use types::instrument::MONEY_DECIMALS;

@@ -7,13 +7,9 @@ pub use types::subaccount::SubAccountName;
 
 use crate::model::AccountType;
 
-/// The specification's single reserve for all instruments; its postings are routed to the
-/// instrument's own reserve (T16).
-const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
-
 /// Routes the reserve of all instruments to the reserve of `instrument_id` (T16).
 pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
-    if subaccount_id == RESERVE_OF_ALL {
+    if subaccount_id == subaccount::RESERVE_OF_ALL {
         Cow::Owned(subaccount::reserve(instrument_id))
     } else {
         Cow::Borrowed(subaccount_id)

@@ -448,24 +448,17 @@ pub struct Break {
     pub found: Minor,
 }
 
-/// Kind of difference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BreakName {
-    /// Trading hold and children have less than undrawn + reserves.
-    HoldShort,
-    /// Trading hold and children have more: funding in progress, or money unknown to the journal.
-    HoldSurplus,
-    /// A child's amount differs from its order's reserve.
-    OrderHoldDiffers,
-}
-
-impl BreakName {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::HoldShort => "HOLD_SHORT",
-            Self::HoldSurplus => "HOLD_SURPLUS",
-            Self::OrderHoldDiffers => "ORDER_HOLD_DIFFERS",
-        }
+types::code_enum! {
+    /// Kind of difference.
+    #[derive(PartialOrd, Ord)]
+    BreakName: u8 {
+        /// Trading hold and children have less than undrawn + reserves.
+        HoldShort = 1 "HOLD_SHORT",
+        /// Trading hold and children have more: funding in progress, or money that the journal does
+        /// not know.
+        HoldSurplus = 2 "HOLD_SURPLUS",
+        /// A child's amount differs from its order's reserve.
+        OrderHoldDiffers = 3 "ORDER_HOLD_DIFFERS",
     }
 }
 

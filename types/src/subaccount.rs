@@ -13,6 +13,13 @@ use crate::text::{InstrumentId, UserId};
 pub const SYSTEM_USER: &str = "system";
 /// Instrument id of ledger money.
 pub const CFA_RUB: &str = "CFA-RUB";
+/// Owner of the fee sub-accounts and of the fees' address on chain.
+pub const FEES: &str = "system:fees";
+/// Owner of what a redemption of an issue has collected and not distributed yet, and its address.
+pub const REDEMPTION: &str = "system:redemption";
+/// The specification's single reserve for all instruments; its postings are routed to the
+/// instrument's own reserve (T16).
+pub const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
 
 /// The user's own sub-account.
 pub fn of_user(user_id: &str, instrument_id: &str) -> String {
@@ -26,7 +33,14 @@ pub fn reserve(instrument_id: &str) -> String {
 
 /// Fees that the house earned.
 pub fn fees(instrument_id: &str) -> String {
-    format!("{SYSTEM_USER}:fees:{instrument_id}")
+    format!("{FEES}:{instrument_id}")
+}
+
+/// The id without a suffix for seized units, a distinction that the chain does not make.
+pub fn with_seized(subaccount_id: &str) -> &str {
+    subaccount_id
+        .strip_suffix(":blocked")
+        .unwrap_or(subaccount_id)
 }
 
 /// Purpose of a sub-account.

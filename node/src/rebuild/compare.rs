@@ -134,14 +134,6 @@ fn difference(
     })
 }
 
-/// A sub-account's name without distinctions that the chain does not make.
-pub fn own_name(subaccount_id: &str) -> String {
-    subaccount_id
-        .strip_suffix(":blocked")
-        .unwrap_or(subaccount_id)
-        .to_owned()
-}
-
 /// The lower-case on-chain address of a sub-account's holder; empty for a reserve.
 fn address_of(subaccount_id: &str) -> String {
     subaccount::holder(subaccount_id).map_or_else(String::new, |holder| {
@@ -185,7 +177,10 @@ mod tests {
     fn ledger(balances: &[(&str, &str)]) -> Ledger {
         let mut ledger = Ledger::default();
         for (name, balance) in balances {
-            let key = (types::CFA_RUB.to_owned(), own_name(name));
+            let key = (
+                types::CFA_RUB.to_owned(),
+                subaccount::with_seized(name).to_owned(),
+            );
             add(&mut ledger.balances, key, balance.parse().expect("number")).expect("added");
         }
         ledger

@@ -18,7 +18,7 @@ use types::subaccount;
 
 use crate::cli::call::Target;
 use crate::cli::output;
-use compare::{Chain, Difference, Ledger, add, compare, own_name};
+use compare::{Chain, Difference, Ledger, add, compare};
 
 /// This command's name as a caller.
 const SOURCE: &str = "rebuild";
@@ -128,13 +128,19 @@ async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
     let mut read = Ledger::default();
     for row in ledger.sub_accounts(&context, "").await? {
         read.subaccounts += 1;
-        let key = (row.instrument_id, own_name(&row.subaccount_id));
+        let key = (
+            row.instrument_id,
+            subaccount::with_seized(&row.subaccount_id).to_owned(),
+        );
         add(&mut read.balances, key, row.balance)?;
     }
     for hold in ledger.active_hold_amounts(&context).await? {
         let reserve = subaccount::reserve(&hold.instrument_id);
         if hold.destination == reserve {
-            let key = (hold.instrument_id.clone(), own_name(&hold.subaccount_id));
+            let key = (
+                hold.instrument_id.clone(),
+                subaccount::with_seized(&hold.subaccount_id).to_owned(),
+            );
             add(&mut read.in_flight, key, hold.remaining)?;
             add(
                 &mut read.in_flight,

@@ -101,6 +101,7 @@ mod tests {
             ("engine", "tracing"),
             ("admission", "rand"),
             ("wire", "quinn"),
+            ("gateway", "quinn-proto"),
         ] {
             assert!(is_forbidden(from, package, false), "{from} -> {package}");
         }
