@@ -3,7 +3,7 @@
 use async_recursion::async_recursion as boxed;
 use prost::Message;
 use proto::common::v1 as common;
-use proto::convert::timestamp_us;
+use proto::convert::{timestamp_us, to_timestamp_us};
 use proto::ledger::v1 as pb;
 use proto::ledger::v1::hold_step::Step;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
@@ -97,6 +97,8 @@ pub struct NewHold<'a> {
     pub owner: &'a str,
     /// Destination of the money when the hold is consumed.
     pub destination: Option<&'a str>,
+    /// Time after which the ledger releases the hold; `None`: never.
+    pub expires_at_us: Option<i64>,
 }
 
 /// One posting of an operation.
@@ -234,6 +236,7 @@ impl LedgerClient {
             reason: new.reason.to_owned(),
             owner: new.owner.to_owned(),
             destination_subaccount_id: new.destination.map(str::to_owned),
+            expires_at: new.expires_at_us.map(to_timestamp_us),
             ..pb::Hold::default()
         };
         let request = pb::CreateHoldRequest {

@@ -82,6 +82,7 @@ impl Service {
             reason: &reason,
             owner: SOURCE,
             destination: Some(&subaccount::reserve(CFA_RUB)),
+            expires_at_us: None,
         };
         let context = caused_by(&operation.correlation_id);
         self.peers.ledger.create_hold(&context, new).await?;

@@ -97,6 +97,7 @@ async fn open_in_turn(
         reason: &format!("{TRADING_REASON} {}", new.hold_id),
         owner: SOURCE,
         destination: None,
+        expires_at_us: None,
     };
     let hold = match market.ledger.create_hold(context, wanted).await {
         Err(error) if is_insufficient(&error) => {

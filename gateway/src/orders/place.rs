@@ -269,6 +269,7 @@ impl Placing<'_> {
             reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
             owner: SOURCE,
             destination: None,
+            expires_at_us: None,
         };
         let _turn = market.funding_turn(request.user).await;
         if covers {

@@ -19,8 +19,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Owners whose holds only services create and touch: trading holds with their children, and holds
-/// of redemptions.
+/// Owners whose holds only services create and touch: trading holds with their children, holds of
+/// redemptions and of subscriptions.
 const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 
 /// Expires the holds that the command is about to touch. The expiry stays, even if the command is

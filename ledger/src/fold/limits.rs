@@ -2,8 +2,8 @@
 //!
 //! Every posting within a limit's scope counts, and is refused if the window would exceed the
 //! limit. Three kinds count without being refused, since they have happened already: postings of an
-//! event, of a batch with a source, and of a service's payment out of an earlier hold (as with a
-//! freeze, D15). Reversing entries neither count nor are refused.
+//! event, of a batch with a source, and of a service's payment out of an earlier hold other than a
+//! subscription's (as with a freeze, D15). Reversing entries neither count nor are refused.
 
 use types::{Minor, SYSTEM_USER};
 
@@ -104,7 +104,8 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     let has_happened = scope == Scope::Event
         || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
     for posting in book.postings_of(operation_id).to_vec() {
-        let is_promised = command.is_service && posting.hold_id.is_some();
+        let is_promised =
+            command.is_service && posting.hold_id.is_some() && kind != OperationType::Issuance;
         for (limit, subaccount_id) in applying(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);

@@ -143,7 +143,7 @@ pub struct Move {
     pub units: Units,
     pub hold_id: Option<Id>,
     pub unsettled: bool,
-    /// A reversing entry, or units redeemed by a service.
+    /// A reversing entry, units redeemed by a service, or a payment promised before the freeze.
     pub may_debit_frozen: bool,
     /// A reversing entry that takes back an unsettled credit.
     pub debits_unsettled: bool,
@@ -202,7 +202,8 @@ fn resolve(
         }
     }
     Ok(Move {
-        may_debit_frozen: command.is_service && is_redemption(kind, &debit, &credit),
+        may_debit_frozen: is_promised(kind, posting)
+            || command.is_service && is_redemption(kind, &debit, &credit),
         units: debit.units(minor),
         debit_subaccount_id: debit_id,
         credit_subaccount_id: credit_id,
@@ -211,6 +212,12 @@ fn resolve(
         debits_unsettled: false,
         index,
     })
+}
+
+/// A payment out of a hold (D15). A subscription is an offer that its investor may withdraw, so its
+/// hold does not pay for an issue once the account is frozen.
+fn is_promised(kind: OperationType, posting: &NewPosting) -> bool {
+    posting.hold_id.is_some() && kind != OperationType::Issuance
 }
 
 /// Units returned to their own reserve. Maturity pays every holder, including a frozen one, whose
@@ -287,7 +294,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     };
 
     let mut debit = side(book, &movement.debit_subaccount_id)?;
-    let may_debit_frozen = movement.may_debit_frozen || movement.hold_id.is_some();
+    let may_debit_frozen = movement.may_debit_frozen;
     match debit.status() {
         SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
         SubAccountStatus::Frozen if !may_debit_frozen => return Err(Refusal::SubAccountFrozen),

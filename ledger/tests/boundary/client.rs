@@ -76,6 +76,7 @@ async fn r037_the_ledger_client_has_every_call_that_its_peers_need() {
         reason: "an order",
         owner: "",
         destination: Some("shop:CFA-RUB"),
+        expires_at_us: None,
     };
     // Idempotent by the hold's id.
     for _ in 0..2 {

@@ -353,6 +353,29 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
     world.assert_books_balance().await;
 }
 
+/// A subscription is an offer that its holder may withdraw, so a limit applies to the issue too.
+#[tokio::test]
+async fn r237_an_issue_is_not_paid_from_a_hold_beyond_a_limit() {
+    let world = world().await;
+    let hold = world.open_hold(&fresh(), new_hold("u1", RUB, "150")).await;
+    let hold = hold.unwrap().into_inner().hold.unwrap();
+    put(&world, limit("out", PostingSide::Debit, "100")).await;
+    let pay_by = |kind| {
+        let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "150", RUB)];
+        let mut request = operation(kind, "u1", &fresh(), &legs);
+        request.postings[0].hold_id = Some(hold.hold_id.clone());
+        let mut client = world.client.clone();
+        async move { client.create_operation(request).await }
+    };
+    passed(pay_by(OperationType::Issuance).await);
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["1000.00", "150.00", "0.00", "850.00"]
+    );
+    pay_by(Payment).await.unwrap();
+    world.assert_books_balance().await;
+}
+
 // rows: R333 R339
 #[tokio::test]
 async fn r339_limits_are_set_listed_and_removed_by_staff_once_a_key() {

@@ -255,16 +255,21 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    let pay = |key: &str, hold_id: Option<String>| {
-        let mut request = operation(
-            proto::common::v1::OperationType::Payment,
-            "u1",
-            key,
-            &[("u1:CFA-RUB", "u2:CFA-RUB", "10", RUB)],
-        );
+    use proto::common::v1::OperationType::{Issuance, Payment};
+    let of_kind = |kind, key: &str, hold_id: Option<String>| {
+        let mut request = operation(kind, "u1", key, &[("u1:CFA-RUB", "u2:CFA-RUB", "10", RUB)]);
         request.postings[0].hold_id = hold_id;
         request
     };
+    let pay = |key: &str, hold_id| of_kind(Payment, key, hold_id);
+    let issue = of_kind(Issuance, "i1", Some(hold.hold_id.clone()));
+    let answer = world.client.clone().create_operation(issue).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
     let answer = world.client.clone().create_operation(pay("p1", None)).await;
     refused(
         answer,
