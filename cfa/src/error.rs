@@ -53,6 +53,14 @@ pub enum Refusal {
     ReferenceTaken,
     #[error("Contract at the address cannot be adopted: {0}")]
     ContractUnfit(String),
+    #[error("User is blocked")]
+    UserBlocked,
+    #[error("No active subscription for this investor")]
+    NotSubscribed,
+    #[error("Subscription not found")]
+    SubscriptionNotFound,
+    #[error("Too many active subscriptions")]
+    TooManySubscriptions,
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
     #[error("Another user has the same on-chain address")]

@@ -344,6 +344,36 @@ pub struct SuspendedDeposit {
 }
 
 code_enum! {
+    SubscriptionStatus: i32 {
+        /// The hold of the payment is not confirmed yet.
+        Pending = 1 "PENDING",
+        Active = 2 "ACTIVE",
+        Used = 3 "USED",
+        Cancelled = 4 "CANCELLED",
+        Expired = 5 "EXPIRED",
+    }
+}
+
+/// An investor's offer to buy units of an issue (D46).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscription {
+    pub subscription_id: String,
+    pub instrument_id: String,
+    pub investor_id: String,
+    pub units_minor: i64,
+    /// CFA-RUB for all units, in kopecks.
+    pub payment_minor: i64,
+    pub status: SubscriptionStatus,
+    /// Empty until an issue uses it.
+    pub operation_id: String,
+    pub idempotency_key: String,
+    pub correlation_id: String,
+    pub expires_at_us: i64,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+code_enum! {
     RedemptionStatus: i32 {
         Snapshot = 1 "SNAPSHOT",
         Underfunded = 2 "UNDERFUNDED",

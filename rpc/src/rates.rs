@@ -41,7 +41,7 @@ const CALLERS_MAX: usize = 16_384;
 
 /// Calls that only reduce what their caller risks, and those by which staff freezes, blocks and
 /// halts at once (`design.md` 10), though they also lift.
-const REDUCING: [&str; 8] = [
+const REDUCING: [&str; 9] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
     "/dfa.market.v1.MarketService/SetKillSwitch",
@@ -50,6 +50,7 @@ const REDUCING: [&str; 8] = [
     "/dfa.ledger.v1.LedgerService/SetSubAccountStatus",
     "/dfa.identity.v1.IdentityService/BlockUser",
     "/dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
+    "/dfa.cfa.v1.CfaRegistryService/CancelSubscription",
 ];
 
 /// Calls per second and caller on the RPC ports; 0 = no limit. Services have none.

@@ -10,6 +10,7 @@
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
+//! | hold of a subscription | name of the CFA service |
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -181,6 +182,11 @@ pub fn redemption_hold(operation_id: &str) -> Id128 {
     cfa_uuid(&format!("{operation_id}:hold"))
 }
 
+/// Ledger hold of a subscription's payment.
+pub fn subscription_hold(subscription_id: &str) -> Id128 {
+    cfa_uuid(&format!("{subscription_id}:subscription"))
+}
+
 /// The redemption of an issue.
 pub fn issue_redemption(instrument_id: &str) -> Id128 {
     cfa_uuid(&format!("redemption:{instrument_id}"))
@@ -349,6 +355,10 @@ mod tests {
             (
                 redemption_hold("op-1"),
                 "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
+            ),
+            (
+                subscription_hold("s-1"),
+                "13d06d6b-76c8-5693-9cf9-a7d734adc64c",
             ),
             (
                 issue_redemption("BOND-1"),

@@ -10,7 +10,7 @@ use types::Decimal;
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueRedemption, Operation, SuspendedDeposit, TradeLeg,
+    IssueRedemption, Operation, Subscription, SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
@@ -58,6 +58,12 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PayoutIdTaken => status::already_exists("PAYOUT_ID_TAKEN", text),
         Refusal::ReferenceTaken => status::already_exists("REFERENCE_TAKEN", text),
         Refusal::ContractUnfit(_) => status::failed_precondition("CONTRACT_UNFIT", text),
+        Refusal::SubscriptionNotFound => status::not_found("SUBSCRIPTION_NOT_FOUND", text),
+        Refusal::UserBlocked => status::failed_precondition("USER_BLOCKED", text),
+        Refusal::NotSubscribed => status::failed_precondition("NOT_SUBSCRIBED", text),
+        Refusal::TooManySubscriptions => {
+            status::failed_precondition("TOO_MANY_SUBSCRIPTIONS", text)
+        }
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
@@ -165,6 +171,25 @@ fn optional(
 
 fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
     value.map(convert::timestamp_us)
+}
+
+pub fn subscription(of: &Subscription, decimals: u8) -> pb::Subscription {
+    let held = types::derived::subscription_hold(&of.subscription_id);
+    let rubles = |minor| convert::to_monetary_amount_minor(CFA_RUB, minor, CFA_RUB_DECIMALS);
+    let units = |minor| convert::to_monetary_amount_minor(&of.instrument_id, minor, decimals);
+    pb::Subscription {
+        subscription_id: of.subscription_id.clone(),
+        instrument_id: of.instrument_id.clone(),
+        investor_id: of.investor_id.clone(),
+        amount: Some(units(of.units_minor)),
+        payment: Some(rubles(of.payment_minor)),
+        status: of.status.code(),
+        expires_at: Some(convert::to_timestamp_us(of.expires_at_us)),
+        hold_id: held.to_string(),
+        operation_id: of.operation_id.clone(),
+        created_at: Some(convert::to_timestamp_us(of.created_at_us)),
+        updated_at: Some(convert::to_timestamp_us(of.updated_at_us)),
+    }
 }
 
 pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstrument, Error> {

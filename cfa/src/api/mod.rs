@@ -5,6 +5,8 @@ mod convert;
 mod http;
 pub mod publish;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +21,11 @@ use tonic::{Request, Response, Status};
 use types::{OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, InstrumentType, RedemptionReason};
+use crate::model::{CFA_RUB, InstrumentType, RedemptionReason, Subscription};
 use crate::repo::OperationFilter;
 use crate::service::{
-    IssueInvestment, NewRedemption, NewTransfer, OperationResult, RequestMeta, Service,
+    IssueInvestment, NewRedemption, NewSubscription, NewTransfer, OperationResult, RequestMeta,
+    Service,
 };
 use convert::to_status;
 
@@ -279,6 +282,15 @@ impl Api {
     }
 }
 
+impl Api {
+    /// A subscription with the decimals of its instrument.
+    async fn shown(&self, of: &Subscription) -> Result<pb::Subscription, Status> {
+        let instrument = self.service.require_instrument(&of.instrument_id).await;
+        let instrument = instrument.map_err(to_status)?;
+        Ok(convert::subscription(of, instrument.decimals))
+    }
+}
+
 #[tonic::async_trait]
 impl CfaRegistryService for Api {
     async fn register_instrument(
@@ -394,6 +406,99 @@ impl CfaRegistryService for Api {
             },
             result.replayed,
         ))
+    }
+
+    async fn subscribe(
+        &self,
+        request: Request<pb::SubscribeRequest>,
+    ) -> Answer<pb::SubscribeResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        // No caller offers another's money.
+        caller.require_user(&message.investor_id)?;
+        let (instrument_id, units) = (&message.instrument_id, message.amount.as_ref());
+        let amount = convert::amount_of("amount", instrument_id, units).map_err(to_status)?;
+        let payment = message.payment.as_ref();
+        let payment_minor = convert::payment("payment", payment).map_err(to_status)?;
+        if payment_minor == 0 {
+            return Err(status::invalid_argument("payment", "is required"));
+        }
+        let new = NewSubscription {
+            amount,
+            payment_minor,
+            expires_at_us: message.expires_at.as_ref().map(wire::timestamp_us),
+            instrument_id: message.instrument_id,
+            investor_id: message.investor_id,
+        };
+        let subscribed = self.service.subscribe(&context, new).await;
+        let (subscription, replayed) = subscribed.map_err(to_status)?;
+        let subscription = Some(self.shown(&subscription).await?);
+        Ok(answered(pb::SubscribeResponse { subscription }, replayed))
+    }
+
+    async fn cancel_subscription(
+        &self,
+        request: Request<pb::CancelSubscriptionRequest>,
+    ) -> Answer<pb::CancelSubscriptionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let id = &message.subscription_id;
+        let found = self.service.require_subscription(id).await;
+        caller.require_user(&found.map_err(to_status)?.investor_id)?;
+        let cancelled = self.service.cancel_subscription(&context, id).await;
+        let (subscription, replayed) = cancelled.map_err(to_status)?;
+        let subscription = Some(self.shown(&subscription).await?);
+        let answer = pb::CancelSubscriptionResponse { subscription };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn list_subscriptions(
+        &self,
+        request: Request<pb::ListSubscriptionsRequest>,
+    ) -> Answer<pb::ListSubscriptionsResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let (investor, instrument) = (&message.investor_id, &message.instrument_id);
+        if !investor.is_empty() {
+            caller.require_user(investor)?;
+        } else if instrument.is_empty() {
+            let problem = "is required without an instrument_id";
+            return Err(status::invalid_argument("investor_id", problem));
+        } else if let Some(of) = self
+            .service
+            .repo
+            .instrument(instrument)
+            .await
+            .map_err(to_status)?
+        {
+            caller.require_user(&of.issuer_id)?;
+        }
+        let hash = page::filter_hash(&[investor, instrument]);
+        let page = page::parse(message.pagination, hash)?;
+        let repo = &self.service.repo;
+        let rows = repo.subscriptions(investor, instrument, page.bound(), page.rows_limit());
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.subscription_id.clone(),
+        });
+        let mut subscriptions = Vec::with_capacity(rows.len());
+        let mut decimals: HashMap<&str, u8> = HashMap::new();
+        for row in &rows {
+            let id = row.instrument_id.as_str();
+            if let Entry::Vacant(unread) = decimals.entry(id) {
+                let instrument = self.service.require_instrument(id).await;
+                unread.insert(instrument.map_err(to_status)?.decimals);
+            }
+            subscriptions.push(convert::subscription(row, decimals[id]));
+        }
+        Ok(Response::new(pb::ListSubscriptionsResponse {
+            subscriptions,
+            pagination: Some(pagination),
+        }))
     }
 
     async fn issue_investment_cfa(

@@ -8,6 +8,7 @@ mod instruments;
 mod operations;
 mod redemptions;
 mod registry;
+mod subscriptions;
 mod users;
 
 use std::path::Path;
@@ -23,10 +24,12 @@ use crate::error::Error;
 
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;
+pub use subscriptions::NewRow;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
-    "0005_moving", "0006_lists", "0007_limits", "0008_quarantine"
+    "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
+    "0009_subscriptions"
 );
 
 #[derive(Clone)]

@@ -151,6 +151,7 @@ impl Service {
             .delete_created_operation_in_tx(&mut tx, &operation.operation_id)
             .await?;
         if taken && operation.flow == Flow::IssueInvestment {
+            self.restore_subscription_in_tx(&mut tx, operation).await?;
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
                 .await?;
@@ -230,20 +231,7 @@ impl Service {
         match operation.flow {
             Flow::IssueInvestment => {
                 if operation.payment_minor > 0 {
-                    let pass = subaccount::reserve(CFA_RUB);
-                    postings.push(Posting {
-                        unsettled: false,
-                        ..money(
-                            of(&operation.user_id, CFA_RUB),
-                            pass.clone(),
-                            operation.payment_minor,
-                        )
-                    });
-                    postings.push(money(
-                        pass,
-                        of(&instrument.issuer_id, CFA_RUB),
-                        operation.payment_minor,
-                    ));
+                    postings.extend(sale(operation, &instrument.issuer_id)?);
                 }
                 postings.push(units(
                     reserve,
@@ -795,4 +783,23 @@ pub(super) fn count(operation: &Operation) {
             }
         }
     }
+}
+
+/// An investor's payment for an issue, out of the hold of the subscription. An issue without one
+/// was recorded before subscriptions: it is taken back, since it has no effect yet.
+fn sale(operation: &Operation, issuer_id: &str) -> Result<[Posting; 2], Error> {
+    let hold = operation.hold_id.as_deref().ok_or(Refusal::NotSubscribed)?;
+    let hold = Some(peers::hold_id(Some(hold))?);
+    let payment = |debit, credit, hold, unsettled| Posting {
+        debit,
+        credit,
+        amount: Amount::rubles(Minor(operation.payment_minor)),
+        hold,
+        unsettled,
+    };
+    let (of, pass) = (subaccount::of_user, subaccount::reserve(CFA_RUB));
+    Ok([
+        payment(of(&operation.user_id, CFA_RUB), pass.clone(), hold, false),
+        payment(pass, of(issuer_id, CFA_RUB), None, true),
+    ])
 }

@@ -222,24 +222,6 @@ impl Service {
                 Refusal::field("instrument_id", "CFA-RUB is issued against deposits only").into(),
             );
         }
-        let units_minor = units("amount.amount", request.amount, instrument.decimals)?;
-        if let Some(operation) = self
-            .repo
-            .operation_by_key(
-                Flow::IssueInvestment,
-                &request.investor_id,
-                &meta.idempotency_key,
-            )
-            .await?
-        {
-            return Ok(replayed(operation, |stored| {
-                stored.units_minor == units_minor
-                    && stored.instrument_id == request.instrument_id
-                    && stored.payment_minor == request.payment_minor
-                    && stored.bookbuilding_id == request.bookbuilding_id
-            }));
-        }
-        let instrument = self.active_instrument(&request.instrument_id).await?;
         let mut operation = Operation::new(
             Flow::IssueInvestment,
             &request.investor_id,
@@ -248,24 +230,22 @@ impl Service {
             self.now_us(),
         );
         operation.amount = request.amount;
-        operation.units_minor = units_minor;
+        operation.units_minor = units("amount.amount", request.amount, instrument.decimals)?;
         operation.currency_code = instrument.instrument_id.clone();
         operation.instrument_id = instrument.instrument_id.clone();
         operation.bookbuilding_id = request.bookbuilding_id;
         operation.payment_minor = request.payment_minor;
-        operation.to_user_id = request.investor_id.clone();
-
-        self.peers
-            .profile(&meta.correlation_id, &request.investor_id)
+        operation.to_user_id = request.investor_id;
+        let (investor, key) = (&operation.user_id, &meta.idempotency_key);
+        let known = self
+            .repo
+            .operation_by_key(operation.flow, investor, key)
             .await?;
-        let mut refusal = self.peers.check_limits(&operation).await?;
-        if refusal.is_none() {
-            let context = caused_by(&meta.correlation_id);
-            let (identity, investor) = (&self.peers.identity, &request.investor_id);
-            let hit = identity.check_sanctions(&context, investor, &instrument.instrument_id);
-            let hit = hit.await?;
-            refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
+        if let Some(known) = known {
+            return Ok(replayed(known, |stored| same_terms(stored, &operation)));
         }
+        let instrument = self.active_instrument(&request.instrument_id).await?;
+        let mut refusal = self.issue_refusal(&operation).await?;
         let mut tx = self.repo.begin().await?;
         self.repo
             .require_unmatured_in_tx(&mut tx, &instrument.instrument_id)
@@ -273,7 +253,7 @@ impl Service {
         if refusal.is_none()
             && !self
                 .repo
-                .reserve_issue_in_tx(&mut tx, &instrument.instrument_id, units_minor)
+                .reserve_issue_in_tx(&mut tx, &instrument.instrument_id, operation.units_minor)
                 .await?
         {
             refusal = Some((
@@ -294,26 +274,48 @@ impl Service {
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
         if operation.status == Status::Rejected {
-            self.repo
-                .publish_in_tx(
-                    &mut tx,
-                    &[publish::audit_operation(
-                        &operation,
-                        "issuance.rejected",
-                        Status::Created.as_str(),
-                    )],
-                )
-                .await?;
-            tx.commit().await?;
-            count(&operation);
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
+            self.require_subscribed_in_tx(&mut tx, &operation).await?;
+            return self.reject_issue(tx, operation).await;
         }
+        self.use_subscription_in_tx(&mut tx, &mut operation).await?;
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
+            replayed: false,
+        })
+    }
+
+    /// Asks identity about the investor: profile, limits, sanctions lists. `Some`: refused.
+    async fn issue_refusal(
+        &self,
+        operation: &Operation,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let (correlation, investor) = (&operation.correlation_id, &operation.user_id);
+        self.peers.profile(correlation, investor).await?;
+        if let Some(refusal) = self.peers.check_limits(operation).await? {
+            return Ok(Some(refusal));
+        }
+        let hit = self
+            .peers
+            .identity
+            .check_sanctions(&caused_by(correlation), investor, &operation.instrument_id)
+            .await?;
+        Ok(hit.map(|reason| (Rejection::SanctionsHit, reason)))
+    }
+
+    /// Ends an issue as rejected, in the transaction that inserted it.
+    async fn reject_issue(
+        &self,
+        mut tx: events::Tx,
+        operation: Operation,
+    ) -> Result<OperationResult, Error> {
+        let event =
+            publish::audit_operation(&operation, "issuance.rejected", Status::Created.as_str());
+        self.repo.publish_in_tx(&mut tx, &[event]).await?;
+        tx.commit().await?;
+        count(&operation);
+        Ok(OperationResult {
+            operation,
             replayed: false,
         })
     }

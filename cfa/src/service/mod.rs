@@ -7,6 +7,7 @@
 //! | `hold` | the hold of a redemption |
 //! | `block` | redemptions that compliance stops, clears or ends |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
+//! | `subscribe` | investors' offers to buy units of an issue |
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
@@ -25,6 +26,7 @@ mod maturity;
 mod redeem;
 mod registry;
 mod settle;
+mod subscribe;
 mod transfer;
 mod users;
 pub mod workers;
@@ -50,6 +52,7 @@ pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
 pub use maturity::NewRedemption;
 pub use registry::Replayed;
+pub use subscribe::NewSubscription;
 pub use transfer::NewTransfer;
 
 /// Concurrent calls to a peer when each party of a batch needs one.

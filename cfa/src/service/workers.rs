@@ -115,6 +115,8 @@ impl Service {
                 self.drive_redemption(&redemption_id).await.map(|_| ()),
             );
         }
+        let subscriptions = self.sweep_subscriptions(before_us).await;
+        leave("subscriptions", "", subscriptions);
         leave("limits", "", self.end_limits().await);
         leave("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())

@@ -178,6 +178,38 @@ async fn redeem(world: &mut World) {
     assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
 }
 
+/// Subscriptions that are used, cancelled and left.
+async fn subscribe(world: &mut World) {
+    for _ in 0..3 {
+        let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+        subscribed.expect("subscribed");
+    }
+    let above = world.subscribe("BOND-1", "alice", "1", "99999999.00").await;
+    above.expect_err("more than alice has");
+    let buy = || issue_request("BOND-1", "alice", "1", Some("1000.00"));
+    world.freeze_money("alice", true).await;
+    let frozen = world.cfa.issue_investment_cfa(buy()).await;
+    frozen.expect_err("frozen");
+    world.freeze_money("alice", false).await;
+    world.cfa.issue_investment_cfa(buy()).await.expect("issued");
+    for (investor_id, instrument_id) in [("alice", "BOND-1"), ("alice", ""), ("", "BOND-1")] {
+        let request = pb::ListSubscriptionsRequest {
+            investor_id: investor_id.into(),
+            instrument_id: instrument_id.into(),
+            ..Default::default()
+        };
+        let listed = world.cfa.list_subscriptions(request).await;
+        // The oldest was used.
+        let newest = listed.expect("listed").into_inner().subscriptions.remove(0);
+        let request = pb::CancelSubscriptionRequest {
+            context: context(&key()),
+            subscription_id: newest.subscription_id,
+        };
+        let mut alice = world.as_caller("sandbox.investor.alice");
+        alice.cancel_subscription(request).await.expect("cancelled");
+    }
+}
+
 /// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
@@ -227,6 +259,7 @@ async fn no_statement_scans_a_table() {
     world.deposit("issuer", "200000.00").await;
     world.issue("BOND-1", "bob", "100").await;
     trade(&mut world).await;
+    subscribe(&mut world).await;
     redeem(&mut world).await;
     world.sweep().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
@@ -283,6 +316,20 @@ async fn no_statement_scans_a_table() {
         "UPDATE operation SET fact_limit",
         "FROM holding WHERE token = $1 AND address =",
         "FROM registry_quarantine WHERE token =",
+        "FROM subscription WHERE subscription_id =",
+        "FROM subscription WHERE investor_id = $1 AND idempotency_key =",
+        "WHERE investor_id = $1 AND (status < 3 OR step > 0)",
+        "FROM subscription INDEXED BY subscription_active",
+        "FROM subscription WHERE instrument_id = ?",
+        "FROM subscription WHERE investor_id = ? AND instrument_id = ?",
+        "FROM subscription WHERE investor_id = ? AND (created_at_us",
+        "FROM subscription WHERE step > 0",
+        "FROM subscription INDEXED BY subscription_failed",
+        "FROM subscription WHERE status < 3 AND expires_at_us <=",
+        "DELETE FROM subscription WHERE subscription_id =",
+        "UPDATE subscription SET status = 2, operation_id = ''",
+        "UPDATE subscription SET status = 3",
+        "UPDATE subscription SET status = $2",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",

@@ -257,6 +257,8 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
         .await
         .expect("registered");
     world.deposit("alice", "5000.00").await;
+    let subscribed = world.subscribe("BOND-1", "alice", "4", "4000.00").await;
+    subscribed.expect("subscribed");
     let operation = world
         .cfa
         .issue_investment_cfa(issue_request("BOND-1", "alice", "4", Some("4000.00")))
@@ -316,11 +318,8 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
         world.postings(&operation.operation_id).await,
         expected.map(|(debit, credit, value)| (debit.into(), credit.into(), value.into()))
     );
-    let too_dear = world
-        .cfa
-        .issue_investment_cfa(issue_request("BOND-1", "alice", "1", Some("1000.01")))
-        .await
-        .expect_err("too dear");
+    let too_dear = world.subscribe("BOND-1", "alice", "1", "1000.01").await;
+    let too_dear = too_dear.expect_err("too dear");
     assert_eq!(too_dear.message(), "Insufficient balance");
     assert_eq!(
         world.instrument("BOND-1").await.issued,
@@ -328,6 +327,8 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
         "the limit is restored"
     );
     call_contract(&mut world, "BOND-1", "pause()").await;
+    let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    subscribed.expect("subscribed");
     let reverted = world
         .cfa
         .issue_investment_cfa(issue_request("BOND-1", "alice", "1", Some("1000.00")))

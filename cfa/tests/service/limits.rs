@@ -134,6 +134,8 @@ async fn t24_a_refused_purchase_returns_the_money_and_the_units() {
     world.register(limited).await.expect("registered");
     world.sweep().await;
     let buy = |payment| issue_request("BOND-1", "alice", "5", Some(payment));
+    let subscribed = world.subscribe("BOND-1", "alice", "5", "50.00").await;
+    subscribed.expect("subscribed");
     limit(&world, LimitType::Trading, 0);
     let refused = world.cfa.issue_investment_cfa(buy("50.00")).await;
     let refused = refused.expect("answered").into_inner().operation;
@@ -141,8 +143,12 @@ async fn t24_a_refused_purchase_returns_the_money_and_the_units() {
     let balance = world.balance("alice:CFA-RUB").await;
     assert_eq!(balance.available.to_string(), "100.00");
     assert!(world.balance("issuer:CFA-RUB").await.balance.is_zero());
-    // The limit of the issue is free again.
+    // The limit of the issue is free again. The subscription was used.
     world.double.with(|outside| outside.day_limits.clear());
+    let unused = world.cfa.issue_investment_cfa(buy("50.00")).await;
+    assert_eq!(reason(&unused.expect_err("used")), "NOT_SUBSCRIBED");
+    let subscribed = world.subscribe("BOND-1", "alice", "5", "50.00").await;
+    subscribed.expect("subscribed");
     let issued = world.cfa.issue_investment_cfa(buy("50.00")).await;
     let issued = issued.expect("answered").into_inner().operation;
     let issued = world.settle(&issued.expect("operation")).await;

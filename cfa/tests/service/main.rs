@@ -21,6 +21,7 @@ mod repeats;
 mod roles;
 mod sequences;
 mod strangers;
+mod subscriptions;
 mod terms;
 mod trades;
 mod world;

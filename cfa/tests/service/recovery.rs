@@ -115,6 +115,8 @@ async fn r064_units_of_a_missing_contract_are_not_issued() {
     let missing = "UPDATE instrument SET contract_address = ? WHERE instrument_id = 'BOND-1'";
     let address = format!("0x{}", "11".repeat(20));
     alter_store_by(folder.path(), missing, &[&address]).await;
+    let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    subscribed.expect("subscribed");
     let request = issue_request("BOND-1", "alice", "1", Some("1000.00"));
     let sent = world.cfa.issue_investment_cfa(request).await.expect("sent");
     let sent = sent.into_inner().operation.expect("operation");

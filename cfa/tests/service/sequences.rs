@@ -113,7 +113,18 @@ impl Run {
         };
         let payment = (paid > 0).then(|| text(RUB, paid));
         let request = issue_request(BOND, user, &units.to_string(), payment.as_deref());
-        let called = self.world.cfa.issue_investment_cfa(request).await;
+        let subscribed = match &payment {
+            Some(payment) => {
+                let units = units.to_string();
+                let subscribed = self.world.subscribe(BOND, user, &units, payment).await;
+                subscribed.map(drop)
+            }
+            None => Ok(()),
+        };
+        let called = match subscribed {
+            Ok(()) => self.world.cfa.issue_investment_cfa(request).await,
+            Err(refused) => Err(refused),
+        };
         let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
         let is_affordable = paid <= self.of(user, RUB);
         if self.ends(called, is_affordable).await {

@@ -437,6 +437,43 @@ impl World {
         operation
     }
 
+    /// An investor's own offer to buy units.
+    pub async fn subscribe(
+        &self,
+        instrument_id: &str,
+        investor_id: &str,
+        units: &str,
+        payment: &str,
+    ) -> Result<pb::Subscription, Status> {
+        let request = pb::SubscribeRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            investor_id: investor_id.into(),
+            amount: amount(instrument_id, units),
+            payment: amount("CFA-RUB", payment),
+            expires_at: None,
+        };
+        let mut investor = self.as_caller(&format!("sandbox.investor.{investor_id}"));
+        let answer = investor.subscribe(request).await?;
+        Ok(answer.into_inner().subscription.expect("subscription"))
+    }
+
+    /// Freezes or unfreezes the user's CFA-RUB in the ledger.
+    pub async fn freeze_money(&mut self, user_id: &str, frozen: bool) {
+        let status = match frozen {
+            true => ledger_pb::SubAccountStatus::Frozen,
+            false => ledger_pb::SubAccountStatus::Active,
+        };
+        let request = ledger_pb::SetSubAccountStatusRequest {
+            context: context(&key()),
+            subaccount_id: format!("{user_id}:CFA-RUB"),
+            status: status.into(),
+            reason: "test".into(),
+        };
+        let set = self.ledger.set_sub_account_status(request).await;
+        set.expect("set");
+    }
+
     pub async fn holders(&mut self, instrument_id: &str) -> Vec<(String, String)> {
         self.holders_at(instrument_id, None).await
     }

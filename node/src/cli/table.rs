@@ -31,6 +31,10 @@ pub const NOUNS: &[(&str, &str)] = &[
     ),
     ("instrument", "Registered issues and their contracts"),
     ("cfa", "Issue, redeem and transfer digital assets"),
+    (
+        "subscription",
+        "Offers of investors to buy units of an issue",
+    ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
@@ -89,6 +93,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "issue-rub" "IssueCfaRub";
         "cfa" "redeem-rub" "RedeemCfaRub";
         "cfa" "issue" "IssueInvestmentCfa";
+        "subscription" "create" "Subscribe";
+        "subscription" "cancel" "CancelSubscription";
+        "subscription" "list" "ListSubscriptions";
         "cfa" "redeem" "RedeemInvestmentCfa";
         "cfa" "transfer" "TransferCfa";
         "cfa" "settle" "SettleTrades";

@@ -121,6 +121,27 @@ pub async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::R
     Ok(payment_id)
 }
 
+/// Bob offers to buy 20 bonds.
+async fn subscribe(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    let subscribed = scenario
+        .call(
+            &format!("sandbox.investor.{}", parties.bob),
+            "dfa.cfa.v1.CfaRegistryService/Subscribe",
+            json!({
+                "instrumentId": parties.bond, "investorId": parties.bob,
+                "amount": { "currencyCode": parties.bond, "amount": { "value": "20" } },
+                "payment": { "currencyCode": "CFA-RUB", "amount": { "value": "20000.00" } },
+            }),
+        )
+        .await?;
+    let subscription = text(&subscribed, "/subscription/subscriptionId")?.to_owned();
+    scenario.step(
+        "Bob subscribed to 20 bonds; his 20000.00 CFA-RUB are held",
+        &[("subscription_id", &subscription)],
+    );
+    Ok(())
+}
+
 /// Registers a bond, deploys its contract and sells it to Bob.
 async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     let registered = scenario
@@ -152,6 +173,7 @@ async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Resul
         &[("instrument_id", &parties.bond), ("contract", &address)],
     );
 
+    subscribe(scenario, parties).await?;
     let issued = scenario
         .call(
             "sandbox.operator",
