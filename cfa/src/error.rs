@@ -55,6 +55,8 @@ pub enum Refusal {
     ContractUnfit(String),
     #[error("User is blocked")]
     UserBlocked,
+    #[error("KYC level too low")]
+    KycTooLow,
     #[error("No active subscription for this investor")]
     NotSubscribed,
     #[error("Subscription not found")]

@@ -3,6 +3,7 @@
 pub use types::OperationStatus as Status;
 use types::{Decimal, LimitType, OperationType, code_enum};
 
+use crate::error::Refusal;
 use crate::saga::{Chain, LimitReservation, SagaProgress};
 
 pub use types::CFA_RUB;
@@ -51,9 +52,6 @@ code_enum! {
 /// Fixed texts (T51, T35).
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
-/// Text of the refusal of a blocked user's own call.
-pub const USER_BLOCKED_MESSAGE: &str = "User is blocked";
-
 /// Reason of a limit refusal (specification 3.2; case-sensitive, T35).
 pub fn limit_rejection(message: String) -> (Rejection, String) {
     let code = if message.contains("KYC") {
@@ -62,6 +60,11 @@ pub fn limit_rejection(message: String) -> (Rejection, String) {
         Rejection::LimitExceeded
     };
     (code, message)
+}
+
+/// The rejection of an operation whose user is unfit for it: the one that CheckLimits would give.
+pub fn unfit_rejection(unfit: &Refusal) -> (Rejection, String) {
+    limit_rejection(unfit.to_string())
 }
 
 /// A CFA operation (specification 2.2, D06).

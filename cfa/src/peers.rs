@@ -95,6 +95,23 @@ impl Peers {
         }
     }
 
+    /// Why a user may neither give nor take units (R304, D47); `None`: the user may.
+    pub async fn unfit(
+        &self,
+        correlation_id: &str,
+        user_id: &str,
+    ) -> Result<Option<Refusal>, Error> {
+        let profile = self.profile(correlation_id, user_id).await?;
+        let refusal = if profile.is_blocked {
+            Some(Refusal::UserBlocked)
+        } else if !profile.is_standard {
+            Some(Refusal::KycTooLow)
+        } else {
+            None
+        };
+        Ok(refusal)
+    }
+
     /// Asks whether the user's day limit allows the operation; `Some`: refused.
     pub async fn check_limits(
         &self,

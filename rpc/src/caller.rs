@@ -146,17 +146,27 @@ impl Caller {
         ))
     }
 
+    /// PERMISSION_DENIED unless this user calls in person; staff and services are refused too.
+    pub fn require_self(&self, user_id: &str) -> Result<(), Status> {
+        let is_own = self.roles.intersects(Roles::of(&Role::OWN));
+        if is_own && self.user_id.as_deref() == Some(user_id) {
+            return Ok(());
+        }
+        Err(foreign_user())
+    }
+
     /// PERMISSION_DENIED unless the caller may act for this user: the own user id, or any user for
     /// staff and services (D32).
     pub fn require_user(&self, user_id: &str) -> Result<(), Status> {
         if self.acts_for_any_user() || self.user_id.as_deref() == Some(user_id) {
             return Ok(());
         }
-        Err(status::permission_denied(
-            "FOREIGN_USER",
-            "Caller may act only on his own user id",
-        ))
+        Err(foreign_user())
     }
+}
+
+fn foreign_user() -> Status {
+    status::permission_denied("FOREIGN_USER", "Caller may act only on his own user id")
 }
 
 /// The caller of a tonic request. UNAUTHENTICATED only if a route lacks the access layer.

@@ -109,7 +109,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("RedeemInvestmentCfa", ISSUE),
             ("StartRedemption", ISSUE),
             ("GetRedemption", EVERYONE),
-            ("TransferCfa", OPERATE),
+            ("TransferCfa", &[Investor, Trader, Issuer, Service]),
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),
             (

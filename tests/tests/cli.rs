@@ -1,7 +1,7 @@
 //! The command line: help on every level, a command for every call, JSON on request, exit codes.
 
 use serde_json::{Value, json};
-use tests::call::{SERVICE, text};
+use tests::call::text;
 use tests::process::{Platform, run as command};
 use tests::shared::{platform, run};
 use tests::wire::{methods, pool};
@@ -298,7 +298,9 @@ fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed(
         platform.issue(&bond, &user, "5").await;
         let transfer = json!({ "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id,
             "amount": amount(&bond, "2") });
-        platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
+        platform
+            .ok(&user.token(), "cfa.TransferCfa", transfer)
+            .await;
         platform.balance_is(&other.units(&bond), "2").await;
 
         let agreed = rebuilds(&platform).await;

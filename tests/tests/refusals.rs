@@ -4,7 +4,7 @@
 
 use bytes_of_login::login;
 use serde_json::{Value, json};
-use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, context, text};
+use tests::call::{AUDITOR, OPERATOR, TREASURY, context, text};
 use tests::ledger::State;
 use tests::member::Terminal;
 use tests::quic::Raw;
@@ -110,6 +110,7 @@ fn unknown_users_are_not_found() {
             account: String::new(),
             profile: Value::Null,
         };
+        let sender = stage.other.token();
         for (token, name, request) in [
             (
                 OPERATOR,
@@ -135,7 +136,7 @@ fn unknown_users_are_not_found() {
                 }),
             ),
             (
-                SERVICE,
+                &sender,
                 "cfa.TransferCfa",
                 json!({
                     "instrumentId": stage.bond, "fromUserId": stage.other.id, "toUserId": "ghost",

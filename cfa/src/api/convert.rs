@@ -42,7 +42,9 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
         Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
         Refusal::BlockNotFound => status::not_found("BLOCK_NOT_FOUND", text),
-        Refusal::KycTooLowForWithdrawal => status::failed_precondition("KYC_LEVEL_TOO_LOW", text),
+        Refusal::KycTooLowForWithdrawal | Refusal::KycTooLow => {
+            status::failed_precondition("KYC_LEVEL_TOO_LOW", text)
+        }
         Refusal::InsufficientBalance => status::failed_precondition("INSUFFICIENT_BALANCE", text),
         Refusal::PayoutFailed => status::failed_precondition("PAYOUT_FAILED", text),
         Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),

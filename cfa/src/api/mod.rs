@@ -632,6 +632,11 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
+        if message.trade_id.is_empty() {
+            caller.require_self(&message.from_user_id)?;
+        } else {
+            caller.require(&[Role::Service])?;
+        }
         let payment = message.payment.unwrap_or_default();
         let new = NewTransfer {
             from_user_id: convert::user_id("from_user_id", message.from_user_id)

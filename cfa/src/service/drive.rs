@@ -22,7 +22,7 @@ use crate::model::{
 };
 use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
-use chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
+use chain::{Action, Address, ChainError, ReceiptStatus, TxHash};
 
 /// Longest wait for a mint-back before the next sweep checks again.
 const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
@@ -255,25 +255,12 @@ impl Service {
             }
             Flow::Transfer => {
                 let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+                require_unpaid(operation)?;
                 postings.push(units(
                     of(from, &instrument.instrument_id),
                     of(to, &instrument.instrument_id),
                     true,
                 ));
-                if operation.payment_minor > 0 {
-                    postings.push(money(
-                        of(to, CFA_RUB),
-                        of(from, CFA_RUB),
-                        operation.payment_minor,
-                    ));
-                }
-                if operation.fee_minor > 0 {
-                    postings.push(money(
-                        of(to, CFA_RUB),
-                        subaccount::fees(CFA_RUB),
-                        operation.fee_minor,
-                    ));
-                }
             }
             flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
@@ -336,40 +323,21 @@ impl Service {
                 vec![operation.user_id.clone()],
             ),
             Flow::Transfer => {
+                require_unpaid(operation)?;
                 let (from, to) = (
                     Address::of_user(&operation.from_user_id),
                     Address::of_user(&operation.to_user_id),
                 );
                 let users = vec![operation.from_user_id.clone(), operation.to_user_id.clone()];
-                if operation.payment_minor == 0 && operation.fee_minor == 0 {
-                    (
-                        Action::Transfer {
-                            token,
-                            from,
-                            to,
-                            units,
-                        },
-                        users,
-                    )
-                } else {
-                    let trade = Trade {
+                (
+                    Action::Transfer {
                         token,
-                        number: 0,
-                        buyer: to,
-                        seller: from,
-                        quantity: units,
-                        payment: unsigned(operation.payment_minor),
-                        fee: unsigned(operation.fee_minor),
-                    };
-                    (
-                        Action::SettleTrades {
-                            settlement: self.contracts.settlement,
-                            id,
-                            trades: vec![trade],
-                        },
-                        users,
-                    )
-                }
+                        from,
+                        to,
+                        units,
+                    },
+                    users,
+                )
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
                 unreachable!("{} is not driven alone", flow.as_str())
@@ -783,6 +751,17 @@ pub(super) fn count(operation: &Operation) {
             }
         }
     }
+}
+
+/// Earlier versions recorded transfers that the receiver paid for without an own call.
+fn require_unpaid(transfer: &Operation) -> Result<(), Error> {
+    if transfer.payment_minor == 0 && transfer.fee_minor == 0 {
+        return Ok(());
+    }
+    let id = &transfer.operation_id;
+    Err(Error::Damaged(format!(
+        "transfer {id} has a payment without a trade"
+    )))
 }
 
 /// An investor's payment for an issue, out of the hold of the subscription. An issue without one

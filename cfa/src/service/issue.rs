@@ -12,6 +12,7 @@ use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit,
+    unfit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -291,7 +292,9 @@ impl Service {
         operation: &Operation,
     ) -> Result<Option<(Rejection, String)>, Error> {
         let (correlation, investor) = (&operation.correlation_id, &operation.user_id);
-        self.peers.profile(correlation, investor).await?;
+        if let Some(unfit) = self.peers.unfit(correlation, investor).await? {
+            return Ok(Some(unfit_rejection(&unfit)));
+        }
         if let Some(refusal) = self.peers.check_limits(operation).await? {
             return Ok(Some(refusal));
         }
@@ -559,8 +562,8 @@ pub(super) fn same_terms(stored: &Operation, asked: &Operation) -> bool {
             of.bookbuilding_id.clone(),
         )
     };
-    let is_paid = matches!(asked.flow, Flow::IssueInvestment | Flow::Transfer);
-    let paid = |of: &Operation| is_paid.then_some((of.payment_minor, of.fee_minor));
+    let is_paid = asked.flow == Flow::IssueInvestment;
+    let paid = |of: &Operation| is_paid.then_some(of.payment_minor);
     terms(stored) == terms(asked) && paid(stored) == paid(asked)
 }
 

@@ -49,9 +49,9 @@ impl Service {
     /// Records an offer and holds its payment, once per key; true for a repeat.
     ///
     /// # Errors
-    /// `InstrumentNotActive`, `UserBlocked`, `TooManySubscriptions`, a bad field; the ledger's
-    /// refusal to hold the payment, after which nothing is stored. `Unavailable`: the sweep or a
-    /// repeat makes the hold.
+    /// `InstrumentNotActive`, `UserBlocked`, `KycTooLow`, `TooManySubscriptions`, a bad field; the
+    /// ledger's refusal to hold the payment, after which nothing is stored. `Unavailable`: the
+    /// sweep or a repeat makes the hold.
     pub async fn subscribe(
         &self,
         meta: &RequestMeta,
@@ -74,12 +74,9 @@ impl Service {
             let why = "must be in the future, at most a year away";
             return Err(Refusal::field("expires_at", why).into());
         }
-        let profile = self
-            .peers
-            .profile(&meta.correlation_id, investor_id)
-            .await?;
-        if profile.is_blocked {
-            return Err(Refusal::UserBlocked.into());
+        let unfit = self.peers.unfit(&meta.correlation_id, investor_id).await?;
+        if let Some(refusal) = unfit {
+            return Err(refusal.into());
         }
         let subscription = Subscription {
             subscription_id: uuid::Uuid::now_v7().to_string(),

@@ -9,8 +9,7 @@ use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
-    limit_rejection,
+    Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, unfit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -23,7 +22,7 @@ pub struct NewTransfer {
     /// Set: the transfer of this trade, executed by settlement with its money leg; one per trade
     /// (T11).
     pub trade_id: String,
-    /// Paid by the receiver to the sender, and the fee on top, in kopecks.
+    /// Of a trade: paid by the receiver to the sender, and the fee on top, in kopecks.
     pub payment_minor: i64,
     pub fee_minor: i64,
 }
@@ -52,6 +51,10 @@ impl Service {
         if !request.trade_id.is_empty() {
             return self.trade_transfer(meta, request, units_minor).await;
         }
+        if request.payment_minor != 0 || request.fee_minor != 0 {
+            let why = "needs a trade_id: the receiver pays by an own call only";
+            return Err(Refusal::field("payment", why).into());
+        }
         if request.from_user_id == request.to_user_id {
             return Err(
                 Refusal::field("to_user_id", "must be another user than from_user_id").into(),
@@ -76,27 +79,8 @@ impl Service {
         operation.instrument_id = instrument.instrument_id.clone();
         operation.from_user_id = request.from_user_id.clone();
         operation.to_user_id = request.to_user_id.clone();
-        operation.payment_minor = request.payment_minor;
-        operation.fee_minor = request.fee_minor;
 
-        let mut is_blocked = false;
-        for user_id in [&request.from_user_id, &request.to_user_id] {
-            let profile = self.peers.profile(&meta.correlation_id, user_id).await?;
-            is_blocked |= profile.is_blocked;
-        }
-        let context = caused_by(&meta.correlation_id);
-        let identity = &self.peers.identity;
-        // The response to a blocked user's call, whichever side is blocked (D47).
-        let mut refusal = is_blocked.then(|| limit_rejection(USER_BLOCKED_MESSAGE.to_owned()));
-        if refusal.is_none() {
-            refusal = self.peers.check_limits(&operation).await?;
-        }
-        for user_id in [&request.from_user_id, &request.to_user_id] {
-            if refusal.is_none() {
-                let hit = identity.check_sanctions(&context, user_id, &operation.operation_id);
-                refusal = hit.await?.map(|reason| (Rejection::SanctionsHit, reason));
-            }
-        }
+        let refusal = self.transfer_refusal(&operation).await?;
         if refusal.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
             operation.rejection = refusal;
@@ -123,6 +107,33 @@ impl Service {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
+    }
+
+    /// Asks identity about both sides of a transfer: profile, limits, sanctions lists. `Some`:
+    /// refused.
+    async fn transfer_refusal(
+        &self,
+        operation: &Operation,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let sides = [&operation.from_user_id, &operation.to_user_id];
+        let mut refusal = None;
+        for user_id in sides {
+            // The response to a blocked user's call, whichever side is blocked (D47).
+            let unfit = self.peers.unfit(&operation.correlation_id, user_id).await?;
+            refusal = refusal.or(unfit.as_ref().map(unfit_rejection));
+        }
+        if refusal.is_none() {
+            refusal = self.peers.check_limits(operation).await?;
+        }
+        let context = caused_by(&operation.correlation_id);
+        for user_id in sides {
+            if refusal.is_none() {
+                let identity = &self.peers.identity;
+                let hit = identity.check_sanctions(&context, user_id, &operation.operation_id);
+                refusal = hit.await?.map(|reason| (Rejection::SanctionsHit, reason));
+            }
+        }
+        Ok(refusal)
     }
 
     /// The transfer of a trade. Settlement sends it in a batch, after the trade's ledger

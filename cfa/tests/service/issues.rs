@@ -1498,8 +1498,7 @@ async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
         amount: amount("BOND-1", "1"),
         ..Default::default()
     };
-    let sent = world.cfa.transfer_cfa(transfer).await.expect("sent");
-    let sent = sent.into_inner().operation.expect("operation");
+    let sent = world.transfer(transfer).await.expect("sent");
     world.settle(&sent).await;
     world.turn_back_us(0);
     world.sweep().await;

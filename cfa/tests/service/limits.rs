@@ -186,8 +186,8 @@ async fn t24_a_refused_deposit_is_suspended_and_a_refused_transfer_moves_nothing
         amount: amount("CFA-RUB", "10.00"),
         ..Default::default()
     };
-    let refused = world.cfa.transfer_cfa(request).await.expect("answered");
-    assert_limit_refused(&refused.into_inner().operation.expect("operation"));
+    let refused = world.transfer(request).await.expect("answered");
+    assert_limit_refused(&refused);
     let balance = world.balance("alice:CFA-RUB").await;
     assert_eq!(balance.available.to_string(), "100.00");
     assert_eq!(world.tokens("CFA-RUB", "alice").await, 100_00);

@@ -177,10 +177,9 @@ async fn transfers(world: &mut World, url: &str) {
         amount: amount("BOND-1", units),
         ..Default::default()
     };
-    let sent = world.cfa.transfer_cfa(request("2")).await.expect("sent");
-    let sent = sent.into_inner().operation.expect("operation");
+    let sent = world.transfer(request("2")).await.expect("sent");
     world.settle(&sent).await;
-    let refused = world.cfa.transfer_cfa(request("9")).await;
+    let refused = world.transfer(request("9")).await;
     refused.expect_err("too many");
     let transfers = "cfa_transfers_total";
     let moved: [Growth; 2] = [

@@ -31,8 +31,7 @@ async fn transfer(world: &mut World, from: &str, to: &str, units: &str) {
         amount: amount("BOND-1", units),
         ..Default::default()
     };
-    let sent = world.cfa.transfer_cfa(request).await.expect("sent");
-    let sent = sent.into_inner().operation.expect("operation");
+    let sent = world.transfer(request).await.expect("sent");
     let done = world.settle(&sent).await;
     assert_eq!(done.status(), OperationStatus::Finalized);
 }

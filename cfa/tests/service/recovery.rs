@@ -399,7 +399,7 @@ async fn r099_redemption_waits_for_units_in_flight() {
         reason: pb::RedemptionReason::Buyback.into(),
     };
     let refused = [
-        world.cfa.transfer_cfa(transfer).await.expect_err("stopped"),
+        world.transfer(transfer).await.expect_err("stopped"),
         world
             .cfa
             .redeem_investment_cfa(buy_back)

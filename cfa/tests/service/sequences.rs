@@ -168,8 +168,7 @@ impl Run {
             amount: amount(instrument_id, &text(instrument_id, minor)),
             ..Default::default()
         };
-        let called = self.world.cfa.transfer_cfa(request).await;
-        let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
+        let called = self.world.transfer(request).await;
         let is_affordable = minor <= self.of(from, instrument_id);
         if self.ends(called, is_affordable).await {
             self.add(from, instrument_id, -minor);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use events::Log;
 use prost::Message;
 use proto::cfa::v1 as pb;
-use proto::common::v1::{OperationStatus, RejectionReasonCode};
+use proto::common::v1::{KycStatus, OperationStatus, RejectionReasonCode};
 use proto::identity::v1::UserStatus;
 use proto::ledger::v1 as ledger;
 use proto::market::v1 as market;
@@ -542,8 +542,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
             if instrument_id == "CFA-RUB" && from == "bob" {
                 world.deposit("bob", "100.00").await;
             }
-            let answer = world.cfa.transfer_cfa(request).await.expect("answered");
-            let transfer = answer.into_inner().operation.expect("operation");
+            let transfer = world.transfer(request).await.expect("answered");
             assert_eq!(
                 (
                     transfer.status(),
@@ -583,27 +582,15 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
     world.double.with(|outside| outside.trail.clear());
-    let request = |units: &str, payment: Option<&str>| pb::TransferCfaRequest {
+    let request = |units: &str| pb::TransferCfaRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
         from_user_id: "bob".into(),
         to_user_id: "alice".into(),
         amount: amount("BOND-1", units),
-        trade_id: String::new(),
-        payment: payment.map(|payment| pb::PaymentLeg {
-            amount: decimal(payment),
-            fee: decimal("1.00"),
-            trade_number: 0,
-        }),
+        ..Default::default()
     };
-    let operation = world
-        .cfa
-        .transfer_cfa(request("10", None))
-        .await
-        .expect("sent")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let operation = world.transfer(request("10")).await.expect("sent");
     assert_eq!(
         world.double.trail(),
         [
@@ -641,56 +628,45 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
             event.short_type() == "CfaTransferredEvent"
         })
         .await;
-    // against payment, in one exchange
-    let paid = world
-        .cfa
-        .transfer_cfa(request("1", Some("1000.00")))
-        .await
-        .expect("sent")
-        .into_inner()
-        .operation
-        .expect("operation");
+    // Only the sender calls it, and the receiver pays for nothing without an own call (D46).
+    for credential in [
+        "sandbox.investor.alice",
+        "sandbox.operator",
+        "sandbox.service",
+    ] {
+        let mut foreign = world.as_caller(credential);
+        let refused = foreign.transfer_cfa(request("1")).await;
+        let code = refused.expect_err(credential).code();
+        assert_eq!(code, tonic::Code::PermissionDenied, "{credential}");
+    }
+    let mut paid = request("1");
+    paid.payment = Some(pb::PaymentLeg {
+        amount: decimal("1000.00"),
+        ..Default::default()
+    });
+    let refused = world.transfer(paid).await.expect_err("paid");
     assert_eq!(
-        world.settle(&paid).await.status(),
-        OperationStatus::Finalized
+        refused.message(),
+        "payment: needs a trade_id: the receiver pays by an own call only"
     );
-    assert_eq!(world.tokens("CFA-RUB", "bob").await, 1_000_00);
-    assert_eq!(
-        world.balance("bob:CFA-RUB").await.available.to_string(),
-        "1000.00"
-    );
-    assert_eq!(
-        world.balance("alice:CFA-RUB").await.balance.to_string(),
-        "8999.00"
-    );
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 10_000_00);
     // more than the balance: nothing happens
-    let refused = world
-        .cfa
-        .transfer_cfa(request("1000", None))
-        .await
-        .expect_err("too many");
+    let refused = world.transfer(request("1000")).await.expect_err("too many");
     assert_eq!(refused.message(), "Insufficient balance");
     // the chain reverts: the ledger reverses its posting
     call_contract(&mut world, "BOND-1", "pause()").await;
-    let reverted = world
-        .cfa
-        .transfer_cfa(request("5", None))
-        .await
-        .expect("sent")
-        .into_inner()
-        .operation
-        .expect("operation");
+    let reverted = world.transfer(request("5")).await.expect("sent");
     assert_eq!(
         world.settle(&reverted).await.status(),
         OperationStatus::Rejected
     );
     assert_eq!(
         world.balance("alice:BOND-1").await.balance.to_string(),
-        "11"
+        "10"
     );
     assert_eq!(
         world.balance("bob:BOND-1").await.available.to_string(),
-        "89"
+        "90"
     );
     world.stop().await;
 }
@@ -796,4 +772,69 @@ async fn r096_transfer_of_a_trade_waits_for_settlement() {
     );
     assert_eq!(world.tokens("BOND-1", "alice").await, 2);
     world.stop().await;
+}
+
+// rows: R019 R304
+#[tokio::test(flavor = "multi_thread")]
+async fn r304_units_are_neither_taken_nor_given_below_the_standard_kyc_level() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let double = world.double.clone();
+    let level = |user_id: &str, kyc| double.change(user_id, |user| user.kyc = kyc);
+    let transfer = || pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        ..Default::default()
+    };
+    for user_id in ["bob", "alice"] {
+        level(user_id, KycStatus::Simplified);
+        let refused = world.transfer(transfer()).await.expect("recorded");
+        assert_kyc_refused(&refused);
+        level(user_id, KycStatus::Standard);
+    }
+    level("alice", KycStatus::Simplified);
+    let issue = issue_request("BOND-1", "alice", "1", None);
+    let refused = world.cfa.issue_investment_cfa(issue).await;
+    assert_kyc_refused(
+        &refused
+            .expect("recorded")
+            .into_inner()
+            .operation
+            .expect("one"),
+    );
+    let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    let refused = subscribed.expect_err("refused");
+    assert_eq!(
+        (reason(&refused).as_str(), refused.message()),
+        ("KYC_LEVEL_TOO_LOW", "KYC level too low")
+    );
+    // A deposit needs no level (R304): only the day limit decides.
+    world.deposit("alice", "1.00").await;
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 10_001_00);
+    assert_eq!(world.tokens("BOND-1", "alice").await, 0);
+    level("alice", KycStatus::Standard);
+    let sent = world.transfer(transfer()).await.expect("sent");
+    assert_eq!(
+        world.settle(&sent).await.status(),
+        OperationStatus::Finalized
+    );
+    world.stop().await;
+}
+
+fn assert_kyc_refused(operation: &pb::CfaOperation) {
+    assert_eq!(
+        (
+            operation.status(),
+            operation.rejection_reason(),
+            operation.rejection_message.as_str()
+        ),
+        (
+            OperationStatus::Rejected,
+            RejectionReasonCode::KycRequired,
+            "KYC level too low"
+        )
+    );
 }

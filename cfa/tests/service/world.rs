@@ -458,6 +458,16 @@ impl World {
         Ok(answer.into_inner().subscription.expect("subscription"))
     }
 
+    /// TransferCfa by the sender.
+    pub async fn transfer(
+        &self,
+        request: pb::TransferCfaRequest,
+    ) -> Result<pb::CfaOperation, Status> {
+        let sender = format!("sandbox.investor.{}", request.from_user_id);
+        let answer = self.as_caller(&sender).transfer_cfa(request).await?;
+        Ok(answer.into_inner().operation.expect("operation"))
+    }
+
     /// Freezes or unfreezes the user's CFA-RUB in the ledger.
     pub async fn freeze_money(&mut self, user_id: &str, frozen: bool) {
         let status = match frozen {

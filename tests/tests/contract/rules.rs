@@ -274,7 +274,9 @@ async fn every_is_rejected(
         "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id,
         "amount": amount(bond, "1"),
     });
-    let transfer = platform.ok(SERVICE, "cfa.TransferCfa", transfer).await;
+    let transfer = platform
+        .ok(&user.token(), "cfa.TransferCfa", transfer)
+        .await;
     rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
     let before = assert_asked(platform, before, "a transfer").await;
 
