@@ -175,7 +175,11 @@ enum Rule {
 }
 
 /// Texts that a service bounds itself: a bank's message as it was signed, a transaction's code.
-const UNBOUNDED: [&str; 2] = ["provider_payload", "data"];
+const UNBOUNDED: [(&str, &str); 3] = [
+    (".dfa.payments.v1.PaymentWebhook", "provider_payload"),
+    (".dfa.chain.v1.TransactionPayload", "data"),
+    (".dfa.chain.v1.EstimateGasRequest", "data"),
+];
 
 /// Whether a text names an object: it is looked up and compared, never shown as prose.
 fn is_id(name: &str) -> bool {
@@ -216,7 +220,7 @@ static CONTRACT: LazyLock<Contract> = LazyLock::new(|| {
             .get(field.type_name())
             .cloned()
             .map(Rule::Enumeration),
-        Type::String if UNBOUNDED.contains(&field.name()) => None,
+        Type::String if UNBOUNDED.contains(&(message, field.name())) => None,
         Type::String if message == CONTEXT => Some(Rule::Id {
             bytes_max: CONTEXT_ID_BYTES_MAX,
         }),

@@ -217,6 +217,10 @@ impl Api {
             .map_err(to_status)?;
         caller.require_user(&instrument.issuer_id)?;
         let as_of_us = request.as_of.as_ref().map(wire::timestamp_us);
+        if as_of_us.is_some_and(|at_us| at_us > self.service.now_us()) {
+            let problem = "must not be in the future";
+            return Err(status::invalid_argument("as_of", problem));
+        }
         let hash = page::filter_hash(&[
             &request.instrument_id,
             &as_of_us.unwrap_or_default().to_string(),

@@ -134,7 +134,7 @@ impl Service {
     }
 
     /// Time of rows and events. Maturity uses `clock`, which tests and the sandbox can move.
-    fn now_us(&self) -> i64 {
+    pub fn now_us(&self) -> i64 {
         clock::now_us()
     }
 

@@ -128,6 +128,10 @@ pub(super) fn open(
             ));
         }
     }
+    if new.expires_at_us.is_some_and(|at_us| at_us <= book.now_us) {
+        let problem = "must be in the future";
+        return Err(Refusal::invalid("hold.expires_at", problem));
+    }
     let terms = HoldTerms {
         hold_id,
         subaccount_id: new.subaccount_id.clone(),

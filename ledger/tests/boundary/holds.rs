@@ -289,6 +289,14 @@ async fn r227_expired_hold_fails_and_stays_expired() {
         expires_at: Some(to_timestamp_us(at_us)),
         ..new_hold("u1", RUB, "40")
     };
+    // A hold that has expired already is not made.
+    let past = world.open_hold("h0", expiring(START_US)).await;
+    refused(
+        past,
+        Code::InvalidArgument,
+        "INVALID_ARGUMENT",
+        "hold.expires_at: must be in the future",
+    );
     let touched = world
         .open_hold("h1", expiring(START_US + SECOND_US))
         .await
