@@ -12,7 +12,7 @@ use types::{
 use crate::client_ids::ClientIds;
 use crate::counts::OpenCounts;
 use crate::default_holds::DefaultHolds;
-use crate::linked::Linked;
+use crate::linked::OrderLists;
 use crate::request::{OrderRef, Reject, Request};
 use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
@@ -58,7 +58,7 @@ pub struct Admission {
     /// as sessions and open orders show.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
-    pub(crate) linked: Linked,
+    pub(crate) linked: OrderLists,
     /// Sessions with trades that are not final.
     pub(crate) awaiting: SessionSet,
     pub(crate) counts: OpenCounts,
@@ -90,7 +90,7 @@ impl Admission {
             default_holds: DefaultHolds::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
-            linked: Linked::new(config.orders_max),
+            linked: OrderLists::new(config.orders_max),
             awaiting: SessionSet::default(),
             counts: OpenCounts::default(),
             groups_at: BTreeMap::new(),

@@ -1,7 +1,7 @@
 //! Open orders per (user, instrument).
 //!
-//! A short sorted list per user, so that an order finds its count in one or two cache lines. Not
-//! part of the state.
+//! One short sorted vector per user: a lookup touches one or two cache lines. Derived data: not in
+//! snapshots, rebuilt from the open orders on restore.
 
 use alloc::vec::Vec;
 
@@ -9,7 +9,8 @@ use types::{InstrumentIx, UserIx};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OpenCounts {
-    /// By user index; each by instrument. An instrument stays once the user had an order on it.
+    /// Indexed by user; each vector is sorted by instrument. An entry stays when its count is 0
+    /// again.
     by_user: Vec<Vec<(InstrumentIx, u32)>>,
 }
 
@@ -37,7 +38,7 @@ impl OpenCounts {
     }
 
     #[inline]
-    pub fn take_away(&mut self, user: UserIx, instrument: InstrumentIx) {
+    pub fn remove(&mut self, user: UserIx, instrument: InstrumentIx) {
         let counts = &mut self.by_user[user.index()];
         let at = counts.binary_search_by_key(&instrument, |(other, _)| *other);
         counts[at.expect("an open order was counted")].1 -= 1;

@@ -1,7 +1,8 @@
-//! Open orders of each session, and of users outside of sessions: lists through the order slots.
+//! Doubly linked lists of open orders, indexed by order slot: one per session, and one per user for
+//! orders without a session.
 //!
-//! Ending an owner's orders costs those orders alone. Not part of the state: rebuilt from the open
-//! orders, oldest first.
+//! Cancelling all orders of a session or user costs O(its orders). Derived data: not in snapshots,
+//! rebuilt from the open orders, oldest first.
 
 use alloc::vec::Vec;
 
@@ -11,11 +12,11 @@ use crate::admission::Admission;
 
 /// One slot's neighbours: slot + 1, 0 for none.
 #[derive(Clone, Copy, Debug, Default)]
-struct Node {
+struct Link {
     prev: u32,
     next: u32,
-    /// A cursor may point here.
-    is_marked: bool,
+    /// False: no cursor points here, so that a removal skips the search for one.
+    may_have_cursor: bool,
 }
 
 /// First and last of a list: slot + 1, 0 for none.
@@ -27,8 +28,8 @@ struct Ends {
 
 /// Each order is in one list: that of its session, or its user's list of orders without one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Linked {
-    nodes: Vec<Node>,
+pub(crate) struct OrderLists {
+    nodes: Vec<Link>,
     of_session: Vec<Ends>,
     /// By user: orders without a session.
     of_user: Vec<Ends>,
@@ -36,12 +37,12 @@ pub(crate) struct Linked {
     sessions: Vec<Vec<SessionIx>>,
     /// Cursor of each sweep, in the order of the sweep table: slot + 1, 0 = before the first.
     cursors: Vec<u32>,
-    /// By user: sweeps that the user has asked for.
-    cursors_of: Vec<u32>,
+    /// By user: sweeps in progress that the user has requested.
+    sweeps_in_progress: Vec<u32>,
 }
 
-impl Linked {
-    /// Room for orders in slots below `slots_max`; untouched room costs address space alone.
+impl OrderLists {
+    /// Reserves capacity for `slots_max` slots; what is not used costs virtual memory only.
     pub fn new(slots_max: u32) -> Self {
         Self {
             nodes: Vec::with_capacity(slots_max as usize),
@@ -49,8 +50,8 @@ impl Linked {
         }
     }
 
-    /// Slots of the open orders of a session, or of the user's outside of any; with `slot`, those
-    /// after it.
+    /// Slots of the session's open orders; with [`SessionIx::NONE`], of the user's orders without a
+    /// session. `slot`: start after this one; `None`: at the first.
     pub fn after(
         &self,
         user: UserIx,
@@ -62,14 +63,14 @@ impl Linked {
             false => self.of_session.get(session.index()),
         };
         match slot {
-            Some(slot) => self.from(self.nodes[slot as usize].next),
-            None => self.from(first(ends)),
+            Some(slot) => self.slots_from(self.nodes[slot as usize].next),
+            None => self.slots_from(first(ends)),
         }
     }
 
     /// Slots of the session's open orders.
     pub fn of_session(&self, session: SessionIx) -> impl Iterator<Item = u32> + '_ {
-        self.from(first(self.of_session.get(session.index())))
+        self.slots_from(first(self.of_session.get(session.index())))
     }
 
     /// The sessions of a user, open or not, in the order in which they were first opened.
@@ -81,27 +82,27 @@ impl Linked {
     pub fn of_user(&self, user: UserIx) -> impl Iterator<Item = u32> + '_ {
         let sessions = self.sessions_of(user).iter();
         let in_sessions = sessions.flat_map(|session| self.of_session(*session));
-        in_sessions.chain(self.from(first(self.of_user.get(user.index()))))
+        in_sessions.chain(self.slots_from(first(self.of_user.get(user.index()))))
     }
 
-    /// Slots from `index`, a slot + 1, on.
-    fn from(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
+    /// Slots of a list from the entry `index` on (slot + 1; 0: none).
+    fn slots_from(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
         let step = |index: u32| (index != 0).then_some(index);
         let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
         core::iter::successors(step(index), next).map(|index| index - 1)
     }
 
-    /// Adds the cursor of the next sweep, before the first order.
+    /// Appends the cursor of a new sweep, positioned before the first order.
     pub fn add_cursor(&mut self, user: UserIx) {
         self.cursors.push(0);
-        if let Some(count) = self.cursors_of.get_mut(user.index()) {
+        if let Some(count) = self.sweeps_in_progress.get_mut(user.index()) {
             *count += 1;
         }
     }
 
-    /// Sweeps that the user has asked for.
-    pub fn cursors_of(&self, user: UserIx) -> usize {
-        let count = self.cursors_of.get(user.index()).copied();
+    /// Sweeps in progress that the user has requested.
+    pub fn sweeps_in_progress(&self, user: UserIx) -> usize {
+        let count = self.sweeps_in_progress.get(user.index()).copied();
         count.unwrap_or(0) as usize
     }
 
@@ -113,13 +114,13 @@ impl Linked {
     pub fn set_cursor(&mut self, sweep: usize, slot: Option<u32>) {
         self.cursors[sweep] = slot.map_or(0, |slot| slot + 1);
         if let Some(slot) = slot {
-            self.nodes[slot as usize].is_marked = true;
+            self.nodes[slot as usize].may_have_cursor = true;
         }
     }
 
     pub fn remove_cursor(&mut self, sweep: usize, user: UserIx) {
         self.cursors.remove(sweep);
-        if let Some(count) = self.cursors_of.get_mut(user.index()) {
+        if let Some(count) = self.sweeps_in_progress.get_mut(user.index()) {
             *count -= 1;
         }
     }
@@ -127,11 +128,11 @@ impl Linked {
     /// Adds the next user, without orders.
     pub fn add_user(&mut self) {
         self.of_user.push(Ends::default());
-        self.cursors_of.push(0);
+        self.sweeps_in_progress.push(0);
         self.sessions.push(Vec::new());
     }
 
-    /// Adds the next session, of that user, without orders.
+    /// Appends an empty list for the next session index, owned by the user.
     pub fn add_session(&mut self, user: UserIx) {
         self.sessions[user.index()].push(SessionIx(self.of_session.len() as u32));
         self.of_session.push(Ends::default());
@@ -142,11 +143,11 @@ impl Linked {
         self.sessions[user.index()].retain(|known| *known != session);
     }
 
-    /// Appends the order of a slot to the list of its session, or of its user without one.
+    /// Appends the order in `slot` to its session's list, or to the user's if it has no session.
     #[inline]
     pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         if self.nodes.len() <= slot as usize {
-            self.nodes.resize(slot as usize + 1, Node::default());
+            self.nodes.resize(slot as usize + 1, Link::default());
         }
         let ends = self.ends(user, session);
         let prev = core::mem::replace(&mut ends.last, slot + 1);
@@ -154,21 +155,21 @@ impl Linked {
             0 => ends.first = slot + 1,
             prev => self.nodes[prev as usize - 1].next = slot + 1,
         }
-        self.nodes[slot as usize] = Node {
+        self.nodes[slot as usize] = Link {
             prev,
-            ..Node::default()
+            ..Link::default()
         };
     }
 
     /// Removes the order of a slot from its list.
     #[inline]
     pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
-        let Node {
+        let Link {
             prev,
             next,
-            is_marked,
+            may_have_cursor,
         } = self.nodes[slot as usize];
-        if is_marked {
+        if may_have_cursor {
             self.move_back(slot + 1, prev);
         }
         let ends = self.ends(user, session);
@@ -195,7 +196,7 @@ impl Linked {
             has_moved = true;
         }
         if to != 0 && has_moved {
-            self.nodes[to as usize - 1].is_marked = true;
+            self.nodes[to as usize - 1].may_have_cursor = true;
         }
     }
 
@@ -214,12 +215,12 @@ fn first(ends: Option<&Ends>) -> u32 {
 }
 
 impl Admission {
-    /// The open orders that a session has entered, unordered.
+    /// Handles of the open orders that a session has entered, in no particular order.
     pub fn handles_of_session(&self, session: SessionIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.linked.of_session(session))
     }
 
-    /// The open orders of a user, unordered.
+    /// Handles of a user's open orders, in no particular order.
     pub fn handles_of_user(&self, user: UserIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.linked.of_user(user))
     }
@@ -239,14 +240,15 @@ mod tests {
 
     #[test]
     fn a_list_contains_what_was_inserted_and_not_removed() {
-        let mut linked = Linked::new(8);
+        let mut linked = OrderLists::new(8);
         let sorted = |slots: &mut dyn Iterator<Item = u32>| {
             let mut slots: Vec<u32> = slots.collect();
             slots.sort_unstable();
             slots
         };
-        let user = |linked: &Linked, user| sorted(&mut linked.of_user(UserIx(user)));
-        let session = |linked: &Linked, session| sorted(&mut linked.of_session(SessionIx(session)));
+        let user = |linked: &OrderLists, user| sorted(&mut linked.of_user(UserIx(user)));
+        let session =
+            |linked: &OrderLists, session| sorted(&mut linked.of_session(SessionIx(session)));
         (0..2).for_each(|_| linked.add_user());
         for owner in [0, 1, 1] {
             linked.add_session(UserIx(owner));

@@ -129,7 +129,7 @@ impl Admission {
 
     /// Mass cancels of the user that continue in slices.
     pub fn sweeps_of(&self, user: UserIx) -> usize {
-        self.linked.cursors_of(user)
+        self.linked.sweeps_in_progress(user)
     }
 
     /// Commands of all members that continue in slices.

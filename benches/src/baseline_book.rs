@@ -1,9 +1,9 @@
-//! Baseline of the book: price-time priority only. No accounts, no self-trade prevention, no
-//! phases, no bands, no assertions; a 32-byte event per outcome. The difference to the product's
-//! book is the cost of its rules.
+//! Order book with price-time priority only, the baseline for `engine::Book`: no accounts,
+//! self-trade prevention, trading phases, price bands or assertions. It writes one 32-byte event
+//! per result. The difference in time is the cost of the product's rules.
 //!
-//! Levels are in an array by tick with a bitmap of the occupied ones per side, orders in a slab
-//! with 32-bit links, ids in a dense table.
+//! Per side an array of price levels by tick and a bitmap of the non-empty ones. Orders are in a
+//! slab, linked by 32-bit slot numbers. A dense array has the slot of each order id.
 
 use crate::xflow::{Header, Kind, Op, Record, TapeHash};
 
@@ -16,7 +16,7 @@ struct Order {
     prev: u32,
     next: u32,
     open: u64,
-    place: u32,
+    tick: u32,
     id: u32,
     side: u32,
     _account: u32,
@@ -35,24 +35,26 @@ const EMPTY: Level = Level {
     open: 0,
 };
 
-/// An outcome: maker or order, taker or kind of outcome, price, quantity.
+/// A trade (maker, taker) or an event of an order (order id, one of the kinds below); price;
+/// quantity.
 #[derive(Clone, Copy, Default)]
-struct Outcome(u64, u64, i64, u64);
+struct BookEvent(u64, u64, i64, u64);
 
 const ACCEPTED: u64 = 0;
-const DROPPED: u64 = u64::MAX;
+/// The remainder of an IOC, FOK or market order is cancelled; quantity 0 if it was filled.
+const REMAINDER_CANCELLED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 const REPLACED: u64 = u64::MAX - 2;
 
-/// Occupied price levels, one bit each, with a second level of one bit per word.
-struct Bits {
+/// Non-empty price levels: `low` has one bit per tick, `high` one bit per word of `low`.
+struct TickBitmap {
     low: Vec<u64>,
     high: Vec<u64>,
 }
 
-impl Bits {
-    fn new(places: usize) -> Self {
-        let low = places / 64 + 1;
+impl TickBitmap {
+    fn new(ticks: usize) -> Self {
+        let low = ticks / 64 + 1;
         Self {
             low: vec![0; low],
             high: vec![0; low / 64 + 1],
@@ -60,23 +62,24 @@ impl Bits {
     }
 
     #[inline(always)]
-    fn set(&mut self, place: u32) {
-        let word = place as usize >> 6;
-        self.low[word] |= 1 << (place & 63);
+    fn set(&mut self, tick: u32) {
+        let word = tick as usize >> 6;
+        self.low[word] |= 1 << (tick & 63);
         self.high[word >> 6] |= 1 << (word & 63);
     }
 
     #[inline(always)]
-    fn clear(&mut self, place: u32) {
-        let word = place as usize >> 6;
-        self.low[word] &= !(1 << (place & 63));
+    fn clear(&mut self, tick: u32) {
+        let word = tick as usize >> 6;
+        self.low[word] &= !(1 << (tick & 63));
         if self.low[word] == 0 {
             self.high[word >> 6] &= !(1 << (word & 63));
         }
     }
 
-    fn above(&self, place: u32) -> u32 {
-        let from = place as usize + 1;
+    /// The next non-empty tick above; [`NIL`]: none.
+    fn above(&self, tick: u32) -> u32 {
+        let from = tick as usize + 1;
         let mut word = from >> 6;
         if word >= self.low.len() {
             return NIL;
@@ -100,9 +103,10 @@ impl Bits {
         NIL
     }
 
-    fn below(&self, place: u32) -> u32 {
-        let mut word = place as usize >> 6;
-        let rest = self.low[word] & ((1 << (place & 63)) - 1);
+    /// The next non-empty tick below; [`NIL`]: none.
+    fn below(&self, tick: u32) -> u32 {
+        let mut word = tick as usize >> 6;
+        let rest = self.low[word] & ((1 << (tick & 63)) - 1);
         if rest != 0 {
             return ((word << 6) + 63 - rest.leading_zeros() as usize) as u32;
         }
@@ -123,16 +127,15 @@ impl Bits {
     }
 }
 
-/// The bare book.
 pub struct BaselineBook {
     levels: [Vec<Level>; 2],
-    bits: [Bits; 2],
+    bits: [TickBitmap; 2],
     best: [u32; 2],
     slab: Vec<Order>,
-    free: u32,
-    index: Vec<u32>,
-    base: i64,
-    events: Box<[Outcome; EVENTS]>,
+    free_head: u32,
+    slot_of_id: Vec<u32>,
+    price_low: i64,
+    events: Box<[BookEvent; EVENTS]>,
     event_count: usize,
     pub trades: u64,
     pub quantity: u64,
@@ -140,22 +143,22 @@ pub struct BaselineBook {
 }
 
 impl BaselineBook {
-    /// A book with capacity for everything in the header.
+    /// Allocates for the price range, highest order id and resting orders of the header.
     pub fn new(header: &Header) -> Self {
-        let places = (header.price_high - header.price_low + 1) as usize;
+        let ticks = (header.price_high - header.price_low + 1) as usize;
         let orders = header.resting_max as u32 + 1;
         let empty = Order {
             prev: NIL,
             next: NIL,
             open: 0,
-            place: 0,
+            tick: 0,
             id: 0,
             side: 0,
             _account: 0,
         };
         Self {
-            levels: [vec![EMPTY; places], vec![EMPTY; places]],
-            bits: [Bits::new(places), Bits::new(places)],
+            levels: [vec![EMPTY; ticks], vec![EMPTY; ticks]],
+            bits: [TickBitmap::new(ticks), TickBitmap::new(ticks)],
             best: [NIL; 2],
             slab: (0..orders)
                 .map(|at| Order {
@@ -163,10 +166,10 @@ impl BaselineBook {
                     ..empty
                 })
                 .collect(),
-            free: 0,
-            index: vec![NIL; header.id_max as usize + 1],
-            base: header.price_low,
-            events: vec![Outcome::default(); EVENTS]
+            free_head: 0,
+            slot_of_id: vec![NIL; header.id_max as usize + 1],
+            price_low: header.price_low,
+            events: vec![BookEvent::default(); EVENTS]
                 .into_boxed_slice()
                 .try_into()
                 .unwrap_or_else(|_| unreachable!("the length is the constant")),
@@ -177,115 +180,109 @@ impl BaselineBook {
         }
     }
 
-    /// Executes one record.
+    /// Executes one operation of the flow.
     #[inline(always)]
     pub fn apply(&mut self, record: &Record) {
         let side = usize::from(record.side & 1);
         match record.op {
             Op::New(kind) => {
-                self.outcome(record.id, ACCEPTED, record.price, record.quantity);
+                self.push_event(record.id, ACCEPTED, record.price, record.quantity);
                 if kind == Kind::Gtc {
-                    return self.enter(record, side);
+                    return self.match_then_rest(record, side);
                 }
-                let place = match (kind, side) {
+                let tick = match (kind, side) {
                     (Kind::Market, 0) => NIL - 1,
                     (Kind::Market, _) => 0,
-                    _ => (record.price - self.base) as u32,
+                    _ => (record.price - self.price_low) as u32,
                 };
-                if kind == Kind::Fok && !self.can_fill(side, place, record.quantity) {
+                if kind == Kind::Fok && !self.can_fill(side, tick, record.quantity) {
                     return;
                 }
-                let left = self.take(record.id, side, place, record.quantity);
-                self.outcome(record.id, DROPPED, 0, left);
+                let left = self.match_incoming(record.id, side, tick, record.quantity);
+                self.push_event(record.id, REMAINDER_CANCELLED, 0, left);
             }
             Op::Cancel => {
-                let slot = self.index[record.id as usize];
+                let slot = self.slot_of_id[record.id as usize];
                 let open = self.unlink(slot);
-                self.outcome(record.id, CANCELLED, 0, open);
+                self.push_event(record.id, CANCELLED, 0, open);
             }
             Op::Replace { keeps_place } => {
-                self.outcome(record.id, REPLACED, record.price, record.quantity);
-                let slot = self.index[record.id as usize];
+                self.push_event(record.id, REPLACED, record.price, record.quantity);
+                let slot = self.slot_of_id[record.id as usize];
                 if !keeps_place {
                     self.unlink(slot);
-                    return self.enter(record, side);
+                    return self.match_then_rest(record, side);
                 }
                 let order = &mut self.slab[slot as usize];
                 let less = order.open - record.quantity;
                 order.open = record.quantity;
-                self.levels[order.side as usize][order.place as usize].open -= less;
+                self.levels[order.side as usize][order.tick as usize].open -= less;
             }
         }
     }
 
     #[inline(always)]
-    fn outcome(&mut self, a: u64, b: u64, price: i64, quantity: u64) {
-        self.events[self.event_count & (EVENTS - 1)] = Outcome(a, b, price, quantity);
+    fn push_event(&mut self, a: u64, b: u64, price: i64, quantity: u64) {
+        self.events[self.event_count & (EVENTS - 1)] = BookEvent(a, b, price, quantity);
         self.event_count += 1;
     }
 
     #[inline(always)]
-    fn enter(&mut self, record: &Record, side: usize) {
-        let place = (record.price - self.base) as u32;
+    fn match_then_rest(&mut self, record: &Record, side: usize) {
+        let tick = (record.price - self.price_low) as u32;
         let best = self.best[1 - side];
         let crosses = best != NIL
             && if side == 0 {
-                best <= place
+                best <= tick
             } else {
-                best >= place
+                best >= tick
             };
         let left = if crosses {
-            self.take(record.id, side, place, record.quantity)
+            self.match_incoming(record.id, side, tick, record.quantity)
         } else {
             record.quantity
         };
         if left > 0 {
-            self.rest(record, side, place, left);
+            self.rest(record, side, tick, left);
         }
     }
 
     #[inline(always)]
-    fn rest(&mut self, record: &Record, side: usize, place: u32, open: u64) {
-        let slot = self.free;
-        let level = &mut self.levels[side][place as usize];
+    fn rest(&mut self, record: &Record, side: usize, tick: u32, open: u64) {
+        let slot = self.free_head;
+        let level = &mut self.levels[side][tick as usize];
         let tail = level.tail;
         level.tail = slot;
         level.open += open;
         if tail == NIL {
             level.head = slot;
-            self.bits[side].set(place);
+            self.bits[side].set(tick);
             let best = self.best[side];
-            if best == NIL
-                || (if side == 0 {
-                    place > best
-                } else {
-                    place < best
-                })
-            {
-                self.best[side] = place;
+            if best == NIL || (if side == 0 { tick > best } else { tick < best }) {
+                self.best[side] = tick;
             }
         } else {
             self.slab[tail as usize].next = slot;
         }
         let order = &mut self.slab[slot as usize];
-        self.free = order.next;
+        self.free_head = order.next;
         *order = Order {
             prev: tail,
             next: NIL,
             open,
-            place,
+            tick,
             id: record.id as u32,
             side: side as u32,
             _account: record.account,
         };
-        self.index[record.id as usize] = slot;
+        self.slot_of_id[record.id as usize] = slot;
     }
 
     #[inline(always)]
     fn unlink(&mut self, slot: u32) -> u64 {
         let order = self.slab[slot as usize];
         let side = order.side as usize & 1;
-        let level = &mut self.levels[side][order.place as usize];
+        let level = &mut self.levels[side][order.tick as usize];
         level.open -= order.open;
         if order.prev == NIL {
             level.head = order.next;
@@ -298,32 +295,32 @@ impl BaselineBook {
             self.slab[order.next as usize].prev = order.prev;
         }
         if level.head == NIL {
-            self.level_gone(side, order.place);
+            self.remove_level(side, order.tick);
         }
-        self.slab[slot as usize].next = self.free;
-        self.free = slot;
+        self.slab[slot as usize].next = self.free_head;
+        self.free_head = slot;
         order.open
     }
 
     #[inline(always)]
-    fn level_gone(&mut self, side: usize, place: u32) {
-        self.bits[side].clear(place);
-        if self.best[side] == place {
-            self.best[side] = self.next_worse(side, place);
+    fn remove_level(&mut self, side: usize, tick: u32) {
+        self.bits[side].clear(tick);
+        if self.best[side] == tick {
+            self.best[side] = self.next_worse(side, tick);
         }
     }
 
     #[inline(always)]
-    fn next_worse(&self, side: usize, place: u32) -> u32 {
+    fn next_worse(&self, side: usize, tick: u32) -> u32 {
         if side == 0 {
-            self.bits[0].below(place)
+            self.bits[0].below(tick)
         } else {
-            self.bits[1].above(place)
+            self.bits[1].above(tick)
         }
     }
 
     #[inline(always)]
-    fn inside(side: usize, best: u32, limit: u32) -> bool {
+    fn is_within_limit(side: usize, best: u32, limit: u32) -> bool {
         best != NIL
             && if side == 0 {
                 best <= limit
@@ -333,64 +330,64 @@ impl BaselineBook {
     }
 
     #[inline(always)]
-    fn take(&mut self, taker: u64, side: usize, limit: u32, mut want: u64) -> u64 {
+    fn match_incoming(&mut self, taker: u64, side: usize, limit: u32, mut remaining: u64) -> u64 {
         let other = 1 - side;
-        while want > 0 && Self::inside(side, self.best[other], limit) {
-            let place = self.best[other];
-            let price = self.base + i64::from(place);
+        while remaining > 0 && Self::is_within_limit(side, self.best[other], limit) {
+            let tick = self.best[other];
+            let price = self.price_low + i64::from(tick);
             let Level {
                 mut head, mut open, ..
-            } = self.levels[other][place as usize];
-            while want > 0 && head != NIL {
+            } = self.levels[other][tick as usize];
+            while remaining > 0 && head != NIL {
                 let maker = &mut self.slab[head as usize];
-                let quantity = want.min(maker.open);
+                let quantity = remaining.min(maker.open);
                 let (id, slot) = (u64::from(maker.id), head);
-                want -= quantity;
+                remaining -= quantity;
                 open -= quantity;
                 maker.open -= quantity;
                 if maker.open == 0 {
                     head = maker.next;
-                    maker.next = self.free;
-                    self.free = slot;
+                    maker.next = self.free_head;
+                    self.free_head = slot;
                 }
                 self.trades += 1;
                 self.quantity += quantity;
                 self.tape.trade(id, taker, price, quantity);
-                self.outcome(id, taker, price, quantity);
+                self.push_event(id, taker, price, quantity);
             }
-            let level = &mut self.levels[other][place as usize];
+            let level = &mut self.levels[other][tick as usize];
             level.head = head;
             level.open = open;
             if head == NIL {
                 level.tail = NIL;
-                self.level_gone(other, place);
+                self.remove_level(other, tick);
             } else {
                 self.slab[head as usize].prev = NIL;
             }
         }
-        want
+        remaining
     }
 
-    fn can_fill(&self, side: usize, limit: u32, want: u64) -> bool {
+    fn can_fill(&self, side: usize, limit: u32, remaining: u64) -> bool {
         let other = 1 - side;
-        let (mut place, mut sum) = (self.best[other], 0);
-        while Self::inside(side, place, limit) {
-            sum += self.levels[other][place as usize].open;
-            if sum >= want {
+        let (mut tick, mut sum) = (self.best[other], 0);
+        while Self::is_within_limit(side, tick, limit) {
+            sum += self.levels[other][tick as usize].open;
+            if sum >= remaining {
                 return true;
             }
-            place = self.next_worse(other, place);
+            tick = self.next_worse(other, tick);
         }
         false
     }
 
-    /// Events written, and a digest of those kept. Reading it prevents the compiler from removing
-    /// them.
+    /// Number of events written, and a checksum of those kept. The caller reads it, so that the
+    /// compiler cannot remove the writes.
     pub fn digest(&self) -> (usize, u64) {
         let words = self
             .events
             .iter()
-            .map(|Outcome(a, b, price, quantity)| a ^ b ^ *price as u64 ^ quantity);
+            .map(|BookEvent(a, b, price, quantity)| a ^ b ^ *price as u64 ^ quantity);
         (self.event_count, words.fold(0, u64::wrapping_add))
     }
 }

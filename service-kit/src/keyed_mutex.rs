@@ -1,4 +1,4 @@
-//! Mutual exclusion per key: changes of one user's money, steps of one operation.
+//! Async mutual exclusion per key, for example per user, operation or consumer group.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
-/// Number of keys above which unused ones are dropped.
-const IDLE_KEYS_MAX: usize = 1_024;
+/// From this many keys on, [`KeyedMutex::lock`] first drops those without a holder or waiter.
+const PURGE_AT_KEYS: usize = 1_024;
 
-/// Locks by key.
+/// One mutex per key, created on first use.
 pub struct KeyedMutex<K>(Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>);
 
 impl<K> Default for KeyedMutex<K> {
@@ -23,7 +23,7 @@ impl<K: Eq + Hash> KeyedMutex<K> {
     pub async fn lock(&self, key: impl Into<K>) -> OwnedMutexGuard<()> {
         let lock = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if all.len() >= IDLE_KEYS_MAX {
+            if all.len() >= PURGE_AT_KEYS {
                 all.retain(|_, lock| Arc::strong_count(lock) > 1);
             }
             all.entry(key.into()).or_default().clone()
@@ -40,10 +40,10 @@ mod tests {
     async fn a_key_has_one_holder_and_idle_keys_are_dropped() {
         let locks = KeyedMutex::<usize>::default();
         let held = locks.lock(0_usize).await;
-        for key in 1..=2 * IDLE_KEYS_MAX {
+        for key in 1..=2 * PURGE_AT_KEYS {
             drop(locks.lock(key).await);
         }
-        assert!(locks.0.lock().unwrap().len() <= IDLE_KEYS_MAX);
+        assert!(locks.0.lock().unwrap().len() <= PURGE_AT_KEYS);
         tokio::select! {
             biased;
             _ = locks.lock(0_usize) => panic!("the key is held"),

@@ -1,5 +1,5 @@
-//! The functions that the harness loads, called like the harness does: one engine per process, one
-//! call at a time, reports through a queue that is sometimes full.
+//! Calls the exported functions as the harness does: one engine per process, one call at a time.
+//! The report queue is full at every other push.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use harness::abi::{
 /// The library has one engine, so the tests run one at a time.
 static ENGINE: Mutex<()> = Mutex::new(());
 
-/// Reports in order. Every second push reports a full queue.
+/// Reports received, in order. Every odd push answers 0 (queue full), so the library must retry.
 #[derive(Default)]
 struct Queue {
     reports: Vec<Report>,
@@ -36,13 +36,13 @@ unsafe extern "C" fn push(sink: *mut c_void, report: *const Report) -> c_int {
 struct Engine {
     queue: *mut Queue,
     sequence: u64,
-    _one: MutexGuard<'static, ()>,
+    _guard: MutexGuard<'static, ()>,
 }
 
 #[allow(unsafe_code)]
 impl Engine {
     fn new() -> Self {
-        let one = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = Box::into_raw(Box::new(Queue::default()));
         let transport = Transport {
             create: None,
@@ -57,24 +57,23 @@ impl Engine {
         Self {
             queue,
             sequence: 0,
-            _one: one,
+            _guard: guard,
         }
     }
 
-    fn next(&mut self) -> u64 {
+    fn next_sequence(&mut self) -> u64 {
         self.sequence += 1;
         self.sequence
     }
 
-    /// Reports since the last call: kind, order, price, quantity; for a trade: kind, price and
-    /// quantity, maker, taker.
+    /// Takes the reports out of the queue: (kind, order id, price, quantity). A trade is [`trade`].
     fn reports(&mut self) -> Vec<(u8, u64, u64, u64)> {
         // SAFETY: the library accesses the queue during its calls only, and none is in progress.
         let reports = std::mem::take(unsafe { &mut (*self.queue).reports });
         let row = |report: Report| {
             assert_eq!(
                 report.sequence, self.sequence,
-                "a report has another message's number"
+                "a report has the sequence of its message"
             );
             match report.kind {
                 TRADE => (
@@ -104,7 +103,7 @@ impl Engine {
     ) -> Vec<(u8, u64, u64, u64)> {
         let message = NewOrder {
             order_id,
-            sequence: self.next(),
+            sequence: self.next_sequence(),
             price,
             quantity,
             side,
@@ -127,7 +126,7 @@ impl Engine {
     fn cancel(&mut self, order_id: u64) -> Vec<(u8, u64, u64, u64)> {
         let message = Cancel {
             order_id,
-            sequence: self.next(),
+            sequence: self.next_sequence(),
         };
         // SAFETY: as in `new_order`.
         unsafe { harness::engine_on_cancel(&raw const message) };
@@ -143,7 +142,7 @@ impl Engine {
     ) -> Vec<(u8, u64, u64, u64)> {
         let message = Amend {
             order_id,
-            sequence: self.next(),
+            sequence: self.next_sequence(),
             price,
             quantity,
             side,
@@ -154,7 +153,7 @@ impl Engine {
         self.reports()
     }
 
-    fn bests(&self) -> (i64, i64) {
+    fn best_bid_and_ask(&self) -> (i64, i64) {
         // SAFETY: `self` holds the lock.
         unsafe {
             (
@@ -181,6 +180,7 @@ impl Drop for Engine {
     }
 }
 
+/// A trade in [`Engine::reports`]: price and quantity in one number, maker id, taker id.
 const fn trade(price: u64, quantity: u64, maker: u64, taker: u64) -> (u8, u64, u64, u64) {
     (TRADE, price * 1_000 + quantity, maker, taker)
 }
@@ -188,11 +188,11 @@ const fn trade(price: u64, quantity: u64, maker: u64, taker: u64) -> (u8, u64, u
 #[test]
 fn orders_rest_trade_and_end() {
     let mut engine = Engine::new();
-    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (i64::MIN, i64::MAX));
     engine.rest(1, SELL, 10, 101);
     engine.rest(2, SELL, 10, 100);
     engine.rest(3, SELL, 5, 100);
-    assert_eq!(engine.bests(), (i64::MIN, 100));
+    assert_eq!(engine.best_bid_and_ask(), (i64::MIN, 100));
     assert_eq!(engine.depth(SELL, 100), 15);
     assert_eq!((engine.depth(SELL, 102), engine.depth(BUY, 100)), (0, 0));
     // Best price first, earliest first, at the maker's price; the remainder rests at its own price.
@@ -205,10 +205,10 @@ fn orders_rest_trade_and_end() {
             trade(101, 10, 1, 4),
         ]
     );
-    assert_eq!(engine.bests(), (105, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (105, i64::MAX));
     assert_eq!(engine.depth(BUY, 105), 5);
     assert_eq!(engine.cancel(4), [(CANCEL_ACK, 4, 105, 5)]);
-    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (i64::MIN, i64::MAX));
     // Filled, cancelled, never seen.
     for order_id in [2, 4, 2_000_000, u64::MAX] {
         assert_eq!(engine.cancel(order_id), [(CANCEL_REJECT, order_id, 0, 0)]);
@@ -220,7 +220,7 @@ fn orders_rest_trade_and_end() {
 }
 
 #[test]
-fn an_immediate_order_never_rests() {
+fn an_ioc_order_never_rests() {
     let mut engine = Engine::new();
     engine.rest(1, BUY, 10, 100);
     assert_eq!(
@@ -235,11 +235,11 @@ fn an_immediate_order_never_rests() {
         engine.new_order(3, SELL, 5, 100, 1),
         [(ORDER_ACK, 3, 100, 5), (CANCEL_ACK, 3, 100, 5)]
     );
-    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (i64::MIN, i64::MAX));
 }
 
 #[test]
-fn an_amend_counts_the_open_quantity_and_loses_priority() {
+fn an_amend_sets_the_open_quantity_and_an_increase_loses_priority() {
     let mut engine = Engine::new();
     engine.rest(1, SELL, 10, 100);
     engine.rest(2, SELL, 10, 100);
@@ -260,14 +260,14 @@ fn an_amend_counts_the_open_quantity_and_loses_priority() {
         engine.amend(5, BUY, 9, 110),
         [(MODIFY_ACK, 5, 110, 9), trade(100, 5, 1, 5)]
     );
-    assert_eq!(engine.bests(), (110, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (110, i64::MAX));
     assert_eq!(engine.depth(BUY, 110), 4);
 }
 
 #[test]
-fn ids_are_reusable_after_their_order_and_need_not_be_dense() {
+fn an_id_is_reusable_once_its_order_has_ended_and_ids_may_be_sparse() {
     let mut engine = Engine::new();
-    // In the table, past its initial length, past its maximum.
+    // Below the initial length of the table of ids, between that and its maximum, and above it.
     for order_id in [0, 1, (1 << 21) + 5, 1 << 30, u64::MAX] {
         engine.rest(order_id, BUY, 10, 100);
         assert_eq!(engine.cancel(order_id), [(CANCEL_ACK, order_id, 100, 10)]);
@@ -288,7 +288,7 @@ fn ids_are_reusable_after_their_order_and_need_not_be_dense() {
 }
 
 #[test]
-fn a_deep_queue_is_swept_in_order() {
+fn a_deep_level_fills_in_time_priority() {
     let mut engine = Engine::new();
     for order_id in 1..=5_000 {
         engine.rest(order_id, SELL, 1, 100);
@@ -298,5 +298,5 @@ fn a_deep_queue_is_swept_in_order() {
     for (order_id, report) in (1..).zip(&reports[1..]) {
         assert_eq!(*report, trade(100, 1, order_id, 5_001));
     }
-    assert_eq!(engine.bests(), (i64::MIN, i64::MAX));
+    assert_eq!(engine.best_bid_and_ask(), (i64::MIN, i64::MAX));
 }

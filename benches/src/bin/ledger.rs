@@ -1,11 +1,11 @@
-//! Compares the ledger with bare statements that write the same rows: `cargo run --release -p
-//! benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
+//! Compares the ledger with raw SQL that writes the same rows: `cargo run --release -p benches
+//! --bin ledger -- [--json] [--quick] [--dir DIR]`.
 //!
-//! Measures full operations over the in-memory contract: idempotency keys, postings with running
-//! balances, outbox events (relayed concurrently) and, for two-phase rows, holds. Requests are
-//! created before the clock starts. Latency is from sending a request to its answer, which follows
-//! the durable commit. Service and baseline run alternately, each on a copy of one seeded database.
-//! Each run's books are verified; a violation fails the run.
+//! Calls the ledger through its RPC contract, served in memory. Each operation is complete:
+//! idempotency key, postings with running balances, outbox events (relayed concurrently) and, in
+//! two-phase rows, a hold. Requests are created before the clock starts. Latency is from sending a
+//! request to its answer, which follows the durable commit. Service and baseline run alternately,
+//! each on a copy of one seeded database. Each run's books are verified; a violation fails the run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use benches::ledger::verify;
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 
-/// The platform's allocator.
+/// The allocator of the `node` binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -36,7 +36,7 @@ enum Store {
     Postgres,
 }
 
-/// Operations per second of the ledger, compared with bare statements.
+/// Operations per second of the ledger, compared with raw SQL.
 #[derive(Parser)]
 struct Args {
     #[arg(long, value_enum, default_value = "sqlite")]
@@ -48,20 +48,20 @@ struct Args {
     /// Measure only a few rows; takes less than half a minute.
     #[arg(long)]
     quick: bool,
-    /// Postings per operation, each with a debit and a credit; one corresponds to a transfer in
-    /// other ledgers.
+    /// Postings per operation. A posting has a debit and a credit side, like a transfer in other
+    /// ledgers.
     #[arg(long, default_value_t = 1)]
     postings: usize,
     /// Measure only rows whose name (`batch/clients/accounts/kind`) contains this.
     #[arg(long)]
     only: Option<String>,
-    /// Factor for the number of operations of each row.
+    /// Multiplies the number of operations of each row.
     #[arg(long, default_value_t = 1)]
-    times: usize,
-    /// Measure only bare statements on three tables of integers, for comparison with other
-    /// baselines.
+    scale: usize,
+    /// Measure no ledger, only raw SQL on a minimal schema (account, operation, posting; integers),
+    /// to compare this baseline with published ones.
     #[arg(long)]
-    plain: bool,
+    minimal_schema: bool,
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Folder for the stores; default: the system's temporary folder.
@@ -108,8 +108,9 @@ impl GridRow {
     }
 }
 
-/// Varies batch size and clients along the two edges of the grid, and hot accounts and two phases
-/// where they differ most. The full product would take a quarter of an hour and show nothing more.
+/// Batches of 1 with 1, 16 and 256 clients; one client with batches of 1 to 8,189; 16 clients with
+/// batches of 100 and 500. Hot accounts and two phases for some of them. The full product would
+/// take a quarter of an hour and show nothing more.
 fn grid() -> Vec<GridRow> {
     use Accounts::{Hot, Uniform};
     use Kind::{OnePhase, TwoPhase};
@@ -213,26 +214,28 @@ fn cpu_s() -> f64 {
 async fn prepare_baseline(
     row: &GridRow,
     flows: &mut [Flow],
-    [served, captured, own]: &[Database; 3],
+    [served, captured, raw]: &[Database; 3],
 ) -> anyhow::Result<Baseline> {
     let skip = USERS as usize + row.batch * row.clients;
     let group = verify::operations_per_transaction(served, skip).await?;
-    // With concurrent clients a transaction also contains requests that only open holds.
-    let phases = match row.kind == Kind::TwoPhase && row.clients > 1 {
+    // With concurrent clients a transaction also has one request that opens holds per request that
+    // writes operations; with one client each request is its own transaction.
+    let requests_per_write = match row.kind == Kind::TwoPhase && row.clients > 1 {
         true => 2.0,
         false => 1.0,
     };
-    let merge = ((phases * group / row.batch as f64).round() as usize).max(1);
-    let load = GridRow {
+    let requests_per_transaction =
+        ((requests_per_write * group / row.batch as f64).round() as usize).max(1);
+    let shortened = GridRow {
         operations: row.operations.min(30_000),
         ..*row
     };
-    let requests = requests(&load, flows).into_iter().flatten().collect();
+    let requests = requests(&shortened, flows).into_iter().flatten().collect();
     let rows = captured.capture(requests, ROUND_MAX).await?;
-    own.baseline(rows, merge).await
+    raw.baseline(rows, requests_per_transaction).await
 }
 
-/// Runs one row on its databases: of the service, of the capture, and of the baseline.
+/// Measures one row. `databases`: of the service, of the capture, of the baseline.
 async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyhow::Result<Value> {
     let served = &databases[0];
     let mut client_flows = flows(args, row, row.clients, 1);
@@ -253,7 +256,7 @@ async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyho
     let (mut service, mut bare) = (Totals::default(), Totals::default());
     let mut baseline: Option<Baseline> = None;
     let (mut outbox_left, mut drain_s) = (0, 0.0);
-    for _ in 0..ROUNDS {
+    for round_at in 0..ROUNDS {
         let requests = requests(row, &mut client_flows);
         let cpu_before_s = cpu_s();
         let round = node.run(requests, ROUND_MAX).await?;
@@ -269,9 +272,9 @@ async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyho
             Some(baseline) => baseline,
             None => baseline.insert(prepare_baseline(row, &mut baseline_flows, databases).await?),
         };
-        let half = baseline.left().div_ceil(ROUNDS.min(2));
+        let transactions = baseline.left().div_ceil(ROUNDS - round_at);
         let cpu_before_s = cpu_s();
-        let (count, elapsed) = baseline.run(half, ROUND_MAX).await?;
+        let (count, elapsed) = baseline.run(transactions, ROUND_MAX).await?;
         bare.cpu_s += cpu_s() - cpu_before_s;
         bare.operations += count;
         bare.elapsed_s += elapsed.as_secs_f64();
@@ -312,10 +315,10 @@ fn print_head() {
         "ops/s",
         "p50 us",
         "p99 us",
-        "bare",
+        "raw ops/s",
         "ratio",
         "cpu us/op",
-        "bare",
+        "raw us/op",
         "ops/tx",
         "outbox left",
         "drain s"
@@ -344,7 +347,7 @@ fn print_row(row: &Value) {
     );
 }
 
-fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
+fn minimal_schema(args: &Args, folder: &Path) -> anyhow::Result<()> {
     let one = baseline::plain(folder, 1, 10_000)?;
     let many = baseline::plain(folder, 500, 600)?;
     if args.json {
@@ -355,17 +358,17 @@ fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
         println!("{report}");
     } else {
         println!(
-            "bare statements, three tables of integers, synchronous FULL: \
+            "raw SQL, minimal schema, synchronous FULL: \
             {one:.0} ops/s at 1 per transaction, {many:.0} at 500"
         );
     }
     Ok(())
 }
 
-fn load(args: &Args) -> String {
+fn describe_load(args: &Args) -> String {
     format!(
         "CreateOperations through the contract in memory, {} postings per operation, {USERS} users, \
-        balances and keys checked, events relayed to the embedded log meanwhile; {}; seed {}",
+        balances and keys checked, events relayed concurrently to the embedded log; {}; seed {}",
         args.postings,
         match args.store {
             Store::Sqlite => "SQLite in WAL mode, synchronous FULL",
@@ -388,8 +391,8 @@ async fn main() -> anyhow::Result<()> {
         Some(dir) => tempfile::tempdir_in(dir)?,
         None => tempfile::tempdir()?,
     };
-    if args.plain {
-        return plain(&args, folder.path());
+    if args.minimal_schema {
+        return minimal_schema(&args, folder.path());
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let seeded = Database::new(folder.path().join("seeded"), args.server(), "seeded").await?;
@@ -397,7 +400,8 @@ async fn main() -> anyhow::Result<()> {
     seeded.drop().await?;
     let rows = rows?;
     if args.json {
-        let report = json!({ "load": load(&args), "cores": cores, "turns": ROUNDS, "rows": rows });
+        let report =
+            json!({ "load": describe_load(&args), "cores": cores, "rounds": ROUNDS, "rows": rows });
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(())
@@ -414,7 +418,7 @@ async fn rows(
     seeded.drain(DRAIN_MAX).await?;
     node.stop().await;
     if !args.json {
-        println!("{}; {cores} cores", load(args));
+        println!("{}; {cores} cores", describe_load(args));
         print_head();
     }
     let mut rows = Vec::new();
@@ -427,7 +431,7 @@ async fn rows(
         if !is_selected {
             continue;
         }
-        row.operations *= args.times;
+        row.operations *= args.scale;
         let own = tempfile::tempdir_in(folder)?;
         let result = run(args, &row, seeded, own.path()).await.context(name)?;
         if !args.json {

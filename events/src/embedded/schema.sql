@@ -1,5 +1,5 @@
--- Consecutively published records of one topic, packed into one value (`events::pack`). Their
--- positions start at `position`. Rows are never deleted.
+-- A row has consecutive records of one topic in one value (`events::pack`). The first has position
+-- `position`, the next ones follow without a gap. Rows are never deleted.
 CREATE TABLE IF NOT EXISTS log (
     position INTEGER PRIMARY KEY,
     topic TEXT NOT NULL,
@@ -7,5 +7,5 @@ CREATE TABLE IF NOT EXISTS log (
     records BLOB NOT NULL
 );
 
--- By topic and position.
+-- Finds the rows of a topic in order of position: an entry ends with the rowid, `position`.
 CREATE INDEX IF NOT EXISTS log_by_topic ON log (topic);

@@ -11,20 +11,20 @@ use super::Answered;
 use crate::market::Market;
 use crate::refusal;
 
-/// The member whose bounds SetMemberBounds sets.
+/// Whose bounds SetMemberBounds sets: one user, or each user of a member group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Member {
     User(String),
     Group(MemberGroup),
 }
 
-/// The exchange's bounds: those of users without others.
+/// Default bounds: of users with neither own bounds nor bounds of their group.
 pub async fn default_bounds(market: &Market) -> Result<OrderBounds, Status> {
     let bounds = market.state(|state| state.core().admission().bounds_of(BoundsOf::Node));
     Ok(bounds.await?.unwrap_or_default())
 }
 
-/// Sets the bounds, or removes them. The current bounds are accepted.
+/// Sets the bounds; `None` removes them. Setting the current bounds changes nothing.
 pub async fn set_bounds(
     market: &Market,
     member: &Member,
@@ -40,11 +40,11 @@ pub async fn set_bounds(
         bounds,
         key_hash,
     });
-    submit(market, request, key_hash).await
+    execute_once(market, request, key_hash).await
 }
 
-/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. From then on the user's
-/// sessions count in the rate of the group.
+/// Assigns a user to a member group; [`MemberGroup::NONE`] removes the assignment. From then on the
+/// messages of the user's sessions count towards the group's rate.
 pub async fn set_group(
     market: &Market,
     user_id: &str,
@@ -56,12 +56,12 @@ pub async fn set_group(
         group,
         key_hash,
     });
-    submit(market, request, key_hash).await
+    execute_once(market, request, key_hash).await
 }
 
-/// Executes the call once per key: a repeat must not undo a later change, also when the first call
-/// changed nothing (D50).
-async fn submit(
+/// Executes the call once per idempotency key. A repeat must not undo a later change, even if the
+/// first call changed nothing (D50).
+async fn execute_once(
     market: &Market,
     request: Request,
     key_hash: Id128,
@@ -69,12 +69,12 @@ async fn submit(
     if market.answered(key_hash).await?.is_some() {
         return Ok(Answered::before(()));
     }
-    let answered = carry_out(market, request).await?;
+    let answered = submit_and_wait(market, request).await?;
     market.note_answered(key_hash).await?;
     Ok(answered)
 }
 
-async fn carry_out(market: &Market, request: Request) -> Result<Answered<()>, Status> {
+async fn submit_and_wait(market: &Market, request: Request) -> Result<Answered<()>, Status> {
     match market.submit(request).await {
         Ok(record) => {
             market.durable(record.command.sequence).await?;
@@ -86,7 +86,7 @@ async fn carry_out(market: &Market, request: Request) -> Result<Answered<()>, St
                     market.durable(seen.sequence).await?;
                     Ok(Answered::before(()))
                 }
-                // The state is already so, by a command that may not be durable yet.
+                // Nothing to change; but the command that set this may not be durable yet.
                 _ => {
                     market.durable(market.replica.assigned()).await?;
                     Ok(Answered::now(()))

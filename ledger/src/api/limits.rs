@@ -1,7 +1,7 @@
 //! RPCs to set, remove and list velocity limits, for staff.
 
 use proto::{
-    convert::{self as values, to_decimal_minor, to_timestamp_us},
+    convert::{self as proto_convert, to_decimal_minor, to_timestamp_us},
     ledger::v1 as wire,
 };
 use rpc::{
@@ -67,7 +67,7 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refusal| convert::status(&refusal, false))?;
         match result.answer {
             CommandAnswer::Limit(limit) => Ok((to_limit(&limit), result.replay)),
             _ => Err(super::writes::wrong()),
@@ -113,7 +113,7 @@ fn terms(limit: Option<wire::VelocityLimit>) -> Result<LimitTerms, Refusal> {
         .map(|(index, code)| {
             OperationType::from_code(*code).ok_or_else(|| {
                 let field = format!("limit.operation_types[{index}]");
-                Refusal::invalid(field, "must be one of the operation types")
+                Refusal::invalid(field, format!("has no operation type {code}"))
             })
         })
         .collect::<Result<Vec<_>, _>>()?;
@@ -133,7 +133,7 @@ fn terms(limit: Option<wire::VelocityLimit>) -> Result<LimitTerms, Refusal> {
         side: Side::from_code(limit.side)
             .ok_or_else(|| Refusal::invalid("limit.side", "must be DEBIT or CREDIT"))?,
         window_s: i64::from(limit.window_seconds),
-        amount: values::decimal(limit.amount.as_ref())
+        amount: proto_convert::decimal(limit.amount.as_ref())
             .map_err(|error| Refusal::invalid("limit.amount", error.to_string()))?,
         kinds: Kinds::of(kinds),
     })

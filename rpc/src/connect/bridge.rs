@@ -1,8 +1,8 @@
-//! Forwards the engine's calls to in-process tonic routes.
+//! Forwards calls that connectrpc has decoded to in-process tonic routes.
 //!
 //! Each call becomes one gRPC request with the caller's metadata, extensions (including the
-//! authenticated caller) and remaining deadline. Streams remain streams in both directions; at most
-//! one message is buffered.
+//! authenticated caller) and remaining deadline. Streams remain streams in both directions. Of a
+//! response stream one DATA frame is buffered; a response of one message is collected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use tower::ServiceExt;
 
-use super::{codec, errors, trailers::Late};
+use super::{codec, errors, trailers::LateTrailers};
 use crate::contract::{Contract, Method};
 
 pub(super) struct Bridge {
@@ -33,7 +33,7 @@ struct Call {
     path: String,
     method: Method,
     format: CodecFormat,
-    late: Option<Late>,
+    late: Option<LateTrailers>,
     context: RequestContext,
 }
 
@@ -59,7 +59,7 @@ impl Bridge {
             path,
             method,
             format,
-            late: context.extensions().get::<Late>().cloned(),
+            late: context.extensions().get::<LateTrailers>().cloned(),
             context,
         })
     }
@@ -74,8 +74,8 @@ impl Dispatcher for Bridge {
             (true, false) => MethodKind::ClientStreaming,
             (true, true) => MethodKind::BidiStreaming,
         };
-        let get = kind == MethodKind::Unary && method.reads_only;
-        Some(MethodDescriptor::from_kind(kind).with_idempotent(get))
+        let allows_get = kind == MethodKind::Unary && method.reads_only;
+        Some(MethodDescriptor::from_kind(kind).with_idempotent(allows_get))
     }
 
     fn call_unary(
@@ -89,7 +89,8 @@ impl Dispatcher for Bridge {
         Box::pin(async move {
             let call = call?;
             let message = codec::to_proto(request.encoded()?, format, &call.method.input)?;
-            call.one(Body::new(Full::new(codec::frame(&message)))).await
+            call.unary_response(Body::new(Full::new(codec::frame(&message))))
+                .await
         })
     }
 
@@ -104,7 +105,7 @@ impl Dispatcher for Bridge {
         Box::pin(async move {
             let call = call?;
             let message = codec::to_proto(request, format, &call.method.input)?;
-            call.many(Body::new(Full::new(codec::frame(&message))))
+            call.response_stream(Body::new(Full::new(codec::frame(&message))))
                 .await
         })
     }
@@ -120,7 +121,7 @@ impl Dispatcher for Bridge {
         Box::pin(async move {
             let call = call?;
             let body = call.request_body(requests);
-            call.one(body).await
+            call.unary_response(body).await
         })
     }
 
@@ -135,7 +136,7 @@ impl Dispatcher for Bridge {
         Box::pin(async move {
             let call = call?;
             let body = call.request_body(requests);
-            call.many(body).await
+            call.response_stream(body).await
         })
     }
 }
@@ -152,7 +153,7 @@ impl Call {
         Body::new(StreamBody::new(frames))
     }
 
-    /// Sends the gRPC request. `Err` for a refusal without any message.
+    /// Sends the gRPC request. `Err` for a response of trailers only with an error status.
     async fn send(&mut self, body: Body) -> Result<http::Response<Body>, ConnectError> {
         let mut request = Request::post(&*self.path)
             .body(body)
@@ -177,7 +178,7 @@ impl Call {
     }
 
     /// A call with one response message.
-    async fn one(mut self, body: Body) -> Result<Response<EncodedBody>, ConnectError> {
+    async fn unary_response(mut self, body: Body) -> Result<Response<EncodedBody>, ConnectError> {
         let (parts, body) = self.send(body).await?.into_parts();
         let collected = body
             .collect()
@@ -198,8 +199,12 @@ impl Call {
         Ok(response)
     }
 
-    /// A call with a response stream; its trailers go to [`Late`].
-    async fn many(mut self, body: Body) -> Result<Response<EncodedStream>, ConnectError> {
+    /// A call with a response stream; its trailers are kept in [`LateTrailers`] for the
+    /// end-of-stream message.
+    async fn response_stream(
+        mut self,
+        body: Body,
+    ) -> Result<Response<EncodedStream>, ConnectError> {
         let (parts, body) = self.send(body).await?.into_parts();
         let messages = messages(body, self.format, self.method, self.late);
         let mut response = Response::new(Box::pin(messages) as EncodedStream);
@@ -208,13 +213,13 @@ impl Call {
     }
 }
 
-/// Messages of a gRPC response body in the caller's format; ends with an error if the trailers have
-/// one.
+/// Messages of a gRPC response body in the caller's format. Ends after an error if the body fails
+/// or the trailers have an error status.
 fn messages(
     body: Body,
     format: CodecFormat,
     method: Method,
-    late: Option<Late>,
+    late: Option<LateTrailers>,
 ) -> impl Stream<Item = Result<EncodedBody, ConnectError>> + Send {
     struct State {
         frames: BodyStream<Body>,
@@ -263,7 +268,7 @@ fn messages(
     )
 }
 
-fn end_of_stream(trailers: HeaderMap, late: Option<&Late>) -> Option<ConnectError> {
+fn end_of_stream(trailers: HeaderMap, late: Option<&LateTrailers>) -> Option<ConnectError> {
     if let Some(status) = errors::failure(&trailers) {
         return Some(errors::to_connect(&status));
     }
@@ -275,13 +280,14 @@ fn end_of_stream(trailers: HeaderMap, late: Option<&Late>) -> Option<ConnectErro
 
 /// `grpc-timeout` has at most eight digits, so the unit grows with the time left.
 fn grpc_timeout(left: Duration) -> HeaderValue {
-    const DIGITS_END: u128 = 100_000_000;
-    let text = if left.as_micros() < DIGITS_END {
+    // Exclusive: eight digits.
+    const TIMEOUT_VALUE_END: u128 = 100_000_000;
+    let text = if left.as_micros() < TIMEOUT_VALUE_END {
         format!("{}u", left.as_micros())
-    } else if left.as_millis() < DIGITS_END {
+    } else if left.as_millis() < TIMEOUT_VALUE_END {
         format!("{}m", left.as_millis())
     } else {
-        format!("{}S", u128::from(left.as_secs()).min(DIGITS_END - 1))
+        format!("{}S", u128::from(left.as_secs()).min(TIMEOUT_VALUE_END - 1))
     };
     HeaderValue::try_from(text).expect("digits and a letter are a header value")
 }

@@ -51,7 +51,7 @@ pub(crate) fn service(
     let service = tower::service_fn(move |mut request: Request| {
         let mut engine = engine.clone();
         async move {
-            let late = trailers::Late::default();
+            let late = trailers::LateTrailers::default();
             request.extensions_mut().insert(late.clone());
             if *request.method() == Method::GET {
                 let query = GetQuery(request.uri().query().unwrap_or_default().to_owned());

@@ -1,7 +1,7 @@
 //! Trailers of a Connect stream that are known only at its end.
 //!
-//! The engine takes a stream's trailers before its first message; gRPC sends them after the last.
-//! So the bridge stores them in [`Late`], and [`WithLate`] inserts them into the end-of-stream
+//! connectrpc takes a stream's trailers before its first message; gRPC sends them after the last. So
+//! the bridge stores them in [`LateTrailers`], and [`WithLate`] inserts them into the end-of-stream
 //! message. Only that message is changed; it is never compressed.
 
 use std::{
@@ -23,9 +23,9 @@ const END_STREAM: u8 = 0b10;
 
 /// Storage for late trailers, shared through the request's extensions.
 #[derive(Clone, Default)]
-pub(super) struct Late(Arc<Mutex<HeaderMap>>);
+pub(super) struct LateTrailers(Arc<Mutex<HeaderMap>>);
 
-impl Late {
+impl LateTrailers {
     pub(super) fn put(&self, trailers: HeaderMap) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = trailers;
     }
@@ -37,11 +37,11 @@ impl Late {
 
 pub(super) struct WithLate {
     body: Body,
-    late: Late,
+    late: LateTrailers,
 }
 
 impl WithLate {
-    pub(super) fn new(body: Body, late: Late) -> Self {
+    pub(super) fn new(body: Body, late: LateTrailers) -> Self {
         WithLate { body, late }
     }
 }
@@ -86,7 +86,7 @@ fn is_end_stream(data: &Bytes) -> bool {
         })
 }
 
-fn rewrite(data: &Bytes, late: &Late) -> Option<Bytes> {
+fn rewrite(data: &Bytes, late: &LateTrailers) -> Option<Bytes> {
     let trailers = late.take();
     if trailers.is_empty() {
         return None;
@@ -118,7 +118,7 @@ mod tests {
         let end = end.freeze();
         assert!(is_end_stream(&end));
         assert!(!is_end_stream(&codec::frame(b"x")));
-        let late = Late::default();
+        let late = LateTrailers::default();
         assert_eq!(rewrite(&end, &late), None);
         let mut trailers = HeaderMap::new();
         trailers.append("b", "2".parse().unwrap());

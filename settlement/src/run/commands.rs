@@ -1,9 +1,13 @@
 //! Commands that settlement journals: progress, bust trades, and blocks of users with a difference
 //! between journal and ledger (`design.md` 4).
 //!
-//! Invariants: a trade's `Bust` is journalled before a `Settled` passes it; settlement's own
-//! records alone cause no `Settled`, so an idle market has an idle journal; a command is repeated
-//! until it is journalled, and the health is failing meanwhile.
+//! Invariants:
+//! - The `Bust` of a trade is journalled before any `Settled` whose `finalized` includes the trade.
+//! - Records that settlement itself journals cause no further `Settled`: an idle market writes
+//!   nothing.
+//! - A command is retried until it is journalled; health part `settlement-journal` is failing
+//!   meanwhile. A `Settled` refused with `Busy` is dropped: the next round submits the positions
+//!   of then.
 //!
 //! Cost: at most ten `Settled` per second, independent of the number of batches.
 
@@ -25,9 +29,9 @@ use crate::repo::StoreError;
 /// Interval between two `Settled`.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Pause before a failed block or unblock is retried.
-const LATE: Duration = Duration::from_secs(1);
-/// Longest wait for the replica per user.
-const PATIENCE: Duration = Duration::from_secs(2);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Longest single wait for the replica.
+const REPLICA_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Journals a command of settlement. Returns its sequence; `None` if its effect is journalled
 /// already.
@@ -42,20 +46,20 @@ pub fn journal_port(port: Port) -> JournalPort {
     })
 }
 
-/// Why a block or unblock has to be retried.
+/// Why a block, cancel or unblock failed. `Replica` stops the worker; the others are retried.
 #[derive(Debug, thiserror::Error)]
 enum BlockError {
     #[error(transparent)]
-    SubmitError(#[from] SubmitError),
+    Submit(#[from] SubmitError),
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    #[error("the replica has not applied the command in time")]
-    Behind,
+    #[error("the replica has not reached sequence {0} in time")]
+    ReplicaLag(Sequence),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// State of both workers.
+/// State of the workers [`Commands::report_progress`] and [`Commands::follow_suspensions`].
 #[derive(Clone)]
 pub(super) struct Commands {
     pub shared: Arc<Shared>,
@@ -73,47 +77,48 @@ impl Commands {
         let mut reported = Progress::default().reportable();
         let mut busts = 0;
         loop {
-            let wanted = progress.wait_for(|p| p.reportable() != reported || p.busts != busts);
-            let changed = self.shared.unless_stopped(wanted).await?;
+            let advanced = progress.wait_for(|p| p.reportable() != reported || p.busts != busts);
+            let changed = self.shared.unless_stopped(advanced).await?;
             drop(changed.expect("the tracker outlives its workers"));
             // One snapshot: busts are journalled before the position passes them.
-            let (now, bust_now) = self.shared.tracker.report();
-            busts = now.busts;
-            for bust in bust_now {
-                // Those of earlier runs are journalled already, except perhaps the last ones.
+            let (current, new_busts) = self.shared.tracker.report();
+            busts = current.busts;
+            for bust in new_busts {
+                // The first report repeats the busts of earlier runs: only those that a crash left
+                // unjournalled are submitted.
                 let is_known = |state: &State| state.core().admission().is_bust(bust.trade);
                 if !self.replica.read(is_known) {
-                    self.ask(Command::Bust(bust)).await?;
+                    self.submit_until_journalled(Command::Bust(bust)).await?;
                 }
             }
-            if now.reportable() != reported && self.settled(now).await? {
-                reported = now.reportable();
+            if current.reportable() != reported && self.submit_settled(current).await? {
+                reported = current.reportable();
             }
             let pause = tokio::time::sleep(INTERVAL);
             self.shared.unless_stopped(pause).await?;
         }
     }
 
-    /// Journals progress. Returns false if the market is busy: the next attempt reports a later
-    /// position.
-    async fn settled(&self, now: Progress) -> Result<bool, Halt> {
+    /// Journals a `Settled` if a position has advanced. Returns false on `Busy`: the caller retries
+    /// with the positions of then.
+    async fn submit_settled(&self, current: Progress) -> Result<bool, Halt> {
         let known = self.replica.settlement();
-        let is_further = now.settled > known.posted
-            || now.finalized > known.finalized
-            || now.trades_final > known.trades_final;
+        let is_further = current.settled > known.posted
+            || current.finalized > known.finalized
+            || current.trades_final > known.trades_final;
         if !is_further {
             return Ok(true);
         }
         let settled = Command::Settled(Settled {
-            posted: now.settled,
-            finalized: now.finalized,
-            trades_final: now.trades_final,
+            posted: current.settled,
+            finalized: current.finalized,
+            trades_final: current.trades_final,
         });
         match (self.journal)(settled).await {
             Err(SubmitError::Busy) => return Ok(false),
             Ok(Some(_)) => self.shared.tracker.own_journalled(),
             Ok(None) => {}
-            Err(_) => drop(self.ask(settled).await?),
+            Err(_) => drop(self.submit_until_journalled(settled).await?),
         }
         Ok(true)
     }
@@ -124,48 +129,51 @@ impl Commands {
     /// # Errors
     /// [`Halt`].
     pub async fn follow_suspensions(self) -> Result<(), Halt> {
-        self.forget_unknown().await?;
+        self.unblock_unrecorded().await?;
         let mut suspended = self.shared.suspended.subscribe();
         let (mut blocked, mut done) = (BTreeSet::new(), BTreeMap::new());
         loop {
-            let wanted = suspended.borrow_and_update().clone();
-            done.retain(|user_id, _| wanted.contains_key(user_id));
-            let differs = |user_id: &String| wanted.get(user_id) == Some(&Suspension::Differs);
+            let suspensions = suspended.borrow_and_update().clone();
+            done.retain(|user_id, _| suspensions.contains_key(user_id));
+            let differs = |user_id: &String| suspensions.get(user_id) == Some(&Suspension::Differs);
             blocked.retain(|user_id| differs(user_id));
-            let mut is_late = false;
+            let mut must_retry = false;
             // Blocks first: they do not wait for engines, so one user's cancels delay no other
             // user's block.
-            for user_id in wanted.keys().filter(|user_id| differs(user_id)) {
+            for user_id in suspensions.keys().filter(|user_id| differs(user_id)) {
                 if !blocked.contains(user_id) {
-                    match self.noted(user_id, self.block(user_id)).await? {
+                    match self.track_failure(user_id, self.block(user_id)).await? {
                         true => drop(blocked.insert(user_id.clone())),
-                        false => is_late = true,
+                        false => must_retry = true,
                     }
                 }
             }
-            for (user_id, suspension) in &wanted {
+            for (user_id, suspension) in &suspensions {
                 if done.get(user_id) == Some(suspension) {
                     continue;
                 }
                 let is_done = match suspension {
-                    Suspension::Differs => self.noted(user_id, self.cancel(user_id)).await?,
-                    Suspension::Agrees => self.noted(user_id, self.lift(user_id)).await?,
+                    Suspension::Differs => {
+                        self.track_failure(user_id, self.cancel(user_id)).await?
+                    }
+                    Suspension::Agrees => self.track_failure(user_id, self.lift(user_id)).await?,
                 };
                 match is_done {
                     true => drop(done.insert(user_id.clone(), *suspension)),
-                    false => is_late = true,
+                    false => must_retry = true,
                 }
             }
             tokio::select! {
-                changed = suspended.changed() => changed.expect("the sender is shared with this"),
-                () = tokio::time::sleep(LATE), if is_late => {}
+                changed = suspended.changed() => changed.expect("`self.shared` owns the sender"),
+                () = tokio::time::sleep(RETRY_PAUSE), if must_retry => {}
                 () = self.shared.shutdown.cancelled() => return Ok(()),
             }
         }
     }
 
-    /// Returns true on success; otherwise the health is failing until a retry succeeds.
-    async fn noted(
+    /// Runs `work` for a user. On failure logs it, fails the health and returns false: the caller
+    /// must retry.
+    async fn track_failure(
         &self,
         user_id: &str,
         work: impl Future<Output = Result<(), BlockError>>,
@@ -175,7 +183,7 @@ impl Commands {
             Ok(()) => failures.clear(failure::JOURNAL, user_id),
             Err(BlockError::Replica(error)) => return Err(error.into()),
             Err(error) => {
-                tracing::warn!(user_id, %error, "cannot journal a block or unblock of the user; retrying");
+                tracing::warn!(user_id, %error, "block, cancel or unblock of the user failed; retrying");
                 failures.note(failure::JOURNAL, user_id, &error.to_string(), false);
                 return Ok(false);
             }
@@ -183,11 +191,10 @@ impl Commands {
         Ok(true)
     }
 
-    /// Unblocks users whose block is in the journal but not in the store.
-    ///
-    /// The store was then restored from a copy. The comparison blocks a user again if the
-    /// difference still exists.
-    async fn forget_unknown(&self) -> Result<(), Halt> {
+    /// Unblocks users that the journal blocks for a difference and the store does not list, as
+    /// after the store was restored from a backup. If the difference still exists, the comparison
+    /// blocks the user again.
+    async fn unblock_unrecorded(&self) -> Result<(), Halt> {
         let suspended = self.shared.suspended.borrow().clone();
         let unknown: Vec<UserIx> = self.replica.read(|state| {
             let admission = state.core().admission();
@@ -201,7 +208,7 @@ impl Commands {
         });
         for user in unknown {
             let cause = BlockCause::Difference;
-            self.ask(Command::UnblockUser(UnblockUser { user, cause }))
+            self.submit_until_journalled(Command::UnblockUser(UnblockUser { user, cause }))
                 .await?;
         }
         Ok(())
@@ -213,12 +220,15 @@ impl Commands {
             return Ok(());
         };
         let cause = BlockCause::Difference;
-        (self.journal)(Command::BlockUser(BlockUser { user, cause })).await?;
-        tracing::error!(
-            user_id,
-            severity = "critical",
-            "user blocked: journal and ledger differ"
-        );
+        let block = Command::BlockUser(BlockUser { user, cause });
+        // After a restart the block is journalled already and was logged.
+        if (self.journal)(block).await?.is_some() {
+            tracing::error!(
+                user_id,
+                severity = "critical",
+                "user blocked: journal and ledger differ; see the user's settlement breaks"
+            );
+        }
         Ok(())
     }
 
@@ -241,8 +251,8 @@ impl Commands {
             let cause = BlockCause::Difference;
             let unblock = Command::UnblockUser(UnblockUser { user, cause });
             let sequence = (self.journal)(unblock).await?;
-            // The unblock must be applied before the store forgets it.
-            self.reached(sequence.unwrap_or(self.replica.assigned()))
+            // Only once the unblock is applied may the suspension end in the store.
+            self.wait_applied(sequence.unwrap_or(self.replica.assigned()))
                 .await?;
             tracing::info!(user_id, "user unblocked: journal and ledger agree again");
         }
@@ -251,7 +261,8 @@ impl Commands {
         Ok(())
     }
 
-    /// Index of a user. A user with a hold is bound.
+    /// Index of a user, `None` if the journal has not bound it. A suspended user has a hold and so
+    /// is bound, but the replica may not have applied that record yet: wait once.
     async fn user(&self, user_id: &str) -> Result<Option<UserIx>, BlockError> {
         let Ok(id) = UserId::new(user_id) else {
             return Ok(None);
@@ -260,19 +271,20 @@ impl Commands {
         if let Some(user) = names.user_ix(&id) {
             return Ok(Some(user));
         }
-        self.reached(self.replica.durable()).await?;
+        self.wait_applied(self.replica.durable()).await?;
         Ok(names.user_ix(&id))
     }
 
-    async fn reached(&self, sequence: Sequence) -> Result<(), BlockError> {
-        let reached = tokio::time::timeout(PATIENCE, self.replica.wait(sequence)).await;
-        Ok(reached.map_err(|_| BlockError::Behind)??)
+    /// Waits until the replica has applied `sequence`.
+    async fn wait_applied(&self, sequence: Sequence) -> Result<(), BlockError> {
+        let applied = tokio::time::timeout(REPLICA_WAIT_MAX, self.replica.wait(sequence)).await;
+        Ok(applied.map_err(|_| BlockError::ReplicaLag(sequence))??)
     }
 
     /// Repeats a command until it is journalled.
-    async fn ask(&self, command: Command) -> Result<Option<Sequence>, Halt> {
-        let asking = until_journalled(&self.shared, command.name(), || (self.journal)(command));
-        let sequence = asking.await?;
+    async fn submit_until_journalled(&self, command: Command) -> Result<Option<Sequence>, Halt> {
+        let submitted = until_journalled(&self.shared, command.name(), || (self.journal)(command));
+        let sequence = submitted.await?;
         let is_own = matches!(command, Command::Settled(_) | Command::Bust(_));
         if is_own && sequence.is_some() {
             self.shared.tracker.own_journalled();
