@@ -1,8 +1,8 @@
 //! Trailers of a Connect stream that are known only at its end.
 //!
-//! connectrpc takes a stream's trailers before its first message; gRPC sends them after the last. So
-//! the bridge stores them in [`LateTrailers`], and [`WithLate`] inserts them into the end-of-stream
-//! message. Only that message is changed; it is never compressed.
+//! connectrpc takes a stream's trailers before its first message; gRPC sends them after the last.
+//! So the bridge stores them in [`LateTrailers`], and [`WithLate`] inserts them into the
+//! end-of-stream message. Only that message is changed; it is never compressed.
 
 use std::{
     pin::Pin,
