@@ -101,7 +101,7 @@ pub fn commands() -> Vec<Command> {
 pub fn verb(name: &'static str, path: &str) -> Command {
     let method = schema::method(path).expect("the table names methods of the contract");
     let about = schema::comment(&method.parent_file(), method.path())
-        .unwrap_or_else(|| format!("Call {path}"));
+        .unwrap_or_else(|| method.name().to_owned());
     Command::new(name)
         .about(about)
         .args(schema::flags(&method.input()))

@@ -417,6 +417,27 @@ mod tests {
 
     // rows: R350
     #[test]
+    fn r350_every_command_has_a_help_text() {
+        fn check(command: &clap::Command, path: &str) {
+            let about = command.get_about().map(ToString::to_string);
+            let about = about.unwrap_or_default();
+            assert!(!about.is_empty(), "{path} has no help text");
+            assert!(!about.starts_with("Call dfa"), "{path}: {about}");
+            assert!(!about.contains("  "), "{path}: {about}");
+            // The help of a method without a comment is its name. A noun may be one word.
+            let is_sentence = about.contains(' ');
+            assert!(is_sentence || command.has_subcommands(), "{path}: {about}");
+            for verb in command.get_subcommands() {
+                check(verb, &format!("{path} {}", verb.get_name()));
+            }
+        }
+        let mut command = super::command();
+        command.build();
+        check(&command, "platform");
+    }
+
+    // rows: R350
+    #[test]
     fn r350_every_command_is_well_formed() {
         super::command().debug_assert();
     }

@@ -32,15 +32,16 @@ pub fn method(path: &str) -> Option<MethodDescriptor> {
         .find(|method| method.name() == name)
 }
 
-/// First line of a descriptor's comment, for the help.
+/// A descriptor's comment as one line, for the help.
 pub fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Option<String> {
     let info = file.file_descriptor_proto().source_code_info.as_ref()?;
     let location = info
         .location
         .iter()
         .find(|location| location.path == path)?;
-    let text = location.leading_comments.as_deref()?.trim();
-    (!text.is_empty()).then(|| text.replace('\n', " "))
+    let text = location.leading_comments.as_deref()?;
+    let words: Vec<&str> = text.split_whitespace().collect();
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 /// Form of a field on the command line.
