@@ -426,8 +426,18 @@ impl Config {
         Some(sequencer::Retention::new(bytes, followers))
     }
 
-    /// Places every service's state in the data folder.
+    /// Sets the addresses that follow from `listen`, as `platform config` prints them. A listener
+    /// with port 0 has its port after the bind: the start then calls this again.
+    pub fn set_addresses(&mut self) {
+        self.bank.listen = self.listen.bank;
+        self.bank.webhook_url = format!("http://{}/webhook", self.listen.payments);
+        self.payments.bank_url = format!("http://{}", self.listen.bank);
+        self.market.quic_listen = self.listen.trading;
+    }
+
+    /// Places every service's state in the data folder, and sets its addresses.
     pub fn settled(mut self) -> Self {
+        self.set_addresses();
         let dir = self.data_dir.clone();
         self.ledger.data_dir = dir.join("ledger");
         self.chain.data_dir = dir.join("chain");

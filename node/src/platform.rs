@@ -236,7 +236,7 @@ impl Platform {
     ///
     /// # Errors
     /// The part that cannot start, and why.
-    pub async fn start(config: Config) -> anyhow::Result<Self> {
+    pub async fn start(mut config: Config) -> anyhow::Result<Self> {
         anyhow::ensure!(
             config.sandbox.enabled,
             "sandbox.enabled = false: real identity and bank connections are not part of this version"
@@ -257,6 +257,8 @@ impl Platform {
         let lock = lock_folder(&config.data_dir)?;
         let manifest = Manifest::check(&config)?;
         let sockets = Sockets::bind(&config.listen).await?;
+        config.listen.payments = sockets.payments.local_addr()?;
+        config.set_addresses();
 
         // 2. The event log.
         let (log, embedded) = open_log(&config).await?;
@@ -291,12 +293,11 @@ impl Platform {
         local
             .identity
             .fill(rpc::with_auth(identity.service().routes, &auth));
-        let mut bank_config = config.bank.clone();
-        bank_config.listen = config.listen.bank;
-        bank_config.webhook_url = format!("http://{}/webhook", sockets.payments.local_addr()?);
-        let bank = sandbox::bank::start(bank_config, stages.services.clone())
+        let bank = sandbox::bank::start(config.bank.clone(), stages.services.clone())
             .await
             .context("bank")?;
+        config.listen.bank = bank.address();
+        config.set_addresses();
 
         // 6. The CFA life cycle and payments, which call each other.
         let cfa_deps = cfa::CfaDeps {
@@ -312,8 +313,7 @@ impl Platform {
             .await
             .context("cfa")?;
         local.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
-        let mut payments_config = config.payments.clone();
-        payments_config.bank_url = format!("http://{}", bank.address());
+        let payments_config = config.payments.clone();
         let payments_deps = payments::PaymentsDeps {
             log: log.clone(),
             identity: local.identity(),
@@ -350,8 +350,6 @@ impl Platform {
         )
         .await
         .context("settlement")?;
-        let mut market_config = config.market.clone();
-        market_config.quic_listen = config.listen.trading;
         let gateway_deps = gateway::GatewayDeps {
             log: log.clone(),
             auth: auth.clone(),
@@ -364,7 +362,7 @@ impl Platform {
             history,
             feed,
         };
-        let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
+        let gateway = gateway::start(config.market.clone(), gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
         local

@@ -26,7 +26,9 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
         },
         ..ProofOptions::default()
     };
-    prove(&deps, options).await.context("proof of balances")
+    prove(&deps, options)
+        .await
+        .with_context(|| format!("proof of balances of {}", target.url))
 }
 
 /// Differences printed; `--json` prints all of them.
@@ -146,4 +148,95 @@ fn differences(found: &[Difference]) -> String {
         out += &format!("... and {more} more (--json prints all)\n");
     }
     out + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use ::proof::DifferenceName;
+
+    use super::*;
+
+    fn difference(holder: &str, explanation: Option<&str>) -> Difference {
+        Difference {
+            name: DifferenceName::Holder,
+            instrument_id: "CFA-RUB".to_owned(),
+            holder: holder.to_owned(),
+            left: "5.00".to_owned(),
+            right: "4.00".to_owned(),
+            difference: "1.00".to_owned(),
+            explanation: explanation.map(str::to_owned),
+        }
+    }
+
+    fn printed(differences: Vec<Difference>) -> String {
+        text(&Proof {
+            ok: differences.is_empty(),
+            readings: 1,
+            instruments: Vec::new(),
+            bank: None,
+            differences,
+        })
+    }
+
+    /// Lines of the table of differences.
+    fn rows(text: &str) -> Vec<&str> {
+        text.lines()
+            .filter(|line| line.contains("CFA-RUB"))
+            .collect()
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_unexplained_differences_are_printed_first_with_both_sides() {
+        let text = printed(vec![
+            difference("anna", Some("redemption in progress")),
+            difference("boris", None),
+        ]);
+        assert!(text.starts_with("difference "), "{text}");
+        let rows = rows(&text);
+        assert_eq!(rows.len(), 2, "{text}");
+        for (row, holder, explanation) in [
+            (rows[0], "boris", "UNEXPLAINED"),
+            (rows[1], "anna", "redemption in progress"),
+        ] {
+            assert!(row.contains(holder) && row.ends_with(explanation), "{text}");
+            assert!(
+                row.contains("chain 5.00") && row.contains("ledger 4.00"),
+                "{text}"
+            );
+        }
+        assert!(text.ends_with("NOT ok, readings: 1\n"), "{text}");
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_at_most_twenty_differences_are_printed() {
+        let mut differences = vec![difference("anna", Some("redemption in progress")); LINES_MAX];
+        let text = printed(differences.clone());
+        assert_eq!(rows(&text).len(), LINES_MAX, "{text}");
+        assert!(!text.contains("more (--json prints all)"), "{text}");
+
+        differences.extend([difference("boris", None), difference("boris", None)]);
+        let text = printed(differences);
+        let rows = rows(&text);
+        assert_eq!(rows.len(), LINES_MAX, "{text}");
+        let is_first = |row: &&str| row.contains("boris");
+        assert_eq!(rows.iter().filter(|row| is_first(row)).count(), 2);
+        assert!(rows[..2].iter().all(is_first), "{text}");
+        assert!(
+            text.contains("... and 2 more (--json prints all)\n"),
+            "{text}"
+        );
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_a_proof_without_differences_has_no_table_of_them() {
+        let text = printed(Vec::new());
+        assert!(text.starts_with("instrument "), "{text}");
+        assert!(
+            text.ends_with("ok: chain = ledger = bank, readings: 1\n"),
+            "{text}"
+        );
+    }
 }

@@ -505,15 +505,33 @@ async fn report(
     }
 }
 
+/// What the index of every port says of the server.
+const SERVER: &str = "digital financial assets platform";
+
 /// `/`: a summary of the port, for a browser or curl.
 fn index(served: &[String]) -> MethodRouter {
     let index = Json(serde_json::json!({
-        "server": "digital financial assets platform",
+        "server": SERVER,
         "version": env!("CARGO_PKG_VERSION"),
         "protocols": ["gRPC", "gRPC-Web", "Connect"],
         "services": served,
         "reflection": ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"],
         "operations": ["/health", "/livez", "/readyz", "/metrics"],
+    }));
+    get(async move || index)
+}
+
+/// `/` of a port without RPCs: the same summary, without a credential.
+pub fn http_index<S>(protocol: &str, service: &str, operations: &[&str]) -> MethodRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    let index = Json(serde_json::json!({
+        "server": SERVER,
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocols": [protocol],
+        "services": [service],
+        "operations": operations,
     }));
     get(async move || index)
 }

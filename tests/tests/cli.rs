@@ -229,12 +229,63 @@ fn r350_what_goes_wrong_is_told_on_standard_error_with_exit_code_one() {
             nowhere.stderr.contains("is the platform running?"),
             "{nowhere:?}"
         );
+        let unproved = command(platform.folder(), &["--url", "127.0.0.1:1", "proof"]).await;
+        assert_eq!(unproved.status.code(), Some(1), "{unproved:?}");
+        let mut errors = unproved.stderr.lines();
+        assert!(
+            errors.any(|line| line.starts_with("error: ") && line.contains("http://127.0.0.1:1")),
+            "{unproved:?}"
+        );
         let other = platform
             .cli(&["--token", "sandbox.auditor", "user", "create"])
             .await;
         assert!(other.stderr.contains("permission_denied"), "{other:?}");
         let nonsense = platform.cli(&["order", "dance"]).await;
         assert_eq!(nonsense.status.code(), Some(2), "{nonsense:?}");
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_a_reconciliation_with_a_discrepancy_ends_with_exit_code_one() {
+    run(async {
+        let report =
+            json!({ "report": { "unexplainedDifference": { "amount": { "value": "0.01" } } } });
+        let server = axum::Router::new().fallback(async move || axum::Json(report));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a port");
+        let url = listener.local_addr().expect("an address").to_string();
+        let serving = tokio::spawn(async move { axum::serve(listener, server).await });
+        let folder = tempfile::tempdir().expect("a folder");
+        let done = command(folder.path(), &["--url", &url, "recon", "run"]).await;
+        serving.abort();
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        assert!(done.stderr.contains("discrepancy of 0.01 RUB"), "{done:?}");
+        assert!(done.stdout.contains("0.01"), "{done:?}");
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_a_command_finds_its_platform_in_the_configuration() {
+    run(async {
+        let all = platform().await.address("all");
+        let folder = tempfile::tempdir().expect("a folder");
+        let list = ["--json", "instrument", "list"];
+        let settings = |address: &str| {
+            let text = format!("[listen]\nall = \"{address}\"\n");
+            std::fs::write(folder.path().join("platform.toml"), text).expect("written");
+        };
+        settings(&all.to_string());
+        let found = command(folder.path(), &list).await.success().json();
+        assert!(found.is_object(), "{found}");
+        // A listener on all addresses is reached on the loopback.
+        settings(&format!("0.0.0.0:{}", all.port()));
+        command(folder.path(), &list).await.success();
+        settings("127.0.0.1:1");
+        let nowhere = command(folder.path(), &list).await;
+        assert_eq!(nowhere.status.code(), Some(1), "{nowhere:?}");
+        assert!(nowhere.stderr.contains("http://127.0.0.1:1"), "{nowhere:?}");
     });
 }
 
@@ -257,7 +308,10 @@ fn r350_config_prints_what_is_in_force() {
         let mut with_env = tests::process::command(folder.path());
         let with_env = with_env
             .args(["--json", "--data-dir", "elsewhere", "config"])
-            .env("PLATFORM_LISTEN__LEDGER", "127.0.0.1:7777");
+            .env("PLATFORM_LISTEN__LEDGER", "127.0.0.1:7777")
+            .env("PLATFORM_LISTEN__BANK", "127.0.0.1:9999")
+            .env("PLATFORM_LISTEN__TRADING", "127.0.0.1:9998")
+            .env("PLATFORM_LISTEN__PAYMENTS", "127.0.0.1:9997");
         let output = with_env.output().await.expect("the binary runs");
         let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_eq!(shown["listen"]["all"], json!("127.0.0.1:9999"), "the file");
@@ -267,6 +321,14 @@ fn r350_config_prints_what_is_in_force() {
             "the environment"
         );
         assert_eq!(shown["data_dir"], json!("elsewhere"), "the command line");
+        for (pointer, address) in [
+            ("/bank/listen", "127.0.0.1:9999"),
+            ("/payments/bank_url", "http://127.0.0.1:9999/"),
+            ("/bank/webhook_url", "http://127.0.0.1:9997/webhook"),
+            ("/market/quic_listen", "127.0.0.1:9998"),
+        ] {
+            assert_eq!(shown.pointer(pointer), Some(&json!(address)), "{pointer}");
+        }
         let text = command(folder.path(), &["config"]).await.success().stdout;
         assert!(
             text.contains("[listen]") && text.contains("127.0.0.1:9999"),

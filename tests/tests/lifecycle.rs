@@ -55,6 +55,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
                 "{listener}: {metrics}"
             );
         }
+        every_http_port_says_what_it_is(&platform).await;
         let request =
             json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": [] });
         let answer = tests::process::client()
@@ -77,6 +78,26 @@ fn r349_one_command_starts_everything_with_its_doubles() {
         platform.proof().await;
         platform.stop().await;
     });
+}
+
+/// `GET /` needs no credential.
+async fn every_http_port_says_what_it_is(platform: &Platform) {
+    for listener in LISTENERS.into_iter().filter(|name| *name != "trading") {
+        let (status, index) = platform.get(listener, "/", "").await;
+        assert_eq!((listener, status), (listener, 200), "{index}");
+        assert_eq!(
+            index["server"],
+            json!("digital financial assets platform"),
+            "{listener}: {index}"
+        );
+        for list in ["protocols", "services"] {
+            let is_named = |names: &Vec<Value>| names.iter().any(Value::is_string);
+            assert!(
+                index[list].as_array().is_some_and(is_named),
+                "{listener}: {index}"
+            );
+        }
+    }
 }
 
 // rows: R349 R350

@@ -59,8 +59,17 @@ enum Task {
     /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and
     /// `tar`.
     Dist,
-    /// The tests that need services: Connect conformance suite, Kafka. Installs and starts what
-    /// they need.
+    /// The tests that need services or file systems. Needs root, and the programs that `--help`
+    /// names.
+    ///
+    /// Must be in PATH: go, node, npm, python3 with venv, java (17 or later), mvn, mount, mkfs.ext4,
+    /// flock, setpriv, setsid, timeout.
+    ///
+    /// Installs with apt-get if it is missing: PostgreSQL. Downloads into the checkout: Kafka
+    /// (Maven), the conformance suite, grpcurl and code generators (Go), buf and the TypeScript
+    /// client's packages (npm), the Python client's packages (pip).
+    ///
+    /// Starts and stops: a Kafka broker and a PostgreSQL server on the loopback.
     Full,
     /// Fuzz targets of the decoders under libFuzzer. Needs a C++ compiler, which it does not
     /// install.

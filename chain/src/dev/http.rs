@@ -6,7 +6,6 @@
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Method};
-use axum::routing::post;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -32,8 +31,9 @@ pub async fn serve(
         .allow_origin(origins)
         .allow_methods([Method::POST])
         .allow_headers([CONTENT_TYPE]);
+    let index = rpc::serve::http_index("JSON-RPC 2.0", "development chain", &[]);
     let router = Router::new()
-        .route("/", post(answer))
+        .route("/", index.post(answer))
         .with_state(chain)
         .layer(DefaultBodyLimit::max(rpc::MESSAGE_BYTES_MAX))
         .layer(cors);

@@ -15,13 +15,14 @@ pub struct Target {
 }
 
 impl Target {
+    /// `url` without a scheme is `http`.
     pub fn new(url: &str, token: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder()
             .no_proxy()
             .build()
             .context("cannot set up the HTTP client")?;
         Ok(Self {
-            url: url.trim_end_matches('/').to_owned(),
+            url: base(url),
             token: token.to_owned(),
             http,
         })
@@ -60,6 +61,16 @@ impl Target {
             body,
         }
         .into())
+    }
+}
+
+/// The URL that the paths of calls are appended to.
+fn base(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    if url.contains("://") {
+        url.to_owned()
+    } else {
+        format!("http://{url}")
     }
 }
 
@@ -200,4 +211,41 @@ pub fn context(idempotency_key: Option<&str>) -> Value {
         "idempotencyKey": idempotency_key.unwrap_or(&id),
         "source": "platform-cli",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R350
+    #[test]
+    fn r350_an_address_without_a_scheme_is_http() {
+        for (given, url) in [
+            ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("localhost:8080/", "http://localhost:8080"),
+            ("[::1]:8080", "http://[::1]:8080"),
+            ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
+            ("https://platform.example", "https://platform.example"),
+        ] {
+            assert_eq!(base(given), url);
+        }
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_a_reconciliation_with_a_discrepancy_is_an_error_of_the_command() {
+        let run = "dfa.payments.v1.PaymentsService/Reconcile";
+        let latest = "dfa.payments.v1.PaymentsService/GetLatestReport";
+        let differs =
+            json!({ "report": { "unexplainedDifference": { "amount": { "value": "-0.01" } } } });
+        let error = check_report(run, &differs).expect_err("not balanced");
+        assert_eq!(
+            error.to_string(),
+            "discrepancy of -0.01 RUB between bank and supply"
+        );
+        assert!(check_report(run, &json!({})).is_err(), "no report");
+        let balanced = json!({ "report": { "balanced": true } });
+        check_report(run, &balanced).expect("balanced");
+        check_report(latest, &differs).expect("a read of an old report");
+    }
 }

@@ -1,7 +1,7 @@
 //! The bank's contract over plain HTTP and JSON (`rail::messages`).
 //!
-//! Every request except `/health` needs the gateway's signature over its method, path, time and
-//! body (R021). An unsigned or altered request gets 401 and has no effect.
+//! Every request except `/` and `/health` needs the gateway's signature over its method, path, time
+//! and body (R021). An unsigned or altered request gets 401 and has no effect.
 
 use std::sync::Arc;
 
@@ -58,7 +58,9 @@ pub async fn serve(
         .route("/bank/v1/accounts/{account_number}/balance", get(balance))
         .layer(from_fn_with_state(state.clone(), check))
         .with_state(state);
+    let index = rpc::serve::http_index("HTTP", "bank and fast payments (sandbox)", &["/health"]);
     let app = Router::new()
+        .route("/", index)
         .route("/health", get(async || Json(json!({ "status": "ok" }))))
         .merge(contract);
     if let Err(error) = rpc::serve::serve_http_within(listener, app, limits, shutdown).await {
