@@ -33,7 +33,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_locked_reads",
     "0005_fewer_trips",
     "0006_lists",
-    "0007_lists_and_keys"
+    "0007_lists_and_keys",
+    "0008_operation_types"
 );
 
 /// SQLSTATE of a conflict with another session: unique violation, serialization failure, deadlock,

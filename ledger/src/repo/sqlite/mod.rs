@@ -44,7 +44,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0002_limits_audit",
     "0003_replace_nothing",
     "0004_chains",
-    "0005_lists"
+    "0005_lists",
+    "0006_operation_types"
 );
 
 /// Opens `ledger.sqlite` in the folder and migrates its schema; returns both halves of the
