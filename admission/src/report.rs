@@ -349,7 +349,7 @@ impl Admission {
                     price: brief.price,
                     open: brief.open,
                 };
-                self.tell_in_place(brief.subject, instrument, cause.client_seq, body, to);
+                self.report_in_place(brief.subject, instrument, cause.client_seq, body, to);
             }
             Event::Rejected(event) => {
                 let body = ReportBody::Rejected {
@@ -369,7 +369,7 @@ impl Admission {
                     quantity: order.quantity,
                     open: order.open,
                 };
-                self.tell_both(order, instrument, cause, RequestKind::Amend, body, to);
+                self.report_both(order, instrument, cause, RequestKind::Amend, body, to);
             }
             Event::Reduced(event) => {
                 let order = named(touched);
@@ -386,15 +386,15 @@ impl Admission {
                     reason: event.reason,
                     quantity: event.quantity,
                 };
-                self.tell_both(order, instrument, cause, RequestKind::Cancel, body, to);
+                self.report_both(order, instrument, cause, RequestKind::Cancel, body, to);
             }
             Event::AmendRejected(event) => {
                 let (request, reason) = (RequestKind::Amend, event.reason);
-                self.tell_refused(event.handle, instrument, cause, request, reason, to);
+                self.report_refused(event.handle, instrument, cause, request, reason, to);
             }
             Event::CancelRejected(event) => {
                 let (request, reason) = (RequestKind::Cancel, event.reason);
-                self.tell_refused(event.handle, instrument, cause, request, reason, to);
+                self.report_refused(event.handle, instrument, cause, request, reason, to);
             }
             Event::Rested(_) | Event::PhaseChanged(_) => {}
         }
@@ -423,7 +423,7 @@ impl Admission {
                 fee: order.fee,
                 counter: counter.subject.handle,
             };
-            self.tell_in_place(order.subject, e.instrument, 0, body, to);
+            self.report_in_place(order.subject, e.instrument, 0, body, to);
             self.note_trade(order.subject.session, e.sequence);
         }
     }
@@ -441,7 +441,7 @@ impl Admission {
 
     /// Reports to the order's session, and to the requesting session if that is another one.
     #[inline(always)]
-    fn tell_both(
+    fn report_both(
         &mut self,
         order: &Brief,
         instrument: InstrumentIx,
@@ -453,7 +453,7 @@ impl Admission {
         let is_asked = cause.request == request;
         let is_own = is_asked && cause.session == order.subject.session;
         let client_seq = if is_own { cause.client_seq } else { 0 };
-        self.tell_in_place(order.subject, instrument, client_seq, body, to);
+        self.report_in_place(order.subject, instrument, client_seq, body, to);
         if is_asked && !is_own {
             let asker = Subject {
                 session: cause.session,
@@ -464,7 +464,7 @@ impl Admission {
     }
 
     /// Reports to the session whose request the book refuses.
-    fn tell_refused(
+    fn report_refused(
         &mut self,
         handle: Handle,
         instrument: InstrumentIx,
@@ -490,7 +490,7 @@ impl Admission {
 
     /// Inlined, so that the frequent messages are built where the sink puts them.
     #[inline(always)]
-    fn tell_in_place(
+    fn report_in_place(
         &mut self,
         subject: Subject,
         instrument: InstrumentIx,
@@ -515,7 +515,7 @@ impl Admission {
         to.report(&report);
     }
 
-    /// As [`Admission::tell_in_place`], for messages that are rare.
+    /// As [`Admission::report_in_place`], for messages that are rare.
     #[inline(never)]
     pub(crate) fn tell(
         &mut self,
@@ -525,7 +525,7 @@ impl Admission {
         body: ReportBody,
         to: &mut impl ReportSink,
     ) {
-        self.tell_in_place(subject, instrument, client_seq, body, to);
+        self.report_in_place(subject, instrument, client_seq, body, to);
     }
 }
 

@@ -77,13 +77,14 @@ pub enum Suspension {
     Agrees,
 }
 
-struct Flight {
+/// A batch that is not final.
+struct InFlight {
     /// Records up to here are final once all earlier batches are.
     floor: Sequence,
     trades: u64,
 }
 
-impl Flight {
+impl InFlight {
     fn new(floor: Sequence, trades: u32) -> Self {
         let trades = trades.into();
         Self { floor, trades }
@@ -91,7 +92,7 @@ impl Flight {
 }
 
 struct Inner {
-    flights: BTreeMap<i64, Flight>,
+    in_flight: BTreeMap<i64, InFlight>,
     open_trades: u64,
     trades_folded: u64,
     bust: BTreeSet<Id128>,
@@ -124,7 +125,7 @@ impl Tracker {
             Histogram::new_with_bounds(1, LAG_US_MAX, 2).expect("the bounds are constants");
         Self {
             inner: Mutex::new(Inner {
-                flights: BTreeMap::new(),
+                in_flight: BTreeMap::new(),
                 open_trades: 0,
                 trades_folded: 0,
                 bust: ids(&bust).collect(),
@@ -146,9 +147,9 @@ impl Tracker {
     }
 
     /// Registers a batch as in flight.
-    pub fn take_off(&self, number: i64, floor: Sequence, trades: u32) {
-        let flight = Flight::new(floor, trades);
-        self.inner().flights.insert(number, flight);
+    pub fn register(&self, number: i64, floor: Sequence, trades: u32) {
+        let batch = InFlight::new(floor, trades);
+        self.inner().in_flight.insert(number, batch);
         self.publish(|_| {});
     }
 
@@ -156,7 +157,7 @@ impl Tracker {
     pub fn complete(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Bust]) {
         {
             let mut inner = self.inner();
-            inner.flights.remove(&number);
+            inner.in_flight.remove(&number);
             inner.bust.extend(ids(bust));
             inner.unreported.extend(bust);
             for lag_us in lags_us {
@@ -167,8 +168,8 @@ impl Tracker {
     }
 
     /// Batches that are not final.
-    pub fn flights(&self) -> usize {
-        self.inner().flights.len()
+    pub fn in_flight(&self) -> usize {
+        self.inner().in_flight.len()
     }
 
     /// Records the poster's positions. `others`: last record read that is not settlement's own.
@@ -248,8 +249,8 @@ impl Tracker {
         let mut inner = self.inner();
         inner.has_failed = false;
         inner.bust = ids(&bust).collect();
-        inner.flights = under_way
-            .map(|(number, floor, trades)| (number, Flight::new(floor, trades)))
+        inner.in_flight = under_way
+            .map(|(number, floor, trades)| (number, InFlight::new(floor, trades)))
             .collect();
         inner.open_trades = 0;
         inner.own_unread = 0;
@@ -260,7 +261,7 @@ impl Tracker {
     fn publish(&self, change: impl FnOnce(&mut Progress)) {
         let inner = self.inner();
         let pending = inner.pending();
-        let floor = inner.flights.values().map(|flight| flight.floor).min();
+        let floor = inner.in_flight.values().map(|batch| batch.floor).min();
         self.backlog
             .pending_trades
             .store(pending, Ordering::Relaxed);
@@ -289,7 +290,7 @@ impl Tracker {
             trades_pending: pending,
             trades_settled: inner.trades_folded.saturating_sub(pending + failed),
             trades_failed: failed,
-            batches_pending: inner.flights.len() as u64,
+            batches_pending: inner.in_flight.len() as u64,
             settlement_lag_ms: if inner.lag_us.is_empty() {
                 Lag::default()
             } else {
@@ -321,9 +322,9 @@ impl Inner {
     fn pending(&self) -> u64 {
         self.open_trades
             + self
-                .flights
+                .in_flight
                 .values()
-                .map(|flight| flight.trades)
+                .map(|batch| batch.trades)
                 .sum::<u64>()
     }
 }

@@ -233,13 +233,13 @@ impl Bank {
         Ok(PaymentReport {
             payment_id: code.payment_id.clone(),
             status: wire_status(status),
-            amount: self.told_amount(&code).await?.into(),
+            amount: self.reported_amount(&code).await?.into(),
             transaction_id: code.transaction_id,
         })
     }
 
     /// The reported amount; a kopeck more under the WEBHOOK_AMOUNT fault.
-    async fn told_amount(&self, code: &Code) -> Result<Rub, Refusal> {
+    async fn reported_amount(&self, code: &Code) -> Result<Rub, Refusal> {
         let amount = code.paid.unwrap_or(code.amount);
         let lies = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
         let kopeck = Rub::from_kopecks(i64::from(lies));

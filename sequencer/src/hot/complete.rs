@@ -117,7 +117,7 @@ impl Hot {
         if is_expiry_new {
             self.find_next_expiry();
         }
-        while self.land() {
+        while self.complete_next() {
             did_work = true;
         }
         if !did_work && !self.flights.is_empty() {
@@ -128,7 +128,7 @@ impl Hot {
 
     /// Completes the next command if it is ready: admission's state, messages to the fronts
     /// (*accepted*), record into the journal's buffer. No request is taken in between.
-    pub(super) fn land(&mut self) -> bool {
+    pub(super) fn complete_next(&mut self) -> bool {
         let is_last = self.flights.len() == 1;
         let Some(flight) = self.flights.complete() else {
             return false;

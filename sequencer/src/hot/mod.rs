@@ -636,7 +636,7 @@ impl Hot {
         match envelope.command.route() {
             Route::Admission => {
                 self.start(0, owed);
-                self.land_funding(&envelope.command);
+                self.complete_funding(&envelope.command);
             }
             Route::Instrument(ix) => {
                 self.start(1, owed);

@@ -83,12 +83,12 @@ impl Hot {
     }
 
     /// Completes a change of a trading hold before another command changes the figures it reports.
-    pub(super) fn land_funding(&mut self, command: &Command) {
+    pub(super) fn complete_funding(&mut self, command: &Command) {
         if matches!(
             command,
             Command::Fund(_) | Command::Defund(_) | Command::CloseHold(_)
         ) {
-            while self.land() {}
+            while self.complete_next() {}
         }
     }
 }

@@ -127,7 +127,7 @@ impl Poster {
     /// Whether the chain has as many batches as it takes. One larger batch with trades is then
     /// cheaper than another small one: each costs a transaction and a block.
     fn is_chain_busy(&self) -> bool {
-        self.shared.tracker.flights() >= self.shared.config.chain_batches_max
+        self.shared.tracker.in_flight() >= self.shared.config.chain_batches_max
     }
 
     /// The clock for order ages: wall clock at the journal's tail, journal time during catch-up.
@@ -272,7 +272,7 @@ impl Poster {
         })
         .await?;
         for (row, batch) in rows.iter().zip(&batches) {
-            self.take_off(row);
+            self.register(row);
             tracing::debug!(
                 batch = row.batch_id,
                 trades = row.trades,
@@ -356,9 +356,9 @@ impl Poster {
     }
 
     /// Registers a sealed batch as in flight.
-    fn take_off(&self, row: &Stored) {
+    fn register(&self, row: &Stored) {
         let floor = self.floor(row);
-        self.shared.tracker.take_off(row.number, floor, row.trades);
+        self.shared.tracker.register(row.number, floor, row.trades);
     }
 
     /// Registers the open batches of earlier runs.
