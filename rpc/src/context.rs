@@ -137,7 +137,7 @@ pub fn answered<T>(message: T, replayed: bool) -> Response<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Once {
     pub call: &'static str,
-    /// Subject of the caller's credential; the caller writes the context's user himself.
+    /// Subject of the caller's credential; the caller chooses the context's user.
     pub subject: String,
     pub key: String,
     /// Fingerprint of the request's content.

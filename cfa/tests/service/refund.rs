@@ -26,7 +26,7 @@ async fn refund(
     Ok((operation, replayed))
 }
 
-/// The user has his tokens and his money again, and no payout is open.
+/// Tokens and money are back with the user, and no payout is open.
 async fn assert_refunded(world: &mut World, operation: &pb::CfaOperation) {
     let ended = world.operation(&operation.operation_id).await;
     assert_eq!(
