@@ -1,6 +1,7 @@
 //! `engine` with the C ABI of the public matching-engine benchmark harness
 //! (flash1-dev/matching-engine-benchmark). The harness loads this library, sends it one message at
-//! a time and hashes the reports. `cargo xtask harness` runs it; `benches/README.md` describes how.
+//! a time and hashes the reports. `cargo xtask harness` runs it; `docs/measurements/matching.md`
+//! describes how.
 //!
 //! | file | what |
 //! |---|---|

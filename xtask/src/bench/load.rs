@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::platform::{self, Running};
 use crate::shell;
 
-/// Limits of members above the load, as in `benches/README.md`.
+/// Limits of members above the load, as in `docs/measurements/trading-gateway.md`.
 const LIMITS: [(&str, &str); 3] = [
     ("PLATFORM_MARKET__THROTTLE_PER_S", "100000"),
     ("PLATFORM_MARKET__USER_THROTTLE_PER_S", "200000"),
