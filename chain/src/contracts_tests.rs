@@ -101,7 +101,8 @@ impl Bench {
             {
                 return receipt;
             }
-            self.head.changed().await.expect("chain lives");
+            let block = tokio::time::timeout(testkit::PATIENCE, self.head.changed());
+            block.await.expect("a block in time").expect("chain lives");
         }
     }
 

@@ -72,7 +72,10 @@ impl Port {
             chain,
             address,
             operator: key.trim().parse().expect("a key"),
-            http: reqwest::Client::new(),
+            http: reqwest::Client::builder()
+                .timeout(testkit::PATIENCE)
+                .build()
+                .expect("an HTTP client"),
             shutdown,
             _folder: folder,
         }

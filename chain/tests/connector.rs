@@ -589,7 +589,8 @@ impl Served {
     /// Status and body of an auditor's request. An anonymous one is refused.
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let request = || {
-            let http = reqwest::Client::new();
+            let http = reqwest::Client::builder().timeout(WAIT).build();
+            let http = http.expect("an HTTP client");
             http.post(format!("{}{path}", self.url)).json(&body)
         };
         let anonymous = request().send().await.expect("answered");

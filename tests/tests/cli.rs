@@ -312,7 +312,8 @@ fn r350_config_prints_what_is_in_force() {
             .env("PLATFORM_LISTEN__BANK", "127.0.0.1:9999")
             .env("PLATFORM_LISTEN__TRADING", "127.0.0.1:9998")
             .env("PLATFORM_LISTEN__PAYMENTS", "127.0.0.1:9997");
-        let output = with_env.output().await.expect("the binary runs");
+        let output = tokio::time::timeout(5 * tests::process::PATIENCE, with_env.output()).await;
+        let output = output.expect("it ends").expect("the binary runs");
         let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_eq!(shown["listen"]["all"], json!("127.0.0.1:9999"), "the file");
         assert_eq!(

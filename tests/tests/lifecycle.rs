@@ -539,11 +539,14 @@ fn elsewhere(platform: &Platform, line: &str) -> String {
 
 /// Runs a line in a shell in `folder`; returns its output, or the failure.
 async fn paste(line: &str, folder: &Path) -> Result<String, String> {
-    let done = tokio::process::Command::new("sh")
+    let running = tokio::process::Command::new("sh")
         .args(["-c", line])
         .current_dir(folder)
-        .output()
+        .kill_on_drop(true)
+        .output();
+    let done = tokio::time::timeout(5 * tests::process::PATIENCE, running)
         .await
+        .unwrap_or_else(|_| panic!("timed out: {line}"))
         .expect("a shell");
     if done.status.success() {
         Ok(String::from_utf8_lossy(&done.stdout).into_owned())

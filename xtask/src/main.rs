@@ -62,8 +62,8 @@ enum Task {
     /// The tests that need services or file systems. Needs root, and the programs that `--help`
     /// names.
     ///
-    /// Must be in PATH: go, node, npm, python3 with venv, java (17 or later), mvn, mount, mkfs.ext4,
-    /// flock, setpriv, setsid, timeout.
+    /// Must be in PATH: go, node, npm, python3 with venv, java (17 or later), mvn, mount,
+    /// mkfs.ext4, flock, setpriv, setsid, timeout.
     ///
     /// Installs with apt-get if it is missing: PostgreSQL. Downloads into the checkout: Kafka
     /// (Maven), the conformance suite, grpcurl and code generators (Go), buf and the TypeScript

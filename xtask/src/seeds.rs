@@ -42,9 +42,14 @@ const SUITES: [Suite; 4] = [
             "any_body_is_read_or_refused",
         ],
     },
+    // Random walks of the ledger; sequences and lost calls of the CFA service.
     Suite {
-        targets: &["boundary"],
-        tests: &["r214_random_walks_agree_with_the_naive_twin"],
+        targets: &["boundary", "service"],
+        tests: &[
+            "r214_random_walks_agree_with_the_naive_twin",
+            "r030_holders_chain_and_ledger_agree_after_any_sequence",
+            "r091_chain_ledger_and_bank_agree_after_random_failures",
+        ],
     },
     // Crashes and garbage on real processes; the journal's power losses.
     Suite {

@@ -152,14 +152,16 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
             past_the_service(&mut world, user, false).await;
         }
     }
-    world.faults.start(91);
+    let seed = testkit::seed::seed(91);
+    world.faults.start(seed);
     let redeemed = join_all((0..USERS).map(|user| redeem(&world, user)));
     let redeemed = in_time("redemptions", redeemed).await;
     let ids: Vec<String> = redeemed.into_iter().map(|one| one.operation_id).collect();
     in_time("the first round", push(&world)).await;
     in_time("the second round", push(&world)).await;
     let (calls, answers) = world.faults.lost();
-    assert!(calls > USERS as u32 && answers > USERS as u32);
+    // A quarter of at least five calls a user is lost each way: none for one seed in 100 000.
+    assert!(calls > 0 && answers > 0, "{calls} calls, {answers} answers");
     // A restart in the middle; the bank and payments go on.
     let settings = Settings {
         double: Some(world.double.clone()),
@@ -167,7 +169,7 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
     };
     world.stop().await;
     let mut world = World::with(folder.path(), settings).await;
-    world.faults.start(191);
+    world.faults.start(seed.wrapping_add(100));
     in_time("the round after the restart", push(&world)).await;
     world.faults.stop();
     let operations = in_time("the ends", all_ended(&mut world, &ids)).await;

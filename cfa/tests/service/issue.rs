@@ -102,6 +102,18 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
             "CfaIssuedEvent"
         ]
     );
+    let started = pb::IssuanceStartedEvent::decode(seen[1].payload.as_slice()).expect("decodes");
+    assert_eq!(
+        (started.operation_id, started.user_id.as_str()),
+        (operation.operation_id.clone(), user)
+    );
+    assert_eq!(
+        (started.amount, started.tx_hash),
+        (
+            amount("CFA-RUB", "100.00"),
+            operation.onchain_tx_hash.clone()
+        )
+    );
     let issued = pb::CfaIssuedEvent::decode(seen[2].payload.as_slice()).expect("decodes");
     assert_eq!(
         (issued.operation_id.as_str(), issued.instrument_id.as_str()),
@@ -410,6 +422,17 @@ async fn r056_reverted_mint_rejects_the_operation() {
         seen.iter()
             .all(|event| event.short_type() != "CfaIssuedEvent")
     );
+    let failed = seen.last().expect("the event").payload.as_slice();
+    let failed = pb::IssuanceFailedEvent::decode(failed).expect("decodes");
+    assert_eq!(
+        (failed.operation_id, failed.user_id.as_str()),
+        (operation.operation_id, "alice")
+    );
+    assert_eq!(
+        (failed.amount, failed.tx_hash),
+        (amount("CFA-RUB", "100.00"), operation.onchain_tx_hash)
+    );
+    assert_eq!(failed.reason, "Blockchain transaction reverted");
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     let suspended = world
         .cfa

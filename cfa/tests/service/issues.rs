@@ -1184,7 +1184,8 @@ async fn r330_http_reads_show_what_the_calls_return() {
     world.register(|_| {}).await.expect("registered");
     let operation = world.issue("BOND-1", "alice", "7").await;
     let url = world.listen().await;
-    let http = reqwest::Client::new();
+    let http = reqwest::Client::builder().timeout(WAIT).build();
+    let http = http.expect("an HTTP client");
     let get = async |path: &str, credential: Option<&str>| {
         let mut request = http.get(format!("{url}{path}"));
         if let Some(credential) = credential {

@@ -110,7 +110,9 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
     if let Some(message) = gate.error(&body) {
         return refusal(&body, message);
     }
-    let request = reqwest::Client::new()
+    let http = reqwest::Client::builder().timeout(WAIT).build();
+    let http = http.expect("an HTTP client");
+    let request = http
         .post(&gate.node)
         .header("content-type", "application/json")
         .body(body.clone());

@@ -335,22 +335,28 @@ async fn payout_of_another_is_never_released() {
     world.stop().await;
 }
 
-// rows: R079 R080 R081 R087 R088 R091 R256
+// rows: R079 R080 R081 R087 R088 R091 R256 R321
 #[tokio::test(flavor = "multi_thread")]
 async fn r079_failed_payout_returns_the_tokens() {
+    for end in [PaymentStatus::Failed, PaymentStatus::Expired] {
+        payout_returns_the_tokens(end).await;
+    }
+}
+
+/// The payout ends so, without a transfer.
+async fn payout_returns_the_tokens(end: PaymentStatus) {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
     let operation = redeem(&mut world, "40.00", "payout-1").await;
     world.settle(&operation).await;
     assert_eq!(world.supply("CFA-RUB").await, "60.00");
-    world
-        .double
-        .payout_becomes("payout-1", PaymentStatus::Failed);
+    world.double.payout_becomes("payout-1", end);
     let error = finalize(&mut world, "payout-1").await.expect_err("failed");
     assert_eq!(
         (error.message(), reason(&error).as_str()),
-        ("Payout failed", "PAYOUT_FAILED")
+        ("Payout failed", "PAYOUT_FAILED"),
+        "{end:?}"
     );
     let failed = world.operation(&operation.operation_id).await;
     assert_eq!(
@@ -401,6 +407,13 @@ async fn r079_failed_payout_returns_the_tokens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
+    reverted_burn_frees_the_money(None).await;
+    // Nothing is left to cancel.
+    reverted_burn_frees_the_money(Some(PaymentStatus::Expired)).await;
+}
+
+/// `earlier`: how the payout ended before the burn's receipt.
+async fn reverted_burn_frees_the_money(earlier: Option<PaymentStatus>) {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -424,6 +437,9 @@ async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
         .expect("submitted");
     world.receipt(&burned.tx_hash.to_string()).await;
     let operation = redeem(&mut world, "40.00", "payout-1").await;
+    if let Some(earlier) = earlier {
+        world.double.payout_becomes("payout-1", earlier);
+    }
     let operation = world.settle(&operation).await;
     assert_eq!(
         (operation.status(), operation.rejection_message.as_str()),
@@ -436,10 +452,13 @@ async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
     let payout = world
         .double
         .with(|outside| outside.payouts["payout-1"].clone());
-    assert_eq!(
-        (payout.status(), payout.sent, payout.failure_code.as_str()),
-        (PaymentStatus::Failed, false, "BURN_REVERTED")
-    );
+    match earlier {
+        Some(earlier) => assert_eq!((payout.status(), payout.sent), (earlier, false)),
+        None => assert_eq!(
+            (payout.status(), payout.sent, payout.failure_code.as_str()),
+            (PaymentStatus::Failed, false, "BURN_REVERTED")
+        ),
+    }
     assert_eq!(
         world.balance("alice:CFA-RUB").await.available.to_string(),
         "100.00"

@@ -1610,6 +1610,25 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     let mut settings = Settings::default();
     settings.gateway.login_timeout_ms = 4_000;
     let world = members(folder.path(), settings).await;
+    // Sends nothing but heartbeats for longer than its interval: stays open.
+    let mut beating = Raw::connect(&world).await;
+    let seldom = wire::Login {
+        heartbeat_ms: 6_000,
+        ..raw_login("bob", "b", 0)
+    };
+    beating.login(0, seldom).await;
+    let beating = tokio::spawn(async move {
+        // Each comes after 3 s without another message. `until` sends a heartbeat every second.
+        for _ in 0..3 {
+            beating
+                .until(|m| matches!(m, ServerMessage::ServerHeartbeat(_)))
+                .await;
+        }
+        beating
+            .send(0, 1, wire_order(1, Side::Sell, 1_000, 1))
+            .await;
+        beating.until(|m| ack(m).is_some()).await;
+    });
     // Silent for longer than the requested interval: closed, although the server's is 10 s.
     let mut silent = Raw::connect(&world).await;
     let often = wire::Login {
@@ -1636,6 +1655,7 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     .await;
     let code = DisconnectCode::LoginExpected.code();
     assert_eq!(idle.end().await.1, u64::from(code));
+    beating.await.unwrap();
     world.stop().await;
 }
 

@@ -767,3 +767,80 @@ async fn r221_missed_operations_of_a_block_are_posted_together() {
     world.assert_books_balance().await;
     rows.close().await;
 }
+
+/// Issuance and redemption were posted by the CFA service and await only the confirmation; the
+/// transfer is posted now.
+// rows: R221
+#[tokio::test]
+async fn r221_a_missed_operation_of_each_type_is_final_after_its_block() {
+    let world = World::new().await;
+    for user in ["redeemer", "sender"] {
+        world.fund(user, RUB, "10").await;
+    }
+    let units = [("system:reserve:BOND-1", "investor:BOND-1", "5", BOND)];
+    let mut issue = operation(OperationType::Issuance, "investor", "i1", &units);
+    issue.instrument_scales = scale(BOND);
+    issue.operation.as_mut().unwrap().external_ref = Some("op-issue".to_owned());
+    world.client.clone().create_operation(issue).await.unwrap();
+    let hold = Hold {
+        destination_subaccount_id: Some("system:reserve:CFA-RUB".to_owned()),
+        ..new_hold("redeemer", RUB, "4")
+    };
+    let hold = world.open_hold("h1", hold).await.unwrap().into_inner();
+    let consume = ConsumeHoldRequest {
+        context: write("c1"),
+        hold_id: hold.hold.unwrap().hold_id,
+        external_ref: Some("op-redeem".to_owned()),
+        ..Default::default()
+    };
+    world.client.clone().consume_hold(consume).await.unwrap();
+    let all = [
+        ("op-issue", OperationType::Issuance, "investor", BOND, "5"),
+        ("op-redeem", OperationType::Redemption, "redeemer", RUB, "4"),
+        ("op-move", OperationType::P2pTransfer, "sender", RUB, "3"),
+    ];
+    for (_, kind, user, ..) in &all[..2] {
+        only(&world, user, *kind, OperationStatus::Settled).await;
+    }
+    let moved = find(&world, "sender", OperationType::P2pTransfer).await;
+    assert!(moved.is_empty(), "{moved:?}");
+
+    let tx_hash = |id: &str| format!("0x{id}");
+    let missed = all.map(|(id, kind, user, instrument, value)| CfaOperation {
+        operation_id: id.to_owned(),
+        r#type: kind.into(),
+        status: OperationStatus::Finalized.into(),
+        user_id: user.to_owned(),
+        from_user_id: user.to_owned(),
+        to_user_id: "receiver".to_owned(),
+        instrument_id: instrument.to_owned(),
+        amount: testkit::messages::decimal(value),
+        onchain_tx_hash: tx_hash(id),
+        ..Default::default()
+    });
+    let registry = std::sync::Arc::new(testkit::Registry::default());
+    *registry.operations.lock().unwrap() = missed.to_vec();
+    let auth = rpc::Authenticator::Sandbox;
+    world.cfa.fill(rpc::with_auth(registry.routes(), &auth));
+    let block = BlockReadEvent {
+        number: 1,
+        tx_hashes: all.iter().map(|(id, ..)| tx_hash(id)).collect(),
+        ..Default::default()
+    };
+    let name = "dfa.chain.v1.BlockReadEvent";
+    world.publish(topics::CHAIN, name, "1", &block).await;
+    for (id, kind, user, ..) in all {
+        let done = only(&world, user, kind, OperationStatus::Finalized).await;
+        assert_eq!(done.external_ref.as_deref(), Some(id));
+        assert_eq!(done.onchain_tx_hash, Some(tx_hash(id)));
+    }
+    for (account, balance) in [
+        ("investor:BOND-1", "5"),
+        ("redeemer:CFA-RUB", "6.00"),
+        ("sender:CFA-RUB", "7.00"),
+        ("receiver:CFA-RUB", "3.00"),
+    ] {
+        assert_eq!(world.balance(account).await[0], balance, "{account}");
+    }
+    world.assert_books_balance().await;
+}

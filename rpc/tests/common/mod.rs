@@ -251,7 +251,10 @@ impl Port {
             address,
             shutdown,
             served,
-            http: reqwest::Client::new(),
+            http: reqwest::Client::builder()
+                .timeout(testkit::PATIENCE)
+                .build()
+                .expect("an HTTP client"),
         }
     }
 

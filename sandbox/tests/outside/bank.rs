@@ -152,7 +152,8 @@ async fn r021_the_bank_ignores_requests_not_signed_by_the_gateway() {
     assert!(matches!(refused, Err(BankError::Refused { code, .. }) if code == "SIGNATURE"));
 
     let keys = Keys::load_or_create(&world.keys_dir()).unwrap();
-    let http = reqwest::Client::new();
+    let http = reqwest::Client::builder().timeout(testkit::PATIENCE);
+    let http = http.build().unwrap();
     let path = "/bank/v1/transfers";
     let now_s = service_kit::clock::now_us() / 1_000_000;
     let order = |amount: &str| {

@@ -40,6 +40,7 @@ pub use self::verdict::Verdict;
 use crate::Platform;
 use crate::call::OPERATOR;
 use crate::member::{instrument_of, limit};
+use crate::process::PATIENCE;
 use crate::world::User;
 
 /// From this duration on latencies are checked.
@@ -428,7 +429,9 @@ async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
         }
     }
     while acknowledged < RESTING {
-        let report = reports.recv().await.expect("a report").expect("a report");
+        let report = tokio::time::timeout(PATIENCE, reports.recv()).await;
+        let report = report.expect("in time").expect("the connection is open");
+        let report = report.expect("a report");
         match report.message {
             wire::ServerMessage::OrderAck(_) => acknowledged += 1,
             wire::ServerMessage::Rejected(m) => {

@@ -73,7 +73,7 @@ fn checks(platform: &Platform, user: &User) -> Vec<(String, OperationType)> {
         .collect()
 }
 
-// rows: R012 R040 R068
+// rows: R012 R040 R068 R303
 #[test]
 fn r012_identity_counts_each_use_under_its_type() {
     run(async {
@@ -354,7 +354,7 @@ fn r014_a_payment_is_pending_then_success_failed_or_expired() {
     });
 }
 
-// rows: R015 R067 R146
+// rows: R015 R067 R146 R304
 #[test]
 fn r015_standard_and_above_may_trade_and_withdraw() {
     run(async {
@@ -388,6 +388,9 @@ fn r015_standard_and_above_may_trade_and_withdraw() {
                 )
                 .await;
             assert!(operations.is_empty(), "{operations:?}");
+            // A deposit needs no level.
+            platform.deposit(&user, "10.00").await;
+            platform.balance_is(&user.cash(), "10.00").await;
         }
         for level in ["STANDARD", "ENHANCED"] {
             let user = platform.user(level).await;
