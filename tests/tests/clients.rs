@@ -225,6 +225,23 @@ fn r325_buf_curl_calls_by_reflection_in_every_protocol() {
 
 // rows: R325
 #[test]
+fn r325_buf_curl_checks_the_health_in_every_protocol() {
+    run(async {
+        tools().await;
+        let platform = platform().await;
+        let buf = repository().join("proto/node_modules/.bin/buf");
+        let url = format!("{}/grpc.health.v1.Health/Check", platform.url("all"));
+        for protocol in ["connect", "grpc", "grpcweb"] {
+            let http2 = "--http2-prior-knowledge";
+            let args = ["curl", "--protocol", protocol, http2, "-d", "{}", &url];
+            let health = printed(&buf, &args).await;
+            assert!(health.contains("\"SERVING\""), "{protocol}: {health}");
+        }
+    });
+}
+
+// rows: R325
+#[test]
 fn r325_grpcurl_lists_and_calls_every_port_and_a_wrong_one_refuses() {
     run(async {
         let (tools, platform) = (tools().await, platform().await);
