@@ -41,7 +41,7 @@ const EMPTY: Level = Level {
 struct BookEvent(u64, u64, i64, u64);
 
 const ACCEPTED: u64 = 0;
-/// The remainder of an IOC, FOK or market order is cancelled; quantity 0 if it was filled.
+/// End of an IOC, market or filled FOK order, with the cancelled remainder; 0 if filled.
 const REMAINDER_CANCELLED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 const REPLACED: u64 = u64::MAX - 2;

@@ -160,8 +160,9 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
     in_time("the first round", push(&world)).await;
     in_time("the second round", push(&world)).await;
     let (calls, answers) = world.faults.lost();
-    // A quarter of at least five calls a user is lost each way: none for one seed in 100 000.
-    assert!(calls > 0 && answers > 0, "{calls} calls, {answers} answers");
+    // A quarter of at least five calls a user is lost each way: fewer for one seed in 1 000.
+    let least = USERS as u32 / 3;
+    assert!(calls > least && answers > least, "{calls}, {answers}");
     // A restart in the middle; the bank and payments go on.
     let settings = Settings {
         double: Some(world.double.clone()),

@@ -7,7 +7,7 @@ UPDATE sqlite_schema SET sql = replace(sql, 'CHECK (kind BETWEEN 1 AND 14)', 'CH
 WHERE type = 'table' AND name = 'operations';
 PRAGMA writable_schema = RESET;
 
--- The same trigger again: only such a statement moves the schema's version, by which other
+-- The same trigger again: unlike the update, this moves the schema's version, by which other
 -- connections notice that they have to load the schema.
 DROP TRIGGER operations_are_kept;
 CREATE TRIGGER operations_are_kept BEFORE DELETE ON operations

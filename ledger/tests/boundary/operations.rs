@@ -506,6 +506,15 @@ async fn r215_database_refuses_to_replace_rows() {
     let world = world.restart().await;
     assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
     let rows = world.rows().await;
+    let of_types = match is_sqlite {
+        true => "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = 'operations'",
+        false => {
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'operations_kind_check'"
+        }
+    };
+    let bound = rows.texts(of_types).await.concat();
+    let is_open = !bound.contains("AND 14") && !bound.contains("<= 14");
+    assert!(bound.contains("kind >= 1") && is_open, "{bound}");
     let all = "SELECT 'operation ' || operation_id || user_id || status || idempotency_key || block || place \
          FROM operations \
          UNION ALL SELECT 'posting ' || operation_id || ordinal || amount || debit_version || credit_version \
@@ -703,6 +712,10 @@ async fn as_of_an_older_release(rows: &Rows) {
         "DROP INDEX holds_active_by_time",
         "DROP INDEX accounts_by_time",
         "DROP INDEX sub_accounts_by_time",
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'CHECK (kind >= 1)', 'CHECK (kind BETWEEN 1 AND 14)') \
+         WHERE name = 'operations'",
+        "PRAGMA writable_schema = RESET",
     ];
     rows.tamper(&statements.join(";")).await.unwrap();
     let sql = "DELETE FROM _sqlx_migrations WHERE version >= 3";

@@ -220,15 +220,13 @@ impl Commands {
             return Ok(());
         };
         let cause = BlockCause::Difference;
-        let block = Command::BlockUser(BlockUser { user, cause });
-        // After a restart the block is journalled already and was logged.
-        if (self.journal)(block).await?.is_some() {
-            tracing::error!(
-                user_id,
-                severity = "critical",
-                "user blocked: journal and ledger differ; see the user's settlement breaks"
-            );
-        }
+        (self.journal)(Command::BlockUser(BlockUser { user, cause })).await?;
+        // Also after a restart: the user is still blocked, and only people can end it.
+        tracing::error!(
+            user_id,
+            severity = "critical",
+            "user is blocked: journal and ledger differ by the holds logged for this user_id"
+        );
         Ok(())
     }
 
