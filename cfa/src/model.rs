@@ -52,6 +52,7 @@ code_enum! {
 /// Fixed texts (T51, T35).
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
+
 /// Reason of a limit refusal (specification 3.2; case-sensitive, T35).
 pub fn limit_rejection(message: String) -> (Rejection, String) {
     let code = if message.contains("KYC") {

@@ -36,8 +36,8 @@ pub fn fees(instrument_id: &str) -> String {
     format!("{FEES}:{instrument_id}")
 }
 
-/// The id without a suffix for seized units, a distinction that the chain does not make.
-pub fn with_seized(subaccount_id: &str) -> &str {
+/// The id without the suffix of seized units, a distinction that the chain does not make.
+pub fn strip_blocked(subaccount_id: &str) -> &str {
     subaccount_id
         .strip_suffix(":blocked")
         .unwrap_or(subaccount_id)

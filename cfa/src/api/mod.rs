@@ -284,11 +284,9 @@ impl Api {
             .map_err(to_status)?;
         caller.require_user(&instrument.issuer_id)
     }
-}
 
-impl Api {
-    /// A subscription with the decimals of its instrument.
-    async fn shown(&self, of: &Subscription) -> Result<pb::Subscription, Status> {
+    /// The message of a subscription; its units have the decimals of the instrument.
+    async fn subscription_message(&self, of: &Subscription) -> Result<pb::Subscription, Status> {
         let instrument = self.service.require_instrument(&of.instrument_id).await;
         let instrument = instrument.map_err(to_status)?;
         Ok(convert::subscription(of, instrument.decimals))
@@ -437,7 +435,7 @@ impl CfaRegistryService for Api {
         };
         let subscribed = self.service.subscribe(&context, new).await;
         let (subscription, replayed) = subscribed.map_err(to_status)?;
-        let subscription = Some(self.shown(&subscription).await?);
+        let subscription = Some(self.subscription_message(&subscription).await?);
         Ok(answered(pb::SubscribeResponse { subscription }, replayed))
     }
 
@@ -453,7 +451,7 @@ impl CfaRegistryService for Api {
         caller.require_user(&found.map_err(to_status)?.investor_id)?;
         let cancelled = self.service.cancel_subscription(&context, id).await;
         let (subscription, replayed) = cancelled.map_err(to_status)?;
-        let subscription = Some(self.shown(&subscription).await?);
+        let subscription = Some(self.subscription_message(&subscription).await?);
         let answer = pb::CancelSubscriptionResponse { subscription };
         Ok(answered(answer, replayed))
     }

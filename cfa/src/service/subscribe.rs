@@ -18,7 +18,7 @@ const DAY_US: i64 = 24 * 3_600 * 1_000_000;
 /// Life of a subscription without an own end, and the longest.
 const LIFE_US: i64 = 30 * DAY_US;
 const LIFE_US_MAX: i64 = 366 * DAY_US;
-/// Pending and active subscriptions of one investor.
+/// Subscriptions of one investor that are pending, active or not released yet.
 const LIVE_MAX: i64 = 100;
 /// Subscriptions per sweep.
 const SWEEP_MAX: i64 = 100;
@@ -26,13 +26,6 @@ const SWEEP_MAX: i64 = 100;
 const GONE: Error = Error::Unavailable("Subscription");
 /// Reason of a hold that only uses up its id.
 const VOID: &str = "Subscription has ended";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Done,
-    Failed,
-    Unavailable,
-}
 
 /// An offer to buy units.
 #[derive(Debug, Clone)]
@@ -238,7 +231,7 @@ impl Service {
         for round in open.chunks(PEER_CALLS) {
             let steps = round.iter().map(|of| self.retry_step(&of.subscription_id));
             // A ledger that does not answer costs one round per sweep.
-            if join_all(steps).await.contains(&Step::Unavailable) {
+            if join_all(steps).await.contains(&true) {
                 break;
             }
         }
@@ -248,16 +241,13 @@ impl Service {
         Ok(())
     }
 
-    /// A step in the sweep. One that fails goes to the end of the queue, so that it does not hold
-    /// up the others.
-    async fn retry_step(&self, id: &str) -> Step {
+    /// A step in the sweep; true if the ledger does not answer. One that fails goes to the end of
+    /// the queue, so that it does not hold up the others.
+    async fn retry_step(&self, id: &str) -> bool {
         let Err(error) = self.step_subscription(id, false).await else {
-            return Step::Done;
+            return false;
         };
-        let outcome = match error {
-            Error::Unavailable(_) => Step::Unavailable,
-            _ => Step::Failed,
-        };
+        let is_away = matches!(error, Error::Unavailable(_));
         match self.repo.postpone_subscription(id, self.now_us()).await {
             Ok(true) => leave("subscription", id, Err(error)),
             Ok(false) => {
@@ -265,7 +255,7 @@ impl Service {
             }
             Err(store) => leave("subscription", id, Err(store)),
         }
-        outcome
+        is_away
     }
 
     /// The subscription with its payment held. `is_first`: no earlier call can have asked for it.

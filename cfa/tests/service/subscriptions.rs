@@ -8,6 +8,26 @@ use tonic::Code;
 use crate::redeem::hold;
 use crate::world::*;
 
+/// BOND-1 is registered, and alice has 5000.00.
+async fn with_money(folder: &std::path::Path) -> World {
+    let mut world = World::start(folder).await;
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "5000.00").await;
+    world
+}
+
+/// Alice's offer to buy a bond for one rouble.
+fn offer() -> pb::SubscribeRequest {
+    pb::SubscribeRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        investor_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        payment: amount("CFA-RUB", "1.00"),
+        expires_at: None,
+    }
+}
+
 async fn money(world: &mut World, user_id: &str) -> (String, String) {
     let balance = world.balance(&format!("{user_id}:CFA-RUB")).await;
     (balance.balance.to_string(), balance.available.to_string())
@@ -73,9 +93,7 @@ async fn cancel(
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     for credential in [
         "sandbox.issuer.issuer",
         "sandbox.operator",
@@ -95,15 +113,7 @@ async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
             )
         );
         // Nor does any of them subscribe for the investor.
-        let request = pb::SubscribeRequest {
-            context: context(&key()),
-            instrument_id: "BOND-1".into(),
-            investor_id: "alice".into(),
-            amount: amount("BOND-1", "1"),
-            payment: amount("CFA-RUB", "1000.00"),
-            expires_at: None,
-        };
-        let refused = world.as_caller(credential).subscribe(request).await;
+        let refused = world.as_caller(credential).subscribe(offer()).await;
         assert_eq!(
             refused.expect_err(credential).code(),
             Code::PermissionDenied
@@ -141,9 +151,7 @@ async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_two_issues_at_once_use_one_subscription_once() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
     subscribed.expect("subscribed");
     let calls = (0..8).map(|_| {
@@ -168,17 +176,8 @@ async fn d46_two_issues_at_once_use_one_subscription_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_calls_at_once_with_one_key_make_one_subscription() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
-    let request = pb::SubscribeRequest {
-        context: context(&key()),
-        instrument_id: "BOND-1".into(),
-        investor_id: "alice".into(),
-        amount: amount("BOND-1", "1"),
-        payment: amount("CFA-RUB", "1000.00"),
-        expires_at: None,
-    };
+    let mut world = with_money(folder.path()).await;
+    let request = offer();
     let calls = (0..8).map(|_| {
         let mut alice = world.as_caller("sandbox.investor.alice");
         let request = request.clone();
@@ -192,16 +191,14 @@ async fn d46_calls_at_once_with_one_key_make_one_subscription() {
         ids.insert(subscription.subscription_id);
     }
     assert_eq!(ids.len(), 1);
-    assert_eq!(money(&mut world, "alice").await, pair("5000.00", "4000.00"));
+    assert_eq!(money(&mut world, "alice").await, pair("5000.00", "4999.00"));
     world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let subscribe = async |world: &World| {
         let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
         subscribed.expect("subscribed").subscription_id
@@ -239,9 +236,7 @@ async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
     let id = subscribed.expect("subscribed").subscription_id;
     use pb::SubscriptionStatus::{Active, Cancelled};
@@ -273,9 +268,7 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
     let id = subscribed.expect("subscribed").subscription_id;
     let issued = buy(&mut world, "1", "1000.00").await.expect("issued");
@@ -302,9 +295,7 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_cancellation_and_an_issue_at_once_exclude_each_other() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let mut left = 500_000;
     for _ in 0..10 {
         let subscribed = world.subscribe("BOND-1", "alice", "1", "100.00").await;
@@ -336,9 +327,7 @@ async fn d46_a_cancellation_and_an_issue_at_once_exclude_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscription() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let pending = "INSERT INTO subscription (subscription_id, instrument_id, investor_id, \
         units_minor, payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
         created_at_us, updated_at_us)
@@ -388,9 +377,7 @@ async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscrip
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
     let id = subscribed.expect("subscribed").subscription_id;
     world.freeze_money("alice", true).await;
@@ -420,9 +407,7 @@ async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_lost_calls_leave_no_money_held() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     world.faults.start(46);
     for turn in 0..40 {
         // A lost call is answered UNAVAILABLE; the sweep completes it.
@@ -454,9 +439,7 @@ async fn d46_lost_calls_leave_no_money_held() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_subscriptions_are_bounded_checked_and_shown_to_their_parties() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
-    world.deposit("alice", "5000.00").await;
+    let mut world = with_money(folder.path()).await;
     type Change = fn(&mut pb::SubscribeRequest);
     let bad: [(Change, Code); 7] = [
         (|ask| ask.payment = None, Code::InvalidArgument),
@@ -491,32 +474,24 @@ async fn d46_subscriptions_are_bounded_checked_and_shown_to_their_parties() {
             Code::FailedPrecondition,
         ),
     ];
-    let request = || pb::SubscribeRequest {
-        context: context(&key()),
-        instrument_id: "BOND-1".into(),
-        investor_id: "alice".into(),
-        amount: amount("BOND-1", "1"),
-        payment: amount("CFA-RUB", "1.00"),
-        expires_at: None,
-    };
     let mut alice = world.as_caller("sandbox.investor.alice");
     for (change, code) in bad {
-        let mut ask = request();
+        let mut ask = offer();
         change(&mut ask);
         let refused = alice.subscribe(ask.clone()).await.expect_err("refused");
         assert_eq!(refused.code(), code, "{ask:?}: {refused}");
     }
     assert_eq!(money(&mut world, "alice").await, pair("5000.00", "5000.00"));
     // A repeat is one subscription.
-    let ask = request();
+    let ask = offer();
     let first = alice.subscribe(ask.clone()).await.expect("subscribed");
     let again = alice.subscribe(ask).await.expect("the stored one");
     assert!(again.metadata().contains_key("idempotent-replayed"));
     assert_eq!(again.into_inner(), first.into_inner());
     for _ in 1..100 {
-        alice.subscribe(request()).await.expect("subscribed");
+        alice.subscribe(offer()).await.expect("subscribed");
     }
-    let many = alice.subscribe(request()).await.expect_err("too many");
+    let many = alice.subscribe(offer()).await.expect_err("too many");
     assert_eq!(reason(&many), "TOO_MANY_SUBSCRIPTIONS");
     assert_eq!(money(&mut world, "alice").await.1, "4900.00");
 

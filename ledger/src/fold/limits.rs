@@ -7,7 +7,7 @@
 
 use types::{Minor, SYSTEM_USER};
 
-use super::{Answer, Command, CommandKind, CommandResult, LimitTerms, Outcome};
+use super::{Answer, Command, CommandKind, CommandResult, LimitTerms, Outcome, operations};
 use crate::{
     book::Book,
     effects::Effect,
@@ -105,7 +105,7 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
         || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
     for posting in book.postings_of(operation_id).to_vec() {
         let is_promised =
-            command.is_service && posting.hold_id.is_some() && kind != OperationType::Issuance;
+            command.is_service && operations::is_promised(kind, posting.hold_id.as_ref());
         for (limit, subaccount_id) in applying(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);

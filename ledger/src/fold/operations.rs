@@ -202,7 +202,7 @@ fn resolve(
         }
     }
     Ok(Move {
-        may_debit_frozen: is_promised(kind, posting)
+        may_debit_frozen: is_promised(kind, posting.hold_id.as_ref())
             || command.is_service && is_redemption(kind, &debit, &credit),
         units: debit.units(minor),
         debit_subaccount_id: debit_id,
@@ -216,8 +216,8 @@ fn resolve(
 
 /// A payment out of a hold (D15). A subscription is an offer that its investor may withdraw, so its
 /// hold does not pay for an issue once the account is frozen.
-fn is_promised(kind: OperationType, posting: &NewPosting) -> bool {
-    posting.hold_id.is_some() && kind != OperationType::Issuance
+pub(super) fn is_promised(kind: OperationType, hold_id: Option<&Id>) -> bool {
+    hold_id.is_some() && kind != OperationType::Issuance
 }
 
 /// Units returned to their own reserve. Maturity pays every holder, including a frozen one, whose

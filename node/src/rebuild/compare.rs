@@ -179,7 +179,7 @@ mod tests {
         for (name, balance) in balances {
             let key = (
                 types::CFA_RUB.to_owned(),
-                subaccount::with_seized(name).to_owned(),
+                subaccount::strip_blocked(name).to_owned(),
             );
             add(&mut ledger.balances, key, balance.parse().expect("number")).expect("added");
         }

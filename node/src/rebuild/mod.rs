@@ -130,7 +130,7 @@ async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
         read.subaccounts += 1;
         let key = (
             row.instrument_id,
-            subaccount::with_seized(&row.subaccount_id).to_owned(),
+            subaccount::strip_blocked(&row.subaccount_id).to_owned(),
         );
         add(&mut read.balances, key, row.balance)?;
     }
@@ -139,7 +139,7 @@ async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
         if hold.destination == reserve {
             let key = (
                 hold.instrument_id.clone(),
-                subaccount::with_seized(&hold.subaccount_id).to_owned(),
+                subaccount::strip_blocked(&hold.subaccount_id).to_owned(),
             );
             add(&mut read.in_flight, key, hold.remaining)?;
             add(

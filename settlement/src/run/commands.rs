@@ -6,8 +6,8 @@
 //! - Records that settlement itself journals cause no further `Settled`: an idle market writes
 //!   nothing.
 //! - A command is retried until it is journalled; health part `settlement-journal` is failing
-//!   meanwhile. A `Settled` refused with `Busy` is dropped: the next round submits the positions
-//!   of then.
+//!   meanwhile. A `Settled` refused with `Busy` is dropped: the next round submits the current
+//!   positions.
 //!
 //! Cost: at most ten `Settled` per second, independent of the number of batches.
 
@@ -100,7 +100,7 @@ impl Commands {
     }
 
     /// Journals a `Settled` if a position has advanced. Returns false on `Busy`: the caller retries
-    /// with the positions of then.
+    /// with the current positions.
     async fn submit_settled(&self, current: Progress) -> Result<bool, Halt> {
         let known = self.replica.settlement();
         let is_further = current.settled > known.posted
@@ -221,7 +221,7 @@ impl Commands {
         };
         let cause = BlockCause::Difference;
         (self.journal)(Command::BlockUser(BlockUser { user, cause })).await?;
-        // Also after a restart: the user is still blocked, and only people can end it.
+        // Also after a restart, when the block is journalled already: the user is still blocked.
         tracing::error!(
             user_id,
             severity = "critical",
