@@ -27,14 +27,21 @@ tool() { # binary, module@version
     fi
     mkdir -p "$work/ts"
     cp "$here/ts/package.json" "$here/ts/client.ts" "$work/ts/"
-    [ -x "$work/ts/node_modules/.bin/tsx" ] || npm install --silent --prefix "$work/ts"
+    if ! cmp -s "$here/ts/package.json" "$work/ts/installed.json"; then
+        npm install --silent --prefix "$work/ts"
+        cp "$here/ts/package.json" "$work/ts/installed.json"
+    fi
     buf="$root/proto/node_modules/.bin/buf"
     [ -x "$buf" ] || npm install --silent --prefix "$root/proto"
 
     rm -rf "$work/contracts"
     "$platform" proto sources "$work/contracts"
     cd "$work/contracts"
-    PATH="$work/venv/bin:$work/bin:$work/ts/node_modules/.bin:$PATH" "$buf" generate
+    PATH="$work/venv/bin:$work/bin:$work/ts/node_modules/.bin:$PATH"
+    "$buf" generate
+    # The health service's contract is gRPC's own.
+    "$buf" generate "$work/ts/node_modules/grpc-health-check/proto" --template \
+        '{"version": "v2", "plugins": [{"local": "protoc-gen-es", "out": "gen/ts", "opt": "target=ts"}]}'
 
     rm -rf "$work/ts/gen" "$work/go"
     cp -r gen/ts "$work/ts/gen"

@@ -3,6 +3,7 @@ import { Code, ConnectError, createClient, type Interceptor } from "@connectrpc/
 import { createConnectTransport, createGrpcTransport, createGrpcWebTransport } from "@connectrpc/connect-node";
 import assert from "node:assert/strict";
 import { CfaRegistryService } from "./gen/dfa/cfa/v1/cfa_pb.js";
+import { Health, HealthCheckResponse_ServingStatus } from "./gen/health/v1/health_pb.js";
 
 const [baseUrl, token] = process.argv.slice(2);
 const bearer: Interceptor = (next) => (request) => {
@@ -25,13 +26,9 @@ for (const [protocol, transport] of Object.entries(transports)) {
   const [detail] = missing.details;
   assert("type" in detail && detail.type === "google.rpc.ErrorInfo");
   assert(Buffer.from(detail.value).includes("INSTRUMENT_NOT_FOUND"));
-  console.log(`TypeScript, ${protocol}: unary, error details`);
+
+  const health = await createClient(Health, transport).check({});
+  assert.equal(health.status, HealthCheckResponse_ServingStatus.SERVING);
+  console.log(`TypeScript, ${protocol}: unary, error details, health`);
 }
-const health = await fetch(`${baseUrl}/grpc.health.v1.Health/Check`, {
-  method: "POST",
-  headers: { "content-type": "application/json" },
-  body: "{}",
-});
-assert.deepEqual(await health.json(), { status: "SERVING" });
-console.log("TypeScript, Connect: health");
 process.exit(0);
