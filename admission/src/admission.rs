@@ -18,13 +18,13 @@ use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, KeyedCall, OpenOrder};
 
-/// How long an idempotency key is remembered here, by journalled time; afterwards history has it.
+/// Lifetime of an idempotency key in admission, in journalled time. Older keys are in the history.
 pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
 
 /// Configuration of [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionConfig {
-    /// Open orders of the node, all instruments together.
+    /// Maximum number of open orders of the node, over all instruments.
     pub orders_max: u32,
     /// Secret key of the hash table of client order ids. Clients choose the ids and must not be
     /// able to choose colliding ones. Never visible in any answer or state.
@@ -44,8 +44,8 @@ impl Default for AdmissionConfig {
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub(crate) config: AdmissionConfig,
-    /// The state: only `apply_command` and `apply_event` change it. Its `keys` stay empty, the
-    /// index below has them.
+    /// The state: only `apply_command` and `apply_event` change it. Its `keys` stay empty:
+    /// the field `keys` has them.
     pub(crate) tables: AdmissionImage,
     pub(crate) slots: FreeSlots,
     pub(crate) users: BTreeMap<UserId, UserIx>,
@@ -54,19 +54,19 @@ pub struct Admission {
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
     pub(crate) default_holds: DefaultHolds,
-    /// Owner of each explicit self-trade group: the first user to name it; after a restart, as far
-    /// as sessions and open orders show.
+    /// Owner of each explicit self-trade group: the first user to name it. A restore rebuilds it
+    /// from sessions and open orders.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
     pub(crate) linked: OrderLists,
     /// Sessions with trades that are not final.
     pub(crate) awaiting: SessionSet,
     pub(crate) counts: OpenCounts,
-    /// Row of the bounds of each member group.
+    /// Row in `tables.bounds` of each member group that was given bounds.
     pub(crate) groups_at: BTreeMap<MemberGroup, u32>,
     pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, KeyedCall>,
-    /// Keys by age.
+    /// (Journalled time in nanoseconds, key), oldest first.
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
     // Caches: read by checks, not part of the state.
     quotes: Vec<Quote>,
@@ -134,10 +134,11 @@ impl Admission {
 
     /// Admits a request above a rate of its session or user only if it reduces risk: a cancel of an
     /// own open order, or a mass cancel of all orders of the session or the user if there are any
-    /// (`design.md` 5). So own open orders bound both.
+    /// (`design.md` 5). The number of own open orders thus limits such requests.
     ///
     /// # Errors
-    /// A request that was seen gets that reason; any other one gets `over` and counts as not seen.
+    /// `AlreadySeen` or `DuplicateRequest` for a request seen before. `over` for any other, whose
+    /// client sequence stays unused.
     #[cold]
     pub fn admit_reduction(
         &self,
@@ -166,7 +167,7 @@ impl Admission {
         }
     }
 
-    /// Refuses a request whose client sequence its session has used: it has an answer already.
+    /// Refuses a request whose client sequence its session has used: it was answered before.
     ///
     /// # Errors
     /// [`RejectReason::AlreadySeen`].
@@ -191,16 +192,16 @@ impl Admission {
         }
     }
 
-    /// The record of a refusal, journalled so that its numbered answer survives (`design.md` 2).
-    /// `None` for calls without session, for requests seen before and for requests that are not a
-    /// client's.
+    /// The command that journals a refusal, so that its numbered answer survives (`design.md` 2).
+    /// `None` for calls without session, for requests seen before, for requests that are not a
+    /// client's, and while [`Admission::refuse_orders`] gives the reason.
     pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
-        let is_unseen = self.refusing() == Some(reject.reason)
+        let is_not_journalled = self.refusing() == Some(reject.reason)
             || matches!(
                 reject.reason,
                 RejectReason::AlreadySeen | RejectReason::UnknownSession
             );
-        if is_unseen {
+        if is_not_journalled {
             return None;
         }
         let (user, session, client_seq, key_hash) = match request {
@@ -234,7 +235,7 @@ impl Admission {
         }))
     }
 
-    /// Instrument and ids of the order that a refused change names, as far as they are known.
+    /// Instrument and ids of the order that a refused request names, as far as they are known.
     fn named(&self, order: OrderRef, user: UserIx) -> (InstrumentIx, u64, Handle) {
         match (self.find_order(order, user), order) {
             (Ok(open), _) => (open.instrument, open.client_order_id, open.handle),
@@ -258,8 +259,8 @@ impl Admission {
             .unwrap_or_default()
     }
 
-    /// Sets why new orders, and amends that improve a price or add quantity, are refused at the
-    /// moment, if they are; cancels pass.
+    /// Sets the reason for which new orders, and amends that improve the price or add quantity, are
+    /// refused. `None` admits them again. Cancels always pass.
     pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
         self.refusing = reason;
     }

@@ -40,8 +40,9 @@ impl Admission {
             .unwrap_or(&self.tables.order_bounds)
     }
 
-    /// The message rates of a user. The group's is from the group's row, else the node's: its users
-    /// share one rate, so bounds of their own do not change it.
+    /// The message rates of a user. The group's rate comes from the group's bounds, or from the
+    /// node's if it has none. The users of a group share this rate, so a user's own bounds do not
+    /// change it.
     pub fn rates(&self, user: &User) -> Rates {
         let bounds = self.bounds(user);
         let of_group = self.bounds_of(BoundsOf::Group(user.group));
@@ -52,7 +53,8 @@ impl Admission {
         }
     }
 
-    /// Bounds that were set for a group or a user; the node always has some.
+    /// Bounds set for the node, a group or a user. `None` if none are set; the node always has
+    /// some.
     pub fn bounds_of(&self, of: BoundsOf) -> Option<OrderBounds> {
         let at = match of {
             BoundsOf::Node => return Some(self.tables.order_bounds),
@@ -90,13 +92,13 @@ impl Admission {
             BoundsOf::Node if r.bounds.is_none() => return Err(RejectReason::Malformed.into()),
             _ => {}
         }
-        let is_so = self.bounds_of(r.of) == r.bounds;
-        already_or(is_so, Command::SetOrderBounds(*r))
+        let is_same = self.bounds_of(r.of) == r.bounds;
+        refuse_if_same(is_same, Command::SetOrderBounds(*r))
     }
 
     pub(crate) fn admit_group(&self, r: &SetMemberGroup) -> Result<Command, Reject> {
         let user = self.user(r.user).ok_or(RejectReason::UnknownUser)?;
-        already_or(user.group == r.group, Command::SetMemberGroup(*r))
+        refuse_if_same(user.group == r.group, Command::SetMemberGroup(*r))
     }
 
     pub(crate) fn set_bounds(&mut self, c: &SetOrderBounds) {
@@ -120,7 +122,7 @@ impl Admission {
         self.note_bounds(c.of, at);
     }
 
-    /// Indexes a row. A user's own row number is part of the state.
+    /// Indexes row `at` of `tables.bounds`. The index of a user's own row is part of the state.
     pub(crate) fn note_bounds(&mut self, of: BoundsOf, at: u32) {
         match of {
             BoundsOf::Node => unreachable!("the node's bounds have no row"),
@@ -160,8 +162,8 @@ impl Admission {
     }
 }
 
-fn already_or(is_so: bool, command: Command) -> Result<Command, Reject> {
-    match is_so {
+fn refuse_if_same(is_same: bool, command: Command) -> Result<Command, Reject> {
+    match is_same {
         true => Err(Reject::with(
             RejectReason::DuplicateRequest,
             RejectDetails::None,

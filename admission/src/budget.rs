@@ -1,8 +1,9 @@
-//! The TRADING budget of each user's day (`design.md` 3): the value of its orders is charged at
-//! entry, and what an order did not trade returns when it ends.
+//! Daily TRADING budget of each user (`design.md` 3). The value of an order is charged at entry.
+//! The value that it did not trade returns when it ends.
 //!
-//! A command charges, a closing event settles. Both only add to what the day has used, so the sum
-//! is the same however events interleave with later commands.
+//! A command adds its charge to `used`. A closing event replaces the order's charge by its traded
+//! value. Both are additions, so the sum does not depend on how events interleave with later
+//! commands.
 
 use types::command::{Amend, New, SetBudget};
 use types::{Command, Minor, RejectReason, UserIx};
@@ -17,9 +18,9 @@ table_row! {
     pub struct Budget {
         /// Moscow day, 0 = never set.
         pub day: u32,
-        /// The day's limit by identity, as last read.
+        /// The day's limit, as last read from identity.
         pub limit: Minor,
-        /// What identity had counted when the day's first figure was read.
+        /// Value that identity had counted at the first reading of the day.
         pub used_before: Minor,
         /// Charges of the day's open orders, and what its ended orders have traded.
         pub used: Minor,
@@ -27,7 +28,7 @@ table_row! {
 }
 
 impl Budget {
-    /// What the user may still order on `day`; zero without a figure of that day.
+    /// Value that the user may still order on `day`; zero if the budget is of another day.
     pub fn left(&self, day: u32) -> Minor {
         match self.day == day {
             true => (self.limit - self.used_before - self.used).or_zero(),
@@ -35,8 +36,8 @@ impl Budget {
         }
     }
 
-    /// A limit read again on the same day replaces the limit alone: identity counts late what the
-    /// orders here have used.
+    /// Stores a reading. A later reading of the same day replaces only the limit: identity counts
+    /// late what these orders have used.
     pub(crate) fn set(&mut self, c: &SetBudget) {
         if c.day != self.day {
             *self = Self {
@@ -59,11 +60,11 @@ impl Budget {
 table_row! {
     /// Part of an open order in its user's budget.
     pub struct OrderBudget {
-        /// Day of the budget that it is charged to.
+        /// Moscow day of the budget that the order is charged to.
         pub day: u32,
-        /// Charged so far.
+        /// Charge for the order and its amends.
         pub charged: Minor,
-        /// Value that identity allowed for this very order: trades up to it are not counted.
+        /// Value that identity approved for this order: trades up to it are not charged.
         pub free: Minor,
     }
 }
@@ -85,7 +86,7 @@ impl Admission {
         if left.is_negative() || left > limit {
             return Err(RejectReason::Malformed.into());
         }
-        // As known, or of a day that has ended.
+        // Unchanged, or of an earlier day.
         let known = (row.budget.day, row.budget.limit);
         if c.day < known.0 || (c.day, limit) == known {
             return Err(RejectReason::DuplicateRequest.into());
@@ -93,8 +94,8 @@ impl Admission {
         Ok(Command::SetBudget(c))
     }
 
-    /// What a command takes from the user's budget of the day; nothing when identity was asked for
-    /// this very order.
+    /// Amount that a command charges to the user's budget of the day: `needed`, or zero if identity
+    /// has `checked` this order.
     pub(crate) fn check_budget(
         &self,
         user: UserIx,
@@ -115,9 +116,9 @@ impl Admission {
         Ok(needed)
     }
 
-    /// What an amend adds to an order's charge, for the `value` that the order may have after it,
-    /// and `before` it. An order pays once for its highest value. One of
-    /// an earlier day pays for each growth.
+    /// Amount that an amend adds to an order's charge. `value` and `before` are the highest values
+    /// that the order may have with and without the amend. An order pays once for its highest
+    /// value. An order of an earlier day pays for each growth.
     pub(crate) fn budget_growth(&self, order: &OpenOrder, value: Minor, before: Minor) -> Minor {
         let known = match self.returns_budget(order) {
             true => order.budget.charged + order.budget.free,
@@ -126,14 +127,14 @@ impl Admission {
         (value - known).or_zero()
     }
 
-    /// True if an amend's charge becomes part of the order's. Else the order is of an earlier day,
-    /// and the charge stays.
+    /// True if an amend's charge becomes part of the order's charge. False if the order is of an
+    /// earlier day: the amend's charge then never returns.
     pub(crate) fn returns_budget(&self, order: &OpenOrder) -> bool {
         self.tables.users[order.user.index()].budget.day == order.budget.day
     }
 
     pub(crate) fn order_budget(&self, c: &New) -> OrderBudget {
-        // An order that nothing was charged for was allowed by identity, or has no value.
+        // An order without a charge was approved by identity, or has no value.
         let free = match c.budget_minor.is_zero() {
             true => {
                 let terms = &self.tables.instruments[c.instrument.index()].spec.terms;
@@ -152,7 +153,7 @@ impl Admission {
         self.tables.users[user.index()].budget.used += amount;
     }
 
-    /// An amend's charge. In a replay the order may have ended already: its trades are counted, and
+    /// Charges an amend. In a replay the order may have ended already: its trades are counted, and
     /// a charge that returns would return at once.
     pub(crate) fn charge_amend(&mut self, c: &Amend) {
         if c.budget_minor.is_zero() {

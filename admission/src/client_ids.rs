@@ -1,13 +1,13 @@
 //! Open orders by client order id: a hash table of fixed size, chained through the order slots.
 //!
-//! Nothing here allocates as long as slots stay below the bound given. The order of insertion is
-//! never visible.
+//! Does not allocate while slots are below `slots_max`. No result depends on the order of
+//! insertion.
 
 use alloc::vec::Vec;
 
 use types::UserIx;
 
-/// Maximum number of buckets: they stay in the cache; with more open orders the chains grow.
+/// Maximum number of buckets. 256 KiB stay in the cache; with more open orders the chains grow.
 const BUCKETS_MAX: u32 = 1 << 16;
 
 /// Links of one slot.
@@ -30,8 +30,8 @@ pub(crate) struct ClientIds {
 }
 
 impl ClientIds {
-    /// Room for orders in slots below `slots_max`. With `key` known, ids that
-    /// share a chain can be chosen.
+    /// Reserves capacity for orders in slots below `slots_max`. `key` must be secret: a client that
+    /// knows it can choose ids that share one chain.
     pub fn new(slots_max: u32, key: [u64; 2]) -> Self {
         let buckets = slots_max.clamp(64, BUCKETS_MAX).next_power_of_two();
         Self {
@@ -59,7 +59,8 @@ impl ClientIds {
         None
     }
 
-    /// Adds an open order. Panics when the user has one with this id: admission has checked that.
+    /// Adds an open order. Panics if the user has an open order with this id, which admission has
+    /// excluded.
     pub fn insert(&mut self, user: UserIx, id: u64, slot: u32) {
         assert!(
             self.get(user, id).is_none(),
@@ -96,7 +97,7 @@ impl ClientIds {
     }
 
     fn bucket(&self, user: UserIx, id: u64) -> usize {
-        // Multiplied by a secret and read from the top: two ids collide by chance alone. Sixteen
+        // High bits of a product with a secret factor: ids collide only by chance. Sixteen
         // consecutive ids share a cache line.
         let [of_id, of_user] = self.key;
         let x = (id >> 4)

@@ -14,9 +14,9 @@ table_row! {
     /// Journalled state of the machine's clock.
     #[derive(Default)]
     pub struct ClockState {
-        /// Nanoseconds by which it was ahead when it became suspect; 0 = not suspect.
+        /// Nanoseconds by which the clock was ahead when it became suspect; 0 = not suspect.
         pub offset_ns: i64,
-        /// Times up to this one are confirmed, also when the clock reads less.
+        /// Times up to this one are confirmed, even if the clock reads less.
         pub confirmed_ns: u64,
     }
 }
@@ -57,7 +57,8 @@ impl Admission {
         }
     }
 
-    /// Journals a suspect clock once, with its offset at that time.
+    /// Admits only a change: the clock becomes suspect, with its offset at that time, or is right
+    /// again (offset 0).
     fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
         match self.tables.clock.is_suspect() == (offset_ns != 0) {
             true => Err(duplicate_request(RejectDetails::None)),
@@ -65,8 +66,10 @@ impl Admission {
         }
     }
 
+    /// Admits the confirmation of a suspect clock.
+    ///
     /// # Errors
-    /// `DUPLICATE_REQUEST` when nothing is suspect, `MALFORMED` without an offset.
+    /// `DUPLICATE_REQUEST` when the clock is not suspect, `MALFORMED` without an offset.
     fn admit_confirm_clock(
         &self,
         offset_ns: i64,

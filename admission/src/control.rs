@@ -85,7 +85,7 @@ impl Admission {
             }
             Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
             Request::SetMemberGroup(change) => self.admit_group(change),
-            _ => unreachable!("orders are checked in their own file"),
+            _ => unreachable!("client requests are checked in `orders.rs`"),
         }
     }
 
@@ -145,8 +145,8 @@ impl Admission {
         }))
     }
 
-    /// A new instrument gets the next index. A known one keeps its steps, and its phase, which only
-    /// `SetPhase` changes.
+    /// A new instrument gets the next index. A known one keeps its steps and decimals, and its
+    /// phase, which only `SetPhase` changes.
     fn admit_instrument(&self, spec: &InstrumentSpec) -> Result<Command, Reject> {
         let mut spec = *spec;
         match self.instruments.get(&spec.id) {
@@ -209,7 +209,7 @@ impl Admission {
                 SessionIx(self.tables.sessions.len() as u32)
             }
         };
-        // An explicit group belongs to its first user: no other user may cancel by it.
+        // An explicit group belongs to its first user: no other user may cancel orders through it.
         if let Some(group) = r.stp_group
             && self.groups.get(&group).is_some_and(|user| *user != r.user)
         {
@@ -241,8 +241,8 @@ impl Admission {
         }
     }
 
-    /// Only a session to which no message can come any more: all orders ended and settled, no
-    /// timer.
+    /// Admits only a session that can get no more messages: closed, all orders ended and settled,
+    /// no timer.
     fn admit_forget(&self, session: SessionIx, epoch: Sequence) -> Result<Command, Reject> {
         let row = self.session(session).filter(|row| !row.key.is_none());
         let row = row.ok_or(RejectReason::UnknownSession)?;
@@ -350,7 +350,7 @@ impl Admission {
         }))
     }
 
-    /// A trade is bust once, and its sessions exist.
+    /// Admits one bust per trade, between known sessions.
     fn admit_bust(&self, bust: &Bust) -> Result<Command, Reject> {
         if self.is_bust(bust.trade) {
             return Err(duplicate_request(RejectDetails::None));
@@ -363,7 +363,7 @@ impl Admission {
         Ok(Command::Bust(*bust))
     }
 
-    /// An open hold that has not seen this funding number yet.
+    /// The hold, if it is open and has not seen this funding number yet.
     fn fundable(&self, hold: HoldIx, funding_seq: u64) -> Result<&HoldBalance, Reject> {
         let balance = self.hold(hold).ok_or(RejectReason::UnknownHold)?;
         if funding_seq <= balance.funding_seq {
@@ -376,7 +376,7 @@ impl Admission {
     }
 }
 
-/// Refuses a request that has no effect.
+/// The refusal of a request that would have no effect.
 pub(crate) fn duplicate_request(details: RejectDetails) -> Reject {
     Reject::with(RejectReason::DuplicateRequest, details)
 }

@@ -9,8 +9,7 @@ use types::{InstrumentIx, UserIx};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OpenCounts {
-    /// Indexed by user; each vector is sorted by instrument. An entry stays when its count is 0
-    /// again.
+    /// Indexed by user; each vector is sorted by instrument. An entry with count 0 remains.
     by_user: Vec<Vec<(InstrumentIx, u32)>>,
 }
 
@@ -27,7 +26,7 @@ impl OpenCounts {
         self.by_user.push(Vec::new());
     }
 
-    /// Allocates only for the user's first order on an instrument.
+    /// Counts an open order. Allocates only for the user's first order on an instrument.
     #[inline]
     pub fn add(&mut self, user: UserIx, instrument: InstrumentIx) {
         let counts = &mut self.by_user[user.index()];

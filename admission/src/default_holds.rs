@@ -8,7 +8,7 @@ use types::{AssetIx, HoldIx, UserIx};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DefaultHolds {
-    /// By user index; each by asset.
+    /// Indexed by user; each list is sorted by asset.
     by_user: Vec<Vec<(AssetIx, HoldIx)>>,
 }
 
@@ -29,7 +29,7 @@ impl DefaultHolds {
         holds.into_iter().flatten().map(|(_, hold)| *hold)
     }
 
-    /// Returns the previous one.
+    /// Sets the open trading hold of a (user, asset); returns the previous one.
     pub fn insert(&mut self, user: UserIx, asset: AssetIx, hold: HoldIx) -> Option<HoldIx> {
         if self.by_user.len() <= user.index() {
             self.by_user.resize(user.index() + 1, Vec::new());

@@ -1,7 +1,7 @@
 //! How a command changes the state.
 //!
-//! Every command of the node passes here, in sequence without gap. Nothing is refused any more: a
-//! command that does not fit the state is a bug.
+//! Every command of the node is applied here, in sequence without gaps. No command is refused: one
+//! that does not fit the state is a bug and panics.
 
 use types::command::{
     Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
@@ -91,7 +91,7 @@ impl Admission {
         }
     }
 
-    /// The dead man's switch of a session fires once.
+    /// Turns off the dead man's switch of a session that has fired.
     fn note_fired(&mut self, c: &MassCancel) {
         if let (CancelReason::CancelAllAfter, MassScope::Session(session)) = (c.reason, c.scope) {
             self.tables.sessions[session.index()].cancel_all_at_ns = 0;
@@ -183,8 +183,8 @@ impl Admission {
         row.epoch = sequence;
     }
 
-    /// The row stays, without its key: indexes are not used twice, since the journal has the old
-    /// session's messages under it.
+    /// Clears the key and keeps the row. Its index is not reused, because the journal has the old
+    /// session's messages under that index.
     fn forget_session(&mut self, session: SessionIx) {
         let row = &mut self.tables.sessions[session.index()];
         assert!(
@@ -324,8 +324,8 @@ impl Admission {
         }
     }
 
-    /// Draws what an amend may come to need. In a replay the order may be closed already, because
-    /// its events come first: the growth would be drawn and returned at once.
+    /// Draws the amount that an amend may need. In a replay the order may be closed already,
+    /// because its events come first: the growth would be drawn and returned at once.
     fn draw_growth(&mut self, c: &Amend) {
         self.charge_amend(c);
         let place = c.handle.slot as usize;
@@ -349,7 +349,7 @@ impl Admission {
             Command::Cancel(c) => c.handle,
             Command::Amend(c) => c.handle,
             Command::CancelSlice(c) => {
-                // The answer to the call counts all slices.
+                // The answer to the call counts the orders of all slices.
                 if c.through == SweepPosition::END
                     && let Some(seen) = self.keys.get_mut(&key)
                 {
@@ -391,7 +391,7 @@ impl Admission {
     }
 }
 
-/// Takes undrawn money; admission has checked that there is enough.
+/// Deducts from a hold's undrawn money. Admission has checked that there is enough.
 fn draw_undrawn(balance: &mut HoldBalance, amount: Minor) {
     assert!(
         !balance.closed || amount.is_zero(),

@@ -1,9 +1,10 @@
 //! How a book's events change the state: money spent, money returned to the hold, slots freed.
 //!
-//! A return is always before - after - spent, with `after` from `reserve` and the open quantity in
-//! the event (`design.md` 3). While amends of the order are in flight nothing is returned: the
-//! reserve covers the worst of their outcomes. The last outcome settles it, so the state at a
-//! sequence with all its events applied is the same, however they interleaved with later commands.
+//! The amount returned is always `before - after - spent`, with `after` from `reserve` and the open
+//! quantity in the event (`design.md` 3). While amends of the order are in flight, the reserve
+//! covers the worst of their outcomes. The last outcome returns the rest. So the state at a
+//! sequence with all its events applied does not depend on how they interleaved with later
+//! commands.
 
 use types::command::Cause;
 use types::event::{Event, Trade};
@@ -18,12 +19,12 @@ use crate::state::{HoldBalance, OpenOrder};
 pub struct Effect {
     /// The order after the event.
     pub order: OpenOrder,
-    /// Paid out of its reserve by this trade: main and fee.
+    /// Paid out of the order's reserve by this trade: main and fee.
     pub spent: Reserve,
-    /// Returned to the hold, part by part; negative when the event needed more (an amend up that
-    /// was applied late).
+    /// Returned to the hold: main and fee. Negative when the event needed more (an increasing amend
+    /// that was applied late).
     pub returned: Reserve,
-    /// The order has ended and its slot is free.
+    /// True if the order has ended and its slot is free.
     pub closed: bool,
 }
 
@@ -40,7 +41,7 @@ impl Effects {
     }
 }
 
-/// Observer of an event's effect on an order; of a trade, the maker comes first.
+/// Receives an event's effects on orders; for a trade, the maker's first.
 trait OrderObserver {
     fn on_order(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool);
 }
@@ -61,7 +62,7 @@ impl OrderObserver for Effects {
     }
 }
 
-/// Only what reports need.
+/// Keeps only what reports need.
 impl OrderObserver for Touched {
     #[inline(always)]
     fn on_order(&mut self, order: &OpenOrder, spent: Reserve, _: Reserve, _: bool) {
@@ -150,7 +151,7 @@ impl Admission {
                 }
                 self.amend_done(e.handle, &terms, observer);
             }
-            // The order may have ended before its amend arrived: everything has been returned
+            // The order may have ended before its amend arrived. Its reserve has been returned
             // already.
             Event::AmendRejected(e) if self.order(e.handle).is_none() => {}
             Event::AmendRejected(e) => {
@@ -159,7 +160,8 @@ impl Admission {
                     .terms;
                 self.amend_done(e.handle, &terms, observer);
             }
-            // A book may halt by itself (F08). A phase set by a command comes back unchanged.
+            // A book may halt by itself (F08). For a phase set by a command the event repeats that
+            // phase.
             Event::PhaseChanged(e) => {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];
                 row.spec.phase = e.phase;
@@ -234,7 +236,7 @@ impl Admission {
         self.client_ids.insert(user, id, handle.slot);
     }
 
-    /// An amend was executed or refused.
+    /// Applies the outcome of an amend, executed or refused.
     fn amend_done(&mut self, handle: Handle, terms: &Terms, observer: &mut impl OrderObserver) {
         let order = self.order_mut(handle);
         order.amends_pending = order
@@ -270,14 +272,14 @@ impl Admission {
         let after = if order.amends_pending == 0 {
             formula
         } else {
-            // Keeps what covers the worst outcome; events that came early may have returned some of
+            // Keeps what covers the worst outcome. Events that came early may have returned some of
             // it.
             Reserve {
                 main: (before.main - spent.main).max(formula.main),
                 fee: (before.fee - spent.fee).max(formula.fee),
             }
         };
-        let returned = less(before, after, spent);
+        let returned = subtract(before, after, spent);
         order.reserved = after;
         observer.on_order(order, spent, returned, false);
         let hold = order.hold;
@@ -287,7 +289,7 @@ impl Admission {
     /// Ends an order: returns all that it still reserves and frees its slot.
     fn close(&mut self, handle: Handle, spent: Reserve, observer: &mut impl OrderObserver) {
         let order = self.order_mut(handle);
-        let returned = less(order.reserved, Reserve::ZERO, spent);
+        let returned = subtract(order.reserved, Reserve::ZERO, spent);
         order.reserved = Reserve::ZERO;
         order.amends_pending = 0;
         assert!(
@@ -340,7 +342,7 @@ fn move_money(balance: &mut HoldBalance, spent: Reserve, returned: Reserve) {
 }
 
 #[inline]
-fn less(before: Reserve, after: Reserve, spent: Reserve) -> Reserve {
+fn subtract(before: Reserve, after: Reserve, spent: Reserve) -> Reserve {
     Reserve {
         main: before.main - after.main - spent.main,
         fee: before.fee - after.fee - spent.fee,

@@ -1,10 +1,10 @@
-//! Admission: who may order, and with which money. Pure, like the engine.
+//! Admission: pre-trade checks of who may order, and with which money. Has no I/O and no clock.
 //!
-//! Two halves that never mix. `admit` reads the state and turns a [`Request`] into a
+//! Checks and state changes are separate. `admit` reads the state and turns a [`Request`] into a
 //! [`Command`](types::Command) that carries everything its effect depends on (slot, draw,
 //! protection price), or into a [`Reject`]. Only `apply_command` and `apply_event` change the
-//! state, so a replay of the journal produces the same state, and the outcome does not depend on
-//! how the events of different instruments interleave.
+//! state. So a replay of the journal produces the same state, however the events of different
+//! instruments interleave.
 //!
 //! | file | content |
 //! |---|---|
@@ -26,10 +26,9 @@
 //! | `sweeps` | commands that end many orders of a member, and their slices |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
-//! The *book's* checks (phase, band, post-only: D13) are not made here: an order that fails them
-//! exists, as REJECTED.
-//! Money invariant, per hold: `undrawn + sum of reserves of open orders = what the ledger holds for
-//! it` (`design.md` 4).
+//! The book checks phase, band and post-only (D13), not admission: an order that fails them exists,
+//! as REJECTED. Money invariant, per hold: `undrawn + sum of reserves of open orders = what the
+//! ledger holds for it` (`design.md` 4).
 #![no_std]
 
 extern crate alloc;

@@ -15,7 +15,7 @@ use crate::admission::Admission;
 struct Link {
     prev: u32,
     next: u32,
-    /// False: no cursor points here, so that a removal skips the search for one.
+    /// False if no cursor points here: a removal then skips the search for one.
     may_have_cursor: bool,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct OrderLists {
     of_session: Vec<Ends>,
     /// By user: orders without a session.
     of_user: Vec<Ends>,
-    /// By user.
+    /// By user: sessions that are not forgotten, in the order in which they were first opened.
     sessions: Vec<Vec<SessionIx>>,
     /// Cursor of each sweep, in the order of the sweep table: slot + 1, 0 = before the first.
     cursors: Vec<u32>,
@@ -42,7 +42,7 @@ pub(crate) struct OrderLists {
 }
 
 impl OrderLists {
-    /// Reserves capacity for `slots_max` slots; what is not used costs virtual memory only.
+    /// Reserves capacity for `slots_max` slots. Unused capacity costs virtual memory only.
     pub fn new(slots_max: u32) -> Self {
         Self {
             nodes: Vec::with_capacity(slots_max as usize),
@@ -51,7 +51,7 @@ impl OrderLists {
     }
 
     /// Slots of the session's open orders; with [`SessionIx::NONE`], of the user's orders without a
-    /// session. `slot`: start after this one; `None`: at the first.
+    /// session. Starts after `slot`, or at the first for `None`.
     pub fn after(
         &self,
         user: UserIx,
@@ -138,7 +138,7 @@ impl OrderLists {
         self.of_session.push(Ends::default());
     }
 
-    /// Drops a session without orders from its user's sessions.
+    /// Removes a session without orders from its user's sessions.
     pub fn forget_session(&mut self, user: UserIx, session: SessionIx) {
         self.sessions[user.index()].retain(|known| *known != session);
     }

@@ -1,6 +1,6 @@
 //! Checks of client requests, in the order of specification 4.3: form, user, budget, money.
 //!
-//! Read-only. Steps of 4.3 that other parts check are not here.
+//! Read-only. Other components make the remaining checks of 4.3.
 
 use types::command::{
     Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New,
@@ -105,8 +105,8 @@ impl Admission {
         Ok(())
     }
 
-    /// The user may order, is within its limits, and leaves the last slots to users with few orders
-    /// (`design.md` 7).
+    /// Checks that the user may order, is within its limits, and leaves the last slots to users
+    /// with few orders (`design.md` 7).
     #[inline]
     fn check_user(&self, r: &NewRequest) -> Result<(), Reject> {
         let user = self.user(r.user).ok_or(RejectReason::UnknownUser)?;
@@ -133,8 +133,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Limit price, or the protection price of a market order (T19): its own, capped by the far
-    /// limit of the band and never widened, or from the last best price.
+    /// Limit price, or the protection price of a market order (T19). That is the order's own price,
+    /// capped by the far limit of the band, or is derived from the last best price.
     fn effective_price(
         &self,
         spec: &InstrumentSpec,
@@ -251,8 +251,8 @@ impl Admission {
         let spec = self
             .spec(order.instrument)
             .expect("an open order's instrument is known");
-        // Several amends may be in flight: cover the worst of their outcomes, return the rest after
-        // the last outcome.
+        // Several amends may be in flight. The reserve covers the worst of their outcomes; the rest
+        // returns after the last outcome.
         let (price, quantity) = worst(order, r.price, r.quantity);
         let is_no_better = |price: Ticks| {
             order.amends_pending == 0
@@ -263,7 +263,7 @@ impl Admission {
         };
         let is_harmless = r.price.is_none_or(is_no_better)
             && r.quantity.is_none_or(|quantity| quantity <= order.quantity);
-        // It may trade at a better price, and added quantity counts as a new order.
+        // A better price may trade, and added quantity counts as a new order.
         if let Some(reason) = self.refusing().filter(|_| !is_harmless) {
             return Err(reason.into());
         }
@@ -497,7 +497,7 @@ fn check_undrawn(balance: &HoldBalance, draw: Reserve) -> Result<(), Reject> {
     Err(Reject::with(RejectReason::InsufficientBalance, details))
 }
 
-/// Highest price and largest total that the order may reach with one more amend in flight.
+/// Highest price and largest total quantity that the order may reach with one more amend.
 pub(crate) fn worst(
     order: &OpenOrder,
     price: Option<Ticks>,
@@ -509,7 +509,7 @@ pub(crate) fn worst(
     )
 }
 
-/// Client sequences exist only with a session.
+/// The client sequence to journal: 0 without a session.
 fn seq(session: SessionIx, client_seq: u64) -> u64 {
     if session.is_none() { 0 } else { client_seq }
 }

@@ -1,17 +1,17 @@
 //! Numbered messages of sessions, derived from commands and their events (`design.md` 2).
 //!
-//! Live path, replica and recovery number with this code, each in the order of the journal: a
+//! Hot thread, replica and recovery number with this code, each in the order of the journal: a
 //! command's own messages first, then those of its events by instrument and index, then the end of
-//! a mass cancel. So a message has the same number wherever it is made. Cost: one access to the
+//! a mass cancel. So a message has the same number in all three. A message costs one access to the
 //! order and one to its session's row.
 //!
 //! Three kinds of commands have messages for sessions that did not send them:
 //! - `Fund`, `Defund` and `CloseHold` of a trading hold: one for each session of its user, open or
-//!   not, so at most as many as a user may have. The figures are those of the state: the caller has
-//!   applied everything before the command and nothing after it.
+//!   not. The figures are read from the state: the caller has applied everything up to the command
+//!   and nothing after it.
 //! - `Settled`: one for each session with a trade that the new positions pass and the positions of
-//!   its last message did not. A session whose trades are all final costs nothing, any other at
-//!   most one message per `Settled`: 30 to 80 ns each, measured with 10,000 sessions.
+//!   its last message did not. A session whose trades are all final costs nothing. Any other costs
+//!   at most one message per `Settled`: 30 to 80 ns each, measured with 10,000 sessions.
 //! - `Bust`: one for each of the two orders.
 
 use types::command::{Bust, Cause, FundingCause, RequestKind, Settled};
@@ -24,7 +24,7 @@ use types::{
 use crate::admission::Admission;
 use crate::state::OpenOrder;
 
-/// A numbered message of a session. Sequence and times are its command's.
+/// A numbered message of a session. Its sequence and times are those of its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub session: SessionIx,
@@ -50,7 +50,7 @@ pub enum ReportBody {
         price: Ticks,
         open: Lots,
     },
-    /// Admission or the book has refused the request.
+    /// Admission or the book refused the request.
     Rejected {
         request: RequestKind,
         reason: RejectReason,
@@ -97,8 +97,8 @@ pub enum ReportBody {
         /// At most this many follow in slices; 0 = the mass cancel is complete.
         remaining: u32,
     },
-    /// When the session's orders end unless it renews the timer, in journalled nanoseconds; 0 =
-    /// never.
+    /// Journalled time in nanoseconds at which the session's orders end unless it renews the timer;
+    /// 0 = never.
     CancelAllAfter { at_ns: u64 },
     /// A trading hold of the session's user, after the command.
     HoldChanged {
@@ -124,7 +124,7 @@ pub enum ReportBody {
     },
 }
 
-/// Receives reports in their order.
+/// Receives reports in the order in which they are numbered.
 pub trait ReportSink {
     fn report(&mut self, report: &Report);
 }
@@ -150,7 +150,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// For a report about no order.
+    /// The subject of a report about no order.
     pub fn session(session: SessionIx) -> Self {
         Self {
             session,
@@ -226,7 +226,7 @@ impl Admission {
                 (subject, c.instrument, body)
             }
             Command::CancelAllAfter(c) => {
-                // Not from the state: a later command may be folded already.
+                // Not from the state: a later command may be applied already.
                 let at_ns = c.at_ns(cause.time_ns);
                 let body = ReportBody::CancelAllAfter { at_ns };
                 (Subject::session(c.session), InstrumentIx::NONE, body)
@@ -238,11 +238,11 @@ impl Admission {
             Command::Bust(c) => return self.report_bust(c, to),
             _ => return,
         };
-        self.tell(subject, instrument, cause.client_seq, body, to);
+        self.report_out_of_line(subject, instrument, cause.client_seq, body, to);
     }
 
-    /// Reports to every session of the user of a trading hold. A single-order hold is the
-    /// platform's own.
+    /// Reports to every session of the user of a trading hold. A single-order hold belongs to the
+    /// platform and is not reported.
     fn report_hold(&mut self, hold: HoldIx, cause: FundingCause, to: &mut impl ReportSink) {
         let balance = &self.tables.holds[hold.index()];
         if balance.kind != HoldKind::Trading {
@@ -258,14 +258,14 @@ impl Admission {
         };
         let mut at = 0;
         while let Some(session) = self.linked.sessions_of(user).get(at) {
-            self.tell(Subject::session(*session), InstrumentIx::NONE, 0, body, to);
+            self.report_out_of_line(Subject::session(*session), InstrumentIx::NONE, 0, body, to);
             at += 1;
         }
     }
 
     /// Reports to the sessions with a trade that these positions pass, by index.
     fn report_settled(&mut self, c: &Settled, to: &mut impl ReportSink) {
-        // The command's own figures: the state may have those of a later one.
+        // From the command: the state may have the positions of a later one.
         let body = ReportBody::Settled {
             posted: c.posted,
             finalized: c.finalized,
@@ -279,7 +279,7 @@ impl Admission {
                 self.awaiting.remove(session);
             }
             if is_covered {
-                self.tell(Subject::session(session), InstrumentIx::NONE, 0, body, to);
+                self.report_out_of_line(Subject::session(session), InstrumentIx::NONE, 0, body, to);
             }
             from = session.index() + 1;
         }
@@ -298,7 +298,7 @@ impl Admission {
                 trade_number: c.trade_number,
                 side,
             };
-            self.tell(subject, c.instrument, 0, body, to);
+            self.report_out_of_line(subject, c.instrument, 0, body, to);
         }
     }
 
@@ -312,14 +312,14 @@ impl Admission {
         events: usize,
         to: &mut impl ReportSink,
     ) {
-        // Each of its events ends an order.
+        // Each event of these commands ends an order.
         let count = || u32::try_from(events).expect("no more events than slots");
         match command {
             Command::MassCancel(c) => {
                 let (count, remaining) = (count(), c.remaining);
                 let subject = Subject::session(c.session);
                 let body = ReportBody::MassCancelled { count, remaining };
-                self.tell(subject, c.instrument, cause.client_seq, body, to);
+                self.report_out_of_line(subject, c.instrument, cause.client_seq, body, to);
                 self.report_sweep(command, cause.sequence, count, to);
             }
             Command::CancelSlice(_) | Command::SetKillSwitch(_) => {
@@ -357,12 +357,12 @@ impl Admission {
                     reason: event.reason,
                     limit: 0,
                 };
-                let order = named(touched);
-                self.tell(order.subject, instrument, cause.client_seq, body, to);
+                let order = touched_order(touched);
+                self.report_out_of_line(order.subject, instrument, cause.client_seq, body, to);
             }
             Event::Trade(event) => self.report_trade(e, event, touched, to),
             Event::Amended(event) => {
-                let order = named(touched);
+                let order = touched_order(touched);
                 let body = ReportBody::Amended {
                     kept_priority: event.kept_priority,
                     price: order.price,
@@ -372,16 +372,16 @@ impl Admission {
                 self.report_both(order, instrument, cause, RequestKind::Amend, body, to);
             }
             Event::Reduced(event) => {
-                let order = named(touched);
+                let order = touched_order(touched);
                 let body = ReportBody::Reduced {
                     reason: event.reason,
                     quantity: event.quantity,
                     open: order.open,
                 };
-                self.tell(order.subject, instrument, 0, body, to);
+                self.report_out_of_line(order.subject, instrument, 0, body, to);
             }
             Event::Cancelled(event) => {
-                let order = named(touched);
+                let order = touched_order(touched);
                 let body = ReportBody::Cancelled {
                     reason: event.reason,
                     quantity: event.quantity,
@@ -410,7 +410,7 @@ impl Admission {
         to: &mut impl ReportSink,
     ) {
         let taker = touched.taker.as_ref().expect("a trade has a taker");
-        let maker = named(touched);
+        let maker = touched_order(touched);
         for (order, counter, is_taker) in [(maker, taker, false), (taker, maker, true)] {
             let body = ReportBody::Filled {
                 side: order.side,
@@ -459,7 +459,7 @@ impl Admission {
                 session: cause.session,
                 ..order.subject
             };
-            self.tell(asker, instrument, cause.client_seq, body, to);
+            self.report_out_of_line(asker, instrument, cause.client_seq, body, to);
         }
     }
 
@@ -485,10 +485,10 @@ impl Admission {
             reason,
             limit,
         };
-        self.tell(subject, instrument, cause.client_seq, body, to);
+        self.report_out_of_line(subject, instrument, cause.client_seq, body, to);
     }
 
-    /// Inlined, so that the frequent messages are built where the sink puts them.
+    /// Numbers a message. Inlined, so that frequent messages are built where the sink stores them.
     #[inline(always)]
     fn report_in_place(
         &mut self,
@@ -515,9 +515,9 @@ impl Admission {
         to.report(&report);
     }
 
-    /// As [`Admission::report_in_place`], for messages that are rare.
+    /// As [`Admission::report_in_place`], not inlined: for rare messages.
     #[inline(never)]
-    pub(crate) fn tell(
+    pub(crate) fn report_out_of_line(
         &mut self,
         subject: Subject,
         instrument: InstrumentIx,
@@ -529,7 +529,7 @@ impl Admission {
     }
 }
 
-fn named(touched: &Touched) -> &Brief {
+fn touched_order(touched: &Touched) -> &Brief {
     let order = touched.order.as_ref();
     order.expect("the event names an open order")
 }

@@ -1,6 +1,7 @@
 //! Requests to admission.
 //!
-//! Texts are indices already, decimals are ticks and lots; the rest is checked here.
+//! The caller has resolved texts to indices, and decimals to ticks and lots. Admission checks the
+//! rest.
 
 use types::command::{
     BlockCause, Bust, MassCancel, MassScope, RequestKind, SetBudget, SetMemberGroup, SetOrderBounds,
@@ -44,7 +45,7 @@ pub struct NewRequest {
     pub quantity: Lots,
     /// None: the user's trading hold for the asset.
     pub hold: Option<HoldIx>,
-    /// Identity was asked for this order: the budget is neither checked nor used.
+    /// True if identity has approved this order: the budget is neither checked nor charged.
     pub limit_checked: bool,
     /// Hash of (call, user, idempotency key); `NONE` without a key.
     pub key_hash: Id128,
@@ -194,11 +195,11 @@ pub enum Request {
         key_hash: Id128,
     },
     OpenSession(SessionRequest),
-    /// The session's connection is gone. With `epoch`, only if no later login has the session.
+    /// Closes a session whose connection has ended. With `epoch`, only if no later login has it.
     CloseSession {
         session: SessionIx,
         epoch: Option<Sequence>,
-        /// An orderly end: cancel-on-disconnect does not run.
+        /// The client logged out: cancel-on-disconnect does not run.
         keep_orders: bool,
     },
     /// Forgets the session unless a later login has opened it.
@@ -235,11 +236,11 @@ pub enum Request {
         is_engaged: bool,
         key_hash: Id128,
     },
-    /// The machine's clock differs from the node's time by this, or is back (0).
+    /// The machine's clock differs from the node's time by `offset_ns`; 0 = no longer.
     SuspectClock {
         offset_ns: i64,
     },
-    /// The machine's clock is right as it is; see [`types::command::ConfirmClock`].
+    /// Confirms that the machine's clock is right; see [`types::command::ConfirmClock`].
     ConfirmClock {
         offset_ns: i64,
         through_ns: u64,
@@ -330,7 +331,7 @@ impl Request {
         }
     }
 
-    /// Which client request it is.
+    /// Kind of a client's request; `Other` for the platform's.
     pub fn kind(&self) -> RequestKind {
         match self {
             Self::New(_) => RequestKind::New,
@@ -342,7 +343,7 @@ impl Request {
         }
     }
 
-    /// What a refusal names of it.
+    /// Kind and order ids by which a refusal names the request.
     pub fn name(&self) -> RequestName {
         let (client_order_id, engine_order_id) = match self {
             Self::New(r) => (r.client_order_id, 0),
@@ -370,7 +371,7 @@ pub struct RequestName {
     pub engine_order_id: u64,
 }
 
-/// Details of a refusal: what a request without effect found, or the figures of a limit.
+/// Details of a refusal: the existing object that a duplicate names, or the figures of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectDetails {
     None,
@@ -422,8 +423,8 @@ impl Reject {
         Self { reason, details }
     }
 
-    /// Limit value of the reason, 0 for none: a count of orders, what the hold or the budget still
-    /// has, in minor units, or microseconds to wait.
+    /// Limit value of the reason, 0 for none: a count, a quantity in lots, an amount in minor units
+    /// (of an order's bound, or left in the hold or budget), or microseconds to wait.
     pub fn limit(&self) -> u64 {
         match self.details {
             RejectDetails::MaxCount(count) => u64::from(count),

@@ -11,7 +11,7 @@ use types::SessionIx;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SessionSet {
     words: Vec<u64>,
-    /// Sessions that may be members.
+    /// Number of sessions, members or not.
     sessions: usize,
 }
 

@@ -1,11 +1,11 @@
 //! Free slots of the order table, last in first out: the slot freed last is still in the cache.
 //!
-//! A slot whose 32-bit generation is used up is retired: at a million orders a second, all in one
-//! slot, twenty a day. The next slot is not part of the state: a command carries its slot, and any
-//! free one may be taken.
+//! A slot whose 32-bit generation is used up is retired. A million orders per second that all use
+//! one slot at a time retire 20 slots per day. The order of free slots is not part of the state: a
+//! command carries its slot, and any free slot may be taken.
 //!
-//! A doubly linked ring over indices: taking the first or a given slot and freeing one need no
-//! search. Slots are added in blocks as needed, so few open orders touch little memory.
+//! A circular doubly linked list over indices: no operation searches. Slots are added in blocks as
+//! needed, so few open orders touch little memory.
 
 use alloc::vec::Vec;
 
@@ -21,12 +21,12 @@ struct Link {
 /// One slot in this many is reserved for users with few open orders (`design.md` 7).
 const SCARCE_PART: u32 = 8;
 
-/// Not in the ring.
+/// `prev` of a slot that is not in the list.
 const TAKEN: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 pub(crate) struct FreeSlots {
-    /// Index 0 is the ring's anchor, slot `s` is index `s + 1`.
+    /// Index 0 is the list's sentinel, slot `s` is index `s + 1`.
     links: Vec<Link>,
     max: u32,
     taken: u32,
@@ -34,7 +34,8 @@ pub(crate) struct FreeSlots {
 
 impl FreeSlots {
     pub fn new(max: u32) -> Self {
-        // Untouched memory costs nothing; a growing table would move.
+        // Full capacity from the start: untouched memory costs nothing, and growth would copy the
+        // table.
         let mut links = Vec::with_capacity(max as usize + 1);
         links.push(Link { prev: 0, next: 0 });
         Self {
@@ -48,7 +49,7 @@ impl FreeSlots {
     pub fn peek(&self) -> Option<u32> {
         match self.links[0].next {
             0 => {
-                let next = self.in_play();
+                let next = self.slot_count();
                 (next < self.max).then_some(next)
             }
             index => Some(index - 1),
@@ -56,15 +57,15 @@ impl FreeSlots {
     }
 
     /// Slots added so far.
-    pub fn in_play(&self) -> u32 {
+    pub fn slot_count(&self) -> u32 {
         self.links.len() as u32 - 1
     }
 
     /// Takes a slot; panics when it is taken already.
     pub fn take(&mut self, slot: u32) {
-        if slot >= self.in_play() {
-            // One block, within the bound; a slot past it comes from a journal written under a
-            // larger one.
+        if slot >= self.slot_count() {
+            // One block, within `max`. A slot past `max` comes from a journal written under a
+            // larger `max`.
             let target = (slot + BLOCK).min(self.max).max(slot + 1);
             self.extend(target);
         }
@@ -97,7 +98,7 @@ impl FreeSlots {
     }
 
     fn extend(&mut self, target: u32) {
-        while self.in_play() < target {
+        while self.slot_count() < target {
             let index = self.links.len() as u32;
             self.links.push(Link { prev: 0, next: 0 });
             self.push(index);

@@ -182,7 +182,7 @@ table_row! {
     /// An order between its command and its closing event.
     pub struct OpenOrder {
         pub handle: Handle,
-        /// Sequence and time of its command: the public order id derives from both.
+        /// Sequence of its command. The public order id derives from it and from `time_ns`.
         pub sequence: Sequence,
         pub time_ns: u64,
         pub instrument: InstrumentIx,
@@ -232,7 +232,7 @@ table_row! {
 table_row! {
     pub struct Instrument {
         pub spec: InstrumentSpec,
-        /// Last event applied.
+        /// Number of the last event applied.
         pub event_number: u64,
         pub open_orders: u32,
     }
@@ -256,7 +256,8 @@ table_row! {
 
 impl Settlement {
     /// Records a command of settlement's own progress. It moves no money, so a position that
-    /// reaches the run of such commands also covers this one: at rest, `posted` is the last record.
+    /// reaches the run of such commands also covers this one. In an idle market `posted` is
+    /// therefore the last record.
     pub(crate) fn record_settlement_command(&mut self, sequence: Sequence) {
         if self.own_last.next() != sequence {
             self.own_first = sequence;

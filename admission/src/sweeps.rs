@@ -1,8 +1,7 @@
 //! Commands that end many orders of one member: which orders they end, in which slices.
 //!
 //! Other members' requests run between two slices (`design.md` 7). The first command and each
-//! [`CancelSlice`] carry the last order that they reach, so that a replay ends the same ones,
-//! whatever else has ended meanwhile.
+//! [`CancelSlice`] carry the position of their last order, so that a replay ends the same orders.
 
 use alloc::vec::Vec;
 use core::slice;
@@ -31,7 +30,7 @@ struct SweepFilter {
 }
 
 impl SweepFilter {
-    fn takes(&self, order: &OpenOrder) -> bool {
+    fn selects(&self, order: &OpenOrder) -> bool {
         let is_of_group = match self.scope {
             MassScope::Group(group) => order.stp_group == group,
             _ => true,
@@ -47,12 +46,12 @@ impl SweepFilter {
     }
 }
 
-/// Most orders of one slice.
+/// Upper bounds of one slice.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceBound {
-    /// Orders that it ends.
+    /// Orders that the slice ends.
     pub orders: usize,
-    /// Orders that it inspects, selected or not.
+    /// Orders that the slice inspects, selected or not.
     pub inspected: u64,
 }
 
@@ -77,8 +76,9 @@ struct SliceScan {
 }
 
 impl Admission {
-    /// The orders that a sequenced command of [`types::Route::Listed`] ends, by instrument and
-    /// slot; none for other commands. Some may have ended already, with their events in flight.
+    /// Fills `listed` with the orders that a sequenced command of [`types::Route::Listed`] ends, by
+    /// instrument and slot; with none for other commands. Some orders may have ended already, with
+    /// their events in flight.
     pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {
         listed.clear();
         if let Some(filter) = self.filter(command) {
@@ -86,8 +86,8 @@ impl Admission {
         }
     }
 
-    /// As [`Admission::list`] for a command not sequenced yet, which is shortened to the first
-    /// orders of a slice. Returns the number of orders inspected in vain.
+    /// As [`Admission::list`] for a command that has no sequence yet. Shortens the command to one
+    /// slice. Returns the number of orders inspected and not selected.
     pub fn slice(&self, command: &mut Command, bound: SliceBound, listed: &mut Vec<Listed>) -> u64 {
         listed.clear();
         let Some(filter) = self.filter(command) else {
@@ -109,8 +109,8 @@ impl Admission {
         inspected - listed.len() as u64
     }
 
-    /// The command whose next slice is due, and the owner of its orders. Members take turns: `last`
-    /// had the previous slice. The platform's own commands precede those of the owner.
+    /// Owner of the orders, and first command, of the sweep whose slice is next. Members alternate:
+    /// `last` had the previous slice. The platform's sweeps of an owner precede the owner's own.
     #[inline]
     pub fn next_sweep(&self, last: UserIx) -> Option<(UserIx, Sequence)> {
         let unfinished = self
@@ -151,7 +151,7 @@ impl Admission {
         found.ok()
     }
 
-    /// The next slice of a command, not shortened yet.
+    /// The rest of a sweep as one command, not shortened to a slice yet.
     pub(crate) fn admit_slice(&self, first_command: Sequence) -> Result<Command, Reject> {
         let at = self
             .sweep_at(first_command)
@@ -217,8 +217,8 @@ impl Admission {
         self.move_sweep(at, through);
     }
 
-    /// Moves a sweep to a position, and its cursor to the last order up to there, so that the next
-    /// slice does not inspect again orders that the filter left.
+    /// Moves a sweep to a position, and its cursor to the last order at or before it. The next
+    /// slice does not inspect again the orders that the filter skipped.
     fn move_sweep(&mut self, at: usize, through: SweepPosition) {
         let row = &mut self.tables.sweeps[at];
         let after = core::mem::replace(&mut row.position, through);
@@ -255,7 +255,8 @@ impl Admission {
         order.expect("a list has open orders").sequence
     }
 
-    /// Owner of the orders of a scope. A group is one user's, and only that user cancels by it.
+    /// Owner of the orders of a scope. A group belongs to one user, and only that user cancels
+    /// through it.
     fn owner_of(&self, scope: MassScope, asking: UserIx) -> UserIx {
         match scope {
             MassScope::Session(session) => self.session(session).map_or(asking, |row| row.user),
@@ -264,7 +265,7 @@ impl Admission {
         }
     }
 
-    /// Counts `count` ended orders for a command. The last slice makes the message that ends a
+    /// Adds `count` ended orders to a sweep. The last slice numbers the message that completes a
     /// session's own mass cancel.
     pub(crate) fn report_sweep(
         &mut self,
@@ -292,7 +293,7 @@ impl Admission {
             count: row.count,
             remaining: 0,
         };
-        self.tell(Subject::session(row.session), row.instrument, 0, body, to);
+        self.report_out_of_line(Subject::session(row.session), row.instrument, 0, body, to);
     }
 
     fn filter(&self, command: &Command) -> Option<SweepFilter> {
@@ -385,12 +386,12 @@ impl Admission {
                 if position <= filter.after {
                     continue;
                 }
-                let is_taken = filter.takes(order);
-                if scan.inspected > bound.inspected || is_taken && listed.len() == bound.orders {
+                let is_selected = filter.selects(order);
+                if scan.inspected > bound.inspected || is_selected && listed.len() == bound.orders {
                     scan.through = last;
                     break 'scan;
                 }
-                if !is_taken {
+                if !is_selected {
                     last = position;
                     continue;
                 }

@@ -24,7 +24,7 @@ pub struct HoldTotals {
 }
 
 impl HoldTotals {
-    /// What the ledger must still hold: what remains of the trading hold and of its children.
+    /// Amount that the ledger must still hold: the rest of the trading hold and of its children.
     pub fn held(&self) -> Minor {
         self.undrawn + self.reserved.total()
     }
@@ -41,7 +41,7 @@ impl Admission {
         self.tables.time_ns
     }
 
-    /// Maximum number of open orders, all instruments together.
+    /// Maximum number of open orders, over all instruments.
     pub fn orders_max(&self) -> u32 {
         self.config.orders_max
     }
@@ -157,7 +157,7 @@ impl Admission {
             .map(|(at, row)| (HoldIx(at as u32), row))
     }
 
-    /// The answer to a call's key, as long as it is remembered here.
+    /// The call that used an idempotency key, for [`crate::KEY_LIFETIME_NS`].
     pub fn keyed_call(&self, key: Id128) -> Option<KeyedCall> {
         self.keys.get(&key).copied()
     }
@@ -183,7 +183,7 @@ impl Admission {
         Some(order.expect("an id belongs to an open order").handle)
     }
 
-    /// Money of a hold, added up in a walk over all orders.
+    /// Money of a hold, summed over all open orders.
     pub fn hold_totals(&self, hold: HoldIx) -> HoldTotals {
         let mut totals = HoldTotals {
             undrawn: self
@@ -197,7 +197,7 @@ impl Admission {
         totals
     }
 
-    /// Money of every hold, by index, in one walk.
+    /// Money of every hold, by index, in one pass over the open orders.
     pub fn all_hold_totals(&self) -> Vec<HoldTotals> {
         let mut totals: Vec<HoldTotals> = self
             .tables
@@ -225,7 +225,7 @@ impl Admission {
         image
     }
 
-    /// The state of an image. Panics on an invalid image (a checksum guards the file).
+    /// Restores the state of an image. Panics on an invalid image (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
         // Checked first: the index of holds allocates a row for each user up to the highest one.
         let has_user = |balance: &HoldBalance| balance.user.index() < image.users.len();
@@ -395,12 +395,15 @@ impl Admission {
         &self,
         slots: impl Iterator<Item = u32>,
         count: u32,
-        is_his: impl Fn(&OpenOrder) -> bool,
+        is_owned: impl Fn(&OpenOrder) -> bool,
     ) {
         let mut left = count;
         for slot in slots {
             let order = self.tables.slots[slot as usize].order.as_ref();
-            assert!(order.is_some_and(&is_his), "a list has its owner's orders");
+            assert!(
+                order.is_some_and(&is_owned),
+                "a list has its owner's orders"
+            );
             left = left.checked_sub(1).expect("a list has each order once");
         }
         assert_eq!(left, 0, "a list has all of its owner's orders");
@@ -488,7 +491,7 @@ impl HoldTotals {
     }
 }
 
-/// The other fields of a row follow from its first command.
+/// Hashes the fields that change: the others follow from the sweep's first command.
 fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
     for row in rows {
         hash.words(&[

@@ -63,7 +63,7 @@ struct Run {
     trades: u64,
 }
 
-/// Plays a seeded day; events of each instrument reach admission late, at random.
+/// Plays seeded commands; events of each instrument reach admission late, at random.
 fn live(seed: u64, commands: u32) -> Run {
     let mut random = Random(seed);
     let mut market = Market::with_room_for(300);
@@ -116,7 +116,7 @@ fn live(seed: u64, commands: u32) -> Run {
         if random.below(400) == 0 {
             run.market.time_ns += DAY_NS / 2;
             for user in (0..USERS).map(UserIx) {
-                // Refused where the day and the limit are as before.
+                // Refused if the day and the limit are unchanged.
                 let _ = run.market.ask(budget(&mut random, &run.market, user));
             }
         }
@@ -131,7 +131,7 @@ fn live(seed: u64, commands: u32) -> Run {
 }
 
 impl Run {
-    /// Takes what trades have spent from the independent count.
+    /// Deducts what trades have spent from the independent count.
     fn settle(&mut self) {
         for effect in std::mem::take(&mut self.market.effects) {
             self.ledger.add(effect.order.hold, -effect.spent.total().0);
@@ -145,7 +145,7 @@ impl Run {
         }
     }
 
-    /// The growth of an order of an earlier day.
+    /// Counts the charge of an amend that never returns: of an order of an earlier day.
     fn use_budget(&mut self, c: &Amend) {
         let day = self.market.room.user(c.user).unwrap().budget.day;
         *self.used.entry((c.user, day)).or_default() += c.budget_minor.0;
@@ -195,7 +195,7 @@ fn request(random: &mut Random, market: &Market) -> Request {
                 .chance(60)
                 .then(|| Ticks(900 + random.below(200) as i64)),
             quantity: random.chance(60).then(|| Lots(1 + random.below(60))),
-            // Never an id in use: the hot thread waits until it is known which are.
+            // Always an unused id: the hot thread waits until the ids in use are known.
             new_client_order_id: match random.chance(30) {
                 true => 1_000_000 + market.room.sequence().0,
                 false => 0,
@@ -323,7 +323,7 @@ fn second_session(random: &mut Random, market: &Market, user: UserIx) -> Request
     }
 }
 
-/// A limit of identity's for the day.
+/// A reading of identity's limit for the day.
 fn budget(random: &mut Random, market: &Market, user: UserIx) -> Request {
     Request::SetBudget(SetBudget {
         user,

@@ -166,7 +166,7 @@ fn sessions_and_rates_of_user_override_group_override_node() {
         // The group has no bounds yet.
         (set_group(ALICE, 7), [10, 11, 12, 13]),
         (set_bounds(of_group, Some(rates(20))), [20, 21, 22, 23]),
-        // Its members share the group's rate whatever their own bounds are.
+        // A user's own bounds do not change the group's rate.
         (set_bounds(own, Some(rates(30))), [30, 31, 32, 23]),
         (set_bounds(of_group, None), [30, 31, 32, 13]),
         (set_bounds(of_group, Some(rates(40))), [30, 31, 32, 43]),
@@ -245,8 +245,8 @@ fn a_dead_mans_switch_is_set_moved_and_fires_once() {
     );
     let reject = market.refuse(switch(SessionIx::NONE, 3, 5));
     assert_eq!(reject.reason, RejectReason::UnknownSession);
-    // It ends only the session's orders and is off afterwards; another mass cancel does not stop
-    // it.
+    // The switch ends only the session's orders and is off afterwards. Another mass cancel does not
+    // stop it.
     let own = market.place(NewRequest {
         session,
         client_seq: 3,
@@ -359,8 +359,8 @@ fn an_order_that_ends_before_its_amend_arrives_leaves_no_id() {
     }
 }
 
-/// The number of a user's sessions is judged when one is opened: several logins may have passed the
-/// gateway's check at once.
+/// Admission checks the number of a user's sessions when one is opened: several logins may have
+/// passed the gateway's check at once.
 #[test]
 fn a_session_beyond_the_users_bound_is_refused_and_known_ones_open() {
     let mut market = Market::small();

@@ -13,7 +13,7 @@ const BOB: u32 = 1;
 /// Session, number and body of each message.
 fn brief(reports: &[Report]) -> Vec<(u32, u64, ReportBody)> {
     let brief = |r: &Report| {
-        assert_eq!(r.client_seq, 0, "it answers no request: {r:?}");
+        assert_eq!(r.client_seq, 0, "the message answers no request: {r:?}");
         (r.session.0, r.number, r.body)
     };
     reports.iter().map(brief).collect()
@@ -21,8 +21,8 @@ fn brief(reports: &[Report]) -> Vec<(u32, u64, ReportBody)> {
 
 fn trading_hold(market: &Market, user: u32, asset: AssetIx) -> (HoldIx, HoldBalance) {
     let hold = market.room.default_hold(UserIx(user), asset);
-    let hold = hold.expect("it is open");
-    (hold, *market.room.hold(hold).expect("it is there"))
+    let hold = hold.expect("an open trading hold");
+    (hold, *market.room.hold(hold).expect("a known hold"))
 }
 
 fn fund(balance: &HoldBalance, kind: HoldKind, amount: i64) -> Request {
@@ -98,7 +98,7 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     });
     let body = told(undrawn - 2_000, FundingCause::Defund);
     assert_eq!(brief(&reports), [(first.0, 3, body), (second.0, 2, body)]);
-    // A single-order hold is the platform's own.
+    // A single-order hold belongs to the platform and is not reported.
     assert_eq!(market.say(fund(&balance, HoldKind::Order, 5_000)), []);
     let (units, balance) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
     let reports = market.say(Request::CloseHold {
@@ -140,14 +140,14 @@ fn a_session_gets_a_message_when_settlement_passes_its_trade() {
     let (mut market, [maker, taker, idle], trades) = traded(2);
     let before = |market: &Market, session: SessionIx| {
         let row = market.room.session(session);
-        row.expect("it is there").last_number
+        row.expect("a known session").last_number
     };
     let numbers = [before(&market, maker), before(&market, taker)];
     let mut told = 0;
     let mut check = |market: &mut Market, posted: u64, finalized: u64, is_told: bool| {
         let known = *market.room.settlement();
         let reports = market.say(settled(Sequence(posted), Sequence(finalized)));
-        // Positions never decrease, and cover settlement's own records where nothing else is left.
+        // Positions never decrease. They also cover settlement's own records that directly follow.
         let posted = known.posted.max(Sequence(posted));
         let finalized = known.finalized.max(Sequence(finalized));
         told += u64::from(is_told);
@@ -191,7 +191,7 @@ fn settlement_sends_one_message_per_session_with_open_trades() {
         rounds += 1;
     }
     assert_eq!((rounds, counts), (21, [20, 20, 0]), "{maker:?} {taker:?}");
-    // All of them at once: one message.
+    // All trades at once: one message per session.
     let (mut market, _, trades) = traded(20);
     let reports = market.say(settled(trades[19], trades[19]));
     assert_eq!(reports.len(), 2);
@@ -246,7 +246,7 @@ fn both_sessions_of_a_bust_trade_get_a_message() {
 }
 
 #[test]
-fn a_restored_state_owes_the_same_messages() {
+fn a_restored_state_sends_the_same_messages() {
     let (mut market, _, trades) = traded(3);
     market.say(settled(trades[1], trades[0]));
     let mut restored = Market::small();

@@ -24,8 +24,8 @@ fn mass_cancel(user: UserIx, side: Option<Side>) -> Request {
     })
 }
 
-/// Executes a request, at most its first slice; returns the number of orders inspected in vain.
-fn carry_out(market: &mut Market, request: Request, orders: usize) -> u64 {
+/// Executes the first slice of a request; returns the number of orders inspected and not selected.
+fn execute_slice(market: &mut Market, request: Request, orders: usize) -> u64 {
     let bound = SliceBound {
         orders,
         inspected: 200,
@@ -59,14 +59,14 @@ fn r345_mass_cancel_slices_inspect_each_kept_order_once() {
             place(&mut market, ALICE, Side::Sell);
         }
     }
-    let mut left = carry_out(&mut market, mass_cancel(ALICE, Some(Side::Sell)), SLICE);
+    let mut left = execute_slice(&mut market, mass_cancel(ALICE, Some(Side::Sell)), SLICE);
     let mut slices = 1;
     let mut ended = 0;
     while let Some((owner, of)) = market.room.next_sweep(UserIx::NONE) {
         assert_eq!(owner, ALICE);
-        left += carry_out(&mut market, Request::CancelSlice(of), SLICE);
+        left += execute_slice(&mut market, Request::CancelSlice(of), SLICE);
         slices += 1;
-        // Ends the order where the last slice stopped, and those around it.
+        // Ends the order at which the last slice stopped, and its neighbours.
         if slices % 5 == 0 {
             let at = PAIRS / 2 + slices * SLICE;
             for handle in buys.drain(at - ended - 2..at - ended + 2) {
@@ -95,10 +95,10 @@ fn r345_mass_cancel_slices_inspect_each_kept_order_once() {
     let open: Vec<_> = market.room.orders().collect();
     assert!(open.iter().all(|order| order.side == Side::Buy));
     assert_eq!(open.len(), PAIRS - ended);
-    let looked_at = left as usize;
+    let inspected = left as usize;
     assert!(
-        looked_at <= PAIRS + slices,
-        "{looked_at} looks at {PAIRS} orders in {slices} slices"
+        inspected <= PAIRS + slices,
+        "{inspected} inspections of {PAIRS} orders in {slices} slices"
     );
 }
 
@@ -111,14 +111,14 @@ fn r345_sweeps_alternate_between_members() {
         }
     }
     for user in [ALICE, ALICE, ALICE, BOB] {
-        carry_out(&mut market, mass_cancel(user, None), 0);
+        execute_slice(&mut market, mass_cancel(user, None), 0);
     }
     assert_eq!([ALICE, BOB].map(|user| market.room.sweeps_of(user)), [3, 1]);
     let mut last = UserIx::NONE;
     let mut turns = Vec::new();
     while let Some((owner, of)) = market.room.next_sweep(last) {
         assert!(market.room.is_sweeping(of));
-        carry_out(&mut market, Request::CancelSlice(of), SLICE);
+        execute_slice(&mut market, Request::CancelSlice(of), SLICE);
         turns.push((owner, of));
         last = owner;
     }

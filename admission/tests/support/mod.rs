@@ -1,5 +1,5 @@
-//! A small market for admission's tests: real books, and events that the test applies when it
-//! wants.
+//! A small market for admission's tests: real books, and events that wait until the test applies
+//! them.
 #![allow(dead_code)]
 
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ impl EventSink for Queue {
     }
 }
 
-/// What was applied, in order: enough to replay it.
+/// A command or event that was applied; the steps in order replay a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     Command(Envelope),
@@ -73,13 +73,13 @@ impl Market {
         }
     }
 
-    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and
-    /// all the budget they need.
+    /// One instrument, and two users with an unlimited budget and 10,000.00 roubles and 1,000 units
+    /// each in trading holds.
     pub fn small() -> Self {
         Self::with_two_users(64)
     }
 
-    /// As [`Market::small`], without budgets.
+    /// As [`Market::small`], one day later: the budgets have ended.
     pub fn empty_day() -> Self {
         let mut market = Self::small();
         market.time_ns += 24 * 3_600 * 1_000_000_000;
@@ -158,7 +158,7 @@ impl Market {
         c.session
     }
 
-    /// Admits and applies; the books run at once, their events wait in the queues.
+    /// Admits and applies a request. The books run at once; their events wait in the queues.
     pub fn ask(&mut self, request: Request) -> Result<Command, Reject> {
         let now = self.time_ns + 1_000;
         let command = self.room.admit(&request, now)?;
@@ -235,14 +235,14 @@ impl Market {
         self.room.check_invariants();
     }
 
-    /// Admits, applies, and applies all events.
+    /// Admits and applies a request with all its events.
     pub fn go(&mut self, request: Request) -> Result<Command, Reject> {
         let result = self.ask(request);
         self.drain();
         result
     }
 
-    /// Admits, applies and numbers as the node does, with nothing in flight before; returns the
+    /// Admits, applies and numbers a request as the node does, with no events waiting; returns the
     /// messages.
     pub fn say(&mut self, request: Request) -> Vec<Report> {
         let command = self.room.admit(&request, self.time_ns + 1_000);
