@@ -1,8 +1,8 @@
 //! Prefetches the memory that the next commands of a batch need.
 //!
-//! Changes only speed: a book larger than the cache is bound by memory latency. Two steps, because
-//! an order's record must be loaded before its neighbours are known. A small book, which fits the
-//! cache, skips both.
+//! Prefetching changes only speed: a book larger than the cache is bound by memory latency. It has
+//! two steps, because an order's record must be loaded before its neighbours are known. A small
+//! book, which fits the cache, skips both.
 
 use core::borrow::Borrow;
 
@@ -17,21 +17,21 @@ const READ_AHEAD: usize = 20;
 /// the records that these refer to (second step).
 const FIRST_STEP: usize = 12;
 const SECOND_STEP: usize = 6;
-/// Ring of targets; a power of two greater than the first step.
+/// Size of the ring of targets; a power of two greater than the first step.
 const TARGETS: usize = 16;
-/// Resting orders from which prefetching pays: with their levels they fill some hundred KiB.
+/// Minimum of resting orders for prefetching: with their levels they fill some hundred KiB.
 const RESTING_MIN: u32 = 8_192;
 
 const _: () = assert!(FIRST_STEP < TARGETS && SECOND_STEP < FIRST_STEP);
 
-/// Places of the book that a command will touch.
+/// Parts of the book that a command will touch.
 #[derive(Clone, Copy, Default)]
 struct Target {
     link: u32,
     place: u32,
 }
 
-/// Prefetches for the commands of a batch after the current one.
+/// State of the prefetches for the commands of a batch after the current one.
 struct Ahead {
     targets: [Target; TARGETS],
     /// Index of the current command.
@@ -51,7 +51,8 @@ impl Ahead {
         Self { targets, at: 0 }
     }
 
-    /// Not inlined into the loop over a batch, so that a small book's loop keeps the registers.
+    /// Advances by one command. Not inlined into the loop over a batch, so that a small book's loop
+    /// keeps the registers.
     #[inline(never)]
     fn step<T>(&mut self, book: &Book, batch: &[T], target_of: impl Fn(&Book, &T) -> Target) {
         if let Some(next) = batch.get(self.at + FIRST_STEP) {

@@ -78,7 +78,7 @@ pub struct Book {
     /// Levels and orders visited since the last [`Book::take_looks`] for fill-or-kill orders that
     /// could not be filled. Not part of the state.
     pub(crate) looks_in_vain: u32,
-    /// Buffer for the walk over all resting orders, allocated by the first one.
+    /// Buffer for the links of all resting orders, allocated by the first command that needs it.
     pub(crate) links: Vec<u32>,
 }
 
@@ -102,14 +102,14 @@ impl Book {
 
     /// Applies one sequenced command and emits its events; returns their number.
     ///
-    /// Commands for other instruments and for admission only change nothing. Panics when sequences
-    /// decrease or a handle names a slot that another order occupies: both are bugs of the caller,
-    /// which no client can cause.
+    /// Commands for other instruments, and those for admission only, change nothing. Panics when
+    /// the sequence does not increase or a handle names a slot that another order occupies. Both
+    /// are bugs of the caller, which no client can cause.
     #[inline(always)]
     pub fn apply<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
         self.begin(envelope);
         let ix = self.spec.ix;
-        // An arm's emitter stays in registers: functions that are not inlined make their own.
+        // Each function makes its own emitter, so that the emitter stays in registers.
         let count = match &envelope.command {
             Command::New(c) if c.instrument == ix => self.new_order(envelope, c, sink),
             Command::Cancel(c) if c.instrument == ix => self.cancel(envelope, c, sink),
@@ -190,7 +190,7 @@ impl Book {
             quantity: order.open,
         }));
         let order = order.end();
-        self.part(c.handle.slot.wrapping_add(1), &order);
+        self.unlink(c.handle.slot.wrapping_add(1), &order);
         out.count()
     }
 
@@ -208,7 +208,7 @@ impl Book {
             reason,
             quantity: order.open,
         }));
-        self.part(link, &order);
+        self.unlink(link, &order);
     }
 
     fn set_instrument<S: EventSink>(&mut self, c: &SetInstrument, out: &mut Emitter<S>) {
@@ -223,7 +223,8 @@ impl Book {
         self.ladder.set_band(&c.spec);
         self.velocity.set_rule(c.spec.velocity);
         if c.spec.phase != phase {
-            // The sender did not know of a halt yet: the phase stays, and is published again.
+            // The command was admitted before the last phase change was known. The phase stays and
+            // is published again.
             out.emit(Event::PhaseChanged(PhaseChanged {
                 phase,
                 cause: PhaseCause::Command,
@@ -243,8 +244,8 @@ impl Book {
 
     /// Unlinks a closed order from its price.
     #[inline(always)]
-    pub(crate) fn part(&mut self, link: u32, order: &Order) {
-        self.slab.part(order);
+    pub(crate) fn unlink(&mut self, link: u32, order: &Order) {
+        self.slab.unlink(order);
         self.ladder
             .unlink(order.side, order.price, order.prev, order.next, order.open);
         if order.expire_at_ns != NEVER {
@@ -312,7 +313,8 @@ impl Book {
         (self.next_expiry_ns != NEVER).then_some(self.next_expiry_ns)
     }
 
-    /// Levels and orders visited since the last call for unfillable fill-or-kill orders.
+    /// Returns and clears the number of levels and orders visited for unfillable fill-or-kill
+    /// orders.
     #[inline]
     pub fn take_looks(&mut self) -> u32 {
         core::mem::take(&mut self.looks_in_vain)

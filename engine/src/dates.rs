@@ -2,8 +2,8 @@
 //!
 //! Every resting order with an expiry has exactly one entry, so an order that closes early leaves
 //! nothing to clean up later. Insert and remove cost O(log n) in the orders with an expiry, finding
-//! the next one O(1). The first insert allocates the configured capacity; nothing allocates after
-//! it while links are below that.
+//! the next one O(1). The first insert allocates the configured capacity. Later inserts allocate
+//! only for links beyond it.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -32,7 +32,7 @@ impl Dates {
         }
     }
 
-    /// Makes space for a link. Untouched space costs only address space.
+    /// Allocates space for a link. Untouched memory costs only address space.
     #[cold]
     fn extend(&mut self, link: usize) {
         if self.places.is_empty() {

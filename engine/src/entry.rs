@@ -13,7 +13,7 @@ use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, NIL, Order};
 
 impl Book {
-    /// Applies a new order. Fast path for one that simply rests, as most do; the rest in full.
+    /// Applies a new order. An order that simply rests, as most do, takes a fast path.
     #[inline(always)]
     pub(crate) fn new_order<S: EventSink>(
         &mut self,
@@ -33,7 +33,7 @@ impl Book {
 
     /// True for a good-till-cancelled limit order that only a crossing price can keep from resting.
     ///
-    /// An optimisation: everything it passes, [`Book::refusal`] would pass too.
+    /// An optimisation: [`Book::refusal`] would pass every order that this check passes.
     #[inline(always)]
     fn is_plain(&self, c: &New, time_ns: u64) -> bool {
         (c.time_in_force == TimeInForce::Gtc)
@@ -78,7 +78,7 @@ impl Book {
         out.count()
     }
 
-    /// Matches a new order. Returns open and total quantity when a remainder must rest.
+    /// Matches a new order. Returns open and total quantity of a remainder that must rest.
     #[inline(always)]
     fn execute<S: EventSink>(&mut self, c: &New, out: &mut Emitter<S>) -> Option<(Lots, Lots)> {
         let mut taker = Taker {
@@ -158,7 +158,7 @@ impl Book {
         None
     }
 
-    /// Reason why the phase rejects an order; `trades` = it would not simply rest.
+    /// Reason why the phase rejects an order; `trades` = the order would not simply rest.
     #[inline(always)]
     fn phase_refusal(&self, trades: bool) -> Option<RejectReason> {
         match self.spec.phase {
@@ -227,7 +227,7 @@ impl Book {
             return out.count();
         }
         self.slab.at_mut(link).end();
-        self.part(link, &order);
+        self.unlink(link, &order);
         if crosses && !self.execute_amended(c.handle, &mut amended, &mut out) {
             return out.count();
         }
@@ -289,7 +289,7 @@ impl Book {
         if price != order.price && !(1..=Ticks::ORDER_MAX.0).contains(&price.0) {
             return Some(RejectReason::PriceTick);
         }
-        // Outside a band that has moved, an order may only shrink: growth counts as a new order.
+        // An order outside a band that has moved may only shrink: growth counts as a new order.
         let only_shrinks = price == order.price && quantity <= order.quantity;
         if !only_shrinks && !self.spec.in_band(price) {
             return Some(RejectReason::PriceBand);
@@ -317,7 +317,8 @@ impl Book {
 
 /// True when a market order's price limit does not exceed the band's far limit (T19).
 ///
-/// It may be closer: the order's own price, or one without matches if there is no reference.
+/// The limit may be closer: the order's own price, or a price without matches if there is no
+/// reference.
 fn is_protected(spec: &InstrumentSpec, c: &New) -> bool {
     match c.side {
         Side::Buy => c.price <= spec.band_high,

@@ -1,6 +1,6 @@
 //! The book as a snapshot: resting orders in matching order, and the counters.
 //!
-//! A restored book has the same state hash, whatever capacity it is given.
+//! A restored book has the same state hash for every capacity.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::book::{Book, BookConfig};
 use crate::slab::{NEVER, NIL, Order, Slab};
 use crate::velocity::VelocityState;
 
-/// A resting order as seen from outside the book.
+/// Public view of a resting order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct RestingOrder {
     pub handle: Handle,
@@ -75,7 +75,8 @@ impl Book {
         }
     }
 
-    /// Restores a book. Panics on an image that no book can have made (the file has a checksum).
+    /// Restores a book. Panics on an image that no book can have written (a checksum guards the
+    /// file).
     pub fn restore(image: &BookImage, config: BookConfig) -> Self {
         let mut book = Self::new(image.spec, config);
         book.sequence = image.sequence;

@@ -70,7 +70,8 @@ impl Book {
         assert_eq!(self.next_expiry_ns, self.dates.next_ns());
     }
 
-    /// Checks the marked prices, and that the walk from the best one found all `prices` of them.
+    /// Checks the prices marked in the bitmap, and that iteration from the best price found all
+    /// `prices` of them.
     fn check_marked(&self, prices: usize) {
         let mut marked = 0;
         for (side, price) in self.ladder.marked() {
@@ -89,6 +90,9 @@ impl Book {
             assert!(behind, "a marked price is better than the best");
             marked += 1;
         }
-        assert_eq!(marked, prices, "marked prices differ from the walked ones");
+        assert_eq!(
+            marked, prices,
+            "marked prices differ from the iterated ones"
+        );
     }
 }

@@ -5,16 +5,16 @@
 //! it. The best price of each side is cached.
 //!
 //! Both sides share window and bitmap: a book is never crossed, so a price has orders of one side
-//! only, and occupied prices at or below the best bid are bids. Inside the window nothing
-//! allocates; outside it a level costs a map entry (correct, slower).
+//! only, and occupied prices at or below the best bid are bids. Levels inside the window need no
+//! allocation. A level outside is a map entry: correct, slower.
 //!
 //! The window covers the price band with slack on both sides if the band is not wider than it.
 //! Otherwise it is centred on the first resting price, inside the band. It moves when it is empty
-//! and the band changes, and when neither best price is inside: then the market is elsewhere, and
-//! only stray orders are in the window. A move costs the levels it carries, so orders that rest
-//! outside must pay for it first, a few levels each up to a limit: no client can make a book move
-//! its levels back and forth. Growth costs less, because levels inside are copied. The window's
-//! position is not part of the state: it changes speed, never results.
+//! and the band changes, and when neither best price is inside: then only stray orders are in the
+//! window. A move costs the levels that it carries. Orders that rest outside must pay for it first,
+//! a few levels each up to a limit, so no client can make a book move its levels back and forth.
+//! Growth costs less, because levels inside are copied. The window's position is not part of the
+//! state: it changes speed, never results.
 //!
 //! Prices are compared by *key*: an ask's price, the complement of a bid's. A lower key is a better
 //! price on either side, so neither side needs a branch.
@@ -103,13 +103,13 @@ pub(crate) struct Ladder {
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
     best: [i64; 2],
-    /// The same as last published.
+    /// `best` as last published.
     published: [i64; 2],
     /// Lowest and highest price of a new order.
     band: (i64, i64),
     /// Orders rested outside the window since its last move or the last evaluation of one.
     credits: u32,
-    /// Credits that the next evaluation requires.
+    /// Credits that the next evaluation of a move requires.
     look_at: u32,
 }
 
@@ -180,7 +180,7 @@ impl Ladder {
         Ticks(base)..Ticks(base + count)
     }
 
-    /// Moves the window to `price`, and every level to where it then belongs.
+    /// Moves the window to `price`, and its levels into the map or back into the window.
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, price: Ticks) {
@@ -217,7 +217,8 @@ impl Ladder {
         self.place_at(range);
     }
 
-    /// Places the window at this range, which has its width, with the levels from the map.
+    /// Places the window at `range`, which has the window's width, and takes its levels from the
+    /// map.
     fn place_at(&mut self, range: Range<Ticks>) {
         self.base = range.start.0;
         for outside in &mut self.outside {
@@ -249,7 +250,7 @@ impl Ladder {
         near + inside.take(bound * copies).count() / copies
     }
 
-    /// Called when an order rests outside the window. Once the credits suffice, grows the window if
+    /// Counts an order that rests outside the window. Once the credits suffice, grows the window if
     /// allowed, or moves it if the market is outside too.
     fn follow_market(&mut self, side: Side) {
         self.credits = (self.credits + 1).min(CREDITS_MAX);
@@ -433,7 +434,7 @@ impl Ladder {
         Level::of(self.levels[place as usize]).tail
     }
 
-    /// The next occupied price after `price`, away from the other side.
+    /// The next occupied price of the side that is worse than `price`.
     #[inline]
     pub fn next(&self, side: Side, price: Ticks) -> Option<Ticks> {
         let inside = self.next_inside(side, price);
@@ -476,7 +477,7 @@ impl Ladder {
     /// True when a best price changed since the last call.
     #[inline(always)]
     pub fn has_new_best(&mut self) -> bool {
-        // By word: a combined read would miss store forwarding of a best price just written.
+        // Read by word: a combined read would miss store forwarding of a best price just written.
         let [bid, ask] = [0, 1].map(|side| self.best[side] ^ self.published[side]);
         let is_new = bid | ask != 0;
         if is_new {
@@ -500,7 +501,7 @@ impl Ladder {
         (best <= key(other, limit)) & (best != NO_KEY)
     }
 
-    /// As `crosses`, for a valid order price: none has the key of an empty side.
+    /// As `crosses`, for a valid order price, which never equals the key of an empty side.
     #[inline(always)]
     pub fn meets(&self, side: Side, price: Ticks) -> bool {
         let other = side.opposite();
@@ -518,8 +519,8 @@ impl Ladder {
         successors(self.best(side), move |price| self.next(side, *price))
     }
 
-    /// Every occupied price, found without the best prices; for the check of the structure. Panics
-    /// where a price outside the window has a place inside.
+    /// Every occupied price, found without the best prices: for the check of the structure. Panics
+    /// if the map has a price of the window.
     pub fn marked(&self) -> impl Iterator<Item = (Side, Ticks)> + '_ {
         let outside = [Side::Buy, Side::Sell].into_iter().flat_map(move |side| {
             self.outside[side.index()].keys().map(move |price| {
@@ -671,7 +672,7 @@ mod tests {
         }
         let paid = (price - 540_000) as usize * LEVELS_PER_CREDIT;
         assert!(paid > 800 / COPIES_PER_LEVEL);
-        // Also at the edge of the band, where a wider window begins at the same price.
+        // Growth also works at the edge of the band, where a wider window begins at the same price.
         let mut low = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
         push(&mut low, Side::Buy, 100);
         push(&mut low, Side::Sell, 5_000);

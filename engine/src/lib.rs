@@ -1,8 +1,9 @@
-//! Order book and matching of one instrument; pure.
+//! Order book and matching of one instrument, as a pure function of its commands.
 //!
-//! The only entry point is `Book::apply(&Envelope, &mut impl EventSink)`: a sequenced command in,
-//! numbered events out. No clock, no configuration, no randomness; integers only. The same commands
-//! produce the same events and the same state hash on every machine (R180).
+//! `Book::apply(&Envelope, &mut impl EventSink)` takes a sequenced command and emits numbered
+//! events. Commands whose orders admission lists enter by `Book::apply_listed`. No clock, no
+//! configuration, no randomness; integers only. The same commands produce the same events and the
+//! same state hash on every machine (R180).
 //!
 //! | file | contents |
 //! |---|---|
@@ -20,10 +21,12 @@
 //! | `invariants` | full check of the structure |
 //! | `sink` | event output |
 //!
-//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches;
-//! a book is never crossed; no heap allocation in `apply` while slots are below the configured
-//! capacity and prices inside the window, except by the first order with an expiry, the first mass
-//! cancel and each growth of the window.
+//! Architecture invariants:
+//! - `unsafe` is only in `slab`, for its records' memory and for prefetches.
+//! - A book is never crossed.
+//! - `apply` does not allocate while slots are below the configured capacity and prices inside the
+//!   window. Exceptions: the first order with an expiry, the first mass cancel, each growth of the
+//!   window.
 #![no_std]
 
 extern crate alloc;

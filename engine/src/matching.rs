@@ -1,6 +1,6 @@
 //! The match loop: best price, then time, at the resting order's price (R162 to R170).
 //!
-//! With self-trade prevention at each match (D38) and look-ahead for fill-or-kill (R172).
+//! Includes self-trade prevention at each match (D38) and the look-ahead for fill-or-kill (R172).
 
 use types::event::{Cancelled, Event, Reduced, Trade};
 use types::{CancelReason, Handle, Lots, Side, StpGroup, StpMode, Ticks};
@@ -13,10 +13,10 @@ use crate::slab::{NEVER, NIL};
 pub(crate) struct Taker {
     pub handle: Handle,
     pub side: Side,
-    /// Worst price it takes.
+    /// Worst price at which the order may trade.
     pub limit: Ticks,
     pub open: Lots,
-    /// Total quantity; shrinks by what self-trade prevention removes.
+    /// Total quantity, without what self-trade prevention has removed.
     pub quantity: Lots,
     pub group: StpGroup,
     pub stp: StpMode,
@@ -123,7 +123,7 @@ impl Book {
         Stop::Limit
     }
 
-    /// Applies the incoming order's mode where two orders of one group meet: no trade.
+    /// Applies the incoming order's mode where two orders of one group meet, without a trade.
     ///
     /// A maker that is cancelled is left with an open quantity of 0.
     #[cold]
@@ -162,11 +162,11 @@ impl Book {
 
     /// True when trades alone would fill a fill-or-kill order, self-trade prevention included.
     ///
-    /// The level sums refuse most orders that cannot be filled. Single orders are visited only
-    /// where the sums suffice and a group or the velocity rule may matter, and no more of them than
-    /// the order would meet. A fill that the velocity rule forbids is no fill: nothing trades and
-    /// nothing halts. Levels and orders visited for an order that cannot be filled are counted; the
-    /// sequencer limits them per member.
+    /// The level sums refuse most orders that cannot be filled. Single orders are visited only if
+    /// the sums suffice and a group or the velocity rule may matter, and no more of them than the
+    /// order would meet. If the velocity rule forbids a trade of the fill, the order cannot be
+    /// filled: nothing trades and nothing halts. Levels and orders visited for an order that cannot
+    /// be filled are counted. The sequencer limits them per member.
     pub(crate) fn can_fill(&mut self, taker: &Taker, now_ns: u64) -> bool {
         self.velocity.begin(now_ns);
         let (can, looks) = self.look_ahead(taker);

@@ -5,7 +5,7 @@ use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
 /// Receives the events of one book, in order.
 pub trait EventSink {
-    /// Receives the next event. Cannot refuse it: the caller of `apply` reserves space, or buffers.
+    /// Receives the next event. Cannot refuse it: the caller of `apply` reserves space or buffers.
     ///
     /// Implementations that copy the event straight to its destination should be `#[inline]`: the
     /// event is then written there field by field.
@@ -18,7 +18,7 @@ pub trait EventSink {
 /// Numbers the events of one command and passes them to the sink.
 pub(crate) struct Emitter<'a, S> {
     sink: &'a mut S,
-    /// Read again for each event: no register holds its sequence and time in between.
+    /// Read again for each event, so that no register holds its sequence and time in between.
     envelope: &'a Envelope,
     instrument: InstrumentIx,
     /// Number of the last event before this command.

@@ -1,8 +1,7 @@
 //! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price by time.
 //!
-//! A link is the slot plus one. Link 0 means none. It has a record of its own that takes the writes
-//! meant for a missing neighbour, so linking and unlinking need no branch. Its content decides
-//! nothing: only the prefetch reads it.
+//! A link is the slot plus one. Link 0 means none. Its record absorbs the writes to a missing
+//! neighbour, so linking and unlinking need no branch. Only the prefetch reads that record.
 //!
 //! The address range for all slots is allocated zeroed at the start; the system provides memory for
 //! the touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
@@ -10,7 +9,7 @@
 //!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is
 //! asserted at every access by handle: admission frees a slot only after the closing event, so
-//! another generation in a live slot is our bug.
+//! another generation in a live slot is a bug of this program.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -34,7 +33,7 @@ pub(crate) struct Order {
     pub open: Lots,
     /// Total quantity, filled part included.
     pub quantity: Lots,
-    /// Expiry time, the first moment without the order; `NEVER` without one.
+    /// Expiry time in nanoseconds, the first moment without the order; `NEVER` without one.
     pub expire_at_ns: u64,
     pub next: u32,
     pub prev: u32,
@@ -129,8 +128,8 @@ const BLOCK: usize = 512;
 
 /// Zeroed records; the system provides memory on first touch.
 ///
-/// An allocator asked for zeroed memory of a wide alignment may write all of it. So plain words are
-/// allocated, and the first aligned address among them is used.
+/// An allocator may write all of a zeroed allocation with a wide alignment. So plain words are
+/// allocated, and the records begin at the first aligned address among them.
 struct Lines {
     first: NonNull<Line>,
     count: usize,
@@ -196,7 +195,7 @@ impl DerefMut for Lines {
 pub(crate) struct Slab {
     /// By link, one for every slot of the capacity.
     orders: Lines,
-    /// Links in use: up to the highest one used so far, in whole blocks. Bound of every walk.
+    /// Links in use: up to the highest one used so far, in whole blocks. Bounds every iteration.
     in_play: usize,
     live: u32,
 }
@@ -262,7 +261,7 @@ impl Slab {
 
     /// Prepares the slot of a new order and returns its link.
     ///
-    /// Grows, the only allocation, when the slot exceeds the capacity.
+    /// Allocates only when the slot exceeds the capacity.
     #[inline(always)]
     pub fn vacate(&mut self, handle: Handle) -> u32 {
         let link = handle.slot as usize + 1;
@@ -309,7 +308,7 @@ impl Slab {
 
     /// Unlinks a closed order from its neighbours.
     #[inline(always)]
-    pub fn part(&mut self, order: &Order) {
+    pub fn unlink(&mut self, order: &Order) {
         self.has_ended();
         self.at_mut(order.prev).next = order.next;
         self.at_mut(order.next).prev = order.prev;

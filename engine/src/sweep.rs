@@ -1,4 +1,4 @@
-//! Commands that end many orders, always in the same order, so that a replay is identical.
+//! Commands that end many orders, in a fixed sequence, so that a replay is identical.
 //!
 //! Mass cancel, kill switch and phase changes run in slot order. Expiry runs by date, then slot,
 //! and touches only due orders.
@@ -13,8 +13,8 @@ use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::NIL;
 
-/// Prices are walked instead of slots when fewer than one slot in this many rests. Orders found by
-/// price have to be sorted.
+/// Orders are found by price instead of by slot when fewer than one slot in `SPARSE` rests. They
+/// have to be sorted then.
 const SPARSE: usize = 8;
 
 impl Book {
@@ -24,7 +24,7 @@ impl Book {
     /// Cost: the length of the list.
     ///
     /// # Panics
-    /// The command lists no orders, or as [`Book::apply`].
+    /// As [`Book::apply`], and for a command that lists no orders.
     pub fn apply_listed<S: EventSink>(
         &mut self,
         envelope: &Envelope,
@@ -67,7 +67,7 @@ impl Book {
 
     /// Halts the market: the next trade would move the price too far (F08).
     ///
-    /// No trading until a command opens the market again. Resting orders stay.
+    /// Nothing trades until a command opens the market again. Resting orders stay.
     #[cold]
     #[inline(never)]
     pub(crate) fn halt<S: EventSink>(&mut self, out: &mut Emitter<S>) {
@@ -127,7 +127,7 @@ impl Book {
 
     /// Returns the links of all resting orders in slot order, in a reused buffer.
     ///
-    /// All books of a node share the slots: if few rest here, the prices are walked.
+    /// All books of a node share the slots: if few orders rest here, they are found by price.
     fn take_resting_links(&mut self) -> Vec<u32> {
         let mut links = core::mem::take(&mut self.links);
         if links.capacity() == 0 {

@@ -3,7 +3,7 @@
 //! A window begins with the first command that may trade after the previous window has ended. Its
 //! reference price is the last traded price before it, or else the price of its own first trade. A
 //! trade outside the range around the reference does not happen: the book halts until a `SetPhase`
-//! opens it, which also clears the reference. Switched off, the rule costs one comparison per order
+//! opens it, which also clears the reference. If the rule is off, it costs one comparison per order
 //! that meets another.
 
 use types::{Ticks, VelocityRule};
@@ -64,7 +64,7 @@ impl Velocity {
         };
     }
 
-    /// Clears the prices: the market was opened, at whatever price level.
+    /// Clears the prices: the market may open at any price level.
     pub fn reset(&mut self) {
         (self.state.last, self.state.reference) = (None, None);
     }

@@ -1,4 +1,4 @@
-//! Resident memory of books, in a process of its own: other tests would be counted too.
+//! Resident memory of books. In a process of its own, so that other tests are not counted.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -25,8 +25,8 @@ fn book() -> Book {
     Book::new(spec_with_band(1, Ticks::ORDER_MAX.0), config)
 }
 
-/// Slots are shared by the whole node: a quiet book must not use memory for those of other books,
-/// nor an idle one for its capacity.
+/// Slots are shared by the whole node. A quiet book must not use memory for other books' slots, nor
+/// an idle book for its capacity.
 #[test]
 fn a_book_costs_what_its_own_orders_touch() {
     const IDLE: u64 = 3_000;

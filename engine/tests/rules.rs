@@ -262,8 +262,8 @@ fn t19_a_protection_price_beyond_the_band_is_our_bug() {
     ");
 }
 
-// Slots are shared by the whole node: in a book with few orders at high slots the walk goes by
-// prices. The order of the cancels is the same.
+// Slots are shared by the whole node: in a book with few orders at high slots, a mass cancel finds
+// them by price. The order of the cancels is the same.
 #[test]
 fn a_mass_cancel_runs_in_slot_order_in_a_sparse_book() {
     run("

@@ -546,7 +546,7 @@ impl Flow {
 
     fn set_band(&mut self, low: i64, high: i64) -> Command {
         self.band = (low, high);
-        // The rule is switched off now and then, and on again.
+        // The rule is switched off and on at random.
         let velocity = if self.random.chance(20) {
             VelocityRule::OFF
         } else {
@@ -667,7 +667,7 @@ impl Flow {
         order
     }
 
-    /// Updates the open orders from the events.
+    /// Updates the generator's open orders from the events.
     fn learn(&mut self, events: &[Event]) {
         for event in events {
             let rests = match event {
@@ -836,7 +836,7 @@ struct Run {
     levels: u32,
     /// Share of resting orders that get a date, in percent.
     dates: u64,
-    /// The book is restored from its image now and then.
+    /// True if the book is restored from its image at random.
     restores: bool,
     velocity: VelocityRule,
 }
@@ -937,7 +937,7 @@ fn r179_every_event_equals_the_reference_models() {
     }
 }
 
-/// Prefetching changes nothing, whatever the commands name: closed orders, slots past the end,
+/// Prefetching changes nothing, even for commands that name closed orders, slots past the end and
 /// prices outside the window.
 // rows: R180
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! If the id consists of at least 40 hexadecimal digits (hyphens aside), the address is the first
 //! 40 of them, as specified. A UUID has 32 digits and is padded with eight zeros on the right. Any
-//! other id is hashed: the last 20 bytes of its keccak256. No key exists for such an address. A
-//! service that stores the mapping must refuse two users with the same address.
+//! other id is hashed: the last 20 bytes of its keccak256. No private key is known for any of these
+//! addresses. A service that stores the mapping must refuse two users with the same address.
 
 use alloc::string::String;
 

@@ -1,8 +1,8 @@
 //! Commands of the trading path: fixed-size structs, journalled in admission order and replayed.
 //!
-//! A command contains everything its effect depends on; `apply` reads no clock and no
-//! configuration. Variants are part of the journal format: add at the end, never reorder. Fields
-//! named `client_seq` are 0 without a session.
+//! A command contains everything its effect depends on: `apply` reads no clock and no
+//! configuration. Variants are part of the journal format: add new ones at the end, never reorder.
+//! Fields named `client_seq` are 0 without a session.
 
 use core::mem::size_of;
 
@@ -40,8 +40,8 @@ record! {
 }
 
 record! {
-    /// Adds an instrument or changes its band, collar, fee rate or velocity rule. Tick and lot
-    /// never change under open orders. A known instrument keeps its phase: only [`SetPhase`]
+    /// Adds an instrument or changes its band, collar, fee rate or velocity rule. Admission refuses
+    /// a change of tick, lot or decimals. A known instrument keeps its phase: only [`SetPhase`]
     /// changes it.
     pub struct SetInstrument {
         pub spec: InstrumentSpec,
@@ -75,16 +75,16 @@ record! {
 }
 
 record! {
-    /// The session's connection has ended; its client sequence stays.
+    /// Closes a session whose connection has ended. Its client sequence stays.
     pub struct CloseSession {
         pub session: SessionIx,
-        /// Orderly end: the session's orders stay despite cancel-on-disconnect.
+        /// The client logged out: the session's orders stay despite cancel-on-disconnect.
         pub keep_orders: bool,
     }
 }
 
 record! {
-    /// Forgets a session that has been closed for long (`design.md` 2): its name may be opened
+    /// Forgets a session that has been closed for long (`design.md` 2). Its name may be opened
     /// again as a new session. Its index is never used again.
     pub struct ForgetSession {
         pub session: SessionIx,
@@ -92,14 +92,16 @@ record! {
 }
 
 record! {
-    /// Adds money of a ledger hold to its balance here; the first one creates it.
+    /// Adds money of a ledger hold to its balance in admission. The first `Fund` of a hold creates
+    /// the balance.
     pub struct Fund {
         pub hold: HoldIx,
         pub kind: HoldKind,
         pub user: UserIx,
         pub asset: AssetIx,
         pub amount_minor: Minor,
-        /// Increases with each Fund and Defund of the hold; equal or lower = already applied.
+        /// Increases with each `Fund`, `Defund` and `CloseHold` of the hold; equal or lower =
+        /// already applied.
         pub funding_seq: u64,
         /// The ledger hold.
         pub hold_id: Id128,
@@ -109,7 +111,7 @@ record! {
 }
 
 record! {
-    /// Removes undrawn money from a hold; the ledger releases it after commit.
+    /// Removes undrawn money from a hold. The ledger releases it after the commit.
     pub struct Defund {
         pub hold: HoldIx,
         pub amount_minor: Minor,
@@ -120,7 +122,7 @@ record! {
 }
 
 record! {
-    /// Closes a hold without open orders; its undrawn money is removed.
+    /// Closes a hold without open orders and removes its undrawn money.
     pub struct CloseHold {
         pub hold: HoldIx,
         pub funding_seq: u64,
@@ -139,9 +141,9 @@ crate::code_enum! {
 }
 
 crate::code_enum! {
-    /// Why a user may not trade. A user is blocked while any cause holds; each is lifted
-    /// separately. No code is 0, so a record from before causes were journalled does not read as
-    /// one with a cause.
+    /// Cause of a block. A user is blocked while any cause is active; each is lifted separately. No
+    /// code is 0, so that a record from before causes were journalled does not read as one with a
+    /// cause.
     BlockCause {
         /// The identity service has blocked the user.
         Identity = 1 "IDENTITY",
@@ -151,7 +153,7 @@ crate::code_enum! {
 }
 
 record! {
-    /// Refuses further orders of this user; a following `MassCancel` cancels the open ones.
+    /// Refuses further orders of this user. A following `MassCancel` cancels the open ones.
     pub struct BlockUser {
         pub user: UserIx,
         pub cause: BlockCause,
@@ -169,9 +171,9 @@ record! {
 record! {
     /// Progress of settlement (`design.md` 4). Positions never decrease; `finalized <= posted`.
     pub struct Settled {
-        /// The ledger has every posting of the records up to here.
+        /// The ledger has every posting of the records up to this one.
         pub posted: Sequence,
-        /// Every trade of the records up to here is final: on chain, or bust.
+        /// Every trade of the records up to this one is final: on chain, or bust.
         pub finalized: Sequence,
         /// Number of final trades, bust ones included, anywhere in the journal.
         pub trades_final: u64,
@@ -199,8 +201,8 @@ impl TradeParty {
 }
 
 record! {
-    /// The chain has rejected a trade for good: its operations are reversed, its orders stay
-    /// closed. Both orders may have left every table, so the command carries the data for their
+    /// The chain has refused a trade for good. Its operations are reversed; its orders stay as they
+    /// are. Both orders may have left every table, so the command carries the data for their
     /// sessions' messages.
     pub struct Bust {
         /// Public id.
@@ -214,14 +216,14 @@ record! {
 }
 
 record! {
-    /// The user's TRADING limit of that day, from identity.
+    /// A user's TRADING limit of a day, from identity.
     pub struct SetBudget {
         pub user: UserIx,
         /// Moscow day, in days since 1970-01-01.
         pub day: u32,
         pub limit_minor: Minor,
-        /// What is left of it by identity's count. Counts on the day's first command only: after
-        /// it admission counts.
+        /// What is left of the limit by identity's count. Used from the day's first command only:
+        /// afterwards admission counts.
         pub left_minor: Minor,
     }
 }
@@ -248,7 +250,7 @@ record! {
         pub session: SessionIx,
         /// Expiry of a good-till-date order, journalled nanoseconds, exclusive. 0 otherwise.
         pub expire_at_ns: u64,
-        /// Hold that it draws on.
+        /// Hold that the order draws on.
         pub hold: HoldIx,
         /// Fee rate of its trades, fixed at entry.
         pub fee_rate: FeeRate,
@@ -257,7 +259,7 @@ record! {
         pub client_seq: u64,
         /// Amount drawn from the hold.
         pub draw: Reserve,
-        /// Amount charged to the user's budget (0 when identity was asked for this order).
+        /// Amount charged to the user's budget (0 if identity has approved this order).
         pub budget_minor: Minor,
         /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -313,16 +315,16 @@ record! {
 }
 
 record! {
-    /// Changes price, total quantity or both (T22). The growth of its reserve has been drawn; a
-    /// rejected amend returns it. Outside the band (which may have moved since) an order keeps its
-    /// price and may only shrink.
+    /// Changes price, total quantity or both (T22). The growth of the order's reserve has been
+    /// drawn; a rejected amend returns it. An order outside the band, which may have moved, keeps
+    /// its price and may only shrink.
     pub struct Amend {
         pub handle: Handle,
         pub instrument: InstrumentIx,
         pub user: UserIx,
         pub session: SessionIx,
-        /// The charge to the budget is part of the order's, and returns with it; else the order is
-        /// of an earlier day.
+        /// True if the charge to the budget is added to the order's charge and returns with it.
+        /// False for an order of an earlier day.
         pub budget_returns: bool,
         pub client_seq: u64,
         /// Client order id after the amend (D37), if accepted; 0 = unchanged.
@@ -370,9 +372,9 @@ impl SweepPosition {
 }
 
 record! {
-    /// Cancels many orders, on one instrument or on all. In a member's scope it ends orders up to
-    /// `through`; [`CancelSlice`]s end the rest, so that other members' requests are sequenced in
-    /// between (`design.md` 7).
+    /// Cancels many orders, on one instrument or on all. In a member's scope this command ends
+    /// orders up to `through`. [`CancelSlice`]s end the rest, so that other members' requests are
+    /// sequenced in between (`design.md` 7).
     pub struct MassCancel {
         pub scope: MassScope,
         /// `NONE` = every instrument of the node.
@@ -394,14 +396,14 @@ record! {
 
 record! {
     /// Continues a mass cancel or kill switch: ends the orders of its scope after `after`, up to
-    /// `through`. Orders entered after that command stay.
+    /// `through`. Orders entered after the first command stay.
     pub struct CancelSlice {
-        /// The command that it continues.
+        /// Sequence of the first command.
         pub of: Sequence,
         pub after: SweepPosition,
         /// [`SweepPosition::END`] = the last slice.
         pub through: SweepPosition,
-        /// Reason of that command.
+        /// Reason of the first command.
         pub reason: CancelReason,
         pub user: UserIx,
         pub key_hash: Id128,
@@ -430,9 +432,9 @@ impl MassCancel {
 pub const CANCEL_ALL_AFTER_MAX_S: u32 = 600;
 
 record! {
-    /// Starts, restarts or stops the session's dead man's switch. Unless a later one comes first,
-    /// the session's orders are cancelled `timeout_s` after this command, by journalled time
-    /// (`CANCEL_ALL_AFTER`). It survives a disconnect and a restart, and fires once.
+    /// Starts, restarts or stops the session's dead man's switch. Unless a later command replaces
+    /// it, the session's orders are cancelled `timeout_s` after this command, by journalled time
+    /// (`CANCEL_ALL_AFTER`). The switch survives a disconnect and a restart, and fires once.
     pub struct CancelAllAfter {
         pub user: UserIx,
         pub session: SessionIx,
@@ -443,7 +445,7 @@ record! {
 }
 
 impl CancelAllAfter {
-    /// Time at which it fires for a command at `time_ns`; 0 = never.
+    /// Time in nanoseconds at which the switch fires for a command at `time_ns`; 0 = never.
     pub const fn at_ns(&self, time_ns: u64) -> u64 {
         match self.timeout_s {
             0 => 0,
@@ -455,7 +457,7 @@ impl CancelAllAfter {
 record! {
     /// Kill switch of one user or of all users (F11). Engaged: open orders are cancelled
     /// (`KILL_SWITCH`), and neither new orders nor amends are accepted until a command lifts it.
-    /// The two levels are separate: lifting that of all users leaves a user's own engaged.
+    /// The two levels are separate: lifting the switch of all users leaves a user's own engaged.
     pub struct SetKillSwitch {
         /// `NONE` = all users.
         pub user: UserIx,
@@ -469,7 +471,7 @@ record! {
 
 record! {
     /// The machine's clock differs from the node's time by more than the node corrects itself, or
-    /// agrees again. New orders are refused in between (`design.md` 8).
+    /// agrees again. While it differs, new orders are refused (`design.md` 8).
     pub struct SuspectClock {
         /// Nanoseconds by which the machine's clock is ahead; 0 = it agrees again.
         pub offset_ns: i64,
@@ -477,13 +479,13 @@ record! {
 }
 
 record! {
-    /// Confirms the machine's clock as it is: the node's time continues from it, and new orders are
-    /// accepted again. Journalled time never decreases: it stays constant while the machine's clock
-    /// is earlier.
+    /// Confirms the machine's clock: the node's time continues from it, and new orders are accepted
+    /// again. Journalled time never decreases: it stays constant while the machine's clock is
+    /// earlier.
     pub struct ConfirmClock {
         /// Nanoseconds by which the machine's clock was ahead.
         pub offset_ns: i64,
-        /// Latest time in any store of the node: accepted, even where the clock is earlier.
+        /// Latest time in any store of the node: accepted, even if the clock is earlier.
         pub through_ns: u64,
         /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
         pub key_hash: Id128,
@@ -499,7 +501,7 @@ record! {
 }
 
 record! {
-    /// A request rejected after login; journalled, so that its numbered answer survives.
+    /// A request that was rejected after login, journalled so that its numbered answer survives.
     pub struct Refused {
         pub user: UserIx,
         pub session: SessionIx,
@@ -594,7 +596,8 @@ impl MemberGroup {
     }
 }
 
-/// Scope of order bounds. A user's own take precedence over the group's, these over the node's.
+/// Scope of order bounds. A user's own bounds take precedence over the group's, and the group's
+/// over the node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum BoundsOf {
@@ -618,7 +621,8 @@ record! {
         pub value_per_order: Minor,
         /// Journal bytes per minute of the user's requests and their effects.
         pub journal_bytes_per_minute: u64,
-        /// New orders, amends and cancels of a day per trade of that day, beyond a free number.
+        /// Maximum of new orders, amends and cancels of a day per trade of that day, beyond a free
+        /// number.
         pub messages_per_trade: u32,
         /// Trading sessions, open or not.
         pub sessions: u32,
@@ -672,7 +676,7 @@ record! {
 }
 
 record! {
-    /// Puts a user into a member group, or removes it from its group.
+    /// Puts a user into a member group, or removes the user from the group.
     pub struct SetMemberGroup {
         pub user: UserIx,
         pub group: MemberGroup,
@@ -768,8 +772,9 @@ impl Command {
         }
     }
 
-    /// Session, client sequence, idempotency key hash and kind of the request: `NONE`, 0 and `NONE`
-    /// where it has none, `Other` for a command that is no client's request.
+    /// Session, client sequence, idempotency key hash and kind of the request. They are `NONE`, 0
+    /// and `NONE` if the request has none; the kind is `Other` for a command that is not a client's
+    /// request.
     #[inline]
     pub fn origin(&self) -> (SessionIx, u64, Id128, RequestKind) {
         use RequestKind as Kind;

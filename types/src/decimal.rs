@@ -71,7 +71,7 @@ impl Decimal {
         scale: 0,
     };
 
-    /// Checks both limits.
+    /// Creates a number. `Scale` past 18 fraction digits, `Overflow` past 38 digits.
     pub const fn new(mantissa: i128, scale: u8) -> Result<Self, DecimalError> {
         if scale > SCALE_MAX {
             return Err(DecimalError::Scale);
@@ -202,7 +202,8 @@ impl Decimal {
         Self::new(mantissa, scale)
     }
 
-    /// Quotient by a positive `step`; `Inexact` when it is not a whole number.
+    /// Quotient by `step`. `Inexact` when it is not a whole number, `Syntax` for a step that is not
+    /// positive.
     pub fn steps_of(self, step: Self) -> Result<i128, DecimalError> {
         if !step.is_positive() {
             return Err(DecimalError::Syntax);

@@ -1,6 +1,6 @@
 //! Ids that are pure functions of other ids and names.
 //!
-//! The same input returns the same id, so a replay or a repeated call finds the rows it wrote
+//! The same input gives the same id, so a replay or a repeated call finds the rows that it wrote
 //! before (R180, T05, `design.md` 2 and 4).
 //!
 //! | id | derived from |
@@ -47,10 +47,11 @@ pub const fn trade_uuid(time_ns: u64, node: NodeId, sequence: Sequence, index: u
     derived_uuid(time_ns, node, sequence, index + 1)
 }
 
-/// Fields of an order or trade id.
+/// Fields read from an order or trade id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DerivedFrom {
-    /// Latest command time with such an id. The earliest is less than 245 ns before.
+    /// Latest command time, in nanoseconds, that gives this id. The earliest is less than 245 ns
+    /// before.
     pub latest_ns: u64,
     /// The 32 low bits of the sequence.
     pub sequence_low: u32,
@@ -90,8 +91,8 @@ pub const fn trade_index(trade: Id128) -> Option<u32> {
 /// UUIDv8 of `name` under a time-ordered `parent` (`design.md` 4): the first 48 bits are the
 /// parent's milliseconds, the rest is the SHA-1 of (parent, name), so an id is repeatable.
 ///
-/// The rows of one batch are neighbours in every index that is keyed by such ids, so the cost of an
-/// insert does not grow with the table.
+/// The rows of one batch are neighbours in every index keyed by such ids, so the cost of an insert
+/// does not grow with the table.
 #[must_use]
 pub fn child_uuid(parent: Id128, name: &str) -> Id128 {
     const TIME: u128 = u128::MAX << 80;
@@ -187,7 +188,7 @@ pub fn subscription_hold(subscription_id: &str) -> Id128 {
     cfa_uuid(&format!("{subscription_id}:subscription"))
 }
 
-/// The redemption of an issue.
+/// Id of the redemption of an issue.
 pub fn issue_redemption(instrument_id: &str) -> Id128 {
     cfa_uuid(&format!("redemption:{instrument_id}"))
 }

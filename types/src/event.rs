@@ -1,11 +1,14 @@
 //! Events of a book, order by order: depth and best prices are derivable from them alone.
 //!
 //! Every order event contains the open quantity after it. Events of one instrument are numbered
-//! gaplessly from 1 and name the command that caused them. Reading rule for a book built from
-//! events: `Accepted` with `rests`, and `Rested`, add the order at the tail of its price; `Trade`
-//! reduces the maker; `Amended` with `kept_priority` changes the order in place, without it removes
-//! the order (it may trade, then `Rested` again); `Reduced` shrinks in place; `Cancelled` removes
-//! it; an order with open 0 is closed.
+//! gaplessly from 1 and name the command that caused them. Rules for building a book from events:
+//! - `Accepted` with `rests`, and `Rested`, add the order at the tail of its price.
+//! - `Trade` reduces the maker.
+//! - `Amended` with `kept_priority` changes the order in place. Without it, it removes the order,
+//!   which may trade and then be `Rested` again.
+//! - `Reduced` shrinks the order in place.
+//! - `Cancelled` removes the order.
+//! - An order with open 0 is closed.
 
 use core::mem::size_of;
 
@@ -16,7 +19,8 @@ use crate::order::{Phase, PhaseCause, Side};
 use crate::reason::{CancelReason, RejectReason};
 
 record! {
-    /// The book has accepted the order. It rests in full, or trades, rest or cancel follow.
+    /// The book has accepted the order. It rests in full, or trades, `Rested` or `Cancelled`
+    /// follow.
     pub struct Accepted {
         pub handle: Handle,
         pub side: Side,
@@ -183,7 +187,7 @@ impl Event {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(C)]
 pub struct EventEnvelope {
-    /// The command that caused it.
+    /// Sequence of the command that caused the event.
     pub sequence: Sequence,
     /// The command's time.
     pub time_ns: u64,

@@ -1,6 +1,6 @@
-//! The fold for state hashes: order-dependent, cheap, the same on every machine.
+//! Hash function for state hashes: order-dependent, cheap, the same on every machine.
 //!
-//! It detects divergence; it is not resistant against an adversary.
+//! It detects divergence and does not resist an adversary.
 
 /// Folds words into 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

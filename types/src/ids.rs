@@ -17,14 +17,14 @@ macro_rules! index {
         pub struct $name(pub u32);
 
         impl $name {
-            /// No session, no hold, or no single instrument.
+            /// No user, no session, no hold, or no single instrument.
             pub const NONE: Self = Self(u32::MAX);
 
             pub const fn get(self) -> u32 {
                 self.0
             }
 
-            /// The value as a table index.
+            /// The value as an index into a table.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }

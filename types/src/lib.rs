@@ -18,7 +18,7 @@
 //! | `instrument` | trading parameters of an instrument |
 //! | `money` | `Amount`; `reserve`, `fee`: the two money formulas of an order |
 //! | `command`, `event` | the two kinds of journal record |
-//! | `hash` | the fold for state hashes |
+//! | `hash` | the hash function for state hashes |
 //! | `subaccount` | ids of the ledger's sub-accounts |
 //! | `address` | the on-chain address of a user |
 #![no_std]

@@ -1,7 +1,7 @@
 //! The two money formulas of an order, for admission and settlement (`design.md` 3, 4, T05, D36).
 //!
-//! For any order of fills, `spent main + main reserve` and `charged fees + fee reserve` never
-//! exceed the amount drawn at the start. The returned amount is always before - after - spent.
+//! For any sequence of fills, `spent main + main reserve` and `charged fees + fee reserve` never
+//! exceed the amount drawn at the start. The returned amount is always `before - after - spent`.
 
 use core::fmt;
 
@@ -55,7 +55,7 @@ impl Amount {
 pub struct FillTotals {
     /// Sum of quantity * price of its trades, in kopecks.
     pub value_minor: Minor,
-    /// Fees charged to it, in kopecks (buy orders only).
+    /// Fees charged to the order, in kopecks (buy orders only).
     pub fee_minor: Minor,
 }
 
@@ -142,8 +142,8 @@ pub fn reserve(
 
 /// Fee of a trade worth `trade_value` for a buy order with fills `before`.
 ///
-/// The rounded fee of the cumulative value, minus fees charged. A single fill is charged exactly
-/// the specification's formula; many small fills never sum to more than the reserve.
+/// The rounded fee of the cumulative value, minus fees charged. A single fill pays exactly the
+/// specification's fee. Many small fills never sum to more than the reserve.
 pub fn fee(before: FillTotals, trade_value: Minor, rate: FeeRate) -> Minor {
     let value = i128::from(before.value_minor.0) + i128::from(trade_value.0);
     let fee = rate.half_up(value) - i128::from(before.fee_minor.0);

@@ -1,6 +1,6 @@
 //! Integers of the trading path: prices in ticks, quantities in lots, money in minor units.
 //!
-//! `+` and `-` panic on overflow in every build: overflow after a check is our bug. Code with
+//! `+` and `-` panic on overflow in every build: overflow after a check is a bug. Code with
 //! external input uses `checked_*`.
 
 use core::fmt;
@@ -169,7 +169,7 @@ impl FeeRate {
         self.share(value_minor, Self::SCALE - 1)
     }
 
-    /// `(value * rate + extra) / SCALE`, in 64 bits where they suffice: many times faster.
+    /// `(value * rate + extra) / SCALE`, in 64 bits if they suffice, which is many times faster.
     #[inline]
     fn share(self, value_minor: i128, extra: i128) -> i128 {
         let sum = value_minor * i128::from(self.0) + extra;

@@ -73,7 +73,8 @@ impl OperationStatus {
         }
     }
 
-    /// Posted, not yet confirmed by the chain: its unsettled credits cannot be spent.
+    /// True if posted and not yet confirmed by the chain: the operation's unsettled credits cannot
+    /// be spent.
     pub const fn is_open(self) -> bool {
         matches!(
             self,

@@ -25,7 +25,7 @@ code_enum! {
 }
 
 code_enum! {
-    /// Reason why gateway, admission or book rejected a request. A business answer, no error.
+    /// Reason why gateway, admission or book rejected a request. A business outcome, not an error.
     RejectReason {
         /// Trading on the instrument is halted.
         InstrumentHalted = 0 "INSTRUMENT_HALTED",
@@ -39,7 +39,7 @@ code_enum! {
         PriceBand = 4 "PRICE_BAND",
         /// A post-only order would have traded.
         PostOnly = 5 "POST_ONLY",
-        /// Price is not a positive multiple of the tick.
+        /// Price is not a positive multiple of the tick, or too high.
         PriceTick = 6 "PRICE_TICK",
         /// Quantity is not a positive multiple of the lot, or too large.
         QuantityLot = 7 "QUANTITY_LOT",
@@ -85,11 +85,12 @@ code_enum! {
         AmountOverflow = 27 "AMOUNT_OVERFLOW",
         /// The hold is unknown on this node or closed.
         UnknownHold = 28 "UNKNOWN_HOLD",
-        /// The hold still backs open orders, or its money is drawn.
+        /// The hold still backs open orders, its money is drawn, or the user has another trading
+        /// hold for the asset.
         HoldInUse = 29 "HOLD_IN_USE",
         /// The platform is stopping or recovering.
         NotReady = 30 "NOT_READY",
-        /// The call was answered before under the same idempotency key.
+        /// The call was answered before under the same idempotency key, or would change nothing.
         DuplicateRequest = 31 "DUPLICATE_REQUEST",
         /// The message cannot be read or breaks the protocol.
         Malformed = 32 "MALFORMED",

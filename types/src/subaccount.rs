@@ -15,9 +15,9 @@ pub const SYSTEM_USER: &str = "system";
 pub const CFA_RUB: &str = "CFA-RUB";
 /// Owner of the fee sub-accounts and of the fees' address on chain.
 pub const FEES: &str = "system:fees";
-/// Owner of what a redemption of an issue has collected and not distributed yet, and its address.
+/// Owner, also on chain, of what the redemption of an issue has collected and not distributed yet.
 pub const REDEMPTION: &str = "system:redemption";
-/// The specification's single reserve for all instruments; its postings are routed to the
+/// The specification's single reserve for all instruments. Its postings are routed to the
 /// instrument's own reserve (T16).
 pub const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
 
@@ -36,7 +36,7 @@ pub fn fees(instrument_id: &str) -> String {
     format!("{FEES}:{instrument_id}")
 }
 
-/// The id without the suffix of seized units, a distinction that the chain does not make.
+/// The id without the suffix `:blocked`: the chain does not distinguish seized units.
 pub fn strip_blocked(subaccount_id: &str) -> &str {
     subaccount_id
         .strip_suffix(":blocked")

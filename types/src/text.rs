@@ -59,7 +59,8 @@ macro_rules! inline_text {
             }
 
             pub fn as_str(&self) -> &str {
-                // A record from disk passed its checksum, not `new`: a broken one reads as empty.
+                // A record from disk has passed its checksum, but not `new`: a broken text reads as
+                // empty.
                 self.bytes
                     .get(..usize::from(self.len))
                     .and_then(|b| core::str::from_utf8(b).ok())
