@@ -1,7 +1,7 @@
 //! Compiles the contracts without protoc: protox parses the `.proto` files, tonic-prost-build
 //! generates Rust.
 //!
-//! The descriptor set is kept for reflection, JSON and the command line.
+//! Reflection, JSON and the command line use the descriptor set.
 
 use std::path::PathBuf;
 

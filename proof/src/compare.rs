@@ -1,4 +1,4 @@
-//! Finds the differences of a reading and their explanations. Pure.
+//! Finds the differences of a reading and their explanations, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,13 @@ pub struct InstrumentProof {
     pub chain_holders: String,
     /// Sum over holders in the ledger, including fee and other house accounts.
     pub ledger_holders: String,
-    /// Sum over all sub-accounts: zero.
+    /// Sum over all sub-accounts, which must be zero.
     pub trial_balance: String,
     pub active_holds: String,
-    /// Credited, not yet final.
+    /// Amount that is credited and not yet final.
     pub unsettled: String,
-    /// Redemptions: burned on chain at any moment, in the ledger until the payout is confirmed.
+    /// Redemptions in progress: their units may be burned on chain already, and stay in the ledger
+    /// until the payout is confirmed.
     pub in_flight: String,
     pub holders: Vec<Holder>,
 }
@@ -75,13 +76,13 @@ impl DifferenceName {
 pub struct Difference {
     pub name: DifferenceName,
     pub instrument_id: String,
-    /// Empty unless it concerns one holder.
+    /// Empty unless the difference concerns one holder.
     pub holder: String,
     pub left: String,
     pub right: String,
     /// left - right.
     pub difference: String,
-    /// Why it is legitimate; `None`: it is a fault.
+    /// Why the difference is legitimate; `None`: a fault.
     pub explanation: Option<String>,
 }
 
@@ -110,10 +111,10 @@ pub fn judge(reading: &Reading) -> (Vec<InstrumentProof>, Vec<Difference>) {
     (proofs, differences)
 }
 
-/// Replaces an unreadable figure, so it is never zero.
+/// Replaces an unreadable difference, so that it does not count as zero.
 const ONE: Decimal = Decimal::from_integer(1);
 
-const ON_ITS_WAY: &str =
+const REDEMPTION_IN_PROGRESS: &str =
     "redemption in progress: burned on chain, held in the ledger until it is paid";
 
 fn judge_instrument(
@@ -134,8 +135,8 @@ fn judge_instrument(
         differ.compare(ChainHolders, "", supply, chain_holders, None);
         for name in &names {
             let (chain, ledger) = (side(&of.chain, name), side(&of.ledger, name));
-            let on_its_way = of.in_flight.get(*name).copied();
-            differ.compare(DifferenceName::Holder, name, chain, ledger, on_its_way);
+            let in_flight = of.in_flight.get(*name).copied();
+            differ.compare(DifferenceName::Holder, name, chain, ledger, in_flight);
         }
     } else {
         differ.compare(UnknownInstrument, "", Decimal::ZERO, ledger_holders, None);
@@ -166,22 +167,22 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// `on_its_way` has left the chain (left) but not the ledger (right). It explains a difference
-    /// up to its amount.
+    /// Records a difference of `left` and `right`. `in_flight` has left the chain (left) but not the
+    /// ledger (right). It explains a difference up to its amount.
     fn compare(
         &mut self,
         name: DifferenceName,
         holder: &str,
         left: Decimal,
         right: Decimal,
-        on_its_way: Option<Decimal>,
+        in_flight: Option<Decimal>,
     ) {
         let rest = minus(left, right);
         if rest.is_zero() {
             return;
         }
         let is_explained =
-            on_its_way.is_some_and(|up_to| rest.is_negative() && rest.negated() <= up_to);
+            in_flight.is_some_and(|up_to| rest.is_negative() && rest.negated() <= up_to);
         self.differences.push(Difference {
             name,
             instrument_id: self.id.to_owned(),
@@ -189,7 +190,7 @@ impl Comparison<'_> {
             left: left.to_string(),
             right: right.to_string(),
             difference: rest.to_string(),
-            explanation: is_explained.then(|| ON_ITS_WAY.to_owned()),
+            explanation: is_explained.then(|| REDEMPTION_IN_PROGRESS.to_owned()),
         });
     }
 }

@@ -3,14 +3,14 @@
 //! | file | contents |
 //! |---|---|
 //! | `read` | one reading: all figures, over public calls of ledger, CFA service and payments |
-//! | `compare` | the differences of a reading, pure |
+//! | `compare` | the differences of a reading, without I/O |
 //!
-//! A reading is not a snapshot: while money moves, its figures are of different moments. So it is
-//! repeated up to [`ProofOptions::readings_max`] times while it has an unexplained difference. A
-//! redemption that is burned and not yet paid explains a difference up to its amount.
+//! A reading is not a snapshot: while money moves, its figures are of different moments. So
+//! readings are repeated, up to [`ProofOptions::readings_max`], until one has no unexplained
+//! difference. A redemption that is burned and not yet paid explains a difference up to its amount.
 //!
-//! Architecture invariants: no other service's code is a dependency, so a service's fault is not
-//! repeated here; on-chain holdings come from the CFA service's registry.
+//! Architecture invariants: no service's code is a dependency, so a service's fault is not repeated
+//! here. On-chain holdings come from the CFA service's registry.
 
 mod compare;
 mod read;
@@ -40,7 +40,8 @@ pub struct ProofOptions {
     pub readings_max: u32,
     /// Pause between two readings.
     pub pause_ms: u64,
-    /// Called after a reading that is repeated: its number, its unexplained differences.
+    /// Called before a reading is repeated, with its number and its count of unexplained
+    /// differences.
     pub progress: fn(u32, usize),
 }
 
@@ -66,10 +67,10 @@ pub struct BankProof {
     pub notes: String,
 }
 
-/// The result.
+/// Result of the proof.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Proof {
-    /// No unexplained difference.
+    /// True without an unexplained difference.
     pub ok: bool,
     /// Number of readings.
     pub readings: u32,

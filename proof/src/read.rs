@@ -13,7 +13,7 @@ use types::{
 use crate::compare::{plus, sum};
 use crate::{BankProof, ProofDeps};
 
-/// This crate as the calling service.
+/// Name of this crate as the calling service.
 const SOURCE: &str = "proof";
 
 /// Figures of both sides, per instrument.
@@ -73,7 +73,7 @@ pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
             holders(&cfa, context, id, of, &names).await?;
         }
     }
-    // A house account that never had units of an instrument adds none.
+    // Drops unregistered instruments of which no account has units.
     instruments.retain(|_, of| {
         of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
     });
@@ -112,8 +112,8 @@ fn address(holder: &str) -> String {
     eip55(&onchain_address(holder)).to_ascii_lowercase()
 }
 
-/// Active holds with the reserve as destination: their money leaves the chain before the ledger
-/// (T10).
+/// Reads active holds with the reserve as destination. Their money leaves the chain before the
+/// ledger (T10).
 async fn redemptions(
     ledger: &LedgerClient,
     context: &Context,
@@ -149,7 +149,7 @@ async fn holders(
     Ok(())
 }
 
-/// Bank against supply, reconciled now.
+/// Reconciles bank and supply now, and returns the figures.
 async fn bank(payments: PaymentsClient, context: &Context) -> Answer<BankProof> {
     let report = payments.reconcile(context).await?;
     Ok(BankProof {

@@ -2,9 +2,9 @@
 //! values of enumerations (D48).
 //!
 //! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and in-process calls are
-//! checked here; requests from a topic call [`check`]. The encoded bytes are walked in one pass,
-//! which allocates nothing unless it finds a problem. Whether a field may be empty is the service's
-//! rule.
+//! checked here. Consumers of requests from a topic call [`check`]. The encoded bytes are scanned
+//! in one pass, which allocates nothing unless it finds a problem. Whether a field may be empty is
+//! the service's rule.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
@@ -27,31 +27,32 @@ use crate::times;
 /// Longest id of an object, in bytes (D49).
 pub const ID_BYTES_MAX: usize = 128;
 
-/// Longest id of a request's context: services derive keys from the ids of objects.
+/// Longest id of a request's context, in bytes. Longer than an object's, because services derive
+/// keys from the ids of objects.
 pub const CONTEXT_ID_BYTES_MAX: usize = 256;
 
 /// Longest other text, in bytes (D49).
 pub const TEXT_BYTES_MAX: usize = 1_024;
 
-/// Deepest nesting walked. prost refuses deeper messages.
+/// Deepest nesting scanned. prost refuses deeper messages.
 const DEPTH_MAX: usize = 100;
 
 const TIMESTAMP: &str = ".google.protobuf.Timestamp";
 const CONTEXT: &str = ".dfa.common.v1.RequestContext";
 
-/// Problems reported of one request: more would not fit the headers of its answer.
+/// Maximum of problems reported per request: more would not fit the headers of its answer.
 const PROBLEMS_MAX: usize = 20;
 
-/// Field numbers are below this, so that a walk counts them on the stack.
+/// Upper bound of checked field numbers (exclusive), so that a scan counts them on the stack.
 const NUMBERS: usize = 64;
 
-/// Invalid values of an encoded request: field path and defect. Empty if the message is no request
-/// of the contract. Malformed bytes end the walk: decoding refuses them.
+/// Invalid values of an encoded request: field path and defect. Empty if the message is not a
+/// request of the contract. Malformed bytes end the scan: decoding refuses them.
 pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     if let Some(root) = CONTRACT.requests.get(full_name) {
-        // Bytes that cannot be walked to their end cannot be decoded either.
-        let _ = walk(*root, message, None, 0, &mut found);
+        // Bytes that cannot be scanned to their end cannot be decoded either.
+        let _ = scan(*root, message, None, 0, &mut found);
     }
     found
 }
@@ -148,7 +149,7 @@ impl<U: Message + Default> Decoder for CheckedDecoder<U> {
     }
 }
 
-/// What all messages may contain.
+/// Rules for the fields of all messages.
 struct Contract {
     /// Fields by number.
     messages: Vec<Vec<Option<Field>>>,
@@ -174,14 +175,15 @@ enum Rule {
     Message(usize),
 }
 
-/// Texts that a service bounds itself: a bank's message as it was signed, a transaction's code.
+/// Texts whose length their service limits: a bank's message as it was signed, a transaction's
+/// code.
 const UNBOUNDED: [(&str, &str); 3] = [
     (".dfa.payments.v1.PaymentWebhook", "provider_payload"),
     (".dfa.chain.v1.TransactionPayload", "data"),
     (".dfa.chain.v1.EstimateGasRequest", "data"),
 ];
 
-/// Whether a text names an object: it is looked up and compared, never shown as prose.
+/// True if a text is an id: it is looked up and compared, never shown as prose.
 fn is_id(name: &str) -> bool {
     const IDS: [&str; 5] = [
         "symbol",
@@ -288,7 +290,7 @@ fn add(scope: &str, named: &[EnumDescriptorProto], into: &mut HashMap<String, Ve
     }
 }
 
-/// A field on the way to the current one; rendered only for a problem.
+/// Path to a field, from the request's root; formatted only for a problem.
 struct Path<'a> {
     parent: Option<&'a Path<'a>>,
     name: &'a str,
@@ -305,8 +307,9 @@ impl Display for Path<'_> {
     }
 }
 
-/// `None` if the bytes are malformed, or enough problems are found.
-fn walk(
+/// Adds the problems of a message to `found`. `None` if the bytes are malformed or enough problems
+/// are found.
+fn scan(
     message: usize,
     mut bytes: &[u8],
     parent: Option<&Path<'_>>,
@@ -341,7 +344,7 @@ fn walk(
                 bytes = rest;
                 match rule {
                     Rule::Message(to) => {
-                        walk(*to, value, Some(&path), depth + 1, found)?;
+                        scan(*to, value, Some(&path), depth + 1, found)?;
                         None
                     }
                     Rule::Time => {
@@ -373,14 +376,14 @@ fn walk(
     Some(())
 }
 
-/// Why an id that is not empty is invalid (D49).
+/// Why an id is invalid (D49); `None` if it is valid or empty.
 pub fn id_problem(id: &str, bytes_max: usize) -> Option<String> {
     let problem = text_problem(id, bytes_max);
     let blank = || "must not begin or end with a blank".to_owned();
     problem.or_else(|| (id.trim() != id).then(blank))
 }
 
-/// Why a text is invalid (D49).
+/// Why a text is invalid (D49); `None` if it is valid.
 pub fn text_problem(text: &str, bytes_max: usize) -> Option<String> {
     if text.len() > bytes_max {
         return Some(format!("must have at most {bytes_max} bytes"));
@@ -391,7 +394,7 @@ pub fn text_problem(text: &str, bytes_max: usize) -> Option<String> {
     is_bad.then(|| "must have no control characters".to_owned())
 }
 
-/// D48: an unknown value never falls to a default.
+/// Why a value of an enumeration is invalid. An unknown value is never replaced by a default (D48).
 fn unknown(known: &[i32], number: u64) -> Option<String> {
     // An enumeration is encoded as a 64-bit number; decoding keeps its lower half.
     let number = number as i32;
@@ -555,7 +558,7 @@ mod tests {
         assert_eq!(found, one("document_hash", "must have at most 1024 bytes"));
         let found = texts(|request| request.name = "\0".into());
         assert_eq!(found, one("name", "must have no control characters"));
-        // What a bank has signed is bounded by its service.
+        // The payments service limits what a bank has signed.
         let webhook = payments::HandlePaymentWebhookRequest {
             webhook: Some(payments::PaymentWebhook {
                 provider_payload: "\0".repeat(5_000),

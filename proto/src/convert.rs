@@ -63,7 +63,7 @@ pub fn to_decimal_minor(amount_minor: i64, decimals: u8) -> wire::Decimal {
     to_decimal(Decimal::from_minor(amount_minor, decimals))
 }
 
-/// The minor units of an exact amount; never rounds.
+/// Converts an exact amount to minor units. Never rounds.
 pub fn minor(value: Decimal, currency: &str, decimals: u8) -> Result<i64, ConvertError> {
     value.to_minor(decimals).map_err(|_| ConvertError::Scale {
         currency: currency.to_owned(),
@@ -128,8 +128,8 @@ pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
     })
 }
 
-/// Microseconds since 1970 as a timestamp. A time without a JSON form is clamped, so that a stored
-/// row cannot make a list unreadable.
+/// Converts microseconds since 1970 to a timestamp. A time without a JSON form is clamped, so that
+/// a stored row cannot make a list unreadable.
 pub fn to_timestamp_us(time_us: i64) -> Timestamp {
     crate::times::clamped(Timestamp {
         seconds: time_us.div_euclid(1_000_000),
@@ -137,7 +137,7 @@ pub fn to_timestamp_us(time_us: i64) -> Timestamp {
     })
 }
 
-/// A journalled time as a timestamp.
+/// Converts a journalled time in nanoseconds since 1970 to a timestamp.
 pub fn to_timestamp_ns(time_ns: u64) -> Timestamp {
     Timestamp {
         seconds: i64::try_from(time_ns / 1_000_000_000).expect("before the year 292277026596"),
@@ -145,7 +145,7 @@ pub fn to_timestamp_ns(time_ns: u64) -> Timestamp {
     }
 }
 
-/// Microseconds since 1970 of a timestamp.
+/// Converts a timestamp to microseconds since 1970.
 pub fn timestamp_us(time: &Timestamp) -> i64 {
     time.seconds
         .saturating_mul(1_000_000)

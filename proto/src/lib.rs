@@ -1,7 +1,7 @@
 //! The platform's contracts in Rust: generated messages, service traits, clients, descriptor set.
 //!
-//! The crate only checks the form of requests ([`checks`]). Conversions between messages and
-//! `types` are in [`convert`], so that no other crate parses a number of a message.
+//! The only rules here are those of the form of requests ([`checks`]). Conversions between messages
+//! and `types` are in [`convert`], so that no other crate parses a number of a message.
 //!
 //! The schemas are in `proto/dfa/<service>/v1`. In `v1` only additions are allowed (D01); `cargo
 //! xtask proto` lints them and compares them with the committed image `proto/baseline.binpb`.

@@ -32,7 +32,7 @@ pub fn clamped(time: Timestamp) -> Timestamp {
     }
 }
 
-/// Why a request may not contain this time.
+/// Why a request may not contain this time; `None` if it may.
 pub(crate) fn problem(time: &Timestamp) -> Option<&'static str> {
     if !NANOS.contains(&time.nanos) {
         return Some("must have 0 to 999999999 nanoseconds");

@@ -1,10 +1,9 @@
 //! Access layer: authentication and authorization of RPC and HTTP reads, on the port and in process
 //! (D32; rows R332, R333).
 //!
-//! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a
-//! role of their row in [`roles`], every other path is a staff read. Denied by default: a path of
-//! the contract without a row is refused, a path outside it does not exist. Refusals use the
-//! protocol of the request.
+//! The path determines the rule: open paths pass, RPC paths need a role of their row in [`roles`],
+//! and every other path is a staff read. Denied by default: a path of the contract without a row is
+//! refused, and an RPC path outside it does not exist. Refusals use the protocol of the request.
 //!
 //! Invariant: a handler sees only those roles of its caller that admit the called method.
 
@@ -31,7 +30,7 @@ use crate::{
 pub enum Authenticator {
     /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services,
     /// `sandbox.<role>.<user_id>` for investor, trader and issuer; several roles as `a+b`. They
-    /// prove nothing: for local use only.
+    /// prove no identity: for local use only.
     Sandbox,
 }
 
@@ -61,7 +60,7 @@ impl Authenticator {
         self.authenticate(credential.trim())
     }
 
-    /// `Ok(None)` = open path, `Ok(Some)` = the caller is admitted.
+    /// `Ok(None)` = an open path without a valid credential, `Ok(Some)` = the admitted caller.
     fn decide(
         &self,
         method: &Method,

@@ -123,7 +123,7 @@ pub struct Caller {
     pub subject: String,
     /// The only user an investor, trader or issuer may act for. `None` for staff and services.
     pub user_id: Option<String>,
-    /// In a handler: only the credential's roles that admit the called method. So a read-only role
+    /// In a handler, only the credential's roles that admit the called method: a read-only role
     /// never widens a write.
     pub roles: Roles,
 }
@@ -146,7 +146,7 @@ impl Caller {
         ))
     }
 
-    /// PERMISSION_DENIED unless this user calls in person; staff and services are refused too.
+    /// PERMISSION_DENIED unless the caller is this user. Staff and services are refused too.
     pub fn require_self(&self, user_id: &str) -> Result<(), Status> {
         let is_own = self.roles.intersects(Roles::of(&Role::OWN));
         if is_own && self.user_id.as_deref() == Some(user_id) {

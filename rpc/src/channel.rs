@@ -52,8 +52,8 @@ impl LocalSlot {
         self.0.send_replace(Wired::Now(routes_with_auth.prepare()));
     }
 
-    /// Removes the service; later calls fail with UNAVAILABLE at once. Breaks the cycle of services
-    /// that hold each other's channels, so their stores close at shutdown.
+    /// Removes the service; later calls fail with UNAVAILABLE at once. This breaks the cycle of
+    /// services that hold each other's channels, so their stores close at shutdown.
     pub fn clear(&self) {
         self.0.send_replace(Wired::NoMore);
     }

@@ -1,7 +1,7 @@
 //! Request body of an RPC with limits checked while it streams: message size and, for a unary
 //! method, exactly one message.
 //!
-//! Both are checked on the five-byte prefixes, so a message that is too large is refused unread.
+//! Both checks read only the five-byte prefixes, so a message that is too large is refused unread.
 
 use std::{
     pin::Pin,
@@ -13,7 +13,8 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tonic::Status;
 
-/// Refuses an oversized message once its length is known, and any count but one if unary.
+/// Body that fails for an oversized message once its length is known, and for any number of
+/// messages but one if unary.
 pub(crate) struct CheckedBody {
     body: Body,
     message_bytes_max: usize,
@@ -95,7 +96,7 @@ impl http_body::Body for CheckedBody {
             _ => Ok(()),
         };
         if let Err(status) = checked {
-            // Reported once; the rest is not read.
+            // Reported once. The rest of the body is not read.
             self.single = false;
             return Poll::Ready(Some(Err(Box::new(status))));
         }

@@ -1,5 +1,5 @@
-//! Request context (D02): ids of one request, from the caller or generated, passed to every call
-//! and event it causes.
+//! Request context (D02): ids of one request, from the caller or generated, which are passed to
+//! every call and event that it causes.
 //!
 //! Reads may omit all ids; writes need `request_id` and `idempotency_key`. The ids are recorded in
 //! the request's log span, so one correlation id can be followed through all services (R260).
@@ -49,8 +49,8 @@ impl Context {
         }
     }
 
-    /// A context for a call caused by this one: same correlation, trace and user, new request id,
-    /// given key.
+    /// A context for a call that this request causes: same correlation, trace and user, a new
+    /// request id, the given key.
     pub fn child(&self, source: &str, idempotency_key: &str) -> Self {
         Context {
             request_id: new_id(),
@@ -75,7 +75,7 @@ impl Context {
     }
 }
 
-/// Context of a read: generates ids that are missing, too long or contain control characters.
+/// Context of a read. Generates ids that are missing, too long or contain control characters.
 pub fn record_read_context(context: Option<RequestContext>) -> Context {
     let mut given = context.unwrap_or_default();
     for (_, value) in ids_mut(&mut given) {
@@ -137,7 +137,7 @@ pub fn answered<T>(message: T, replayed: bool) -> Response<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Once {
     pub call: &'static str,
-    /// Subject of the caller's credential; the caller chooses the context's user.
+    /// Subject of the caller's credential. Not the context's user, which the caller chooses.
     pub subject: String,
     pub key: String,
     /// Fingerprint of the request's content.
@@ -160,10 +160,11 @@ impl Once {
         }
     }
 
-    /// The stored answer of a repeat. Other content under the key is warned of and counted.
+    /// The stored answer, for a repeat of the call. A repeat with other content is logged and
+    /// counted.
     ///
     /// # Errors
-    /// INTERNAL for bytes that are no such answer.
+    /// INTERNAL if the bytes do not decode as such an answer.
     pub fn repeat<T: Message + Default>(
         &self,
         stored_digest: i64,
@@ -186,7 +187,7 @@ pub fn digest(content: &impl Message) -> i64 {
     i64::from_be_bytes(*head)
 }
 
-/// Warns of other content under a used key, which gets the stored answer, and counts it (D50).
+/// Logs and counts a call with other content under a used key, which gets the stored answer (D50).
 pub fn note_difference(call: &'static str, key: &str) {
     tracing::warn!(
         call,

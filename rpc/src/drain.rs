@@ -1,7 +1,7 @@
-//! HTTP/1.1 requests that are answered before their body has been read.
+//! Reads the rest of HTTP/1.1 requests that are answered before their body has been read.
 //!
 //! hyper closes such a connection at once, and a client that is still sending gets a broken pipe
-//! instead of the answer. So the rest of the body is read in the background, within limits; then
+//! instead of the answer. So the rest of the body is read in the background, within limits. Then
 //! the connection serves its next request. HTTP/2 does not need this.
 
 use std::{
@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 
 /// Maximum bytes read of an unwanted body.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Maximum time spent on it, in milliseconds.
+/// Maximum time for reading an unwanted body, in milliseconds.
 const TIME_MS_MAX: u64 = 2_000;
 
 pub(crate) async fn layer(request: Request) -> Request {

@@ -1,5 +1,5 @@
-//! First layer of every request on a port: time limits for the body and for an HTTP read, and a
-//! status instead of a panic. Refusals use the protocol of the request.
+//! Layer in front of access control: time limits for the body and for an HTTP read, and a status
+//! instead of a panic. Refusals use the protocol of the request.
 
 use std::{any::Any, future::Future, panic::AssertUnwindSafe, pin::Pin, task, time::Duration};
 
@@ -104,7 +104,7 @@ async fn body_is_late(arrival: oneshot::Receiver<()>, limit: Duration) {
 
 struct Watched {
     body: Body,
-    /// Dropped at the end of the body, or with it.
+    /// Dropped at the end of the body, or with the body.
     ended: Option<oneshot::Sender<()>>,
 }
 

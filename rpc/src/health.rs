@@ -1,7 +1,7 @@
 //! Health of one service: its failing parts with reasons (D41, R261).
 //!
-//! A part is a dependency of the service (`store`, `chain`, `kafka`, `ledger`). No entry means
-//! healthy. Readers see changes at once; repeating a state notifies no reader.
+//! A part is a component or dependency of the service (`store`, `chain`, `kafka`, `ledger`). A part
+//! without an entry is healthy. Readers see changes at once. Repeating a state notifies no reader.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Connection expiry: no first request in time, or idle for too long between requests.
+//! Expiry of connections without a first request in time, or idle for too long between requests.
 //!
 //! A request lasts from its head to the end of its answer, so a stream in progress keeps its
 //! connection.

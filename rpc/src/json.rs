@@ -93,7 +93,7 @@ pub fn list<M: Message>(items: &[M], type_name: &str, next_page_token: &str) -> 
     axum::Json(json!({ "items": items, "next_page_token": next_page_token }))
 }
 
-/// The bare value, for callers that compose their own body.
+/// One resource as a value, for callers that compose their own body.
 ///
 /// # Panics
 /// As [`resource`].
@@ -117,8 +117,8 @@ fn bare(message: &impl Message, descriptor: &MessageDescriptor) -> Value {
     value
 }
 
-/// Writes a message as JSON. Clamps times without a JSON form, so a stored row never fails an
-/// answer.
+/// Writes a message as JSON. Clamps times that have no JSON form, so a stored row never makes a
+/// read fail.
 pub(crate) fn written<T, E>(
     mut message: DynamicMessage,
     write: impl Fn(&DynamicMessage) -> Result<T, E>,
@@ -155,7 +155,7 @@ fn clamp_times(message: &mut DynamicMessage) {
 }
 
 fn strip_message(descriptor: &MessageDescriptor, value: &mut Value) {
-    // Well-known types have JSON forms of their own and contain no enum of ours.
+    // Well-known types have JSON forms of their own and contain no enum of the contract.
     let Value::Object(members) = value else {
         return;
     };

@@ -2,12 +2,13 @@
 //!
 //! One port serves gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]). One client
 //! transport works in process and over the network ([`Channel`]). One layer authenticates and
-//! authorizes all of them ([`Authenticator`], [`roles`]). Ports are bounded ([`Limits`],
-//! [`connections`]), and so are the calls of each caller ([`rates`]). Errors share one vocabulary
-//! ([`status`], D23), requests one context ([`context`], D02), lists one paging ([`page`], D04).
+//! authorizes all of them ([`Authenticator`], [`roles`]). Connections and bodies of a port are
+//! bounded ([`Limits`], [`connections`]), and so are the calls of each caller ([`rates`]). Errors
+//! share one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one
+//! paging ([`page`], D04).
 //!
-//! Architecture invariants: handlers are written once, against tonic; no business rule is here; the
-//! `connectrpc` crate is named only under `connect/`.
+//! Architecture invariants: handlers are written once, against tonic. There is no business rule
+//! here. Only `connect/` names the `connectrpc` crate.
 
 pub mod access;
 pub mod caller;
@@ -47,13 +48,13 @@ pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Message limit of calls between services, and of a decompressed message.
 ///
-/// Services bound their batches themselves.
+/// Services limit their batches themselves.
 pub const MESSAGE_BYTES_MAX_SERVICE: usize = 16 * MESSAGE_BYTES_MAX;
 
 /// Deadline of a call without one, in milliseconds (D33).
 pub const DEADLINE_MS_DEFAULT: u64 = 10_000;
 
-/// Operational failures of this room. A refused call is a `tonic::Status` instead.
+/// Operational failures of this crate. A refused call is a `tonic::Status` instead.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("not a usable address: {uri}: {reason}")]
@@ -70,8 +71,8 @@ pub enum Error {
     Logging(String),
 }
 
-/// Applies common limits to a generated tonic server: message size (D33; the layer in front limits
-/// other callers to [`MESSAGE_BYTES_MAX`]) and gzip in both directions.
+/// Applies the common settings to a generated tonic server: message size (D33) and gzip in both
+/// directions. The layer in front limits callers that are not services to [`MESSAGE_BYTES_MAX`].
 ///
 /// ```text
 /// let server = rpc::grpc_server!(LedgerServiceServer::from_arc(api));

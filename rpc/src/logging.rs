@@ -2,9 +2,10 @@
 //! `trace_id`, `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One
 //! line per event, written at once.
 //!
-//! Ids come from the innermost span that has them, as do `service_name` and a call's `method`. By
-//! default `service_name` is the service whose crate logs, else the name passed to [`init`]. Lines
-//! outside a request have no ids. An event's field overrides a span's field of the same name.
+//! Ids come from the innermost span that has them, as do `service_name` and a call's `method`.
+//! Without such a span, `service_name` is the service whose crate logs, or else the name passed to
+//! [`init`]. Lines outside a request have no ids. An event's field overrides a span's field of the
+//! same name.
 
 use std::{
     fmt,
@@ -51,8 +52,8 @@ pub fn init(service_name: &str, filter: &str, to: Output) -> Result<(), Error> {
         .map_err(|error| Error::Logging(error.to_string()))
 }
 
-/// What [`init`] installs, with any sink. `tracing::subscriber::set_default` installs it for one
-/// thread.
+/// The subscriber that [`init`] installs, with any sink. `tracing::subscriber::set_default`
+/// installs it for one thread.
 ///
 /// # Errors
 /// [`Error::Logging`] if the filter is invalid.
@@ -154,7 +155,7 @@ where
     }
 }
 
-/// The service with this log target: its workers log outside of requests.
+/// The service with this log target, for workers that log outside of requests.
 fn service_of(target: &str) -> Option<&'static str> {
     let mut path = target.split("::");
     match path.next()? {

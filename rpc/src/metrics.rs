@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-/// How often recorded samples are added to their buckets. Until then each sample is kept, so memory
-/// would grow with the calls of a platform that no one scrapes.
+/// Interval at which recorded samples are added to their buckets. Samples are kept until then, so
+/// without it memory would grow with the calls if no scraper reads the metrics.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Renders `/metrics`.

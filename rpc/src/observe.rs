@@ -1,8 +1,8 @@
 //! Per-RPC processing: log span and access line, deadline, message limit, metrics.
 //!
-//! All protocols and in-process calls arrive here as gRPC, so each call is counted once, under the
-//! handler's code. The span has `service_name`, `method`, and, once the handler reads its context,
-//! `correlation_id`, `user_id` and `trace_id` (R259, R260).
+//! Calls of all protocols and in-process calls arrive here as gRPC, so each call is counted once,
+//! with the handler's code. The span has `service_name`, `method`, and, once the handler reads its
+//! context, `correlation_id`, `user_id` and `trace_id` (R259, R260).
 
 use std::{
     pin::Pin,
@@ -71,7 +71,7 @@ pub(crate) fn record_context(context: &Context) {
     });
 }
 
-/// Runs an HTTP read of a service inside a span like that of an RPC.
+/// Runs an HTTP read of a service in a span with the fields of an RPC's span.
 pub(crate) async fn observe_http(
     State(service): State<&'static str>,
     request: Request,
@@ -180,8 +180,8 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
     }
 }
 
-/// The path as a metrics label. Paths outside the contract share one, so clients cannot grow the
-/// registry.
+/// The path as a metrics label. Paths outside the contract share one label, so clients cannot grow
+/// the registry.
 pub(crate) fn label(path: &str) -> &'static str {
     static LABELS: OnceLock<std::collections::HashSet<&'static str>> = OnceLock::new();
     let labels = LABELS.get_or_init(|| {
@@ -221,7 +221,7 @@ fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// One running call. Its code is reported once, at the latest on drop.
+/// One running call. Its code is reported once, as `canceled` if it is dropped before its end.
 struct Call {
     method: &'static str,
     span: Span,

@@ -1,10 +1,10 @@
-//! Paging of lists (D04, R010). Default 50, at most 1000 (larger is coerced), negative refused;
-//! order is (created descending, id descending); the token is opaque and bound to the filters of
-//! its call.
+//! Paging of lists (D04, R010). A page has 50 rows by default and at most 1000; a larger size is
+//! reduced, a negative one refused. The order is (created descending, id descending). The token is
+//! opaque and bound to the filters of its call.
 //!
 //! A list reads [`Page::rows_limit`] rows strictly after [`Page::after`] from its store and passes
 //! them to [`Page::finish`], which cuts the surplus row and creates the token from the last row
-//! kept. No row is repeated or skipped while older rows are unchanged.
+//! kept. No row is repeated or skipped as long as older rows do not change.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use proto::common::v1::{PaginationRequest, PaginationResponse};
@@ -73,8 +73,8 @@ impl Page {
         i64::from(self.size) + 1
     }
 
-    /// `(created_us, id)` to compare with, also on the first page: bind both in
-    /// `WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3`.
+    /// Exclusive upper bound of the rows, also for the first page: bind both in `WHERE (created_at,
+    /// id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3`.
     pub fn bound(&self) -> (i64, &str) {
         // U+10FFFF sorts after every id in bytewise order.
         self.after

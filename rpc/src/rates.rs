@@ -6,12 +6,12 @@
 //! | of a method that only reads, or an HTTP read | [`CallRateConfig::reads_per_s`] |
 //! | any other | [`CallRateConfig::writes_per_s`] |
 //!
-//! A call that may reduce risk ([`REDUCING`]) counts as a write, but passes beyond the rate, marked
-//! [`OverRate`]: its service may refuse it if it would reduce nothing (`design.md` 5).
+//! A call that may reduce risk ([`REDUCING`]) counts as a write. Beyond the rate it passes with the
+//! mark [`OverRate`]. Its service may refuse it if it would reduce nothing (`design.md` 5).
 //!
-//! Runs after the access layer, on ports only: calls in process are those of services. Ports that
-//! share one [`CallRates`] share the rates. Memory: at most two generations of
-//! [`CALLERS_MAX`] callers; one lock per call.
+//! The layer runs after the access layer, on ports only: calls in process come from services. Ports
+//! that share one [`CallRates`] share the rates. Cost: memory for at most two generations of
+//! [`CALLERS_MAX`] callers, and one lock per call.
 
 use std::{
     collections::HashMap,
@@ -36,11 +36,11 @@ use crate::{Caller, Role, connect, contract::Contract, json::HttpError, observe,
 
 /// Counter of calls refused for their caller's rate, label `kind`: `read` or `write`.
 pub const REFUSED: &str = "rpc_calls_over_rate_total";
-/// Callers remembered per generation. Past it, further callers share the rate of one.
+/// Maximum of callers remembered per generation. Further callers share the rates of one.
 const CALLERS_MAX: usize = 16_384;
 
-/// Calls that only reduce what their caller risks, and those by which staff freezes, blocks and
-/// halts at once (`design.md` 10), though they also lift.
+/// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
+/// once (`design.md` 10). The latter also lift a freeze, block or halt.
 const REDUCING: [&str; 9] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
@@ -121,6 +121,8 @@ impl CallRates {
         }))
     }
 
+    /// Counts a call against its caller's rate.
+    ///
     /// # Errors
     /// The caller's rate of such calls is used up at `now_ns`.
     fn check(&self, request: &Request, now_ns: u64) -> Result<(), OverRate> {
@@ -160,7 +162,7 @@ impl Default for CallRates {
     }
 }
 
-/// Mark of a call beyond its caller's rate. It becomes the refusal, RESOURCE_EXHAUSTED with the
+/// Mark of a call beyond its caller's rate. Converts to the refusal: RESOURCE_EXHAUSTED with the
 /// time after which a repeat is admitted.
 #[derive(Clone, Copy, Debug)]
 pub struct OverRate {
@@ -191,7 +193,8 @@ impl From<OverRate> for Status {
     }
 }
 
-/// A user is its own caller, whatever its id is: staff subjects are names of roles.
+/// (True for a user, subject). A user may have the same subject as staff, whose subjects are names
+/// of roles.
 type Key = (bool, String);
 
 fn key_of(caller: &Caller) -> Key {
@@ -202,15 +205,15 @@ fn key_of(caller: &Caller) -> Key {
 type Rates = [Rate; 2];
 
 /// The rates of recent callers, in two generations of at least a second. The older one is dropped
-/// as a whole: by then its rates are equal to new ones.
+/// as a whole: its rates then equal new ones.
 #[derive(Debug)]
 struct Callers {
     recent: HashMap<Key, Rates>,
     earlier: HashMap<Key, Rates>,
-    /// Begin of the recent generation.
+    /// Start of the recent generation.
     since_ns: u64,
     callers_max: usize,
-    /// Of callers past the bound.
+    /// Shared by the callers beyond `callers_max`.
     others: Rates,
 }
 
@@ -344,7 +347,7 @@ mod tests {
         assert!(admits("a", start_ns) && !admits("a", start_ns));
         let next_ns = start_ns + SECOND_NS - 1;
         assert!(admits("b", next_ns));
-        // Past the bound callers share one rate; those known keep theirs.
+        // Callers beyond the bound share one rate. Known callers keep theirs.
         assert!(admits("c", next_ns) && !admits("d", next_ns));
         assert!(!admits("b", next_ns));
         // In the next generation "b" is still known.

@@ -1,9 +1,9 @@
 //! Role table: one row per method of the contract (D32, R333).
 //!
-//! A test compares it with the descriptors and fails for a method without a row or a row without a
-//! method. For roles that act only for their own user (investor, trader, issuer) the handler also
-//! checks the user id ([`crate::Caller::require_user`]). `Auditor` is in no row that changes
-//! anything, which a test checks too.
+//! A test compares the table with the descriptors and fails for a method without a row or a row
+//! without a method. For roles that act only for their own user (investor, trader, issuer) the
+//! handler also checks the user id ([`crate::Caller::require_user`]). `Auditor` is in no row that
+//! changes anything, which a test checks too.
 
 use std::{collections::HashMap, sync::LazyLock};
 

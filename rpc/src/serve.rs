@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A port with one service has that service's HTTP reads at the root, a port with several under
-//! `/<service name>/`. Sizes and timeouts: [`Limits`]. Shutdown: no new connections; running calls
-//! have [`DRAIN_MS_MAX`], then they are cut.
+//! `/<service name>/`. [`Limits`] has the sizes and timeouts. After shutdown the port accepts no
+//! connection. Running calls may finish within [`DRAIN_MS_MAX`], then they are cut.
 
 use futures::future::BoxFuture;
 use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
@@ -56,9 +56,9 @@ use crate::{
 /// Time for running calls to finish after shutdown, in milliseconds.
 pub const DRAIN_MS_MAX: u64 = 3_000;
 
-/// Time for a last request after an idle connection was told to close.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// Pause after a failed accept; one log line per [`ACCEPT_LOG_EVERY`].
+/// Time in which a request may still arrive after the close notice to an idle connection.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Pause after a failed accept. Failures are logged once per [`ACCEPT_LOG_EVERY`].
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -69,8 +69,8 @@ pub struct Limits {
     pub first_request: Duration,
     /// Between two requests. A request being answered is not idle, nor is a stream.
     pub idle: Duration,
-    /// While the peer's kernel acknowledges nothing: neither keep-alive probes nor sent data, which
-    /// includes an unread stream.
+    /// While the peer's kernel acknowledges neither keep-alive probes nor sent data. An unread
+    /// stream counts too.
     pub silence: Duration,
     /// For the body of a request with one message.
     pub body: Duration,
@@ -219,7 +219,8 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
     Router::new().fallback(move |request: Request| {
         let (grpc, connect, contract) = (grpc.clone(), connect.clone(), contract.clone());
         async move {
-            // Before the body: the client of an unknown stream sends until it is answered.
+            // Refused before the body is read: the client of an unknown stream sends until it is
+            // answered.
             if contract.method(request.uri().path()).is_none() {
                 return unknown_method(&request);
             }
@@ -239,8 +240,8 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
     })
 }
 
-/// Refusal of a method that is not served here, in the protocol of the request; for Connect a path
-/// that does not exist.
+/// Refusal of a method that this port does not serve, in the protocol of the request. For Connect
+/// it is a 404.
 fn unknown_method(request: &Request) -> Response {
     let status = Status::unimplemented("Unknown method");
     observe::refused(request.uri().path(), &status);
@@ -252,7 +253,7 @@ fn unknown_method(request: &Request) -> Response {
     response
 }
 
-/// A method of another port is unknown here, whatever the caller's roles.
+/// Refuses a method of another port as unknown, for every role of the caller.
 async fn refuse_unserved(
     State(contract): State<Arc<Contract>>,
     request: Request,
@@ -266,7 +267,7 @@ async fn refuse_unserved(
     }
 }
 
-/// Serves plain HTTP routes without RPC services and callers, within all `limits`: of connections,
+/// Serves plain HTTP routes, without RPC services and callers, within the `limits` of connections,
 /// bodies and answers.
 ///
 /// # Errors
@@ -303,7 +304,7 @@ pub fn listen(
     Box::pin(async move { listen_within(listener, app, Limits::default(), shutdown).await })
 }
 
-/// Like [`listen`], with other limits. Request limits are up to the router.
+/// Like [`listen`], with other limits. The router enforces the limits of requests.
 ///
 /// # Errors
 /// As [`listen`].
@@ -315,7 +316,7 @@ pub fn listen_within(
 ) -> BoxFuture<'static, Result<(), Error>> {
     Box::pin(async move {
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        // [`Activity`] enforces the limit for missing heads.
+        // [`Activity`] enforces the limit for the first head.
         builder.http1().header_read_timeout(None);
         builder
             .http2()
@@ -383,7 +384,7 @@ pub fn listen_within(
 /// stream runs.
 fn set_up(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    // The system counts whole seconds here; the last of these four ends the connection.
+    // The system counts whole seconds here. The user timeout ends the connection.
     let probes = (silence / 4).max(Duration::from_secs(1));
     sockopt::set_tcp_keepidle(stream, probes)?;
     sockopt::set_tcp_keepintvl(stream, probes)?;
@@ -433,8 +434,8 @@ fn connection(
             return connection.await;
         }
         loop {
-            // A request that crossed the close notice is still answered.
-            match tokio::time::timeout(GOODBYE, connection.as_mut()).await {
+            // A request sent before the close notice arrived is still answered.
+            match tokio::time::timeout(CLOSE_GRACE, connection.as_mut()).await {
                 Ok(ended) => return ended,
                 Err(_) if activity.is_idle() => return Ok(()),
                 Err(_) => {}
@@ -505,7 +506,7 @@ async fn report(
     }
 }
 
-/// What the index of every port says of the server.
+/// Name of the server in the index of every port.
 const SERVER: &str = "digital financial assets platform";
 
 /// `/`: a summary of the port, for a browser or curl.

@@ -1,8 +1,8 @@
-//! Vocabulary of refusals (D23): exact message text, and a machine-readable reason in
+//! Vocabulary of refusals (D23): an exact message text, and a machine-readable reason in
 //! `google.rpc.ErrorInfo` with domain `platform`.
 //!
-//! A reason has one meaning, so a caller never parses the text. `internal` is for our own failures:
-//! it logs the error chain and hides it from the caller.
+//! A reason has one meaning, so a caller never parses the text. [`internal`] is for failures of the
+//! platform: it logs the error chain and hides it from the caller.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
@@ -81,7 +81,8 @@ pub fn unimplemented(message: impl Into<String>) -> Status {
     with_reason(Code::Unimplemented, "UNIMPLEMENTED", message)
 }
 
-/// 503 with RetryInfo: `what` is unavailable (bank, chain, identity, Kafka, another service).
+/// 503 with RetryInfo: `what` names the unavailable dependency (bank, chain, identity, Kafka,
+/// another service).
 pub fn unavailable(what: &str, retry_ms: u64) -> Status {
     retryable(
         Code::Unavailable,

@@ -75,7 +75,7 @@ async fn connections_over_the_bound_are_closed_and_open_ones_go_on() {
     answered(&mut first).await;
     answered(&mut silent[6]).await;
     drop(silent);
-    // Once they are closed there is room again.
+    // Closed connections make room for new ones.
     in_time(async {
         while client(&port)
             .get_bank_balance(GetBankBalanceRequest::default())
@@ -196,7 +196,7 @@ async fn a_late_body_is_refused_in_the_protocol_of_the_request() {
         );
     }
     assert_eq!(port.bank.payments(), 0);
-    // gRPC: a message is announced and does not arrive.
+    // gRPC: the prefix of a message arrives and the message does not.
     let mut stream = connect(&port).await;
     let head = head(PAY, 14).replace("application/json", "application/grpc-web+proto");
     stream.write_all(head.as_bytes()).await.unwrap();

@@ -1,5 +1,5 @@
-//! All log lines of a request have the caller's correlation id, from any crate and in every service
-//! that the request reaches.
+//! All log lines of a request have the caller's correlation id, in every crate and service that the
+//! request reaches.
 
 mod common;
 

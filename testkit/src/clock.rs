@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use service_kit::clock::{Disciplined, Source};
 
-/// Clocks that move only when the test moves them. Clones are the same machine.
+/// Clocks that advance only when the test advances them. Clones are the same machine.
 #[derive(Clone)]
 pub struct Machine {
     start_ns: u64,
     passed_ns: Arc<AtomicU64>,
-    /// Error of real time.
-    wrong_ns: Arc<AtomicI64>,
+    /// Error of real time, in nanoseconds.
+    error_ns: Arc<AtomicI64>,
 }
 
 impl Machine {
@@ -20,7 +20,7 @@ impl Machine {
         Self {
             start_ns,
             passed_ns: Arc::default(),
-            wrong_ns: Arc::default(),
+            error_ns: Arc::default(),
         }
     }
 
@@ -33,9 +33,9 @@ impl Machine {
         self.passed_ns.fetch_add(ms * 1_000_000, Ordering::SeqCst);
     }
 
-    /// Sets real time this number of seconds ahead of true time.
+    /// Sets real time this many seconds ahead of true time.
     pub fn set_wrong_by_s(&self, seconds: i64) {
-        self.wrong_ns
+        self.error_ns
             .store(seconds * 1_000_000_000, Ordering::SeqCst);
     }
 }
@@ -46,8 +46,8 @@ impl Source for Machine {
     }
 
     fn realtime_ns(&self) -> u64 {
-        let wrong_ns = self.wrong_ns.load(Ordering::SeqCst);
-        (self.start_ns + self.monotonic_ns()).saturating_add_signed(wrong_ns)
+        let error_ns = self.error_ns.load(Ordering::SeqCst);
+        (self.start_ns + self.monotonic_ns()).saturating_add_signed(error_ns)
     }
 
     fn is_synchronised(&self) -> bool {

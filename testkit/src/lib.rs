@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `messages` | short constructors of contexts and amounts |
 //! | `doubles` | doubles of services, and in-memory serving |
-//! | `seed` | seeds of tests, fixed or given |
+//! | `seed` | seeds of tests, fixed or from `TESTS_SEED` |
 //! | `ports` | limits that no test reaches, and raw sockets |
 //! | `wait` | waiting for a condition |
 //! | `clock` | a machine with clocks that the test controls |

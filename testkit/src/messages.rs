@@ -1,4 +1,5 @@
-//! Short constructors of contract values. Each returns `Some`, as message fields require.
+//! Short constructors of contract values. Those of messages return `Some`, as message fields
+//! require.
 
 use proto::common::v1::{Decimal, MonetaryAmount, Money, RequestContext};
 use uuid::Uuid;

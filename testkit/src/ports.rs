@@ -25,7 +25,7 @@ pub fn patient() -> Limits {
 /// Reads until the port closes the connection.
 pub async fn until_closed(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
-    // A reset closes as well.
+    // A reset also closes the connection.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
         .await
         .expect("closed");

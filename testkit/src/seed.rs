@@ -1,9 +1,10 @@
-//! Seeds of tests that draw at random: fixed, unless `TESTS_SEED` gives another (`cargo xtask
-//! seeds`). Tests of crates without this crate as a dependency include the file.
+//! Seeds of randomised tests: fixed, unless `TESTS_SEED` is set (`cargo xtask seeds`). Tests of
+//! crates that do not depend on this crate include the file.
 
 use std::ops::Range;
 
-/// `TESTS_SEED`, else the test's own seed. Prints it: a failed test shows its output.
+/// Returns `TESTS_SEED`, or else the test's own seed. Prints the seed, because a failed test shows
+/// its output.
 ///
 /// # Panics
 /// If `TESTS_SEED` is not a number.
@@ -16,7 +17,7 @@ pub fn seed(own: u64) -> u64 {
     seed
 }
 
-/// As many seeds as the test's own, from `TESTS_SEED` on if it is set.
+/// The test's own seeds, or the same number from `TESTS_SEED` on if it is set.
 ///
 /// # Panics
 /// If `TESTS_SEED` is not a number.

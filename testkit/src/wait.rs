@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Generous for slow machines: it only ends a test that would hang.
+/// Time after which a test that would hang fails. Long enough for slow machines.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until `ask` returns `Some`.
@@ -17,5 +17,5 @@ pub async fn eventually<T>(ask: impl AsyncFn() -> Option<T>) -> T {
     };
     tokio::time::timeout(PATIENCE, answer)
         .await
-        .expect("the condition becomes true in time")
+        .expect("the condition was not met in time")
 }

@@ -1,8 +1,8 @@
 //! Forwards calls that connectrpc has decoded to in-process tonic routes.
 //!
 //! Each call becomes one gRPC request with the caller's metadata, extensions (including the
-//! authenticated caller) and remaining deadline. Streams remain streams in both directions. Of a
-//! response stream one DATA frame is buffered; a response of one message is collected.
+//! authenticated caller) and remaining deadline. Streams remain streams in both directions. At most
+//! one DATA frame of a response stream is buffered. A response of one message is collected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -153,7 +153,7 @@ impl Call {
         Body::new(StreamBody::new(frames))
     }
 
-    /// Sends the gRPC request. `Err` for a response of trailers only with an error status.
+    /// Sends the gRPC request. `Err` for a trailers-only response with an error status.
     async fn send(&mut self, body: Body) -> Result<http::Response<Body>, ConnectError> {
         let mut request = Request::post(&*self.path)
             .body(body)
@@ -177,7 +177,7 @@ impl Call {
         }
     }
 
-    /// A call with one response message.
+    /// Calls the method and returns its one response message.
     async fn unary_response(mut self, body: Body) -> Result<Response<EncodedBody>, ConnectError> {
         let (parts, body) = self.send(body).await?.into_parts();
         let collected = body
@@ -199,8 +199,8 @@ impl Call {
         Ok(response)
     }
 
-    /// A call with a response stream; its trailers are kept in [`LateTrailers`] for the
-    /// end-of-stream message.
+    /// Calls the method and returns its response stream. [`LateTrailers`] keeps the trailers for
+    /// the end-of-stream message.
     async fn response_stream(
         mut self,
         body: Body,
@@ -213,8 +213,8 @@ impl Call {
     }
 }
 
-/// Messages of a gRPC response body in the caller's format. Ends after an error if the body fails
-/// or the trailers have an error status.
+/// Messages of a gRPC response body in the caller's format. The stream ends with an error if the
+/// body fails or the trailers have an error status.
 fn messages(
     body: Body,
     format: CodecFormat,
@@ -278,7 +278,7 @@ fn end_of_stream(trailers: HeaderMap, late: Option<&LateTrailers>) -> Option<Con
     None
 }
 
-/// `grpc-timeout` has at most eight digits, so the unit grows with the time left.
+/// Formats `grpc-timeout`. It has at most eight digits, so the unit grows with the time left.
 fn grpc_timeout(left: Duration) -> HeaderValue {
     // Exclusive: eight digits.
     const TIMEOUT_VALUE_END: u128 = 100_000_000;

@@ -1,7 +1,7 @@
 //! Message bytes: JSON to protobuf and back by descriptor, and the five-byte gRPC prefix.
 //!
-//! Input is canonical proto3 JSON. Unknown fields are refused, so a misspelt amount does not count
-//! as none.
+//! Input is canonical proto3 JSON. Unknown fields are refused, so a misspelt amount is not read as
+//! unset.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use connectrpc::{CodecFormat, ConnectError};

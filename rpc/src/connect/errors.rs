@@ -1,7 +1,7 @@
 //! Converts `tonic::Status` to `ConnectError` and back: code, text, details, metadata.
 //!
-//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`. Connect requires type and
-//! base64 value of each, and for humans its JSON.
+//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`. Connect requires the type
+//! and base64 value of each. The JSON form of each is added for human readers.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ static GOOGLE_RPC: LazyLock<DescriptorPool> = LazyLock::new(|| {
         .expect("compiled-in google.rpc descriptors decode")
 });
 
-/// A status as a Connect error.
+/// Converts a status to a Connect error.
 pub(super) fn to_connect(status: &Status) -> ConnectError {
     let code = ErrorCode::from_grpc_code(status.code() as u32).unwrap_or(ErrorCode::Unknown);
     let error = ConnectError::new(code, status.message());
@@ -28,7 +28,7 @@ pub(super) fn to_connect(status: &Status) -> ConnectError {
     error.with_trailers(metadata(status.metadata().clone().into_headers()))
 }
 
-/// The reverse, for a request stream that fails in the engine.
+/// Converts a Connect error to a status, for a request stream that fails in `connectrpc`.
 pub(super) fn to_status(error: &ConnectError) -> Status {
     Status::new(
         Code::from_i32(error.code.grpc_code() as i32),

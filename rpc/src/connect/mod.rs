@@ -1,13 +1,13 @@
-//! Connect in front of tonic: the same handlers answer Connect unary, GET and streaming, in
-//! protobuf and JSON.
+//! Connect in front of tonic: the same handlers answer unary, GET and streaming calls, in protobuf
+//! and JSON.
 //!
 //! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status).
 //! [`bridge`] passes each decoded message to the tonic routes as an in-process gRPC call and
-//! returns the answer. [`codec`] converts JSON by descriptor. gRPC and gRPC-Web requests never come
-//! here. Only this folder names `connectrpc`.
+//! returns the answer. [`codec`] converts JSON by descriptor. gRPC and gRPC-Web requests do not use
+//! this module. Only this folder names `connectrpc`.
 //!
-//! Known limitation: for a refused unary call a handler's trailing metadata cannot be told from its
-//! leading metadata, since gRPC sends both in one block. Connect clients see it as trailers.
+//! Known limitation: gRPC sends leading and trailing metadata of a refused unary call in one block.
+//! Connect clients get all of it as trailers.
 
 mod bridge;
 mod codec;
@@ -103,12 +103,12 @@ pub(crate) fn refusal(method: &Method, headers: &HeaderMap, status: Status) -> R
     challenge(response.map(Body::new), status.code())
 }
 
-/// An error of a unary call or an HTTP read: Connect's JSON form and HTTP status.
+/// The response for an error of a unary call or an HTTP read: Connect's JSON form and HTTP status.
 pub(crate) fn unary_error(status: &Status) -> Response {
     challenge(errors::to_connect(status).into_response(), status.code())
 }
 
-/// A 401 names the required scheme (RFC 9110 11.6.1).
+/// Adds the required scheme to a 401 (RFC 9110 11.6.1).
 fn challenge(mut response: Response, code: Code) -> Response {
     if code == Code::Unauthenticated && response.status() == StatusCode::UNAUTHORIZED {
         let bearer = HeaderValue::from_static("Bearer");

@@ -2,7 +2,7 @@
 //!
 //! connectrpc takes a stream's trailers before its first message; gRPC sends them after the last.
 //! So the bridge stores them in [`LateTrailers`], and [`WithLate`] inserts them into the
-//! end-of-stream message. Only that message is changed; it is never compressed.
+//! end-of-stream message. Only that message is changed, and it is never compressed.
 
 use std::{
     pin::Pin,
@@ -55,9 +55,9 @@ impl http_body::Body for WithLate {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        // The bridge stores trailers after the last message. So the next data is the end-of-stream
-        // message or messages batched before it; the engine always sends the former as a frame of
-        // its own.
+        // The bridge stores trailers after the last message. The next data is the end-of-stream
+        // message, or messages batched before it. `connectrpc` always sends the end-of-stream
+        // message as a frame of its own.
         let Poll::Ready(Some(Ok(frame))) = polled else {
             return polled;
         };
@@ -78,7 +78,7 @@ impl http_body::Body for WithLate {
     }
 }
 
-/// Whether `data` is exactly one uncompressed end-of-stream message.
+/// True if `data` is exactly one uncompressed end-of-stream message.
 fn is_end_stream(data: &Bytes) -> bool {
     data.split_first_chunk::<PREFIX_BYTES>()
         .is_some_and(|([flags, length @ ..], rest)| {

@@ -82,7 +82,7 @@ fn is_name(text: &str, colons: bool) -> bool {
     chars.next().is_some_and(is_first) && chars.all(|c| is_first(c) || c.is_ascii_digit())
 }
 
-/// Name, labels and value. A timestamp is no part of this platform's metrics.
+/// Name, labels and value. This platform's metrics have no timestamps.
 fn sample(line: &str) -> Result<(String, Labels, f64), String> {
     let wrong = |why: &str| Err(format!("{why}: {line}"));
     let end = line.find(['{', ' ']).unwrap_or(line.len());
@@ -112,7 +112,7 @@ fn sample(line: &str) -> Result<(String, Labels, f64), String> {
         "+Inf" => Some(f64::INFINITY),
         "-Inf" => Some(f64::NEG_INFINITY),
         "NaN" => Some(f64::NAN),
-        // Rust also reads words, which the format does not have.
+        // Rust also parses words that the format does not have.
         number if number.contains(|c: char| c.is_ascii_digit()) => number.parse().ok(),
         _ => None,
     });

@@ -1,4 +1,4 @@
-//! A small bank on a port of its own.
+//! A small bank service on its own port.
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -47,7 +47,7 @@ pub struct Bank {
     panicking: Arc<AtomicBool>,
     entered: Arc<Notify>,
     payments: Arc<AtomicUsize>,
-    /// A payment reads a balance there, if set.
+    /// Channel on which a payment reads a balance, if set.
     ledger: Option<Channel>,
 }
 

@@ -15,7 +15,7 @@ pub struct Person {
     pub is_sanctioned: bool,
     /// Rest of the daily TRADING limit, in kopecks.
     pub trading_minor: i64,
-    /// Reason of the refusal of every CheckLimits.
+    /// Reason with which every CheckLimits is refused; `None`: allowed.
     pub refuse_with: Option<String>,
 }
 
@@ -27,7 +27,7 @@ pub struct Reservation {
     pub kopecks: i64,
     /// `RESERVED`, `CONFIRMED` or `CANCELLED`.
     pub state: &'static str,
-    /// How often it was confirmed or cancelled.
+    /// Number of confirms and cancels.
     pub ends: u32,
 }
 
@@ -157,7 +157,7 @@ impl IdentityService for Peers {
             (reason, state.limit_gate.clone())
         });
         if let Some(gate) = gate {
-            // It has no permits: returns when it is closed.
+            // The gate has no permits: `acquire` returns when it is closed.
             drop(gate.acquire().await);
         }
         Ok(Response::new(CheckLimitsResponse {

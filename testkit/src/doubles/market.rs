@@ -28,7 +28,7 @@ impl MarketService for Peers {
         })
     }
 
-    /// Like the market: answers first, then changes the ledger.
+    /// Answers first, then changes the ledger, as the market does.
     async fn adjust_trading_hold(
         &self,
         request: Request<AdjustTradingHoldRequest>,

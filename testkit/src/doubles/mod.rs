@@ -27,11 +27,11 @@ pub use identity::{Person, Reservation};
 pub use payments::Fault;
 pub use registry::Registry;
 
-/// What a method of a generated service returns.
+/// Return type of a method of a generated service.
 type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
 
-/// Methods of a contract that a double does not implement, `name: Request => Response`. Expanded as
-/// by `async_trait`, which does not process macros.
+/// Methods of a contract that a double does not implement, `name: Request => Response`. Written as
+/// `async_trait` would expand them, because it does not process macros.
 macro_rules! unanswered {
     ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
         $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> super::Answer<'b, $answer>
@@ -61,9 +61,9 @@ pub struct State {
     /// All calls in order, except `get_limits`, `get_payment_intent` and those of reservations.
     pub trail: Vec<String>,
     pub people: HashMap<String, Person>,
-    /// Any user that is not in `people`; `None`: unknown users do not exist.
+    /// Profile of every user that is not in `people`; `None`: unknown users do not exist.
     pub stranger: Option<Person>,
-    /// Reason of the refusal of every limit check.
+    /// Reason with which every limit check is refused.
     pub limit_refusal: Option<String>,
     pub limit_questions: Vec<CheckLimitsRequest>,
     /// Users whose limits cannot be read.
@@ -72,16 +72,16 @@ pub struct State {
     pub day_limits: HashMap<i32, i64>,
     /// By id.
     pub reservations: HashMap<String, Reservation>,
-    /// Reservations are neither made nor ended.
+    /// True: reservations are neither made nor ended.
     pub reservations_away: bool,
-    /// Limit checks are answered once it is closed.
+    /// Limit checks are answered once this gate is closed.
     pub limit_gate: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.
     pub faults: VecDeque<Fault>,
     /// Contexts of all payments calls.
     pub payments_contexts: Vec<RequestContext>,
     pub payments_away: bool,
-    /// Payments refuses to release payouts.
+    /// True: payments refuses to release payouts.
     pub release_refused: bool,
     pub intents: HashMap<String, PaymentIntent>,
     pub payouts: HashMap<String, Payout>,

@@ -1,4 +1,4 @@
-//! Payments double: intents and payouts that the test moves, with the faults that it sets.
+//! Payments double: intents and payouts whose state the test sets, and faults that it injects.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Peers {
         });
     }
 
-    /// Records a call, then fails or delays it if the test wants so.
+    /// Records a call, then fails or delays it if the test has set a fault.
     async fn attempt(&self, context: Option<RequestContext>) -> Result<(), Status> {
         let (fault, is_away) = self.with(|state| {
             state.payments_contexts.extend(context);

@@ -1,4 +1,4 @@
-//! CFA service double: instruments and operations that the test lists, and batches that settle at
+//! CFA service double: instruments and operations that the test adds, and batches that settle at
 //! once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,10 +13,10 @@ use tonic::{Request, Response, Status};
 
 use super::unanswered;
 
-/// Accepts each batch id once.
+/// Settles each batch id once.
 #[derive(Default)]
 pub struct Registry {
-    /// Stores settled batches, so they survive a killed process.
+    /// File of settled batches, so that they survive a killed process.
     file: Option<PathBuf>,
     pub instruments: Mutex<HashMap<String, Instrument>>,
     pub operations: Mutex<Vec<CfaOperation>>,
@@ -25,7 +25,7 @@ pub struct Registry {
     pub left_out_once: Mutex<HashSet<u64>>,
     /// Trade numbers always skipped.
     pub left_out: Mutex<HashSet<u64>>,
-    /// Number of next batches refused as `UNAVAILABLE`.
+    /// Number of further batches to refuse as `UNAVAILABLE`.
     pub away: Mutex<u32>,
     /// Refuses whole batches while set.
     pub refusal: Mutex<Option<Status>>,
@@ -40,7 +40,7 @@ pub struct ChainState {
 }
 
 impl Registry {
-    /// Stores its state in a file of this folder.
+    /// A registry that keeps its settled batches in a file of this folder.
     pub fn open(folder: &Path) -> Arc<Self> {
         let file = folder.join("chain.log");
         let mut state = ChainState::default();

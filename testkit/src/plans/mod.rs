@@ -1,4 +1,4 @@
-//! Query plans: no statement may cost more as more rows are stored. This file covers SQLite,
+//! Query plans: the cost of a statement may not grow with the stored rows. This file covers SQLite,
 //! [`postgres`] PostgreSQL.
 //!
 //! A test records the text of every executed statement ([`record`]), drives its service through all
@@ -6,7 +6,7 @@
 //! recorder is process-wide, so such a test is a test binary of its own with one test.
 //!
 //! What counts as a scan on SQLite:
-//! - a walk over a table or a full index (`SCAN`), and an automatic index for one statement
+//! - a scan of a table or a full index (`SCAN`), and an automatic index for one statement
 //!   (`AUTOMATIC`). Exceptions: a partial index, since it holds only open, queued or refused rows;
 //!   the rows of a subquery, whose own plan lines are judged; a table of one row;
 //! - a search by a bare code (`status=?`): most rows may match;
@@ -16,7 +16,7 @@
 //!   page.
 //!
 //! SQLite files of such tests have few rows: without statistics (no store runs `ANALYZE`) a plan
-//! does not depend on their number. PostgreSQL's plans do, so its test fills the tables.
+//! does not depend on the number of rows. PostgreSQL's plans do, so its test fills the tables.
 
 pub mod postgres;
 
@@ -48,6 +48,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Checks that only the `allowed` statements scan.
+    ///
     /// # Panics
     /// A statement scans without permission, or a permitted one does not scan.
     pub fn assert_no_scans(&self, allowed: &[Allowed]) {
@@ -71,8 +73,10 @@ impl Verdict {
         }
     }
 
+    /// Checks that the test has executed a statement with each of these parts.
+    ///
     /// # Panics
-    /// No explained statement contains one of these parts: the test does not execute it.
+    /// No explained statement contains one of the parts.
     pub fn assert_explained(&self, parts: &[&str]) {
         let is_missing =
             |part: &&&str| !(self.explained.iter()).any(|statement| statement.contains(**part));
@@ -152,7 +156,7 @@ struct Bounded {
     singles: Vec<String>,
 }
 
-/// Whether a plan step produces the rows that another step calls `name`.
+/// True if a plan step produces the rows that another step calls `name`.
 fn makes(step: &str, name: &str, statement: &str) -> bool {
     let made = ["CO-ROUTINE ", "MATERIALIZE "];
     let made = made.iter().find_map(|how| step.strip_prefix(how));
@@ -163,10 +167,10 @@ fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> b
     let index = line.split_once(" INDEX ").map_or("", |(_, rest)| rest);
     let index = index.split(' ').next().unwrap_or_default();
     let is_partial = bounded.partial.iter().any(|name| name == index);
-    if let Some(walked) = line.strip_prefix("SCAN ") {
+    if let Some(scanned) = line.strip_prefix("SCAN ") {
         return !is_partial
-            && !bounded.singles.iter().any(|name| name == walked)
-            && !plan.iter().any(|step| makes(step, walked, statement))
+            && !bounded.singles.iter().any(|name| name == scanned)
+            && !plan.iter().any(|step| makes(step, scanned, statement))
             && !line.contains("VIRTUAL TABLE")
             && !line.ends_with(" VALUES CLAUSE")
             && !line.contains("CONSTANT ROW");
@@ -179,13 +183,13 @@ fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> b
         || is_page && !is_partial && is_time_range_only(line) && has_filter(statement)
 }
 
-/// A search bounded by a position in time only.
+/// True for a search bounded by a position in time only.
 fn is_time_range_only(line: &str) -> bool {
     let bounds = line.split_once(" (").map_or("", |(_, bounds)| bounds);
     (bounds.ends_with("<?)") || bounds.ends_with("<(?,?))")) && !bounds.contains("=?")
 }
 
-/// Whether the statement compares another column with a value, besides the position in time.
+/// True if the statement compares another column with a value, besides the position in time.
 fn has_filter(statement: &str) -> bool {
     let conditions = statement.split_once(" WHERE ");
     let conditions = conditions.map_or("", |(_, conditions)| conditions);

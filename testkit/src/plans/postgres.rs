@@ -2,8 +2,8 @@
 //!
 //! The server's `auto_explain` sends each plan, with the rows read per step, as a notice to the
 //! executing session. This includes statements inside functions and foreign key look-ups. A session
-//! is recorded if its URL has [`SETTINGS`]; its user must be a superuser. So a recording test may
-//! share its process with others, unlike those on SQLite.
+//! is recorded if its URL has [`SETTINGS`] and its user is a superuser. A recording test may thus
+//! share its process with other tests, unlike one on SQLite.
 //!
 //! What counts as a scan:
 //! - a sequential scan of a table, except for its first row alone (`EXISTS (SELECT 1 FROM t)`) and
@@ -21,7 +21,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 
 use super::Verdict;
 
-/// Append to the query of a session's URL.
+/// Settings to append to the query of a session's URL.
 pub const SETTINGS: &str = "options[session_preload_libraries]=auto_explain\
      &options[auto_explain.log_min_duration]=0\
      &options[auto_explain.log_nested_statements]=on\
@@ -112,7 +112,7 @@ fn add_steps(plan: &Value, steps: &mut BTreeSet<Step>) {
 }
 
 /// Records an `auto_explain` message; ignores other notices.
-fn take(message: &str) {
+fn record_notice(message: &str) {
     let Some((_, report)) = message.split_once("  plan:\n") else {
         return;
     };
@@ -131,13 +131,13 @@ struct Message;
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
-            take(&format!("{value:?}"));
+            record_notice(&format!("{value:?}"));
         }
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
-            take(value);
+            record_notice(value);
         }
     }
 }
