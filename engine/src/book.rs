@@ -75,9 +75,9 @@ pub struct Book {
     /// Earliest expiry time; `NEVER` when no order has one.
     pub(crate) next_expiry_ns: u64,
     pub(crate) velocity: Velocity,
-    /// Levels and orders visited since the last [`Book::take_looks`] for fill-or-kill orders that
-    /// could not be filled. Not part of the state.
-    pub(crate) looks_in_vain: u32,
+    /// Levels and orders visited for unfillable fill-or-kill orders since the last
+    /// [`Book::take_fok_visits`]. Not part of the state.
+    pub(crate) fok_visits: u32,
     /// Buffer for the links of all resting orders, allocated by the first command that needs it.
     pub(crate) links: Vec<u32>,
 }
@@ -95,7 +95,7 @@ impl Book {
             dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
             velocity: Velocity::new(spec.velocity),
-            looks_in_vain: 0,
+            fok_visits: 0,
             links: Vec::new(),
         }
     }
@@ -316,8 +316,8 @@ impl Book {
     /// Returns and clears the number of levels and orders visited for unfillable fill-or-kill
     /// orders.
     #[inline]
-    pub fn take_looks(&mut self) -> u32 {
-        core::mem::take(&mut self.looks_in_vain)
+    pub fn take_fok_visits(&mut self) -> u32 {
+        core::mem::take(&mut self.fok_visits)
     }
 
     /// True while the order rests.

@@ -171,7 +171,7 @@ impl Book {
         self.velocity.begin(now_ns);
         let (can, looks) = self.look_ahead(taker);
         if !can {
-            self.looks_in_vain = self.looks_in_vain.saturating_add(looks);
+            self.fok_visits = self.fok_visits.saturating_add(looks);
         }
         can
     }

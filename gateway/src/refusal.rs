@@ -238,7 +238,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::UnknownOrder => order_not_found(),
         RejectReason::OrderNotOpen => order_not_open(),
         RejectReason::NotOwner => {
-            rpc::status::permission_denied("FOREIGN_USER", "Caller may act only on his own user id")
+            rpc::status::permission_denied("FOREIGN_USER", "Caller may act only on its own user id")
         }
         RejectReason::Throttle => {
             rpc::status::resource_exhausted("THROTTLE", "Too many requests", RETRY_MS)

@@ -167,8 +167,8 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Records a difference of `left` and `right`. `in_flight` has left the chain (left) but not the
-    /// ledger (right). It explains a difference up to its amount.
+    /// Records a difference of `left` and `right`. The amount `in_flight` has left the chain (left)
+    /// but not the ledger (right). It explains a difference up to that amount.
     fn compare(
         &mut self,
         name: DifferenceName,

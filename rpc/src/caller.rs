@@ -166,7 +166,7 @@ impl Caller {
 }
 
 fn foreign_user() -> Status {
-    status::permission_denied("FOREIGN_USER", "Caller may act only on his own user id")
+    status::permission_denied("FOREIGN_USER", "Caller may act only on its own user id")
 }
 
 /// The caller of a tonic request. UNAUTHENTICATED only if a route lacks the access layer.

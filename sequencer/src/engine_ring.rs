@@ -71,7 +71,8 @@ pub(crate) enum Report {
         next_expiry_ns: u64,
         /// Slots of the ring that the command and its list have taken.
         slots: u32,
-        /// Levels and orders inspected for an order that cannot be filled ([`Book::take_looks`]).
+        /// Levels and orders visited for a fill-or-kill order that cannot be filled
+        /// ([`Book::take_fok_visits`]).
         looks: u32,
     },
 }
@@ -383,7 +384,7 @@ fn apply(
         Some(listed) => book.apply_listed(envelope, listed, &mut out),
     };
     let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
-    let looks = book.take_looks();
+    let looks = book.take_fok_visits();
     let slots = 1 + listed.map_or(0, |listed| listed.len() as u32);
     out.put(|| Report::Done {
         sequence: envelope.sequence,

@@ -492,7 +492,7 @@ fn callers_without_a_right_are_refused() {
             refusal.is(
                 403,
                 "permission_denied",
-                "Caller may act only on his own user id",
+                "Caller may act only on its own user id",
                 "FOREIGN_USER",
             )
         };
