@@ -94,7 +94,7 @@ fn live(seed: u64, commands: u32) -> Run {
     };
     for _ in 0..commands {
         let request = request(&mut random, &run.market);
-        match run.market.ask(request) {
+        match run.market.submit(request) {
             Ok(Command::New(_)) => run.opened += 1,
             Ok(Command::Fund(c)) => run.ledger.add(c.hold, c.amount_minor.0),
             Ok(Command::Defund(c)) => run.ledger.add(c.hold, -c.amount_minor.0),
@@ -117,7 +117,7 @@ fn live(seed: u64, commands: u32) -> Run {
             run.market.time_ns += DAY_NS / 2;
             for user in (0..USERS).map(UserIx) {
                 // Refused if the day and the limit are unchanged.
-                let _ = run.market.ask(budget(&mut random, &run.market, user));
+                let _ = run.market.submit(budget(&mut random, &run.market, user));
             }
         }
         run.settle();
@@ -452,7 +452,7 @@ fn free_and_reserves_are_conserved_and_every_slot_is_freed_once() {
             client_seq: 0,
             key_hash: Id128::NONE,
         });
-        run.market.go(everyone).unwrap();
+        run.market.execute(everyone).unwrap();
         run.settle();
         run.ledger.compare(&run.market.room);
         assert_eq!(run.opened, run.closed, "each order closed once");

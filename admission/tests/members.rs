@@ -53,7 +53,9 @@ fn orders_are_bounded_in_lots_and_value() {
         value_per_order: Minor(100_000),
         ..OrderBounds::NONE
     };
-    market.go(set_bounds(BoundsOf::Node, Some(bounds))).unwrap();
+    market
+        .execute(set_bounds(BoundsOf::Node, Some(bounds)))
+        .unwrap();
     let reject = market.refuse(Request::New(limit(0, Side::Sell, 1, 51)));
     assert_eq!(
         (reject.reason, reject.limit()),
@@ -70,9 +72,9 @@ fn orders_are_bounded_in_lots_and_value() {
     assert_eq!(reject.reason, RejectReason::OrderSizeLimit);
     // Lowered bounds leave open orders, and amends that reduce them pass.
     market
-        .go(set_bounds(BoundsOf::Node, Some(lots(10))))
+        .execute(set_bounds(BoundsOf::Node, Some(lots(10))))
         .unwrap();
-    market.go(amend(0, order, None, Some(40))).unwrap();
+    market.execute(amend(0, order, None, Some(40))).unwrap();
     let reject = market.refuse(amend(0, order, None, Some(41)));
     assert_eq!(reject.reason, RejectReason::OrderSizeLimit);
     let reject = restored(&market).admit(&Request::New(limit(0, Side::Buy, 1, 11)), market.time_ns);
@@ -87,29 +89,31 @@ fn user_bounds_override_group_bounds_override_node_bounds() {
         market.room.bounds(user).lots_per_order.0
     };
     market
-        .go(set_bounds(BoundsOf::Node, Some(lots(10))))
+        .execute(set_bounds(BoundsOf::Node, Some(lots(10))))
         .unwrap();
-    market.go(set_group(ALICE, 7)).unwrap();
+    market.execute(set_group(ALICE, 7)).unwrap();
     assert_eq!(most(&market), 10, "the group has none");
     let of_group = BoundsOf::Group(MemberGroup(7));
-    market.go(set_bounds(of_group, Some(lots(20)))).unwrap();
+    market
+        .execute(set_bounds(of_group, Some(lots(20))))
+        .unwrap();
     assert_eq!(most(&market), 20);
     let own = BoundsOf::User(ALICE);
-    market.go(set_bounds(own, Some(lots(30)))).unwrap();
+    market.execute(set_bounds(own, Some(lots(30)))).unwrap();
     assert_eq!(most(&market), 30);
     assert_eq!(market.room.bounds_of(own), Some(lots(30)));
     let restored = restored(&market);
     let user = restored.user(ALICE).unwrap();
     assert_eq!(restored.bounds(user).lots_per_order, Lots(30));
-    market.go(set_bounds(own, None)).unwrap();
+    market.execute(set_bounds(own, None)).unwrap();
     assert_eq!(most(&market), 20);
-    market.go(set_group(ALICE, 0)).unwrap();
+    market.execute(set_group(ALICE, 0)).unwrap();
     assert_eq!(most(&market), 10);
     // In another group, whose bounds are set later.
-    market.go(set_group(ALICE, 8)).unwrap();
+    market.execute(set_group(ALICE, 8)).unwrap();
     assert_eq!(most(&market), 10);
     let other = BoundsOf::Group(MemberGroup(8));
-    market.go(set_bounds(other, Some(lots(5)))).unwrap();
+    market.execute(set_bounds(other, Some(lots(5)))).unwrap();
     assert_eq!(most(&market), 5);
     let bob = market.room.user(BOB).unwrap();
     assert_eq!(market.room.bounds(bob).lots_per_order, Lots(10));
@@ -173,7 +177,7 @@ fn sessions_and_rates_of_user_override_group_override_node() {
         (set_group(ALICE, 0), [30, 31, 32, 13]),
         (set_bounds(own, None), [10, 11, 12, 13]),
     ] {
-        market.go(request).unwrap();
+        market.execute(request).unwrap();
         assert_eq!(known(&market.room), expected, "{request:?}");
         assert_eq!(known(&restored(&market)), expected, "{request:?}");
     }
@@ -199,7 +203,9 @@ fn every_bound_changes_the_state_hash() {
         let mut bounds = OrderBounds::NONE;
         change(&mut bounds);
         let mut market = Market::small();
-        market.go(set_bounds(BoundsOf::Node, Some(bounds))).unwrap();
+        market
+            .execute(set_bounds(BoundsOf::Node, Some(bounds)))
+            .unwrap();
         market.room.state_hash()
     });
     let different: BTreeSet<u64> = hashes.into_iter().collect();
@@ -221,7 +227,7 @@ fn a_dead_mans_switch_is_set_moved_and_fires_once() {
     let mut market = Market::small();
     let session = market.session(ALICE, 1);
     let at = |market: &Market| market.room.session(session).unwrap().cancel_all_at_ns;
-    let command = market.go(switch(session, 1, 600)).unwrap();
+    let command = market.execute(switch(session, 1, 600)).unwrap();
     let expected = CancelAllAfter {
         user: ALICE,
         session,
@@ -234,7 +240,7 @@ fn a_dead_mans_switch_is_set_moved_and_fires_once() {
         restored(&market).session(session).unwrap().cancel_all_at_ns,
         at(&market)
     );
-    market.go(switch(session, 2, 1)).unwrap();
+    market.execute(switch(session, 2, 1)).unwrap();
     assert_eq!(at(&market), market.time_ns + 1_000_000_000);
     let reject = market.refuse(switch(session, 2, 5));
     assert_eq!(reject.reason, RejectReason::AlreadySeen);
@@ -265,17 +271,19 @@ fn a_dead_mans_switch_is_set_moved_and_fires_once() {
             key_hash: Id128::NONE,
         })
     };
-    market.go(mass_cancel(CancelReason::MassCancel)).unwrap();
+    market
+        .execute(mass_cancel(CancelReason::MassCancel))
+        .unwrap();
     assert_ne!(at(&market), 0);
     let Request::MassCancel(mut fired) = mass_cancel(CancelReason::CancelAllAfter) else {
         unreachable!()
     };
     fired.side = None;
-    market.go(Request::MassCancel(fired)).unwrap();
+    market.execute(Request::MassCancel(fired)).unwrap();
     assert_eq!(at(&market), 0);
     assert!(market.room.order(own).is_none() && market.room.order(other).is_some());
-    market.go(switch(session, 4, 5)).unwrap();
-    market.go(switch(session, 5, 0)).unwrap();
+    market.execute(switch(session, 4, 5)).unwrap();
+    market.execute(switch(session, 5, 0)).unwrap();
     assert_eq!(at(&market), 0);
 }
 
@@ -313,12 +321,14 @@ fn amend_replaces_client_order_id_unless_rejected() {
         let expected = RejectReason::DuplicateClientOrderId;
         assert_eq!(reject.reason, expected);
     }
-    market.go(rename(OrderRef::Client(1), Some(99), 7)).unwrap();
+    market
+        .execute(rename(OrderRef::Client(1), Some(99), 7))
+        .unwrap();
     assert_eq!((named(&market, 1), named(&market, 7)), (None, Some(order)));
     // The old id is free for another order, and an amend may change the id alone.
     let again = market.place(own(1));
     market
-        .go(rename(OrderRef::Handle(unnamed), None, 8))
+        .execute(rename(OrderRef::Handle(unnamed), None, 8))
         .unwrap();
     assert_eq!(named(&market, 8), Some(unnamed));
     assert_eq!(market.room.order(unnamed).unwrap().price, Ticks(100));
@@ -326,12 +336,12 @@ fn amend_replaces_client_order_id_unless_rejected() {
     let spec = market.room.spec(InstrumentIx(0)).unwrap();
     let outside = spec.band_high.0 + 1;
     market
-        .go(rename(OrderRef::Client(2), Some(outside), 9))
+        .execute(rename(OrderRef::Client(2), Some(outside), 9))
         .unwrap();
     assert_eq!((named(&market, 2), named(&market, 9)), (Some(other), None));
     assert_eq!(restored(&market).client_order(ALICE, 7), Some(order));
     for id in [1, 2, 7, 8] {
-        market.go(cancel(0, OrderRef::Client(id))).unwrap();
+        market.execute(cancel(0, OrderRef::Client(id))).unwrap();
         assert_eq!(named(&market, id), None);
     }
     assert!(market.room.order(again).is_none());
@@ -345,9 +355,9 @@ fn an_order_that_ends_before_its_amend_arrives_leaves_no_id() {
         client_order_id: 1,
         ..limit(0, Side::Buy, 100, 10)
     });
-    market.ask(cancel(0, OrderRef::Handle(order))).unwrap();
+    market.submit(cancel(0, OrderRef::Handle(order))).unwrap();
     market
-        .ask(rename(OrderRef::Handle(order), Some(99), 5))
+        .submit(rename(OrderRef::Handle(order), Some(99), 5))
         .unwrap();
     market.drain();
     for id in [1, 5] {
@@ -369,7 +379,7 @@ fn a_session_beyond_the_users_bound_is_refused_and_known_ones_open() {
         ..OrderBounds::NONE
     };
     let own = BoundsOf::User(ALICE);
-    market.go(set_bounds(own, Some(bounds))).unwrap();
+    market.execute(set_bounds(own, Some(bounds))).unwrap();
     let open = |key| {
         Request::OpenSession(SessionRequest {
             key: Id128::from_u128(key),
@@ -379,7 +389,7 @@ fn a_session_beyond_the_users_bound_is_refused_and_known_ones_open() {
         })
     };
     for key in [1, 2, 1] {
-        market.go(open(key)).unwrap();
+        market.execute(open(key)).unwrap();
     }
     let reject = market.refuse(open(3));
     assert_eq!(

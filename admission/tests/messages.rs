@@ -64,7 +64,7 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     let other = market.session(UserIx(BOB), 2);
     let second = market.session(UserIx(ALICE), 3);
     market
-        .ask(Request::CloseSession {
+        .submit(Request::CloseSession {
             session: second,
             epoch: None,
             keep_orders: true,
@@ -72,7 +72,7 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
         .unwrap();
     // 100.00 roubles and 0.10 of fee are drawn.
     let bid = order(first, 1, limit(ALICE, Side::Buy, 10_000, 1));
-    assert_eq!(market.say(bid).len(), 1);
+    assert_eq!(market.messages_of(bid).len(), 1);
     let (hold, balance) = trading_hold(&market, ALICE, AssetIx::MONEY);
     let told = |undrawn, cause| ReportBody::HoldChanged {
         asset: AssetIx::MONEY,
@@ -82,7 +82,7 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
         cause,
     };
     let undrawn = balance.undrawn.0;
-    let reports = market.say(fund(&balance, HoldKind::Trading, 5_000));
+    let reports = market.messages_of(fund(&balance, HoldKind::Trading, 5_000));
     let body = told(undrawn + 5_000, FundingCause::Fund);
     // The closed session as well: it gets the message when it resumes.
     assert_eq!(
@@ -90,7 +90,7 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
         [(first.0, 2, body), (second.0, 1, body)],
         "and not session {other:?} of another user"
     );
-    let reports = market.say(Request::Defund {
+    let reports = market.messages_of(Request::Defund {
         hold,
         amount_minor: Minor(7_000),
         funding_seq: balance.funding_seq + 2,
@@ -99,9 +99,12 @@ fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     let body = told(undrawn - 2_000, FundingCause::Defund);
     assert_eq!(brief(&reports), [(first.0, 3, body), (second.0, 2, body)]);
     // A single-order hold belongs to the platform and is not reported.
-    assert_eq!(market.say(fund(&balance, HoldKind::Order, 5_000)), []);
+    assert_eq!(
+        market.messages_of(fund(&balance, HoldKind::Order, 5_000)),
+        []
+    );
     let (units, balance) = trading_hold(&market, ALICE, AssetIx::units(InstrumentIx(0)));
-    let reports = market.say(Request::CloseHold {
+    let reports = market.messages_of(Request::CloseHold {
         hold: units,
         funding_seq: balance.funding_seq + 1,
         key_hash: Id128::NONE,
@@ -125,10 +128,14 @@ fn traded(lots: u64) -> (Market, [SessionIx; 3], Vec<Sequence>) {
         market.session(UserIx(BOB), 3),
     ];
     let ask = order(sessions[0], 1, limit(ALICE, Side::Sell, 10_000, lots));
-    market.say(ask);
+    market.messages_of(ask);
     let trades = (1..=lots).map(|seq| {
         let bid = order(sessions[1], seq, limit(BOB, Side::Buy, 10_000, 1));
-        assert_eq!(market.say(bid).len(), 3, "acknowledged, and a fill each");
+        assert_eq!(
+            market.messages_of(bid).len(),
+            3,
+            "acknowledged, and a fill each"
+        );
         market.room.sequence()
     });
     let trades = trades.collect();
@@ -146,7 +153,7 @@ fn a_session_gets_a_message_when_settlement_passes_its_trade() {
     let mut told = 0;
     let mut check = |market: &mut Market, posted: u64, finalized: u64, is_told: bool| {
         let known = *market.room.settlement();
-        let reports = market.say(settled(Sequence(posted), Sequence(finalized)));
+        let reports = market.messages_of(settled(Sequence(posted), Sequence(finalized)));
         // Positions never decrease. They also cover settlement's own records that directly follow.
         let posted = known.posted.max(Sequence(posted));
         let finalized = known.finalized.max(Sequence(finalized));
@@ -185,7 +192,7 @@ fn settlement_sends_one_message_per_session_with_open_trades() {
     let mut counts = [0; 3];
     let mut rounds = 0;
     for position in from - 1..=trades[19].0 {
-        for report in market.say(settled(Sequence(position), Sequence(position))) {
+        for report in market.messages_of(settled(Sequence(position), Sequence(position))) {
             counts[report.session.index()] += 1;
         }
         rounds += 1;
@@ -193,10 +200,10 @@ fn settlement_sends_one_message_per_session_with_open_trades() {
     assert_eq!((rounds, counts), (21, [20, 20, 0]), "{maker:?} {taker:?}");
     // All trades at once: one message per session.
     let (mut market, _, trades) = traded(20);
-    let reports = market.say(settled(trades[19], trades[19]));
+    let reports = market.messages_of(settled(trades[19], trades[19]));
     assert_eq!(reports.len(), 2);
     let through = market.room.sequence();
-    assert_eq!(market.say(settled(through, through)), []);
+    assert_eq!(market.messages_of(settled(through, through)), []);
 }
 
 #[test]
@@ -218,7 +225,7 @@ fn both_sessions_of_a_bust_trade_get_a_message() {
     unknown.sell.session = SessionIx(3);
     let refused = market.refuse(Request::Bust(unknown));
     assert_eq!(refused.reason, RejectReason::Malformed);
-    let reports = market.say(Request::Bust(bust));
+    let reports = market.messages_of(Request::Bust(bust));
     let told = |report: &Report, party: TradeParty, side| {
         assert_eq!(report.instrument, InstrumentIx(0));
         let found = TradeParty {
@@ -242,19 +249,19 @@ fn both_sessions_of_a_bust_trade_get_a_message() {
         buy: TradeParty::NONE,
         ..bust
     };
-    assert_eq!(market.say(Request::Bust(other)).len(), 1);
+    assert_eq!(market.messages_of(Request::Bust(other)).len(), 1);
 }
 
 #[test]
 fn a_restored_state_sends_the_same_messages() {
     let (mut market, _, trades) = traded(3);
-    market.say(settled(trades[1], trades[0]));
+    market.messages_of(settled(trades[1], trades[0]));
     let mut restored = Market::small();
     restored.room = Admission::restore(&market.room.image(), AdmissionConfig::default());
     assert_eq!(restored.room.state_hash(), market.room.state_hash());
     restored.time_ns = market.time_ns;
     let request = settled(trades[2], trades[2]);
-    assert_eq!(restored.say(request), market.say(request));
+    assert_eq!(restored.messages_of(request), market.messages_of(request));
     assert_eq!(restored.room.state_hash(), market.room.state_hash());
 }
 
@@ -278,7 +285,7 @@ fn a_closed_session_without_open_business_is_forgotten_and_its_name_is_free() {
         RejectReason::InvalidCombination,
         "it is open"
     );
-    market.go(close(idle)).unwrap();
+    market.execute(close(idle)).unwrap();
     let login = Request::ForgetSession {
         session: idle,
         epoch: Sequence(1),
@@ -288,30 +295,30 @@ fn a_closed_session_without_open_business_is_forgotten_and_its_name_is_free() {
         RejectReason::InvalidCombination,
         "a later login"
     );
-    market.go(close(maker)).unwrap();
+    market.execute(close(maker)).unwrap();
     assert_eq!(
         reason(&mut market, maker),
         RejectReason::InvalidCombination,
         "unsettled"
     );
     let bid = order(taker, 9, limit(BOB, Side::Buy, 5_000, 1));
-    let Command::New(bid) = market.go(bid).unwrap() else {
+    let Command::New(bid) = market.execute(bid).unwrap() else {
         panic!("another command");
     };
-    market.say(settled(trades[0], trades[0]));
-    market.go(close(taker)).unwrap();
+    market.messages_of(settled(trades[0], trades[0]));
+    market.execute(close(taker)).unwrap();
     assert_eq!(
         reason(&mut market, taker),
         RejectReason::InvalidCombination,
         "an open order"
     );
     market
-        .go(cancel(BOB, OrderRef::Handle(bid.handle)))
+        .execute(cancel(BOB, OrderRef::Handle(bid.handle)))
         .unwrap();
     let number = market.room.session(taker).unwrap().last_number;
     assert!(number > 0);
     for (session, left) in [(idle, 1), (taker, 0)] {
-        market.go(forget(&market, session)).unwrap();
+        market.execute(forget(&market, session)).unwrap();
         assert_eq!(market.room.user(UserIx(BOB)).unwrap().sessions, left);
         let unknown = Request::ForgetSession {
             session,
@@ -330,6 +337,6 @@ fn a_closed_session_without_open_business_is_forgotten_and_its_name_is_free() {
     assert_eq!((row.last_number, row.client_seq), (0, 0));
     assert_eq!(market.room.user(UserIx(BOB)).unwrap().sessions, 1);
     let bid = order(again, 1, limit(BOB, Side::Buy, 5_000, 1));
-    assert_eq!(market.say(bid)[0].session, again);
+    assert_eq!(market.messages_of(bid)[0].session, again);
     market.room.check_invariants();
 }

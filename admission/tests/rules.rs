@@ -92,7 +92,9 @@ fn t20_price_improvement_goes_back_to_the_trading_hold() {
 fn r160_cancel_returns_everything_once_and_r161_again_is_refused() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
-    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
     assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000));
     assert_eq!(market.money(ALICE).orders, 0);
     let again = market.refuse(cancel(ALICE, OrderRef::Handle(order)));
@@ -113,7 +115,7 @@ fn a_cancel_needs_the_owner_or_the_platform() {
     assert_eq!(reject.reason, RejectReason::NotOwner);
     let operator = UserIx::NONE.0;
     market
-        .go(cancel(operator, OrderRef::Handle(order)))
+        .execute(cancel(operator, OrderRef::Handle(order)))
         .unwrap();
     assert!(market.room.order(order).is_none());
 }
@@ -122,7 +124,7 @@ fn a_cancel_needs_the_owner_or_the_platform() {
 fn a_refusal_of_the_book_returns_the_draw() {
     let mut market = Market::small();
     market
-        .ask(Request::SetPhase {
+        .submit(Request::SetPhase {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
@@ -178,7 +180,7 @@ fn r173_t19_market_order_gets_a_protection_price() {
     // Within the band its own price applies: a protection is capped, never widened.
     let mut narrower = spec("BOND-1", 100_000);
     narrower.band_low = Ticks(9_000);
-    market.go(Request::SetInstrument(narrower)).unwrap();
+    market.execute(Request::SetInstrument(narrower)).unwrap();
     let short = NewRequest {
         price: Some(Ticks(8_500)),
         ..own
@@ -218,12 +220,16 @@ fn t19_without_band_and_best_price_nothing_is_spent() {
 fn t22_amend_draws_the_growth_and_returns_the_rest() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
-    market.go(amend(ALICE, order, Some(11_000), None)).unwrap();
+    market
+        .execute(amend(ALICE, order, Some(11_000), None))
+        .unwrap();
     assert_eq!(market.money(ALICE).reserved, minor(110_000, 110));
-    market.go(amend(ALICE, order, None, Some(4))).unwrap();
+    market.execute(amend(ALICE, order, None, Some(4))).unwrap();
     assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
     // Refused by the book: the growth is returned.
-    market.go(amend(ALICE, order, Some(200_000), None)).unwrap();
+    market
+        .execute(amend(ALICE, order, Some(200_000), None))
+        .unwrap();
     assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
     assert_eq!(market.money(ALICE).held(), Minor(1_000_000));
     let reject = market.refuse(amend(ALICE, order, None, Some(1_000)));
@@ -236,10 +242,14 @@ fn t22_amend_draws_the_growth_and_returns_the_rest() {
 fn amends_in_flight_cover_the_worst_of_their_outcomes() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
-    market.ask(amend(ALICE, order, Some(9_000), None)).unwrap();
-    market.ask(amend(ALICE, order, Some(11_000), None)).unwrap();
     market
-        .ask(amend(ALICE, order, Some(8_000), Some(12)))
+        .submit(amend(ALICE, order, Some(9_000), None))
+        .unwrap();
+    market
+        .submit(amend(ALICE, order, Some(11_000), None))
+        .unwrap();
+    market
+        .submit(amend(ALICE, order, Some(8_000), Some(12)))
         .unwrap();
     assert_eq!(
         market.money(ALICE).reserved,
@@ -249,8 +259,12 @@ fn amends_in_flight_cover_the_worst_of_their_outcomes() {
     market.drain();
     assert_eq!(market.money(ALICE).reserved, minor(96_000, 96));
     // The order is gone when its amend arrives.
-    market.ask(cancel(ALICE, OrderRef::Handle(order))).unwrap();
-    market.ask(amend(ALICE, order, Some(9_500), None)).unwrap();
+    market
+        .submit(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
+    market
+        .submit(amend(ALICE, order, Some(9_500), None))
+        .unwrap();
     market.drain();
     assert_eq!(market.money(ALICE).undrawn, Minor(1_000_000));
 }
@@ -267,7 +281,7 @@ fn d37_client_order_ids_are_unique_among_open_orders() {
     assert_eq!(reject.reason, RejectReason::DuplicateClientOrderId);
     assert_eq!(reject.details, RejectDetails::Order(order));
     market.place(named(BOB, 5));
-    market.go(cancel(ALICE, OrderRef::Client(5))).unwrap();
+    market.execute(cancel(ALICE, OrderRef::Client(5))).unwrap();
     assert!(market.room.order(order).is_none());
     let reject = market.refuse(cancel(ALICE, OrderRef::Client(5)));
     assert_eq!(reject.reason, RejectReason::UnknownOrder);
@@ -286,18 +300,18 @@ fn a_resend_has_no_effect() {
             ..limit(ALICE, Side::Buy, 10_000, 1)
         })
     };
-    market.go(order(3)).unwrap();
+    market.execute(order(3)).unwrap();
     for seq in [1, 3] {
         let reject = market.refuse(order(seq));
         assert_eq!(reject.reason, RejectReason::AlreadySeen);
         assert_eq!(reject.details, RejectDetails::ClientSeq(3));
         assert_eq!(market.room.refusal(&order(seq), &reject), None);
     }
-    market.go(order(4)).unwrap();
+    market.execute(order(4)).unwrap();
     assert_eq!(market.money(ALICE).orders, 2);
     // Resumed by its key, the session keeps its state.
     market
-        .go(Request::CloseSession {
+        .execute(Request::CloseSession {
             session,
             epoch: None,
             keep_orders: false,
@@ -307,7 +321,7 @@ fn a_resend_has_no_effect() {
     assert_eq!(reject.reason, RejectReason::UnknownSession);
     assert_eq!(market.session(UserIx(ALICE), 77), session);
     assert_eq!(market.room.session(session).unwrap().client_seq, 4);
-    market.go(order(5)).unwrap();
+    market.execute(order(5)).unwrap();
 }
 
 #[test]
@@ -387,7 +401,7 @@ fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
         needed: Minor(10_000),
     };
     assert_eq!(reject.details, details);
-    // Identity was asked for this one.
+    // Identity has approved this order.
     market.place(NewRequest {
         limit_checked: true,
         ..limit(ALICE, Side::Sell, 10_000, 1)
@@ -407,13 +421,17 @@ fn a_blocked_user_may_cancel_only() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
     let (user, cause) = (UserIx(ALICE), BlockCause::Identity);
-    market.go(Request::BlockUser { user, cause }).unwrap();
+    market.execute(Request::BlockUser { user, cause }).unwrap();
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::UserBlocked);
     let reject = market.refuse(amend(ALICE, order, Some(9_000), None));
     assert_eq!(reject.reason, RejectReason::UserBlocked);
-    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
-    market.go(Request::UnblockUser { user, cause }).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
+    market
+        .execute(Request::UnblockUser { user, cause })
+        .unwrap();
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
 }
 
@@ -425,17 +443,17 @@ fn a_user_is_blocked_while_any_cause_holds() {
     let lift = |cause| Request::UnblockUser { user, cause };
     let order = || Request::New(limit(ALICE, Side::Buy, 10_000, 1));
     for cause in BlockCause::ALL.iter().copied() {
-        market.go(block(cause)).unwrap();
+        market.execute(block(cause)).unwrap();
         let repeated = market.refuse(block(cause));
         assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
     }
     for cause in BlockCause::ALL.iter().copied() {
         assert_eq!(market.refuse(order()).reason, RejectReason::UserBlocked);
-        market.go(lift(cause)).unwrap();
+        market.execute(lift(cause)).unwrap();
         let repeated = market.refuse(lift(cause));
         assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
     }
-    market.go(order()).unwrap();
+    market.execute(order()).unwrap();
     let unknown = Request::BlockUser {
         user: UserIx(999),
         cause: BlockCause::Difference,
@@ -474,16 +492,16 @@ fn settlements_positions_never_go_back_and_never_pass_the_journal() {
     market
         .room
         .refuse_orders(Some(RejectReason::SettlementBacklog));
-    market.go(settled(last - 1, last - 2)).unwrap();
+    market.execute(settled(last - 1, last - 2)).unwrap();
     for known in [settled(last - 1, last - 2), settled(last - 2, 0)] {
         assert_eq!(reason(market.refuse(known)), RejectReason::DuplicateRequest);
     }
-    let Ok(Command::Settled(both)) = market.go(settled(last, 0)) else {
-        panic!("one of them is further");
+    let Ok(Command::Settled(both)) = market.execute(settled(last, 0)) else {
+        panic!("expected a Settled command");
     };
     assert_eq!((both.posted.0, both.finalized.0), (last, last - 2));
     let trade = Id128::from_u128(7);
-    market.go(bust(trade)).unwrap();
+    market.execute(bust(trade)).unwrap();
     assert!(market.room.is_bust(trade));
     let repeated = market.refuse(bust(trade));
     assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
@@ -501,16 +519,16 @@ fn a_settled_position_covers_settlements_own_records() {
         let known = market.room.settlement();
         (known.posted.0, known.finalized.0)
     };
-    market.go(settled(last, last - 1)).unwrap();
+    market.execute(settled(last, last - 1)).unwrap();
     assert_eq!(at(&market), (last + 1, last - 1));
-    market.go(bust(Id128::from_u128(7))).unwrap();
+    market.execute(bust(Id128::from_u128(7))).unwrap();
     assert_eq!(at(&market), (last + 2, last - 1));
     // Settlement had not read its own records yet.
-    market.go(settled(last, last)).unwrap();
+    market.execute(settled(last, last)).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
     // A record of another origin ends the run.
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
-    market.go(bust(Id128::from_u128(8))).unwrap();
+    market.execute(bust(Id128::from_u128(8))).unwrap();
     assert_eq!(at(&market), (last + 3, last + 3));
 }
 
@@ -524,7 +542,7 @@ fn under_a_kill_switch_only_cancels_pass() {
         key_hash: Id128::NONE,
     };
     for user in [UserIx(ALICE), UserIx::NONE] {
-        market.go(switch(user, true)).unwrap();
+        market.execute(switch(user, true)).unwrap();
         let reject = market.refuse(switch(user, true));
         assert_eq!(reject.reason, RejectReason::DuplicateRequest);
         for request in [
@@ -534,7 +552,7 @@ fn under_a_kill_switch_only_cancels_pass() {
             assert_eq!(market.refuse(request).reason, RejectReason::KillSwitch);
         }
         assert!(market.room.order(order).is_none(), "the switch ended it");
-        market.go(switch(user, false)).unwrap();
+        market.execute(switch(user, false)).unwrap();
         assert!(!market.room.kill_switch(user));
     }
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
@@ -564,14 +582,20 @@ fn while_new_orders_are_refused_cancels_pass() {
         (None, Some(1)),
         (Some(9_900), None),
     ] {
-        market.go(amend(ALICE, order, price, quantity)).unwrap();
+        market
+            .execute(amend(ALICE, order, price, quantity))
+            .unwrap();
     }
     // While another amend is in flight, the terms that the next one starts from are unknown.
-    market.ask(amend(ALICE, order, Some(9_800), None)).unwrap();
-    let reject = market.ask(amend(ALICE, order, Some(9_900), None));
+    market
+        .submit(amend(ALICE, order, Some(9_800), None))
+        .unwrap();
+    let reject = market.submit(amend(ALICE, order, Some(9_900), None));
     assert_eq!(reject.unwrap_err().reason, RejectReason::SettlementBacklog);
     market.drain();
-    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
 }
 
 // `design.md` 7.
@@ -589,7 +613,7 @@ fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
         bounds: Some(bounds),
         key_hash: Id128::NONE,
     });
-    market.go(set).unwrap();
+    market.execute(set).unwrap();
     let again = market.refuse(set);
     assert_eq!(again.reason, RejectReason::DuplicateRequest);
     let order = limit(ALICE, Side::Buy, 1, 1);
@@ -612,7 +636,9 @@ fn open_orders_of_a_user_are_bounded_in_all_and_per_instrument() {
     assert_eq!((reject.reason, reject.details), expected);
     // Other users are not affected, and after a cancel the user may order again.
     market.place(limit(BOB, Side::Buy, 1, 1));
-    market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(first)))
+        .unwrap();
     market.place(order);
     // A restored state knows both.
     let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
@@ -658,7 +684,9 @@ fn the_order_table_is_bounded() {
         slot: 0,
         generation: 1,
     };
-    market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(first)))
+        .unwrap();
     let reused = market.place(limit(ALICE, Side::Buy, 1, 1));
     assert_eq!((reused.slot, reused.generation), (0, 2));
 }
@@ -687,7 +715,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
         (reject.reason, reject.details),
         (RejectReason::DuplicateRequest, RejectDetails::Hold(hold))
     );
-    market.go(fund(2)).unwrap();
+    market.execute(fund(2)).unwrap();
     assert_eq!(market.money(ALICE).held(), Minor(1_000_500));
     let defund = |amount, funding_seq| Request::Defund {
         hold,
@@ -697,7 +725,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     };
     let reject = market.refuse(defund(500_001, 3));
     assert_eq!(reject.reason, RejectReason::HoldInUse);
-    market.go(defund(500_000, 3)).unwrap();
+    market.execute(defund(500_000, 3)).unwrap();
     assert_eq!(market.money(ALICE).undrawn, Minor::ZERO);
     let close = |funding_seq| Request::CloseHold {
         hold,
@@ -705,8 +733,10 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
         key_hash: Id128::NONE,
     };
     assert_eq!(market.refuse(close(4)).reason, RejectReason::HoldInUse);
-    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
-    market.go(close(4)).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
+    market.execute(close(4)).unwrap();
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 1, 1)));
     assert_eq!(reject.reason, RejectReason::NoTradingHold);
     assert_eq!(market.refuse(fund(5)).reason, RejectReason::UnknownHold);
@@ -722,7 +752,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
             key_hash: Id128::NONE,
         })
     };
-    market.go(second(5_000)).unwrap();
+    market.execute(second(5_000)).unwrap();
     assert_eq!(market.refuse(second(5_001)).reason, RejectReason::HoldInUse);
 }
 
@@ -738,7 +768,7 @@ fn a_hold_of_size_one_backs_one_order() {
         funding_seq: 1,
         key_hash: Id128::NONE,
     };
-    market.go(Request::Fund(request)).unwrap();
+    market.execute(Request::Fund(request)).unwrap();
     let hold = market.room.hold_ix(Id128::from_u128(9_999));
     let on_it = |user| NewRequest {
         hold,
@@ -892,13 +922,13 @@ fn mass_cancel_is_for_ones_own_orders_unless_the_platform_asks() {
         );
     }
     market
-        .go(ask(ALICE, MassScope::User(UserIx(ALICE))))
+        .execute(ask(ALICE, MassScope::User(UserIx(ALICE))))
         .unwrap();
     assert_eq!(
         (market.money(ALICE).orders, market.money(BOB).orders),
         (0, 3)
     );
-    market.go(ask(UserIx::NONE.0, MassScope::All)).unwrap();
+    market.execute(ask(UserIx::NONE.0, MassScope::All)).unwrap();
     assert_eq!(market.money(BOB).undrawn, Minor(1_000_000));
 }
 
@@ -909,7 +939,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     let reject = market.refuse(Request::BindUser(bob));
     assert_eq!(reject.details, RejectDetails::User(UserIx(BOB)));
     market
-        .go(Request::SetPhase {
+        .execute(Request::SetPhase {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
@@ -921,7 +951,7 @@ fn binding_twice_returns_the_index_and_an_instrument_keeps_its_steps() {
     let reject = market.refuse(Request::SetInstrument(same));
     assert_eq!(reject.details, RejectDetails::Instrument(InstrumentIx(0)));
     market
-        .go(Request::SetInstrument(spec("BOND-1", 50_000)))
+        .execute(Request::SetInstrument(spec("BOND-1", 50_000)))
         .unwrap();
     let now = market.room.spec(InstrumentIx(0)).unwrap();
     assert_eq!((now.band_high, now.phase), (Ticks(50_000), Phase::Halt));
@@ -956,11 +986,11 @@ fn within_a_day_the_budget_changes_only_with_the_limit() {
             limit_minor: Minor(limit),
             left_minor: Minor(left),
         });
-        market.go(request).map(|_| budget_left(market))
+        market.execute(request).map(|_| budget_left(market))
     };
     assert_eq!(read(&mut market, day, 30_000, 25_000), Ok(25_000));
     market.place(limit(ALICE, Side::Buy, 10_000, 2));
-    // Identity has not counted the order yet, or has counted it and others.
+    // Identity has not counted the order yet, or has counted this and other orders.
     for left in [25_000, 4_000] {
         let again = read(&mut market, day, 30_000, left);
         let again = again.map_err(|reject| reject.reason);
@@ -987,7 +1017,7 @@ fn within_a_day_the_budget_changes_only_with_the_limit() {
     assert_eq!(read(&mut market, day + 1, 20_000, 20_000), Ok(20_000));
 }
 
-/// A sell at the lowest price trades at the best bid: it is judged by that.
+/// A sell at the lowest price trades at the best bid, so it is charged at the best bid.
 #[test]
 fn a_sell_below_the_best_bid_is_charged_what_it_gets() {
     let mut market = Market::empty_day();
@@ -1014,7 +1044,7 @@ fn an_ended_order_returns_what_it_did_not_trade() {
     market.budget(UserIx(ALICE), 100_000);
     market.budget(UserIx(BOB), 1_000_000);
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 6));
-    market.go(amend(ALICE, order, None, Some(9))).unwrap();
+    market.execute(amend(ALICE, order, None, Some(9))).unwrap();
     assert_eq!(budget_left(&market), 10_000);
     market.place(limit(BOB, Side::Sell, 9_000, 2));
     assert_eq!(
@@ -1022,23 +1052,29 @@ fn an_ended_order_returns_what_it_did_not_trade() {
         10_000,
         "while it is open, all is charged"
     );
-    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(order)))
+        .unwrap();
     assert_eq!(budget_left(&market), 80_000, "two were traded at 10,000");
     // Quotes that are cancelled use nothing, however often.
     for _ in 0..20 {
         let order = market.place(limit(ALICE, Side::Buy, 9_000, 8));
-        market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+        market
+            .execute(cancel(ALICE, OrderRef::Handle(order)))
+            .unwrap();
     }
     assert_eq!(budget_left(&market), 80_000);
-    // Identity allowed this one: not counted, but its growth is.
+    // Identity approved this order: its value is not counted, but its growth is.
     let free = market.place(NewRequest {
         limit_checked: true,
         ..limit(ALICE, Side::Buy, 10_000, 20)
     });
-    market.go(amend(ALICE, free, None, Some(23))).unwrap();
+    market.execute(amend(ALICE, free, None, Some(23))).unwrap();
     assert_eq!(budget_left(&market), 50_000);
     market.place(limit(BOB, Side::Sell, 10_000, 21));
-    market.go(cancel(ALICE, OrderRef::Handle(free))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(free)))
+        .unwrap();
     assert_eq!(
         budget_left(&market),
         70_000,
@@ -1049,20 +1085,24 @@ fn an_ended_order_returns_what_it_did_not_trade() {
     for _ in 0..100 {
         for (price, quantity) in [(2_000, 3), (1_500, 5), (1_000, 1)] {
             let change = amend(ALICE, quoted, Some(price), Some(quantity));
-            market.go(change).unwrap();
+            market.execute(change).unwrap();
         }
     }
     // The highest price with the largest quantity: both amends may be in flight at once.
     assert_eq!(budget_left(&market), 70_000 - 10_000);
-    market.go(cancel(ALICE, OrderRef::Handle(quoted))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(quoted)))
+        .unwrap();
     assert_eq!(budget_left(&market), 70_000);
     // An order of yesterday returns nothing to today, and its growth is spent.
     let old = market.place(limit(ALICE, Side::Buy, 5_000, 2));
     market.time_ns += 24 * 3_600 * 1_000_000_000;
     market.budget(UserIx(ALICE), 50_000);
-    market.go(amend(ALICE, old, None, Some(4))).unwrap();
+    market.execute(amend(ALICE, old, None, Some(4))).unwrap();
     assert_eq!(budget_left(&market), 40_000);
-    market.go(cancel(ALICE, OrderRef::Handle(old))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(old)))
+        .unwrap();
     assert_eq!(budget_left(&market), 40_000);
 }
 
@@ -1091,15 +1131,15 @@ fn r345_a_chosen_group_is_its_first_users() {
             key_hash: Id128::NONE,
         })
     };
-    market.go(login(ALICE, 70)).unwrap();
+    market.execute(login(ALICE, 70)).unwrap();
     assert_eq!(market.refuse(login(BOB, 71)).reason, RejectReason::NotOwner);
     assert_eq!(
         market.refuse(cancel_group(BOB)).reason,
         RejectReason::NotOwner
     );
-    market.go(login(ALICE, 72)).unwrap();
-    market.go(cancel_group(ALICE)).unwrap();
-    // A snapshot keeps it, too.
+    market.execute(login(ALICE, 72)).unwrap();
+    market.execute(cancel_group(ALICE)).unwrap();
+    // A snapshot keeps the group's owner too.
     let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
     let refused = restored.admit(&login(BOB, 71), market.time_ns + 1_000);
     assert_eq!(refused.unwrap_err().reason, RejectReason::NotOwner);
@@ -1125,9 +1165,9 @@ fn a_key_answers_for_phases_and_holds_too() {
         funding_seq,
         key_hash: Id128::from_u128(key),
     };
-    market.go(phase(Phase::Halt, 1)).unwrap();
-    market.go(phase(Phase::Open, 2)).unwrap();
-    market.go(defund(2, 3)).unwrap();
+    market.execute(phase(Phase::Halt, 1)).unwrap();
+    market.execute(phase(Phase::Open, 2)).unwrap();
+    market.execute(defund(2, 3)).unwrap();
     for repeat in [phase(Phase::Halt, 1), defund(3, 3)] {
         let reject = market.refuse(repeat);
         assert_eq!(reject.reason, RejectReason::DuplicateRequest);
@@ -1136,7 +1176,7 @@ fn a_key_answers_for_phases_and_holds_too() {
             "{reject:?}"
         );
     }
-    market.go(defund(3, 4)).unwrap();
+    market.execute(defund(3, 4)).unwrap();
 }
 
 /// `design.md` 10: halting is one call, only market supervision lifts a halt.
@@ -1150,16 +1190,16 @@ fn a_halt_stays_until_it_is_lifted_explicitly() {
         lifts_halt,
         key_hash: Id128::NONE,
     };
-    market.go(phase(Phase::Halt, false)).unwrap();
+    market.execute(phase(Phase::Halt, false)).unwrap();
     for other in [Phase::Open, Phase::PreOpen, Phase::Closed] {
         let reject = market.refuse(phase(other, false));
         assert_eq!(reject.reason, RejectReason::InstrumentHalted);
     }
     let again = market.refuse(phase(Phase::Halt, false));
     assert_eq!(again.reason, RejectReason::DuplicateRequest);
-    market.go(phase(Phase::Open, true)).unwrap();
-    market.go(phase(Phase::Halt, false)).unwrap();
-    market.go(phase(Phase::Matured, false)).unwrap();
+    market.execute(phase(Phase::Open, true)).unwrap();
+    market.execute(phase(Phase::Halt, false)).unwrap();
+    market.execute(phase(Phase::Matured, false)).unwrap();
     let reject = market.refuse(phase(Phase::Open, true));
     assert_eq!(reject.reason, RejectReason::InstrumentMatured);
 }
@@ -1204,12 +1244,14 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
     market.place(limit(BOB, Side::Sell, 9_500, 1));
     let taker = market.place(limit(ALICE, Side::Buy, 10_000, 10));
     assert_eq!(state(&market, taker), (PartiallyFilled, 3, 27_500));
-    market.go(cancel(ALICE, OrderRef::Handle(taker))).unwrap();
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(taker)))
+        .unwrap();
     assert_eq!(state(&market, taker), (Cancelled, 3, 27_500));
 
     let unfilled = market.place(limit(ALICE, Side::Buy, 9_000, 1));
     market
-        .go(cancel(ALICE, OrderRef::Handle(unfilled)))
+        .execute(cancel(ALICE, OrderRef::Handle(unfilled)))
         .unwrap();
     assert_eq!(state(&market, unfilled), (Cancelled, 0, 0));
 
@@ -1243,7 +1285,7 @@ fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
     }
 
     market
-        .go(Request::SetPhase {
+        .execute(Request::SetPhase {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
@@ -1377,7 +1419,7 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
         }
     };
     for request in then {
-        market.go(request).unwrap();
+        market.execute(request).unwrap();
     }
     order
 }
@@ -1439,7 +1481,7 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
     // Meanwhile the registry changes the instrument: it stays halted.
     let mut changed = *market.room.spec(ix).unwrap();
     (changed.band_high, changed.phase) = (Ticks(90_000), Phase::Open);
-    market.go(Request::SetInstrument(changed)).unwrap();
+    market.execute(Request::SetInstrument(changed)).unwrap();
     assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
     assert_eq!(market.books[0].phase(), Phase::Halt);
     let phase = |phase| Request::SetPhase {
@@ -1451,7 +1493,7 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
     };
     let again = market.refuse(phase(Phase::Halt));
     assert_eq!(again.details, RejectDetails::Instrument(ix));
-    market.go(phase(Phase::Open)).unwrap();
+    market.execute(phase(Phase::Open)).unwrap();
     let order = market.place(limit(ALICE, Side::Buy, 10_500, 1));
     assert_eq!(state(&market, order), (OrderStatus::Filled, 1, 10_200));
 }
@@ -1461,11 +1503,11 @@ fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
 fn f08_a_change_in_flight_does_not_undo_the_halt() {
     let (mut market, ix) = halting_market();
     let order = limit(ALICE, Side::Buy, 10_500, 2);
-    market.ask(Request::New(order)).unwrap();
+    market.submit(Request::New(order)).unwrap();
     let mut changed = *market.room.spec(ix).unwrap();
     assert_eq!(changed.phase, Phase::Open, "the halt is still in flight");
     changed.band_high = Ticks(90_000);
-    market.ask(Request::SetInstrument(changed)).unwrap();
+    market.submit(Request::SetInstrument(changed)).unwrap();
     market.drain();
     assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
     assert_eq!(market.books[0].phase(), Phase::Halt);

@@ -35,7 +35,7 @@ fn execute_slice(market: &mut Market, request: Request, orders: usize) -> u64 {
         .admit(&request, market.time_ns)
         .expect("admitted");
     let left = market.room.slice(&mut command, bound, &mut Vec::new());
-    market.say_command(command);
+    market.messages_of_command(command);
     left
 }
 
@@ -71,7 +71,7 @@ fn r345_mass_cancel_slices_inspect_each_kept_order_once() {
             let at = PAIRS / 2 + slices * SLICE;
             for handle in buys.drain(at - ended - 2..at - ended + 2) {
                 market
-                    .go(cancel(ALICE.0, OrderRef::Handle(handle)))
+                    .execute(cancel(ALICE.0, OrderRef::Handle(handle)))
                     .expect("open");
                 ended += 1;
             }

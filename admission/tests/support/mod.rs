@@ -100,7 +100,7 @@ impl Market {
     }
 
     pub fn instrument(&mut self, spec: InstrumentSpec) -> InstrumentIx {
-        let Command::SetInstrument(c) = self.ask(Request::SetInstrument(spec)).unwrap() else {
+        let Command::SetInstrument(c) = self.submit(Request::SetInstrument(spec)).unwrap() else {
             panic!("another command");
         };
         c.spec.ix
@@ -108,7 +108,7 @@ impl Market {
 
     pub fn user(&mut self, name: &str) -> UserIx {
         let id = UserId::new(name).unwrap();
-        let Command::BindUser(c) = self.ask(Request::BindUser(id)).unwrap() else {
+        let Command::BindUser(c) = self.submit(Request::BindUser(id)).unwrap() else {
             panic!("another command");
         };
         c.user
@@ -129,14 +129,14 @@ impl Market {
             funding_seq: seq + 1,
             key_hash: Id128::NONE,
         };
-        let Command::Fund(c) = self.ask(Request::Fund(request)).unwrap() else {
+        let Command::Fund(c) = self.submit(Request::Fund(request)).unwrap() else {
             panic!("another command");
         };
         c.hold
     }
 
     pub fn budget(&mut self, user: UserIx, amount: i64) {
-        self.ask(Request::SetBudget(SetBudget {
+        self.submit(Request::SetBudget(SetBudget {
             user,
             day: moscow_day(self.time_ns),
             limit_minor: Minor(amount),
@@ -152,14 +152,14 @@ impl Market {
             stp_group: None,
             cancel_on_disconnect: true,
         };
-        let Command::OpenSession(c) = self.ask(Request::OpenSession(request)).unwrap() else {
+        let Command::OpenSession(c) = self.submit(Request::OpenSession(request)).unwrap() else {
             panic!("another command");
         };
         c.session
     }
 
     /// Admits and applies a request. The books run at once; their events wait in the queues.
-    pub fn ask(&mut self, request: Request) -> Result<Command, Reject> {
+    pub fn submit(&mut self, request: Request) -> Result<Command, Reject> {
         let now = self.time_ns + 1_000;
         let command = self.room.admit(&request, now)?;
         assert_eq!(
@@ -236,21 +236,21 @@ impl Market {
     }
 
     /// Admits and applies a request with all its events.
-    pub fn go(&mut self, request: Request) -> Result<Command, Reject> {
-        let result = self.ask(request);
+    pub fn execute(&mut self, request: Request) -> Result<Command, Reject> {
+        let result = self.submit(request);
         self.drain();
         result
     }
 
     /// Admits, applies and numbers a request as the node does, with no events waiting; returns the
     /// messages.
-    pub fn say(&mut self, request: Request) -> Vec<Report> {
+    pub fn messages_of(&mut self, request: Request) -> Vec<Report> {
         let command = self.room.admit(&request, self.time_ns + 1_000);
-        self.say_command(command.expect("is admitted"))
+        self.messages_of_command(command.expect("is admitted"))
     }
 
-    /// As [`Market::say`], for an admitted command.
-    pub fn say_command(&mut self, command: Command) -> Vec<Report> {
+    /// As [`Market::messages_of`], for an admitted command.
+    pub fn messages_of_command(&mut self, command: Command) -> Vec<Report> {
         assert!(self.queues.iter().all(|queue| queue.events.is_empty()));
         self.run(command);
         let Some(Step::Command(envelope)) = self.steps.last().copied() else {
@@ -272,7 +272,7 @@ impl Market {
 
     /// Places an order that must be admitted; returns its handle.
     pub fn place(&mut self, request: NewRequest) -> Handle {
-        let Ok(Command::New(c)) = self.go(Request::New(request)) else {
+        let Ok(Command::New(c)) = self.execute(Request::New(request)) else {
             panic!("not admitted: {request:?}");
         };
         c.handle
@@ -280,7 +280,7 @@ impl Market {
 
     pub fn refuse(&mut self, request: Request) -> Reject {
         let before = self.room.state_hash();
-        let reject = self.go(request).unwrap_err();
+        let reject = self.execute(request).unwrap_err();
         assert_eq!(self.room.state_hash(), before, "a refusal changes nothing");
         reject
     }
