@@ -3,9 +3,9 @@
 //! A batch covers whole records, `first..=through`, and starts where the previous one ended.
 //! Records without ledger effect produce a batch only every [`Limits::idle_records`]; otherwise the
 //! next batch covers them. A record that exceeds a batch (a taker against thousands of makers, a
-//! mass cancel) is cut into parts. Each part is covered by itself and posted under its own source;
-//! only the last part moves the position. Orders whose holds are split while no new record arrives
-//! go into a batch of the split source.
+//! mass cancel) is cut into parts. No part overdraws a hold. All parts but the last are posted
+//! under a source of the record; the last one moves the position. Holds that are split while no new
+//! record arrives go into a batch of the split source.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::plan::Plan;
 use crate::split::{HoldSplitter, SplitHolds};
 use crate::trading_state::{Change, TradingState, money_effects};
 
-/// Upper bound of rows per effect: splits for two orders, three operations, returns.
+/// Maximum rows per effect: splits and returns of two orders, three operations, releases.
 const CHANGE_WEIGHT_MAX: usize = 10;
 
 /// Maximum trades of one chain transaction (SettleTrades).
@@ -25,9 +25,9 @@ pub const CHAIN_TRADES_MAX: usize = 500;
 /// Limits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Trades that seal a batch.
+    /// Number of trades at which a batch is sealed.
     pub trades: usize,
-    /// Hold steps and operations per batch; bounded by the message size.
+    /// Maximum hold steps and operations per batch. Bounds the size of the request.
     pub weight: usize,
     /// Longest wait of a trade for more trades at the journal's tail, in nanoseconds.
     pub linger_ns: u64,
@@ -50,7 +50,7 @@ impl Default for Limits {
     }
 }
 
-/// A sealed batch: immutable, with an id, one ledger transaction.
+/// A sealed batch: the immutable contents of one ledger transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Id on chain: `<node>:<first>-<last>`, with a suffix for parts and split batches.
@@ -64,7 +64,7 @@ pub struct Batch {
     pub plan: Plan,
 }
 
-/// The state machine.
+/// Builds batches from records.
 #[derive(Clone, Debug)]
 pub struct Settler {
     node: NodeId,
@@ -75,7 +75,7 @@ pub struct Settler {
     /// Full parts of the record at the trading state's position.
     parts: Vec<Plan>,
     sealed: Sequence,
-    /// Last record with nothing left to seal; monotonic.
+    /// Last record whose effects are all sealed; never decreases.
     covered: Sequence,
     /// Last batch number of the split source.
     split_number: u64,
@@ -85,7 +85,7 @@ pub struct Settler {
 }
 
 impl Settler {
-    /// Starts from the trading state at the ledger's position and from the order holds found there.
+    /// Starts from the trading state at the ledger's position and the order holds in the ledger.
     pub fn new(
         node: NodeId,
         limits: Limits,
@@ -98,7 +98,7 @@ impl Settler {
             sealed <= trading_state.position(),
             "the ledger is ahead of the journal"
         );
-        let splitter = HoldSplitter::adopt(split_holds, &trading_state);
+        let splitter = HoldSplitter::from_ledger(split_holds, &trading_state);
         Self {
             node,
             limits,
@@ -138,7 +138,7 @@ impl Settler {
         self.is_empty() && idle >= self.limits.idle_records
     }
 
-    /// True when nothing waits to be sealed.
+    /// Whether nothing waits to be sealed.
     pub fn is_empty(&self) -> bool {
         self.weight() == 0 && self.parts.is_empty()
     }
@@ -229,9 +229,9 @@ impl Settler {
         open.into_iter().chain(pending).min()
     }
 
-    /// Seals the open batch and splits the holds of orders that are old by `age_clock_ns`.
+    /// Seals the open batch, after splitting the holds of orders that are older than the wait time.
     ///
-    /// Orders for which there is no room stay due for the next batch. Empty if there is nothing for
+    /// Orders that do not fit stay due for the next batch. Returns no batch if there is nothing for
     /// the ledger.
     pub fn seal(&mut self, age_clock_ns: u64) -> Vec<Batch> {
         let horizon_ns = age_clock_ns.saturating_sub(self.limits.wait_ns);

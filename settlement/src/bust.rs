@@ -1,5 +1,5 @@
-//! Stored form of a `Bust` command: the data that both sessions receive for a refused trade. Kept
-//! with the batch because ended orders are in no table.
+//! Stored form of a `Bust` command: the data that both sessions receive for a refused trade. It is
+//! stored with the batch because ended orders are in no table.
 //!
 //! Little-endian, [`LEN`] bytes: trade id, trade number, instrument, then session, order and client
 //! order id of the buyer and of the seller.
@@ -33,23 +33,23 @@ pub fn read_all(bytes: &[u8]) -> Option<Vec<Bust>> {
 fn read(mut bytes: &[u8]) -> Option<Bust> {
     let bytes = &mut bytes;
     Some(Bust {
-        trade: Id128::from_u128(u128::from_le_bytes(take(bytes)?)),
-        trade_number: u64::from_le_bytes(take(bytes)?),
-        instrument: InstrumentIx(u32::from_le_bytes(take(bytes)?)),
-        buy: party(bytes)?,
-        sell: party(bytes)?,
+        trade: Id128::from_u128(u128::from_le_bytes(read_array(bytes)?)),
+        trade_number: u64::from_le_bytes(read_array(bytes)?),
+        instrument: InstrumentIx(u32::from_le_bytes(read_array(bytes)?)),
+        buy: read_party(bytes)?,
+        sell: read_party(bytes)?,
     })
 }
 
-fn party(bytes: &mut &[u8]) -> Option<TradeParty> {
+fn read_party(bytes: &mut &[u8]) -> Option<TradeParty> {
     Some(TradeParty {
-        session: SessionIx(u32::from_le_bytes(take(bytes)?)),
-        handle: Handle::from_engine_id(u64::from_le_bytes(take(bytes)?)),
-        client_order_id: u64::from_le_bytes(take(bytes)?),
+        session: SessionIx(u32::from_le_bytes(read_array(bytes)?)),
+        handle: Handle::from_engine_id(u64::from_le_bytes(read_array(bytes)?)),
+        client_order_id: u64::from_le_bytes(read_array(bytes)?),
     })
 }
 
-fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+fn read_array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (first, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
     Some(*first)

@@ -1,4 +1,4 @@
-//! Room `settlement`: drives each trade's delivery versus payment through ledger and chain.
+//! Drives each trade's delivery versus payment through ledger and chain.
 //!
 //! | file | contents |
 //! |---|---|
@@ -15,9 +15,9 @@
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Architecture invariants: `trading_state` to `saga` read no clock, file or network, and compute
-//! no reserve and no fee: effects carry them. No chain step precedes the commit of the trade's
-//! ledger transaction. The ledger keeps the journal position, in the transaction that moves the
-//! money; settlement has no checkpoint of its own.
+//! no reserve and no fee: effects contain both. No chain step precedes the commit of the trade's
+//! ledger transaction. The ledger stores the journal position in the transaction that moves the
+//! money. Settlement has no checkpoint of its own.
 
 pub mod batch;
 mod bust;

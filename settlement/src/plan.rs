@@ -1,7 +1,7 @@
-//! Ledger and chain contents of a batch, in this room's types; `request` converts them to requests.
+//! Ledger and chain contents of a batch, in settlement's types. `request` makes requests of them.
 //!
-//! A plan is one database transaction: hold steps and operations in journal order. Every prefix of
-//! that order is covered, because returns to a trading hold precede the next split out of it.
+//! A plan is one database transaction: hold steps and operations in journal order. No prefix of
+//! that order overdraws a hold, because returns to a trading hold precede the next split out of it.
 
 pub use types::Amount;
 use types::command::Bust;
@@ -11,7 +11,7 @@ use types::{HoldIx, HoldPart, Id128, InstrumentId, OperationType, Sequence, User
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReturnReason {
     /// The open order needs less: price improvement, fee surplus, amend.
-    Less,
+    LessNeeded,
     Filled,
     Cancelled(types::CancelReason),
     Rejected(types::RejectReason),
@@ -20,7 +20,7 @@ pub enum ReturnReason {
 impl ReturnReason {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Less => "LESS_NEEDED",
+            Self::LessNeeded => "LESS_NEEDED",
             Self::Filled => "FILLED",
             Self::Cancelled(reason) => reason.as_str(),
             Self::Rejected(reason) => reason.as_str(),
@@ -48,7 +48,7 @@ pub enum HoldMovement {
         order: Id128,
         reason: ReturnReason,
     },
-    /// Ends a size-one hold: the rest becomes available.
+    /// Ends the hold of a single order: the rest becomes available.
     Release {
         hold: Id128,
         order: Id128,
@@ -84,6 +84,7 @@ impl Kind {
         types::child_uuid(trade, kind.as_str())
     }
 
+    /// Idempotency key of the trade's operation of this kind.
     pub fn key(self, trade: Id128) -> String {
         match self {
             Self::TradeBuy => trade.to_string(),
@@ -93,7 +94,7 @@ impl Kind {
     }
 }
 
-/// The holds that a trade is paid from: both main holds and the buyer's fee hold.
+/// The holds that pay for a trade: both main holds and the buyer's fee hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TradeHolds {
     pub buyer_main: Id128,
@@ -129,12 +130,12 @@ impl TradeLeg {
     pub fn operations(&self) -> impl Iterator<Item = Id128> + '_ {
         Kind::ALL
             .into_iter()
-            .filter(|kind| self.has(*kind))
+            .filter(|kind| self.has_operation(*kind))
             .map(|kind| kind.operation_id(self.trade))
     }
 
-    /// A fee of 0.00 makes no FEE operation (`design.md` 4).
-    pub fn has(&self, kind: Kind) -> bool {
+    /// Whether the trade has an operation of this kind. A fee of 0.00 has none (`design.md` 4).
+    pub fn has_operation(&self, kind: Kind) -> bool {
         kind != Kind::Fee || self.holds.buyer_fee.is_some()
     }
 }
@@ -178,10 +179,10 @@ impl Plan {
     }
 
     /// Adds a trade with its operations.
-    pub fn settle(&mut self, leg: TradeLeg) {
+    pub fn add_trade(&mut self, leg: TradeLeg) {
         let trade = u32::try_from(self.trades.len()).expect("a batch is bounded");
         for kind in Kind::ALL {
-            if leg.has(kind) {
+            if leg.has_operation(kind) {
                 self.operations.push(Operation { kind, trade });
             }
         }

@@ -1,9 +1,9 @@
 //! Settlement progress, published to the sequencer, the journal and waiting callers.
 //!
-//! The sequencer gets the backlog, the journal `Settled` and `Bust`.
+//! The sequencer receives the backlog, the journal `Settled` and `Bust`.
 //!
-//! `folded >= settled >= finalized`: read from the journal; in the ledger; final on chain and in
-//! the ledger. Each position includes everything before it.
+//! `folded >= settled >= finalized`. `folded`: applied from the journal. `settled`: in the ledger.
+//! `finalized`: final on chain and in the ledger. Each position includes all earlier records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ pub struct Progress {
     /// Last record read that settlement did not journal itself.
     #[serde(skip)]
     pub others: Sequence,
-    /// Number of bust trades, since the first start.
+    /// Number of bust trades since the first start of the store.
     #[serde(skip)]
     pub busts: u64,
     /// Number of final trades, at any journal position.
@@ -36,8 +36,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Payload of a `Settled`: positions that settlement's own records do not move. Otherwise each
-    /// `Settled` would cause the next one.
+    /// `settled`, `finalized` and `trades_final` for a `Settled`. Settlement's own records do not
+    /// move these positions; otherwise each `Settled` would cause the next one.
     pub fn reportable(&self) -> (Sequence, Sequence, u64) {
         (
             self.settled.min(self.others),
@@ -107,7 +107,7 @@ struct Inner {
     lag_us: Histogram<u64>,
 }
 
-/// Shared by the workers and the handle.
+/// Positions and statistics of settlement, shared by the workers and the handle.
 pub struct Tracker {
     inner: Mutex<Inner>,
     progress: watch::Sender<Progress>,
@@ -172,8 +172,8 @@ impl Tracker {
         self.inner().in_flight.len()
     }
 
-    /// Records the poster's positions. `others`: last record read that is not settlement's own.
-    pub fn moved(
+    /// Sets the poster's positions. `others`: last record read that is not settlement's own.
+    pub fn set_positions(
         &self,
         folded: Sequence,
         others: Sequence,
@@ -186,7 +186,7 @@ impl Tracker {
             inner.trades_folded = trades_folded;
             inner.open_trades = open_trades as u64;
         }
-        self.applied(folded);
+        self.set_applied(folded);
         self.publish(|progress| {
             // Restarted workers begin at an earlier position.
             progress.folded = progress.folded.max(folded);
@@ -206,7 +206,7 @@ impl Tracker {
     }
 
     /// All records up to `sequence` are applied.
-    pub fn applied(&self, sequence: Sequence) {
+    pub fn set_applied(&self, sequence: Sequence) {
         self.notify_backlog(|inner| inner.applied = sequence);
     }
 
@@ -224,7 +224,7 @@ impl Tracker {
         self.backlog.settlement_failed(true);
     }
 
-    /// The workers run again. Returns false if one of them has failed meanwhile.
+    /// Lets the market accept orders again. Returns false if a worker of this run has failed.
     pub fn resume(&self) -> bool {
         let inner = self.inner();
         if !inner.has_failed {
@@ -233,9 +233,9 @@ impl Tracker {
         !inner.has_failed
     }
 
-    /// Records up to `sequence` are no backlog, until the ledger's position is known. No effect if
+    /// Until the ledger's position is known, records up to `sequence` are no backlog. No effect if
     /// an earlier run of the workers has applied records.
-    pub fn starts_at(&self, sequence: Sequence) {
+    pub fn start_at(&self, sequence: Sequence) {
         self.notify_backlog(|inner| {
             if inner.applied == Sequence::ZERO {
                 inner.applied = sequence;
@@ -243,18 +243,18 @@ impl Tracker {
         });
     }
 
-    /// Sets the bust trades and the batches in flight (number, floor, trades) of a new run. One
-    /// call, so no position is published from a partial set.
-    pub fn begin(&self, bust: Vec<Bust>, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
+    /// Sets the bust trades and the batches in flight (number, floor, trades) of a new run. Sets
+    /// them under one lock, so no position is published from a partial set.
+    pub fn begin(&self, bust: Vec<Bust>, in_flight: impl Iterator<Item = (i64, Sequence, u32)>) {
         let mut inner = self.inner();
         inner.has_failed = false;
         inner.bust = ids(&bust).collect();
-        inner.in_flight = under_way
+        inner.in_flight = in_flight
             .map(|(number, floor, trades)| (number, InFlight::new(floor, trades)))
             .collect();
         inner.open_trades = 0;
         inner.own_unread = 0;
-        // Some are journalled already; `report_progress` looks that up in the replica.
+        // `report_progress` skips those that are journalled already.
         inner.unreported = bust;
     }
 

@@ -20,13 +20,13 @@ pub enum StoreError {
     Events(#[from] events::Error),
     #[error("settlement store: {0}")]
     Sql(#[from] sqlx::Error),
-    #[error("settlement store holds an unreadable batch: {0}")]
+    #[error("settlement store contains an unreadable batch: {0}")]
     Saga(#[from] serde_json::Error),
-    #[error("settlement store holds an unreadable bust trade: {0}")]
+    #[error("settlement store contains an unreadable bust trade: {0}")]
     Bust(String),
 }
 
-/// A batch as it is stored.
+/// A stored batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub number: i64,
@@ -65,7 +65,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_bust_commands"
 );
 
-/// The store.
+/// Settlement's SQLite store.
 #[derive(Clone)]
 pub struct Repo {
     db: Sqlite,
@@ -81,8 +81,8 @@ impl Repo {
         self.db.close().await;
     }
 
-    /// Stores sealed batches in one transaction and sets their numbers. A repeat finds the rows of
-    /// a first attempt that did commit.
+    /// Stores sealed batches in one transaction and sets their numbers. Idempotent: a repeat reads
+    /// the numbers of rows that an earlier attempt committed.
     pub async fn insert(&self, rows: &mut [Stored], now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         for row in rows.iter_mut() {
@@ -176,8 +176,8 @@ impl Repo {
             .collect()
     }
 
-    /// Trades that failed on chain and whose operations are reversed. Those of open batches are
-    /// added when the batch is final.
+    /// Trades that failed on chain and whose operations are reversed. Excludes those of open
+    /// batches: the tracker adds these when the batch is final.
     pub async fn bust_trades(&self) -> Result<Vec<Bust>, StoreError> {
         let rows = sqlx::query(
             "SELECT trade_id, command FROM bust_trades WHERE batch_id NOT IN \
@@ -189,8 +189,8 @@ impl Repo {
             let (id, command): (String, Option<Vec<u8>>) = (row.try_get(0)?, row.try_get(1)?);
             let read = bust::read_all(&command.unwrap_or_default());
             let trade = Id128::parse(&id);
-            let is_its = |found: &&Bust| Some(found.trade) == trade;
-            let found = read.as_deref().and_then(<[Bust]>::first).filter(is_its);
+            let is_same = |found: &&Bust| Some(found.trade) == trade;
+            let found = read.as_deref().and_then(<[Bust]>::first).filter(is_same);
             found.copied().ok_or(StoreError::Bust(id))
         };
         rows.iter().map(command).collect()
@@ -259,7 +259,7 @@ impl Repo {
         self.stamp(CLEAR, hold_id, now_us).await
     }
 
-    /// Users to block, or to unblock if they have no difference any more.
+    /// Users to block, and users to unblock because all their differences have cleared.
     pub async fn suspensions(&self) -> Result<BTreeMap<String, Suspension>, StoreError> {
         let rows = sqlx::query(
             "SELECT user_id, MAX(cleared_at_us IS NULL) FROM breaks WHERE lifted_at_us IS NULL GROUP BY user_id",
@@ -279,7 +279,7 @@ impl Repo {
     }
 
     /// Records that the market has unblocked a user.
-    pub async fn lifted(&self, user_id: &str, now_us: i64) -> Result<(), StoreError> {
+    pub async fn mark_lifted(&self, user_id: &str, now_us: i64) -> Result<(), StoreError> {
         const LIFT: &str = "UPDATE breaks SET lifted_at_us = $2 \
              WHERE user_id = $1 AND cleared_at_us IS NOT NULL AND lifted_at_us IS NULL";
         self.stamp(LIFT, user_id, now_us).await
@@ -322,7 +322,7 @@ fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {
             .chunks_exact(8)
             .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("chunks of eight")))
             .collect(),
-        // A missing one is detected when the batch is loaded.
+        // `BatchDriver::new` refuses a batch with missing commands.
         busts: busts.unwrap_or_default(),
     })
 }

@@ -41,7 +41,7 @@ fn scales(plan: &Plan) -> Vec<(String, u8)> {
         .collect()
 }
 
-/// TRADE_BUY, TRADE_SELL or FEE of a trade (T01, T05, T16).
+/// The ledger operation TRADE_BUY, TRADE_SELL or FEE of a trade (T01, T05, T16).
 fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
     let units = leg.units.instrument.as_str();
     let (operation_type, user, postings) = match kind {
@@ -49,13 +49,13 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
             OperationType::TradeBuy,
             leg.buyer,
             vec![
-                spent(
+                hold_posting(
                     leg.value,
                     account(leg.buyer, CFA_RUB),
                     subaccount::reserve(CFA_RUB),
                     Some(leg.holds.buyer_main),
                 ),
-                received(
+                unsettled_posting(
                     leg.units,
                     subaccount::reserve(units),
                     account(leg.buyer, units),
@@ -66,12 +66,12 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
             OperationType::TradeSell,
             leg.seller,
             vec![
-                received(
+                unsettled_posting(
                     leg.value,
                     subaccount::reserve(CFA_RUB),
                     account(leg.seller, CFA_RUB),
                 ),
-                spent(
+                hold_posting(
                     leg.units,
                     account(leg.seller, units),
                     subaccount::reserve(units),
@@ -82,7 +82,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
         Kind::Fee => (
             OperationType::Fee,
             leg.buyer,
-            vec![spent(
+            vec![hold_posting(
                 leg.fee,
                 account(leg.buyer, CFA_RUB),
                 subaccount::fees(CFA_RUB),
@@ -105,7 +105,7 @@ fn account(user: UserId, instrument: &str) -> String {
 }
 
 /// Posting out of an order's hold.
-fn spent(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> Posting {
+fn hold_posting(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> Posting {
     Posting {
         debit,
         credit,
@@ -116,7 +116,7 @@ fn spent(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> 
 }
 
 /// Posting that stays unsettled until the chain is final.
-fn received(amount: Amount, debit: String, credit: String) -> Posting {
+fn unsettled_posting(amount: Amount, debit: String, credit: String) -> Posting {
     Posting {
         debit,
         credit,

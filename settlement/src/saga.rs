@@ -2,10 +2,10 @@
 //! table of next steps and transitions.
 //!
 //! Every step is idempotent: the ledger answers a posted batch with the stored result, the chain
-//! accepts a batch id once, an operation is finalized once and reversed once. So the shell executes
-//! the step, stores the state, and repeats the step after a crash. No chain step precedes the
-//! ledger posting (`design.md` 4). A trade that the contract skips is sent once more in a batch of
-//! its own; if it is skipped again it is bust and its operations are reversed (T21).
+//! accepts a batch id once, an operation is finalized once and reversed once. The caller executes a
+//! step and stores the state; after a crash it repeats the step. No chain step precedes the ledger
+//! posting (`design.md` 4). Trades that an attempt does not execute are submitted once more, in a
+//! new batch. Trades that fail again are bust, and their operations are reversed (T21).
 
 types::code_enum! {
     /// State of a batch.
@@ -77,14 +77,14 @@ pub struct UnexpectedResult {
 /// Attempts per trade before it is bust.
 pub const ATTEMPTS_MAX: u8 = 2;
 
-/// One batch in flight. Serialized as is into the store.
+/// One batch in flight. The store contains its JSON form.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Saga {
     pub state: State,
     pub attempt: u8,
     /// Trades of the current attempt, as indices into the batch.
     pub open: Vec<u32>,
-    /// Trades that this attempt skipped.
+    /// Trades that this attempt did not execute.
     pub failed: Vec<u32>,
     /// Bust trades.
     pub bust: Vec<u32>,
@@ -177,7 +177,7 @@ impl Saga {
         Ok(())
     }
 
-    /// Executed trades are finalized in the ledger: retry the rest or bust them.
+    /// Retries the failed trades or busts them. All executed trades are finalized in the ledger.
     fn after_attempt(&mut self) {
         if self.failed.is_empty() {
             self.state = State::Final;

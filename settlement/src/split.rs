@@ -1,10 +1,9 @@
-//! Holds of orders: splitting out of a trading hold, payment, return (`design.md` 4, T03, T05,
-//! T20).
+//! Holds of orders: split out of a trading hold, payment, return (`design.md` 4, T03, T05, T20).
 //!
-//! An order's holds are split at its first fill or after it was open for a while. Until then its
-//! reserve stays in the trading hold and the ledger has no row for it. Returns are deferred and
-//! merged until the next split out of the same trading hold or the end of the batch. So every
-//! prefix of a plan is covered, and a hundred price improvements of an order are one row.
+//! An order's holds are split at its first fill, or once it has been open for `Limits::wait_ns`.
+//! Until then its reserve stays in the trading hold and the ledger has no row for it. Returns are
+//! deferred and merged until the next split out of the same trading hold or the end of the batch.
+//! So no prefix of a plan overdraws a hold, and N price improvements of an order are one row.
 //!
 //! Invariant before each change: trading hold = undrawn + reserves of unsplit orders - deferred
 //! returns; child = its order's reserve + its deferred return.
@@ -21,7 +20,7 @@ use crate::trading_state::{Change, OrderMoney, TradeMoney, TradingState};
 /// A hold of an order in the ledger, after the plan and its returns are posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OrderHold {
-    /// It was split. A used-up hold remains and can grow again while its order is open.
+    /// The hold was split. A used-up hold remains and can grow again while its order is open.
     pub exists: bool,
     pub remaining: Minor,
 }
@@ -67,7 +66,7 @@ pub struct HoldSplitter {
 /// Remaining amounts of a trading hold in the ledger after the plan so far is posted.
 #[derive(Clone, Copy, Debug, Default)]
 struct LedgerAmounts {
-    /// Negative while a defunded return is deferred.
+    /// Negative while a return of defunded money is deferred.
     own: Minor,
     /// Sum of its order holds.
     children: Minor,
@@ -86,8 +85,11 @@ impl HoldSplitter {
         self.deferred
     }
 
-    /// Starts from the ledger's state: split orders as found, all others pending by entry time.
-    pub fn adopt(split_holds: HashMap<Handle, SplitHolds>, trading_state: &TradingState) -> Self {
+    /// Starts from the ledger's state: `split_holds` of the split orders. All others are pending.
+    pub fn from_ledger(
+        split_holds: HashMap<Handle, SplitHolds>,
+        trading_state: &TradingState,
+    ) -> Self {
         let mut ledger: Vec<LedgerAmounts> = trading_state
             .holds()
             .map(|(_, hold)| LedgerAmounts {
@@ -117,11 +119,11 @@ impl HoldSplitter {
     }
 
     /// The holds of a split order.
-    pub fn of(&self, handle: Handle) -> Option<&SplitHolds> {
+    pub fn holds_of(&self, handle: Handle) -> Option<&SplitHolds> {
         self.split_holds.get(&handle)
     }
 
-    /// Entry time of the oldest unsplit order.
+    /// Entry time of the oldest unsplit order, in journal nanoseconds.
     pub fn oldest_ns(&mut self, trading_state: &TradingState) -> Option<u64> {
         while let Some(&(entered_ns, handle)) = self.pending.front() {
             let is_open = trading_state.order(handle).is_some();
@@ -136,16 +138,16 @@ impl HoldSplitter {
     /// Adds the ledger effects of a change to the plan.
     pub fn apply(&mut self, trading_state: &TradingState, change: &Change, plan: &mut Plan) {
         match change {
-            Change::Funded { trading_hold, by } => self.funded(*trading_hold, *by),
+            Change::Funded { trading_hold, by } => self.apply_funding(*trading_hold, *by),
             Change::Entered(order) => self.pending.push_back((order.created_ns, order.handle)),
-            Change::Moved(moved) => self.moved(trading_state, moved, plan),
-            Change::Traded(traded) => self.traded(trading_state, traded, plan),
+            Change::Moved(moved) => self.adjust_holds(trading_state, moved, plan),
+            Change::Traded(traded) => self.apply_trade(trading_state, traded, plan),
             Change::Emptied {
                 trading_hold,
                 order,
                 reason,
             } => {
-                self.return_to_parent(trading_state, *trading_hold, plan);
+                self.return_deferred(trading_state, *trading_hold, plan);
                 let release = HoldMovement::Release {
                     hold: trading_state.hold(*trading_hold).hold_id,
                     order: *order,
@@ -183,12 +185,12 @@ impl HoldSplitter {
         let mut trading_holds: Vec<_> = self.returns.keys().copied().collect();
         trading_holds.sort_unstable();
         for trading_hold in trading_holds {
-            self.return_to_parent(trading_state, trading_hold, plan);
+            self.return_deferred(trading_state, trading_hold, plan);
         }
     }
 
-    /// Asserts that a hold and its children add up to the journal's amount. Called before a batch
-    /// is written, with no deferred returns.
+    /// Asserts that a hold and its children add up to the journal's amount. Requires that no return
+    /// is deferred.
     pub fn check(&self, trading_state: &TradingState, trading_hold: HoldIx) {
         let LedgerAmounts { own, children } = self.ledger[trading_hold.index()];
         let held = trading_state.held(trading_hold);
@@ -198,7 +200,7 @@ impl HoldSplitter {
         );
     }
 
-    fn funded(&mut self, trading_hold: HoldIx, by: Minor) {
+    fn apply_funding(&mut self, trading_hold: HoldIx, by: Minor) {
         if self.ledger.len() <= trading_hold.index() {
             self.ledger
                 .resize(trading_hold.index() + 1, LedgerAmounts::default());
@@ -206,7 +208,7 @@ impl HoldSplitter {
         self.ledger[trading_hold.index()].own += by;
     }
 
-    /// Adds a movement to the plan and to the ledger amounts here.
+    /// Adds a movement to the plan and applies it to the ledger amounts.
     fn push(&mut self, trading_hold: HoldIx, movement: HoldMovement, plan: &mut Plan) {
         let ledger = &mut self.ledger[trading_hold.index()];
         match &movement {
@@ -222,7 +224,7 @@ impl HoldSplitter {
         plan.push(trading_hold, movement);
     }
 
-    fn traded(&mut self, trading_state: &TradingState, traded: &TradeMoney, plan: &mut Plan) {
+    fn apply_trade(&mut self, trading_state: &TradingState, traded: &TradeMoney, plan: &mut Plan) {
         for side in [&traded.buy, &traded.sell] {
             if !self.split_holds.contains_key(&side.order.handle) {
                 self.split(trading_state, &side.order, side.before, plan);
@@ -236,7 +238,7 @@ impl HoldSplitter {
                 .then(|| order_hold(traded.buy.order.id, HoldPart::Fee)),
             seller_main: order_hold(traded.sell.order.id, HoldPart::Main),
         };
-        plan.settle(TradeLeg {
+        plan.add_trade(TradeLeg {
             trade: traded.trade,
             sequence: traded.sequence,
             trade_number: traded.trade_number,
@@ -252,19 +254,18 @@ impl HoldSplitter {
                 trade: traded.trade,
                 trade_number: traded.trade_number,
                 instrument: traded.instrument,
-                buy: party(&traded.buy.order),
-                sell: party(&traded.sell.order),
+                buy: trade_party(&traded.buy.order),
+                sell: trade_party(&traded.sell.order),
             },
         });
         plan.trading_holds
             .extend([traded.buy.order.hold, traded.sell.order.hold]);
-        self.moved(trading_state, &traded.buy, plan);
-        self.moved(trading_state, &traded.sell, plan);
+        self.adjust_holds(trading_state, &traded.buy, plan);
+        self.adjust_holds(trading_state, &traded.sell, plan);
     }
 
-    /// Adjusts the children of a split order to its current reserve. An unsplit order has nothing
-    /// in the ledger.
-    fn moved(&mut self, trading_state: &TradingState, moved: &OrderMoney, plan: &mut Plan) {
+    /// Adjusts the holds of a split order to its current reserve. An unsplit order has no holds.
+    fn adjust_holds(&mut self, trading_state: &TradingState, moved: &OrderMoney, plan: &mut Plan) {
         let handle = moved.order.handle;
         let Some(mut split_holds) = self.split_holds.get(&handle).copied() else {
             return;
@@ -352,7 +353,7 @@ impl HoldSplitter {
         if child.remaining == after {
             return;
         }
-        self.return_to_parent(trading_state, order.hold, plan);
+        self.return_deferred(trading_state, order.hold, plan);
         let amount = trading_state.amount(
             trading_state.hold(order.hold).asset,
             after - child.remaining,
@@ -375,7 +376,7 @@ impl HoldSplitter {
         reserve: types::Reserve,
         plan: &mut Plan,
     ) {
-        self.return_to_parent(trading_state, order.hold, plan);
+        self.return_deferred(trading_state, order.hold, plan);
         let mut split_holds = SplitHolds::default();
         for (part, amount) in reserve.parts() {
             if !amount.is_zero() {
@@ -389,7 +390,8 @@ impl HoldSplitter {
         self.split_holds.insert(order.handle, split_holds);
     }
 
-    fn return_to_parent(
+    /// Plans all deferred returns to a trading hold.
+    fn return_deferred(
         &mut self,
         trading_state: &TradingState,
         trading_hold: HoldIx,
@@ -400,13 +402,13 @@ impl HoldSplitter {
         for deferred in returns {
             let amount =
                 trading_state.amount(trading_state.hold(trading_hold).asset, deferred.amount);
-            let back = HoldMovement::Return {
+            let movement = HoldMovement::Return {
                 hold: deferred.hold,
                 amount,
                 order: deferred.order,
                 reason: deferred.reason,
             };
-            self.push(trading_hold, back, plan);
+            self.push(trading_hold, movement, plan);
         }
     }
 }
@@ -462,7 +464,7 @@ types::code_enum! {
     }
 }
 
-/// Compares one trading hold and its children with the journal (`design.md` 4, the invariant).
+/// Compares the sum of a trading hold and its children (`found`) with the journal (`design.md` 4).
 pub fn compare(trading_state: &TradingState, ix: HoldIx, found: Minor) -> Option<Break> {
     let trading_hold = trading_state.hold(ix);
     let name = match found.cmp(&trading_hold.held) {
@@ -500,7 +502,7 @@ pub fn compare_part(
     })
 }
 
-/// Finds the split orders among the ledger's active holds.
+/// Finds the split orders among the ledger's active holds, and holds that differ from the journal.
 pub fn splits_in_ledger(
     trading_state: &TradingState,
     holds: &HashMap<Id128, LedgerHold>,
@@ -508,29 +510,29 @@ pub fn splits_in_ledger(
     let mut split_holds = HashMap::new();
     let mut breaks = Vec::new();
     for order in trading_state.orders() {
-        // The main hold lives as long as its order, so it alone shows whether the order is split.
+        // A split order has an active main hold until it ends.
         if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
         }
-        let mut taken = SplitHolds::default();
+        let mut found_holds = SplitHolds::default();
         for (part, expected) in order.reserved.parts() {
             let hold = order_hold(order.id, part);
             let found = holds.get(&hold).map_or(Minor::ZERO, |h| h.remaining);
             breaks.extend(compare_part(trading_state, order, hold, expected, found));
             // A used-up fee hold is no longer active. Charged fees prove that it existed.
             let used_up = part == HoldPart::Fee && !order.fill_totals.fee_minor.is_zero();
-            *taken.part_mut(part) = OrderHold {
+            *found_holds.part_mut(part) = OrderHold {
                 exists: used_up || !expected.is_zero(),
                 remaining: expected,
             };
         }
-        split_holds.insert(order.handle, taken);
+        split_holds.insert(order.handle, found_holds);
     }
     (split_holds, breaks)
 }
 
-/// The order of a trade, by its session's identifiers.
-fn party(order: &Order) -> TradeParty {
+/// The identifiers that an order has in its session.
+fn trade_party(order: &Order) -> TradeParty {
     TradeParty {
         session: order.session,
         handle: order.handle,

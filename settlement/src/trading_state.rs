@@ -1,12 +1,16 @@
 //! Order and hold state at settlement's own position, built from the replica's effects: open orders
 //! by slot, and the amount that the ledger must still have per hold.
 //!
-//! Admission computes reserves, returns and fees; effects carry the results. Asserted per effect:
-//! a hold's balance before = its balance after + spent; an order's reserve before <= its reserve
-//! after + spent + returned, equal unless an amend has drawn its growth since. Names of users,
-//! instruments and holds come from the live replica, which is never before this position.
+//! Admission computes reserves, returns and fees; effects contain the results. Asserted per effect:
 //!
-//! Cost: one order copy per effect. Memory: one order per slot in use, 16 bytes per hold ever
+//! - a hold's balance before = its balance after + spent;
+//! - an order's reserve before <= its reserve after + spent + returned. Both are equal unless an
+//!   amend has drawn its growth since.
+//!
+//! Names of users, instruments and holds come from the live replica, which has applied at least the
+//! records up to this position.
+//!
+//! Cost: one order copy per effect. Memory: one order per slot ever used, 16 bytes per hold ever
 //! funded.
 
 use std::sync::Arc;
@@ -29,7 +33,8 @@ pub struct HoldBalance {
     /// Amount that the ledger must have in the hold and its children: undrawn plus the reserves of
     /// open orders.
     pub held: Minor,
-    /// Its single order has ended: settlement releases the rest, and later funding moves nothing.
+    /// The hold was created for one order, which has ended. Settlement releases the rest, and later
+    /// funding has no effect.
     pub is_emptied: bool,
 }
 
@@ -48,7 +53,7 @@ pub struct OrderMoney {
 impl OrderMoney {
     /// Reason for the return of the unneeded reserve.
     pub fn return_reason(&self) -> ReturnReason {
-        self.ended.unwrap_or(ReturnReason::Less)
+        self.ended.unwrap_or(ReturnReason::LessNeeded)
     }
 }
 
@@ -78,7 +83,7 @@ pub enum Change {
     Entered(Order),
     Moved(OrderMoney),
     Traded(TradeMoney),
-    /// The order of a size-one hold has ended: the rest becomes available.
+    /// The order that the hold was created for has ended: the rest becomes available.
     Emptied {
         trading_hold: HoldIx,
         order: Id128,
@@ -108,7 +113,7 @@ pub struct TradingState {
 }
 
 impl TradingState {
-    /// Copies a replica's state. `names`: the live replica's, which keep growing.
+    /// Copies a replica's state. `names`: of the live replica, which adds later ones.
     pub fn of(state: &State, names: Arc<Names>) -> Self {
         let mut orders = Vec::new();
         for order in state.orders() {
@@ -145,7 +150,7 @@ impl TradingState {
         self.trades
     }
 
-    /// Every hold ever funded.
+    /// All holds that were ever funded.
     pub fn holds(&self) -> impl Iterator<Item = (HoldIx, HoldBalance)> + '_ {
         let all = (0u32..).map(HoldIx).take(self.holds.len());
         all.map(|ix| (ix, self.hold(ix)))
@@ -202,30 +207,34 @@ impl TradingState {
     /// The record is not the next one, or its effects do not match the trading state.
     pub fn apply(&mut self, applied: &Applied, out: &mut Vec<Change>) {
         let sequence = applied.sequence();
-        assert_eq!(sequence, self.position.next(), "records come without gap");
+        assert_eq!(
+            sequence,
+            self.position.next(),
+            "sequences of records are contiguous"
+        );
         for effect in &applied.effects {
-            self.effect(&applied.cause, effect, out);
+            self.apply_effect(&applied.cause, effect, out);
         }
         self.position = sequence;
     }
 
-    fn effect(&mut self, cause: &Cause, effect: &Effect, out: &mut Vec<Change>) {
+    fn apply_effect(&mut self, cause: &Cause, effect: &Effect, out: &mut Vec<Change>) {
         match effect {
-            Effect::Hold(hold) => self.funded(hold, out),
-            Effect::Entered(order) => self.entered(order, out),
+            Effect::Hold(hold) => self.apply_funding(hold, out),
+            Effect::Entered(order) => self.insert_order(order, out),
             Effect::Refused(order, moved, reason) => {
-                self.change(order, moved, Some(ReturnReason::Rejected(*reason)), out);
+                self.change_order(order, moved, Some(ReturnReason::Rejected(*reason)), out);
             }
-            Effect::Traded(trade) => self.traded(cause, trade, out),
+            Effect::Traded(trade) => self.apply_trade(cause, trade, out),
             Effect::Amended { order, moved, .. } | Effect::Reduced { order, moved, .. } => {
-                self.change(order, moved, None, out);
+                self.change_order(order, moved, None, out);
             }
             Effect::Cancelled {
                 order,
                 moved,
                 reason,
                 ..
-            } => self.change(order, moved, Some(ReturnReason::Cancelled(*reason)), out),
+            } => self.change_order(order, moved, Some(ReturnReason::Cancelled(*reason)), out),
             Effect::User(..)
             | Effect::Instrument(_)
             | Effect::Session(_)
@@ -237,7 +246,7 @@ impl TradingState {
         }
     }
 
-    fn funded(&mut self, hold: &Hold, out: &mut Vec<Change>) {
+    fn apply_funding(&mut self, hold: &Hold, out: &mut Vec<Change>) {
         let ix = hold.hold;
         let is_new = ix.index() == self.holds.len();
         if is_new {
@@ -261,7 +270,7 @@ impl TradingState {
         }
     }
 
-    fn entered(&mut self, order: &Order, out: &mut Vec<Change>) {
+    fn insert_order(&mut self, order: &Order, out: &mut Vec<Change>) {
         let slot = order.handle.slot as usize;
         if self.orders.len() <= slot {
             self.orders.resize(slot + 1, None);
@@ -273,23 +282,23 @@ impl TradingState {
         out.push(Change::Entered(*order));
     }
 
-    fn change(
+    fn change_order(
         &mut self,
         order: &Order,
         moved: &replica::Moved,
         ended: Option<ReturnReason>,
         out: &mut Vec<Change>,
     ) {
-        let change = self.moved(order, moved, ended);
+        let change = self.update_order(order, moved, ended);
         out.push(Change::Moved(change));
-        self.emptied(&change, moved.hold_orders, out);
+        self.end_single_hold(&change, moved.hold_orders, out);
     }
 
-    fn traded(&mut self, cause: &Cause, trade: &Trade, out: &mut Vec<Change>) {
+    fn apply_trade(&mut self, cause: &Cause, trade: &Trade, out: &mut Vec<Change>) {
         let filled = |order: &Order| order.open.is_zero().then_some(ReturnReason::Filled);
         let (maker, taker) = (&trade.maker, &trade.taker);
-        let made = self.moved(maker, &trade.maker_moved, filled(maker));
-        let took = self.moved(taker, &trade.taker_moved, filled(taker));
+        let made = self.update_order(maker, &trade.maker_moved, filled(maker));
+        let took = self.update_order(taker, &trade.taker_moved, filled(taker));
         let made = (made, trade.maker_moved.hold_orders);
         let took = (took, trade.taker_moved.hold_orders);
         let ((buy, buy_orders), (sell, sell_orders)) = match taker.side {
@@ -316,12 +325,13 @@ impl TradingState {
             buy,
             sell,
         }));
-        self.emptied(&buy, buy_orders, out);
-        self.emptied(&sell, sell_orders, out);
+        self.end_single_hold(&buy, buy_orders, out);
+        self.end_single_hold(&sell, sell_orders, out);
     }
 
-    /// Sets an order and its hold to the state in the effect.
-    fn moved(
+    /// Sets an order and its hold to the state in the effect; returns the order's money before and
+    /// after.
+    fn update_order(
         &mut self,
         order: &Order,
         moved: &replica::Moved,
@@ -337,7 +347,7 @@ impl TradingState {
         let known = known
             .expect("effects of an order follow its entry")
             .reserved;
-        // May be more: an amend draws its growth with the command, which has no effect of its own.
+        // `before` may be more: an amend draws its growth with its command, which has no effect.
         assert!(
             known.main <= before.main && known.fee <= before.fee,
             "reserve of order {}: {known:?} before, {before:?} in the effect",
@@ -360,8 +370,8 @@ impl TradingState {
         }
     }
 
-    /// A size-one hold ends with its order: settlement releases the rest.
-    fn emptied(&mut self, moved: &OrderMoney, hold_orders: u32, out: &mut Vec<Change>) {
+    /// Ends a hold that was created for one order, once that order has ended.
+    fn end_single_hold(&mut self, moved: &OrderMoney, hold_orders: u32, out: &mut Vec<Change>) {
         let held = &mut self.holds[moved.order.hold.index()];
         if held.is_single && moved.ended.is_some() && hold_orders == 0 {
             held.minor = Minor::ZERO;
@@ -383,7 +393,7 @@ pub fn amount(names: &Names, asset: AssetIx, minor: Minor) -> Amount {
     }
 }
 
-/// Number of a record's effects that move money. Each is at most one change of a plan.
+/// Number of a record's effects that may add rows to a plan.
 pub fn money_effects(applied: &Applied) -> usize {
     let moves = |effect: &Effect| match effect {
         Effect::Refused(..)

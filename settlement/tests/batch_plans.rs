@@ -1,5 +1,5 @@
-//! The pure part against a naive model of the ledger. For any orders and any batch boundaries, each
-//! plan is covered step by step, money is conserved, and the ledger's holds match the journal.
+//! The pure part against a naive model of the ledger. For any orders and any batch boundaries, no
+//! step of a plan overdraws a hold, money is conserved, and the ledger's holds match the journal.
 
 mod world;
 
@@ -32,14 +32,14 @@ fn settler(limits: Limits, market: &Market) -> Settler {
     Settler::new(
         node(),
         limits,
-        market.nothing(),
+        market.initial_state(),
         HashMap::new(),
         Sequence::ZERO,
         0,
     )
 }
 
-/// Applies records and seals where `cut` or the limits require it.
+/// Applies records and seals where the limits or the test require it.
 struct Run {
     settler: Settler,
     ledger: Ledger,
@@ -61,8 +61,11 @@ impl Run {
         }
         let covered = self.settler.covered();
         self.settler.apply(&record.applied, record.command.time_ns);
-        assert!(self.settler.covered() >= covered, "never goes back");
-        self.ledger.gateway(self.settler.trading_state(), record);
+        assert!(
+            self.settler.covered() >= covered,
+            "`covered` never decreases"
+        );
+        self.ledger.fund(self.settler.trading_state(), record);
         if self
             .settler
             .is_due(record.command.time_ns, Some(record.command.time_ns), false)
@@ -109,7 +112,7 @@ fn r188_every_plan_is_covered_and_conserves_money() {
             let main = run.ledger.holds[&order_hold(order.id, HoldPart::Main)];
             assert_eq!(main.remaining, order.reserved.main.0);
         }
-        // Size-one holds of ended orders are released.
+        // The hold of a single order is released once the order has ended.
         for (_, hold) in run.settler.trading_state().holds() {
             let is_active = run.ledger.holds[&hold.hold_id].is_active;
             assert_eq!(is_active, !hold.is_emptied);
@@ -172,8 +175,8 @@ fn r186_a_settler_rebuilt_from_journal_and_ledger_continues() {
                     splits_in_ledger(&trading_state, &run.ledger.active_holds());
                 assert_eq!(breaks, Vec::new());
                 for record in &market.records[position as usize..at] {
-                    // Funding after the position was blocked in the ledger already; the model adds
-                    // it once only.
+                    // The hold of a Fund after the position is in the ledger already. The model
+                    // adds it only once.
                     if let Command::Fund(fund) = &record.command.command {
                         assert!(run.ledger.holds.contains_key(&fund.hold_id));
                     }
@@ -274,8 +277,8 @@ fn r151_open_order_gets_own_holds_after_one_second() {
         format!("1:1-{}", order_sequence(&market))
     );
 
-    // Another order, unsplit when a neighbour's trade is posted, then silence: split under the
-    // split source.
+    // Another order is unsplit when a trade is posted. Without new records it is then split under
+    // the split source.
     let pending = market
         .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
         .unwrap();
@@ -420,11 +423,13 @@ fn a_taker_larger_than_a_batch_is_settled_in_parts() {
 }
 
 #[test]
-#[should_panic(expected = "records come without gap")]
+#[should_panic(expected = "sequences of records are contiguous")]
 fn a_gap_in_the_journal_is_refused() {
     let market = Market::new(6);
     let record = &market.records[1];
-    market.nothing().apply(&record.applied, &mut Vec::new());
+    market
+        .initial_state()
+        .apply(&record.applied, &mut Vec::new());
 }
 
 #[test]
@@ -487,11 +492,11 @@ fn r151_orders_applied_late_share_a_batch() {
         // During catch-up an old order does not make a batch due.
         assert!(!settler.is_due(now_ns, None, false));
     }
-    // By journal time the last orders are recent; at the tail all are old.
+    // By journal time the last orders are recent. By wall clock all are old.
     let journal_ns = market.time_ns;
     assert!(settler.is_due(now_ns, Some(journal_ns), false));
-    let behind = settler.seal(journal_ns);
-    assert_eq!(behind.len(), 1);
+    let catch_up = settler.seal(journal_ns);
+    assert_eq!(catch_up.len(), 1);
     let young_ns = settler.due_in_ns(now_ns, Some(journal_ns), false).unwrap();
     assert!(young_ns > 0 && young_ns <= SECOND_NS, "{young_ns}");
     assert!(settler.is_due(now_ns, Some(now_ns), true));
@@ -511,7 +516,7 @@ fn many_old_orders_are_split_batch_by_batch() {
     let now_ns = market.time_ns + 3_600 * SECOND_NS;
     for record in &market.records {
         run.settler.apply(&record.applied, now_ns);
-        run.ledger.gateway(run.settler.trading_state(), record);
+        run.ledger.fund(run.settler.trading_state(), record);
     }
     while run.settler.is_due(now_ns, Some(now_ns), true) {
         run.seal(now_ns);

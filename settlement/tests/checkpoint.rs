@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use settlement::trading_state::{Change, HoldBalance, TradingState};
 use types::{Event, HoldIx, Sequence};
-use world::journalled::{EVERY, checkpoints, cut};
+use world::journalled::{CHECKPOINT_COMMANDS, checkpoints, truncate};
 use world::services::{Platform, config};
 use world::{CHILD_FOLDER, Market, Record, killed_at, node, replayed};
 
@@ -36,7 +36,7 @@ fn applied(
     for record in records {
         trading_state.apply(&record.applied, &mut changes);
     }
-    let (orders, holds) = (trading_state.orders().copied(), trading_state.holds());
+    let (orders, holds) = (trading_state.orders().back_up(), trading_state.holds());
     (
         (trading_state.position(), trading_state.trades()),
         orders.collect(),
@@ -51,7 +51,7 @@ fn r189_copies_taken_at_any_record_equal_the_copies_from_the_first() {
     for seed in testkit::seed::seeds(0..4) {
         let market = market(seed);
         let records = &market.records;
-        let mut first = market.nothing();
+        let mut first = market.initial_state();
         for at in 0..=records.len() {
             if at > 0 {
                 first.apply(&records[at - 1].applied, &mut Vec::new());
@@ -76,8 +76,8 @@ async fn drained(platform: &Platform, sequence: Sequence) {
         .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
 }
 
-/// Waits until the health reports this reason for a journal that cannot be followed.
-async fn told(platform: &Platform, what: &str) {
+/// Waits until the health of part `settlement-journal` contains this text.
+async fn journal_failing(platform: &Platform, what: &str) {
     let mut failing = platform.settlement.health().watch();
     let waiting = failing.wait_for(|parts| {
         let journal = parts.get("settlement-journal");
@@ -98,7 +98,7 @@ async fn settled(folder: &Path, market: &Market) -> Platform {
         platform.fund(market).await;
         std::fs::write(&funded, "").unwrap();
     }
-    for records in market.records.chunks(EVERY as usize) {
+    for records in market.records.chunks(CHECKPOINT_COMMANDS as usize) {
         platform.feed(records);
         let last = records.last().unwrap().command.sequence;
         drained(&platform, last).await;
@@ -123,7 +123,7 @@ async fn r189_restart_from_checkpoint_settles_the_rest_once() {
         killed_at(place, folder.path());
         // Truncate the journal as far as the oldest checkpoint permits.
         let oldest = *checkpoints(folder.path()).first().expect("a checkpoint");
-        let removed = cut(folder.path(), oldest);
+        let removed = truncate(folder.path(), oldest);
         assert!(removed > Sequence::ZERO, "{place}: {oldest}");
 
         let mut platform = settled(folder.path(), &market).await;
@@ -169,7 +169,7 @@ async fn damaged_checkpoints_are_skipped() {
     platform.stop().await;
     damage(folder);
     // With the journal truncated, recovery has no starting point.
-    assert!(cut(folder, market.position()) > Sequence::ZERO);
+    assert!(truncate(folder, market.position()) > Sequence::ZERO);
     let refused = Platform::try_start(folder, config(folder), &[]).await;
     let error = refused.map(|_| ()).unwrap_err();
     assert!(error.is_removed(), "{error}");
@@ -185,8 +185,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-// Databases of an earlier moment. The whole journal brings the ledger forward from its own
-// position. A truncated journal cannot, and the health reports it.
+// Databases of an earlier point in time. From a whole journal settlement catches up from the
+// ledger's position. From a truncated journal it cannot, and the health reports it.
 #[tokio::test]
 async fn a_restored_older_ledger_needs_the_whole_journal_to_catch_up() {
     let folder = tempfile::tempdir().unwrap();
@@ -199,39 +199,39 @@ async fn a_restored_older_ledger_needs_the_whole_journal_to_catch_up() {
     platform.feed(&market.records[..half]);
     drained(&platform, market.records[half - 1].command.sequence).await;
     platform.stop().await;
-    let copied = |rooms: &[&str]| {
-        for room in rooms {
-            copy(&folder.join(room), &folder.join("copies").join(room));
+    let back_up = |folders: &[&str]| {
+        for name in folders {
+            copy(&folder.join(name), &folder.join("copies").join(name));
         }
     };
-    let put_back = |rooms: &[&str]| {
-        for room in rooms {
-            std::fs::remove_dir_all(folder.join(room)).unwrap();
-            copy(&folder.join("copies").join(room), &folder.join(room));
+    let restore = |folders: &[&str]| {
+        for name in folders {
+            std::fs::remove_dir_all(folder.join(name)).unwrap();
+            copy(&folder.join("copies").join(name), &folder.join(name));
         }
     };
     let databases = ["ledger", "settlement"];
-    copied(&databases);
+    back_up(&databases);
     settled(folder, &market).await.stop().await;
-    copied(&["journal", "snapshots"]);
+    back_up(&["journal", "snapshots"]);
 
     // The node itself resumes from its newest checkpoint.
     let newest = *checkpoints(folder).last().expect("a checkpoint");
-    assert!(newest > Sequence(half as u64 + EVERY));
-    put_back(&databases);
-    assert!(cut(folder, newest) > Sequence(half as u64));
+    assert!(newest > Sequence(half as u64 + CHECKPOINT_COMMANDS));
+    restore(&databases);
+    assert!(truncate(folder, newest) > Sequence(half as u64));
     let platform = Platform::start(folder, config(folder), &[]).await;
-    told(&platform, "older copy").await;
+    journal_failing(&platform, "older copy").await;
     platform.stop().await;
 
-    put_back(&databases);
-    put_back(&["journal", "snapshots"]);
+    restore(&databases);
+    restore(&["journal", "snapshots"]);
     let mut platform = settled(folder, &market).await;
     platform.assert_agrees(&market).await;
     platform.stop().await;
 }
 
-// The journal of another moment: it lacks records that the ledger has settled.
+// The journal lacks records that the ledger has settled.
 #[tokio::test]
 async fn a_journal_that_ends_before_the_ledger_stops_settlement() {
     let folder = tempfile::tempdir().unwrap();
@@ -242,6 +242,6 @@ async fn a_journal_that_ends_before_the_ledger_stops_settlement() {
     std::fs::remove_dir_all(folder.join("snapshots")).unwrap();
     let half = &market.records[..market.records.len() / 2];
     let platform = Platform::start(folder, config(folder), half).await;
-    told(&platform, "a journal was lost").await;
+    journal_failing(&platform, "a journal was lost").await;
     platform.stop().await;
 }

@@ -22,7 +22,8 @@ fn market() -> Market {
 
 async fn run(folder: &std::path::Path) -> Platform {
     let market = market();
-    // Small batches, so that even a journal read in one go fills two: the process is killed twice.
+    // Small batches: a journal that is read at once fills at least two, so the process is killed
+    // twice.
     let mut settings = config(folder);
     settings.batch_trades_max = 2;
     // The gateway's blocked money and the journal outlive the process.

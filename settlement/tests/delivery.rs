@@ -43,7 +43,7 @@ impl Services {
         let log: Arc<dyn events::Log> =
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
         let slots: Vec<_> = (0..4).map(|_| rpc::LocalSlot::new()).collect();
-        let door = |at: usize| rpc::Channel::local(&slots[at], CREDENTIAL);
+        let channel = |at: usize| rpc::Channel::local(&slots[at], CREDENTIAL);
         let chain_config = chain::ChainConfig {
             data_dir: folder.join("chain"),
             ..Default::default()
@@ -61,7 +61,7 @@ impl Services {
         };
         let ledger = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log.clone(), door(2)),
+            ledger::LedgerDeps::new(log.clone(), channel(2)),
             token.clone(),
         )
         .await
@@ -84,9 +84,9 @@ impl Services {
         slots[3].fill(rpc::with_auth(payments.routes(), &auth));
         let cfa_deps = cfa::CfaDeps {
             log,
-            ledger: door(0),
-            payments: door(3),
-            identity: door(1),
+            ledger: channel(0),
+            payments: channel(3),
+            identity: channel(1),
             market: rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service"),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
@@ -100,9 +100,9 @@ impl Services {
             .unwrap();
         slots[2].fill(rpc::with_auth(cfa.service().routes, &auth));
         Self {
-            ledger: door(0),
-            cfa: door(2),
-            identity: door(1),
+            ledger: channel(0),
+            cfa: channel(2),
+            identity: channel(1),
             payments,
             token,
             _slots: slots,

@@ -1,4 +1,4 @@
-//! Every step of a batch fails before and after its effect and is repeated, against a model.
+//! Sagas against a model of ledger and chain: each step is lost once after its effect and repeated.
 
 use settlement::saga::{Saga, State, Step, StepResult};
 
@@ -25,7 +25,7 @@ impl World {
         }
     }
 
-    fn act(&mut self, step: &Step) -> StepResult {
+    fn execute(&mut self, step: &Step) -> StepResult {
         match step {
             Step::Post => {
                 self.posted = 1;
@@ -69,8 +69,8 @@ impl World {
     }
 }
 
-/// Runs to the end. At step `crash_at` the process dies after the effect and before the state is
-/// stored.
+/// Runs a saga to its end. At step `crash_at` the process dies after the effect and before the
+/// state is stored.
 fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) {
     let mut saga = Saga::new(trades);
     for n in 0.. {
@@ -78,7 +78,7 @@ fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) 
         if step == Step::Done {
             break;
         }
-        let answer = world.act(&step);
+        let answer = world.execute(&step);
         // Serialized as in the store.
         let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
         if crash_at == Some(n) {
@@ -156,7 +156,7 @@ fn a_batch_without_trades_ends_in_the_ledger() {
 }
 
 #[test]
-fn a_misplaced_answer_changes_nothing() {
+fn an_unexpected_result_changes_nothing() {
     let mut saga = Saga::new(1);
     let before = saga.clone();
     assert!(saga.handle_result(StepResult::Finalized).is_err());

@@ -44,7 +44,7 @@ fn order_ids(market: &Market) -> Vec<Id128> {
         .collect()
 }
 
-/// Price 105, resting order at 100: 10 units for 1000.00, fee 1.00.
+/// A buy at 105 meets a resting sell at 100: 10 units for 1000.00, fee 1.00.
 fn one_trade() -> Market {
     let mut market = Market::new(1);
     market
@@ -268,7 +268,7 @@ async fn r186_stopped_anywhere_it_resumes_and_settles_every_trade_once() {
     }
 }
 
-/// How far a trade is for a reader: nothing, both legs in the ledger, both legs final.
+/// State of a trade's leg for a reader of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Seen {
     Nothing,
@@ -284,9 +284,9 @@ async fn leg(platform: &mut Platform, key: &str) -> Seen {
     }
 }
 
-/// Reads the seller's leg, then the buyer's, then the seller's again. A leg never goes back, so a
-/// reader that finds one ahead of a later reading has seen half of a trade.
-async fn whole(platform: &mut Platform, trade: &str) -> Seen {
+/// Reads the seller's leg, then the buyer's, then the seller's again. A leg never returns to an
+/// earlier state. So if one is ahead of a later reading, the reader has seen half of a trade.
+async fn read_trade(platform: &mut Platform, trade: &str) -> Seen {
     let sells = format!("{trade}:sell");
     let sold = leg(platform, &sells).await;
     let bought = leg(platform, trade).await;
@@ -303,7 +303,7 @@ async fn whole(platform: &mut Platform, trade: &str) -> Seen {
 async fn r186_a_reader_never_sees_half_of_a_trade() {
     let folder = tempfile::tempdir().unwrap();
     let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
-    // Trades wait between ledger and chain until the test lets them go.
+    // The chain is unavailable, so trades wait between ledger and chain.
     *platform.chain.away.lock().unwrap() = u32::MAX;
     let mut market = Market::new(7);
     for _ in 0..150 {
@@ -316,13 +316,13 @@ async fn r186_a_reader_never_sees_half_of_a_trade() {
     let reading = async {
         while platform.settlement.stats().progress.settled < end {
             for (_, trade) in &trades {
-                assert!(whole(&mut platform, trade).await < Seen::Final);
+                assert!(read_trade(&mut platform, trade).await < Seen::Final);
             }
         }
     };
     in_time("the postings", reading).await;
     for (_, trade) in &trades {
-        assert_eq!(whole(&mut platform, trade).await, Seen::Posted);
+        assert_eq!(read_trade(&mut platform, trade).await, Seen::Posted);
     }
     assert!(platform.chain.moved().is_empty());
 
@@ -330,13 +330,13 @@ async fn r186_a_reader_never_sees_half_of_a_trade() {
     let reading = async {
         while platform.settlement.stats().progress.finalized < end {
             for (_, trade) in &trades {
-                assert!(whole(&mut platform, trade).await > Seen::Nothing);
+                assert!(read_trade(&mut platform, trade).await > Seen::Nothing);
             }
         }
     };
     in_time("the end of all trades", reading).await;
     for (_, trade) in &trades {
-        assert_eq!(whole(&mut platform, trade).await, Seen::Final);
+        assert_eq!(read_trade(&mut platform, trade).await, Seen::Final);
     }
     platform.assert_agrees(&market).await;
     platform.stop().await;
@@ -348,8 +348,8 @@ async fn batches(folder: &Path) -> i64 {
     count.fetch_one(&mut store(folder).await).await.unwrap()
 }
 
-/// While the chain has all the batches it takes, orders that need their own holds do not cut
-/// batches with trades short: each costs the chain a transaction, however small.
+/// While the maximum number of batches is in flight, orders that need their own holds do not make
+/// small batches with trades due: each batch costs a chain transaction.
 #[tokio::test]
 async fn batches_fill_up_while_the_chain_is_busy() {
     let folder = tempfile::tempdir().unwrap();
@@ -411,7 +411,7 @@ async fn r186_before_a_trade_is_final_neither_party_can_use_what_it_receives() {
             *platform.chain.away.lock().unwrap() = 0;
             drained(&platform, market.position()).await;
         }
-        // What each gives is gone, what each receives is there, and usable only at the end.
+        // Each party has paid. What it receives is credited at once and available once final.
         let [given, ..] = platform.balance("user-0:CFA-RUB").await;
         assert_eq!(given, money(FUNDED - 100_100));
         let [given, ..] = platform.balance("user-1:BOND-0").await;
@@ -480,21 +480,21 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     platform.reported(market.position()).await;
     assert!(!platform.is_bust(&trades[0].1) && platform.is_bust(&trades[1].1));
     // Both orders have ended; their sessions receive the bust under the orders' own ids.
-    let told = Command::Bust(Bust {
+    let bust_command = Command::Bust(Bust {
         trade: Id128::parse(&trades[1].1).unwrap(),
         trade_number: 2,
         instrument: InstrumentIx(0),
         buy,
         sell,
     });
-    assert!(platform.has_asked(told), "{told:?}");
-    // Journalled as bust before any position passes it.
-    let asked = platform.asked.lock().unwrap().clone();
-    let bust = asked.iter().position(|c| matches!(c, Command::Bust(_)));
-    let passed = asked
+    assert!(platform.has_submitted(bust_command), "{bust_command:?}");
+    // The bust is journalled before any position that includes the trade.
+    let submitted = platform.submitted.lock().unwrap().clone();
+    let bust = submitted.iter().position(|c| matches!(c, Command::Bust(_)));
+    let finalized = submitted
         .iter()
         .position(|c| matches!(c, Command::Settled(s) if s.finalized >= trades[1].0));
-    assert!(bust < passed, "{asked:?}");
+    assert!(bust < finalized, "{submitted:?}");
     let (kept, _) = platform.operation(&trades[0].1).await.unwrap();
     assert!(kept.onchain_tx_hash.unwrap().ends_with("/2"));
     let (bust, _) = platform.operation(&trades[1].1).await.unwrap();
@@ -513,11 +513,15 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
     assert_eq!(platform.settlement.stats().trades_failed, 1);
     platform.assert_agrees(&market).await;
     platform.stop().await;
-    // The journal lacks the bust (the node was killed before), so it is reported again from the
-    // store.
+    // The journal lacks the bust, as after a kill of the node. So settlement reports it again from
+    // its store.
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     platform.reported(market.position()).await;
-    assert!(platform.has_asked(told), "{:?}", platform.asked);
+    assert!(
+        platform.has_submitted(bust_command),
+        "{:?}",
+        platform.submitted
+    );
     platform.stop().await;
 }
 
@@ -543,7 +547,7 @@ async fn progress_is_journalled_at_most_ten_times_per_second() {
     platform.reported(market.position()).await;
     let settled = |command: &&Command| matches!(command, Command::Settled(_));
     let reports = platform
-        .asked
+        .submitted
         .lock()
         .unwrap()
         .iter()

@@ -48,10 +48,10 @@ fn order(user: u32, side: Side, price: i64, quantity: u64) -> Request {
     })
 }
 
-/// Settlement journals that everything up to `last` is final, and then nothing more: its own
-/// records cause no further ones and are no backlog.
-async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
-    let rested = tokio::time::timeout(PATIENCE, async {
+/// Asserts that settlement journals that everything up to `last` is final, and then nothing more:
+/// its own records cause no further ones and are no backlog.
+async fn assert_idle(replica: &Replica, backlog: &Backlog, last: Sequence) {
+    let idle = tokio::time::timeout(PATIENCE, async {
         while replica.settlement().finalized < last {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -64,7 +64,7 @@ async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
             }
         }
     });
-    let end = rested.await.expect("the journal comes to rest");
+    let end = idle.await.expect("the journal becomes idle");
     assert!(end.get() - last.get() <= 20, "{last} to {end}");
     let known = replica.settlement();
     assert_eq!((known.posted, known.finalized), (end, end));
@@ -77,7 +77,7 @@ async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
         }
     });
     settled.await.expect("no backlog");
-    assert_eq!(replica.assigned(), end, "still at rest");
+    assert_eq!(replica.assigned(), end, "still idle");
 }
 
 // rows: R181 R151
@@ -177,7 +177,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     assert_eq!(hold.status(), HoldStatus::Active);
     assert_eq!(hold.amount.unwrap().amount.unwrap().value, "270.00");
     assert_eq!(hold.reason, format!("Order {id}"));
-    comes_to_rest(&replica, &backlog, resting.command.sequence).await;
+    assert_idle(&replica, &backlog, resting.command.sequence).await;
     platform.stop().await;
     let stop = move || {
         drop(live);

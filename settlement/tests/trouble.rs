@@ -114,13 +114,16 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     platform.stop().await;
 
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    until("block", &platform, || platform.has_asked(cancel())).await;
-    assert!(!platform.has_asked(unblock()));
+    until("block", &platform, || platform.has_submitted(cancel())).await;
+    assert!(!platform.has_submitted(unblock()));
     let suspended = |platform: &Platform| platform.settlement.suspensions().get("user-0").copied();
     assert_eq!(suspended(&platform), Some(Suspension::Differs));
-    let asked = platform.asked.lock().unwrap().clone();
-    let at = |command| asked.iter().position(|asked| *asked == command);
-    assert!(at(block()).unwrap() < at(cancel()).unwrap(), "{asked:?}");
+    let submitted = platform.submitted.lock().unwrap().clone();
+    let at = |command| submitted.iter().position(|found| *found == command);
+    assert!(
+        at(block()).unwrap() < at(cancel()).unwrap(),
+        "{submitted:?}"
+    );
     let found = platform.settlement.breaks().await.unwrap().remove(0);
     assert_eq!(
         (found.name.as_str(), found.user_id.as_str()),
@@ -139,7 +142,10 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     // A restart keeps the break and reports it once.
     platform.stop().await;
     let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    until("block again", &platform, || platform.has_asked(cancel())).await;
+    until("block again", &platform, || {
+        platform.has_submitted(cancel())
+    })
+    .await;
     trade(&mut market, 2, 3);
     platform.feed(&market.records[fed..]);
     drained(&platform, market.position()).await;
@@ -150,16 +156,16 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     let repaired = adjust(undrawn, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
     until("end of the block", &platform, || {
-        platform.has_asked(unblock()) && suspended(&platform).is_none()
+        platform.has_submitted(unblock()) && suspended(&platform).is_none()
     })
     .await;
     assert!(platform.settlement.breaks().await.unwrap().is_empty());
     platform.stop().await;
 
-    // The next start finds no trace of it.
+    // After the next start settlement submits no block and no unblock.
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
     drained(&platform, market.position()).await;
-    assert!(!platform.has_asked(block()) && !platform.has_asked(unblock()));
+    assert!(!platform.has_submitted(block()) && !platform.has_submitted(unblock()));
     let mut platform = platform;
     platform.assert_agrees(&market).await;
     platform.stop().await;
@@ -191,7 +197,9 @@ async fn no_block_waits_for_the_cancel_of_another_users_orders() {
     let block = |user| Command::BlockUser(BlockUser { user, cause });
     let cancel = |user| Command::MassCancel(MassCancel::of_blocked(user));
     until("both blocks", &platform, || {
-        users.iter().all(|user| platform.has_asked(block(*user)))
+        users
+            .iter()
+            .all(|user| platform.has_submitted(block(*user)))
     })
     .await;
     until("the health", &platform, || {
@@ -200,7 +208,9 @@ async fn no_block_waits_for_the_cancel_of_another_users_orders() {
     .await;
     are_busy.store(false, Ordering::SeqCst);
     until("both cancels", &platform, || {
-        users.iter().all(|user| platform.has_asked(cancel(*user)))
+        users
+            .iter()
+            .all(|user| platform.has_submitted(cancel(*user)))
     })
     .await;
     until("the health again", &platform, || {
@@ -353,7 +363,7 @@ async fn an_unwritable_store_is_retried() {
         is_failing(&platform, "settlement-store")
     })
     .await;
-    // Meanwhile the market waits: everything journalled from now on is lag.
+    // Meanwhile all records journalled from now on count as lag.
     let lag = |end: Sequence| platform.backlog.settlement_lag(end);
     let (known, later) = (
         lag(market.position()),
@@ -397,9 +407,9 @@ async fn failed_workers_restart_and_no_orders_are_accepted_meanwhile() {
     // Long enough for several failed attempts.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(lag() == u64::MAX && is_failing(&platform, "settlement-chain"));
-    let mend =
+    let restore =
         "UPDATE batches SET legs = (SELECT legs FROM kept WHERE kept.number = batches.number)";
-    sql(folder.path(), mend).await;
+    sql(folder.path(), restore).await;
     drained(&platform, end).await;
     until("orders", &platform, || lag() == 0).await;
     assert!(platform.settlement.health().failing().is_empty());

@@ -200,7 +200,7 @@ async fn r188_the_copies_have_the_money_that_admission_has() {
                 seal(&mut settler, &mut ledger);
             }
             settler.apply(&record.applied, now_ns);
-            ledger.gateway(settler.trading_state(), &record);
+            ledger.fund(settler.trading_state(), &record);
             if settler.is_due(now_ns, Some(now_ns), false) || rng.random_range(0..40) == 0 {
                 seal(&mut settler, &mut ledger);
                 posted += 1;

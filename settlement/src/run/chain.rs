@@ -1,4 +1,4 @@
-//! Drives posted batches to finality: submits them one at a time, awaits several concurrently.
+//! Drives posted batches to finality: submits one at a time, awaits the outcome of several.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::request::SOURCE;
 use crate::saga::{ATTEMPTS_MAX, Step, StepResult};
 use crate::{failpoint, request};
 
-/// Longest wait of one poll for a batch.
+/// Longest wait of one poll for a batch, in milliseconds.
 const WAIT_MS: u32 = 5_000;
 /// Maximum operations per finalize call.
 const FINALIZE_MAX: usize = 1_000;
@@ -51,7 +51,7 @@ pub(super) async fn run(
             }
         };
         let mut driver = BatchDriver::new(shared.clone(), row)?;
-        // Submitted in order: a later trade may move assets that an earlier one delivers.
+        // Submits in order: a later trade may move assets that an earlier one delivers.
         driver.submit_if_posted().await?;
         in_flight.spawn(async move {
             let ended = driver.finish().await;
@@ -277,8 +277,8 @@ fn after_failure(attempt: u8) -> &'static str {
     }
 }
 
-/// Finalizes operations. If the ledger refuses one because of its status, retries one by one and
-/// treats already final ones as done.
+/// Finalizes operations. If the ledger refuses one because of its status, finalizes them one by one
+/// and counts operations that are final already as done.
 async fn finalize(
     ledger: &LedgerClient,
     key: &str,
@@ -313,7 +313,7 @@ async fn finalize(
     refused
 }
 
-/// Reverses an operation. Already reversed or failed counts as done.
+/// Reverses an operation. One that is reversed, failed or rejected already counts as done.
 async fn reverse(ledger: &LedgerClient, operation_id: &str, reason: &str) -> Result<(), CallError> {
     let key = format!("bust:{operation_id}");
     let context = caused_by(&key);

@@ -1,8 +1,8 @@
 //! Scheduling of comparisons between journal and ledger, and the rule for a break. Pure.
 //!
-//! A comparison costs a ledger read, so touched trading holds are compared only every N batches. A
-//! difference is compared repeatedly until it disappears, a break included, so its end is detected.
-//! A surplus in the ledger is normal while funding is in progress (the ledger comes first).
+//! A comparison costs a ledger read, so touched trading holds are compared only every
+//! `check_batches` batches. A differing hold is compared repeatedly until it agrees, also when it
+//! is a break. A surplus in the ledger is normal during funding: the ledger is written first.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -14,7 +14,7 @@ use crate::split::{Break, BreakName};
 /// Maximum comparisons per round.
 const ROUND_MAX: usize = 32;
 /// Interval between comparisons of differing subjects.
-const AGAIN_MS: u64 = 1_000;
+const RECHECK_MS: u64 = 1_000;
 
 /// Subject of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,14 +28,15 @@ pub enum Subject {
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// No difference, or not old enough for a break.
+    /// No difference, or one that is reported already or not old enough.
     NoBreak,
     /// The difference has lasted: a break.
     Break(Break),
-    /// A break has ended: both sides agree.
+    /// A break has cleared: both sides agree.
     Resolved,
 }
 
+/// The trading holds to compare, and the differences found.
 #[derive(Debug)]
 pub struct Checks {
     every: u64,
@@ -51,7 +52,7 @@ pub struct Checks {
 struct Suspect {
     /// Time of the first difference; 0 = not compared yet.
     since_ns: u64,
-    looked_ns: u64,
+    compared_ns: u64,
     /// Reported as a break.
     is_reported: bool,
 }
@@ -69,13 +70,13 @@ impl Checks {
     }
 
     /// Adds the trading holds of a batch; returns true if a comparison is due.
-    pub fn take(&mut self, trading_holds: HashSet<HoldIx>, batches: u64) -> bool {
+    pub fn add_touched(&mut self, trading_holds: HashSet<HoldIx>, batches: u64) -> bool {
         self.touched.extend(trading_holds);
         batches.is_multiple_of(self.every)
     }
 
-    /// Removes one round of trading holds from those touched.
-    pub fn touched(&mut self) -> Vec<HoldIx> {
+    /// Removes and returns one round of touched trading holds.
+    pub fn take_round(&mut self) -> Vec<HoldIx> {
         let round: Vec<_> = self.touched.iter().take(ROUND_MAX).copied().collect();
         self.touched
             .retain(|trading_hold| !round.contains(trading_hold));
@@ -99,14 +100,14 @@ impl Checks {
     }
 
     pub fn due_in_ms(&self, now_ns: u64) -> Option<u64> {
-        let at = self.last_ns + AGAIN_MS * 1_000_000;
+        let at = self.last_ns + RECHECK_MS * 1_000_000;
         (!self.suspects.is_empty()).then(|| at.saturating_sub(now_ns).div_ceil(1_000_000))
     }
 
-    /// Subjects to compare now: the given ones, and those that differ, compared longest ago.
+    /// Subjects to compare now: `trading_holds`, and the differing ones compared least recently.
     pub fn to_check(&self, trading_holds: Vec<HoldIx>) -> BTreeSet<Subject> {
         let mut suspects: Vec<_> = self.suspects.iter().collect();
-        suspects.sort_by_key(|(_, suspect)| suspect.looked_ns);
+        suspects.sort_by_key(|(_, suspect)| suspect.compared_ns);
         let suspects = suspects.into_iter().map(|(subject, _)| *subject);
         let trading_holds = trading_holds.into_iter().map(Subject::TradingHold);
         suspects.take(ROUND_MAX).chain(trading_holds).collect()
@@ -127,15 +128,15 @@ impl Checks {
             };
         };
         let suspect = self.suspects.entry(subject).or_default();
-        suspect.looked_ns = now_ns;
+        suspect.compared_ns = now_ns;
         if suspect.since_ns == 0 {
             suspect.since_ns = now_ns;
         }
-        let patience_ns = match found.name {
+        let tolerance_ns = match found.name {
             BreakName::HoldSurplus => self.surplus_ns,
             BreakName::HoldShort | BreakName::OrderHoldDiffers => self.short_ns,
         };
-        if suspect.is_reported || now_ns - suspect.since_ns < patience_ns {
+        if suspect.is_reported || now_ns - suspect.since_ns < tolerance_ns {
             return Verdict::NoBreak;
         }
         suspect.is_reported = true;
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(judge(surplus, config.short_ms), (Verdict::NoBreak, 1));
         let (verdict, _) = judge(short, config.short_ms);
         assert!(matches!(verdict, Verdict::Break(found) if found.name == BreakName::HoldShort));
-        // Reported once, compared until it agrees.
+        // A break is reported once and compared until both sides agree.
         assert_eq!(judge(short, 9_000), (Verdict::NoBreak, 1));
         assert_eq!(judge(None, 9_001), (Verdict::Resolved, 0));
         assert_eq!(judge(None, 9_002), (Verdict::NoBreak, 0));

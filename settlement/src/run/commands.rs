@@ -80,11 +80,11 @@ impl Commands {
             let advanced = progress.wait_for(|p| p.reportable() != reported || p.busts != busts);
             let changed = self.shared.unless_stopped(advanced).await?;
             drop(changed.expect("the tracker outlives its workers"));
-            // One snapshot: busts are journalled before the position passes them.
+            // One snapshot: a bust is journalled before a position that includes it.
             let (current, new_busts) = self.shared.tracker.report();
             busts = current.busts;
             for bust in new_busts {
-                // The first report repeats the busts of earlier runs: only those that a crash left
+                // The first report repeats the busts of earlier runs. Only those that a crash left
                 // unjournalled are submitted.
                 let is_known = |state: &State| state.core().admission().is_bust(bust.trade);
                 if !self.replica.read(is_known) {
@@ -191,9 +191,9 @@ impl Commands {
         Ok(true)
     }
 
-    /// Unblocks users that the journal blocks for a difference and the store does not list, as
-    /// after the store was restored from a backup. If the difference still exists, the comparison
-    /// blocks the user again.
+    /// Unblocks users that the journal blocks for a difference that the store does not list, for
+    /// example after a restore of the store from a backup. If the difference still exists, the
+    /// comparison blocks the user again.
     async fn unblock_unrecorded(&self) -> Result<(), Halt> {
         let suspended = self.shared.suspended.borrow().clone();
         let unknown: Vec<UserIx> = self.replica.read(|state| {
@@ -221,7 +221,7 @@ impl Commands {
         };
         let cause = BlockCause::Difference;
         (self.journal)(Command::BlockUser(BlockUser { user, cause })).await?;
-        // Also after a restart, when the block is journalled already: the user is still blocked.
+        // Also logged after a restart, when the block is journalled already.
         tracing::error!(
             user_id,
             severity = "critical",
@@ -239,28 +239,29 @@ impl Commands {
         Ok(())
     }
 
+    /// Unblocks the user, then ends the suspension in the store.
     async fn lift(&self, user_id: &str) -> Result<(), BlockError> {
         let shared = &self.shared;
         if let Some(user) = self.user(user_id).await? {
             if shared.suspended.borrow().get(user_id) != Some(&Suspension::Agrees) {
-                // It differs again: the next round blocks the user.
+                // The user has a difference again: the next round blocks the user.
                 return Ok(());
             }
             let cause = BlockCause::Difference;
             let unblock = Command::UnblockUser(UnblockUser { user, cause });
             let sequence = (self.journal)(unblock).await?;
-            // Only once the unblock is applied may the suspension end in the store.
+            // The suspension ends in the store only after the unblock is applied.
             self.wait_applied(sequence.unwrap_or(self.replica.assigned()))
                 .await?;
             tracing::info!(user_id, "user unblocked: journal and ledger agree again");
         }
-        shared.repo.lifted(user_id, now_us()).await?;
+        shared.repo.mark_lifted(user_id, now_us()).await?;
         shared.publish_suspensions().await?;
         Ok(())
     }
 
-    /// Index of a user, `None` if the journal has not bound it. A suspended user has a hold and so
-    /// is bound, but the replica may not have applied that record yet: wait once.
+    /// Index of a user; `None` if the journal has no `BindUser` of this id. A suspended user has a
+    /// hold and so is bound, but the replica may not have applied that record: waits once.
     async fn user(&self, user_id: &str) -> Result<Option<UserIx>, BlockError> {
         let Ok(id) = UserId::new(user_id) else {
             return Ok(None);
@@ -279,7 +280,7 @@ impl Commands {
         Ok(applied.map_err(|_| BlockError::ReplicaLag(sequence))??)
     }
 
-    /// Repeats a command until it is journalled.
+    /// Repeats a command until it is journalled; returns its sequence as [`JournalPort`] does.
     async fn submit_until_journalled(&self, command: Command) -> Result<Option<Sequence>, Halt> {
         let submitted = until_journalled(&self.shared, command.name(), || (self.journal)(command));
         let sequence = submitted.await?;

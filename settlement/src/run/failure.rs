@@ -1,8 +1,8 @@
-//! Current failures by part and by waiting batch or step. Exported as health and, if an operator is
-//! needed, in the statistics.
+//! Current failures by part and by waiting batch or step. The health shows all of them; the
+//! statistics show those that need an operator.
 //!
 //! Several batches are in flight: the progress of one must not hide that another is stuck. So a
-//! part is healthy only if nothing of it waits.
+//! part is healthy only if none of its batches and steps waits.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -55,27 +55,27 @@ impl CurrentFailures {
             is_stuck,
         };
         open.insert((part, id.to_owned()), failure);
-        self.show(part, &open);
+        self.update_health(part, &open);
     }
 
     /// Removes the failure of `id`.
     pub fn clear(&self, part: &'static str, id: &str) {
         let mut open = self.open();
         if open.remove(&(part, id.to_owned())).is_some() {
-            self.show(part, &open);
+            self.update_health(part, &open);
         }
     }
 
-    /// Removes the failures of an ended run, except those with id `stays`.
-    pub fn reset(&self, stays: &str) {
+    /// Removes the failures of an ended run, except those with id `kept`.
+    pub fn reset(&self, kept: &str) {
         let mut open = self.open();
-        open.retain(|(_, id), _| id == stays);
+        open.retain(|(_, id), _| id == kept);
         for part in [LEDGER, CHAIN, JOURNAL, STORE] {
-            self.show(part, &open);
+            self.update_health(part, &open);
         }
     }
 
-    fn show(&self, part: &'static str, open: &BTreeMap<(&'static str, String), Failure>) {
+    fn update_health(&self, part: &'static str, open: &BTreeMap<(&'static str, String), Failure>) {
         let mut of_part = open.iter().filter(|((of, _), _)| *of == part);
         let worst = of_part
             .clone()

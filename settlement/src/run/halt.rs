@@ -5,6 +5,7 @@ use types::Sequence;
 
 use crate::saga::UnexpectedResult;
 
+/// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Halt {
     #[error("shutting down")]
@@ -20,26 +21,27 @@ pub(super) enum Halt {
     #[error("{0}")]
     Panic(tokio::task::JoinError),
     #[error(
-        "the ledger is at {ledger}, before every checkpoint the journal continues, \
-         as if an older copy of it had been put back: {reason}; \
-         restore ledger, settlement and journal from one moment"
+        "the ledger is at {ledger}, before every checkpoint that the journal continues: {reason}; \
+         the ledger may be an older copy: \
+         restore ledger, settlement and journal from the same point in time"
     )]
     Behind { ledger: Sequence, reason: String },
     #[error(
         "sealed batch {batch} settles records up to {last}, \
-         the journal ends at {journal}: a journal was lost"
+         but the journal ends at {journal}: a journal was lost"
     )]
     Unjournalled {
         batch: String,
         last: Sequence,
         journal: Sequence,
     },
-    #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
+    #[error("the journal ends at {journal}, but the ledger is at {ledger}: a journal was lost")]
     JournalLost { journal: Sequence, ledger: Sequence },
 }
 
 impl Halt {
-    /// Converts an error of following the replica from the ledger's position.
+    /// Converts an error of following the replica: [`Self::Behind`] if the records after the
+    /// ledger's position were removed from the journal.
     pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
         if !error.is_removed() {
             return error.into();

@@ -1,10 +1,11 @@
 //! The workers around the pure part. One follows the replica and posts to the ledger. One submits
-//! posted batches to the chain and finalizes them. Two journal progress and blocks of users.
+//! posted batches to the chain and finalizes them. One journals progress, one blocks of users.
 //!
-//! Invariants: a batch is stored before it is sent; a step's result is stored before the next step;
-//! batches are posted and submitted in sealing order; the ledger is never behind the chain; if one
-//! worker ends, all end. After a failure all restart from the ledger's position, with growing
-//! pauses, and the market accepts no orders meanwhile.
+//! Invariants:
+//! - A batch is stored before it is sent, and a step's result before the next step.
+//! - Batches are posted and submitted in sealing order; the ledger is never behind the chain.
+//! - If one worker ends, all end. After a failure all restart from the ledger's position, with
+//!   growing pauses. Meanwhile the market accepts no orders.
 
 mod chain;
 mod check;
@@ -44,30 +45,30 @@ pub use commands::{JournalPort, journal_port};
 use failure::CurrentFailures;
 use halt::Halt;
 
-/// Settings.
+/// Settings of settlement.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettlementConfig {
     pub data_dir: PathBuf,
     /// Engine node whose journal is settled.
     pub node: u8,
-    /// Trades that seal a batch; the chain accepts at most 500.
+    /// Number of trades at which a batch is sealed; the chain accepts at most 500.
     pub batch_trades_max: usize,
     /// Maximum ledger rows per batch.
     pub batch_rows_max: usize,
     /// Longest wait of a trade for more trades in a quiet market.
     pub linger_ms: u64,
-    /// Longest wait of returned money, and the age at which an order gets its own holds; twice this
-    /// age if trades wait for a busy chain.
+    /// Longest wait of returned money, and the age at which an order gets its own holds. The age
+    /// doubles while trades wait for a busy chain.
     pub wait_ms: u64,
-    /// Maximum batches submitted to the chain and not final.
+    /// Maximum batches that are submitted to the chain and not final.
     pub chain_batches_max: usize,
-    /// Batches between two comparisons of the touched trading holds with the ledger.
+    /// Number of batches between two comparisons of touched trading holds with the ledger.
     pub check_batches: u64,
     /// How long a trading hold may be short of the journal before it is a break.
     pub short_ms: u64,
-    /// How long it may have a surplus: funding in progress, or interrupted by a crash and resumed
-    /// by the gateway after about a minute.
+    /// How long a trading hold may have a surplus before it is a break. Funding may be in progress,
+    /// or interrupted by a crash: the gateway resumes it after about a minute.
     pub surplus_ms: u64,
     /// Pause between attempts of a repeatedly refused step, in milliseconds.
     pub refused_retry_ms: u64,
@@ -108,11 +109,11 @@ pub struct SettlementDeps {
     pub replica: Replica,
     /// Receives the ledger's position: settlement never reads records at or before it again.
     pub durable: Durable,
-    /// The sequencer checks it before it accepts an order.
+    /// Settlement's backlog, which the sequencer checks before it accepts an order.
     pub backlog: Arc<Backlog>,
     /// Accepts settlement's commands: [`journal_port`] of a running node.
     pub journal: JournalPort,
-    /// Both channels carry a service credential.
+    /// Carries a service credential, as does `cfa`.
     pub ledger: rpc::Channel,
     pub cfa: rpc::Channel,
 }
@@ -127,8 +128,8 @@ pub enum StartError {
     Ledger(CallError),
 }
 
-/// Pause before a restart of the workers: first and longest. The market reopens after the workers
-/// have run for the same time.
+/// Pause before a restart of the workers: first and longest. The market reopens once the workers
+/// have run for as long as the next pause would be.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Id in the health of a failed worker.
@@ -144,7 +145,7 @@ struct SharedState {
     cfa: CfaClient,
     failures: CurrentFailures,
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
-    /// Held from the read of the store to the publication of its result.
+    /// Locked from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
 }
 
@@ -192,7 +193,7 @@ impl SharedState {
 /// A running settlement.
 pub struct SettlementHandle {
     state: Arc<SharedState>,
-    keeper: JoinHandle<()>,
+    supervisor: JoinHandle<()>,
 }
 
 /// Last record of a node's journal that is completely posted to a ledger.
@@ -211,7 +212,7 @@ pub fn settled_through(
     })
 }
 
-/// Opens the store and starts the workers. They wait for ledger and chain without a limit.
+/// Opens the store and starts the workers, which retry calls of ledger and chain without limit.
 ///
 /// # Errors
 /// [`StartError`].
@@ -238,8 +239,8 @@ pub fn start(
         });
         state.publish_suspensions().await?;
         let first = begin(&state, &deps, &shutdown).await?;
-        let keeper = tokio::spawn(keep(deps, shutdown, first));
-        Ok(SettlementHandle { state, keeper })
+        let supervisor = tokio::spawn(supervise(deps, shutdown, first));
+        Ok(SettlementHandle { state, supervisor })
     })
 }
 
@@ -270,20 +271,20 @@ async fn begin(
     };
     let (replica, durable) = (deps.replica.clone(), deps.durable.clone());
     let poster = poster::Poster::new(shared.clone(), replica, durable, posted);
-    poster.take_over(bust, &open);
-    let bringing = chain::run(shared.clone(), batches);
+    poster.register_open(bust, &open);
+    let submitting = chain::run(shared.clone(), batches);
     let reporting = commands.clone().report_progress();
     let following = commands.follow_suspensions();
     let workers = vec![
         watched(&shared, failure::JOURNAL, poster.run(open)),
-        watched(&shared, failure::CHAIN, bringing),
+        watched(&shared, failure::CHAIN, submitting),
         watched(&shared, failure::JOURNAL, reporting),
         watched(&shared, failure::JOURNAL, following),
     ];
     Ok(Run { shared, workers })
 }
 
-/// Spawns a worker whose end stops the others, so ledger and chain never progress alone.
+/// Spawns a worker whose end stops the others: ledger and chain only progress together.
 fn watched(
     shared: &Arc<Shared>,
     part: &'static str,
@@ -312,8 +313,8 @@ fn watched(
 }
 
 /// Restarts the workers after a failure, until shutdown. The market reopens once the poster has
-/// continued from the ledger's position and all workers have run as long as the last pause.
-async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
+/// continued from the ledger's position and all workers have then run for the next pause.
+async fn supervise(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
     let mut failed = 0;
     loop {
         let Run { shared, workers } = run;
@@ -380,7 +381,7 @@ impl SettlementHandle {
         self.wait(|progress| progress.settled >= sequence).await;
     }
 
-    /// Waits until every trade up to `sequence` is final; forever if settlement has halted.
+    /// Waits until every trade up to `sequence` is final, without limit if settlement has halted.
     pub async fn drained(&self, sequence: Sequence) {
         self.wait(|progress| progress.finalized >= sequence).await;
     }
@@ -391,8 +392,8 @@ impl SettlementHandle {
         drop(reached.expect("the tracker outlives its handle"));
     }
 
-    /// Uncleared differences between journal and ledger. Settlement clears them itself once they
-    /// are gone.
+    /// Uncleared differences between journal and ledger. Settlement clears a difference once both
+    /// agree.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -408,7 +409,7 @@ impl SettlementHandle {
     /// Waits for the workers to end after shutdown. A restart resumes unfinished steps.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            if self.keeper.await.is_err() {
+            if self.supervisor.await.is_err() {
                 tracing::error!("settlement's supervisor task panicked");
             }
             self.state.repo.close().await;

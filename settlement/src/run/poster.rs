@@ -2,8 +2,8 @@
 //!
 //! Start: sealed batches are posted again unchanged (the ledger ignores known ones), the replica
 //! supplies the trading state at the ledger's position, and order holds are loaded from the ledger
-//! and compared. Planning continues from there. The ledger's position is authoritative, not this
-//! store's.
+//! and compared. Planning continues from there. The ledger's position is authoritative, not that of
+//! settlement's store.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const REPLICA_LAG_MAX: u64 = 1_024;
 
 /// Id in the health while the journal cannot be read.
 pub(super) const READING: &str = "reading";
-/// Pause before a read that found no file descriptor is retried.
+/// Pause before a retry of a read that failed for lack of a file descriptor.
 const READ_RETRY: Duration = Duration::from_millis(250);
 
 pub struct Poster {
@@ -42,7 +42,7 @@ pub struct Poster {
     posted: UnboundedSender<Stored>,
     /// Reasons why the replica and its followers wait, by name.
     waits: watch::Receiver<BTreeMap<&'static str, String>>,
-    /// Received, not applied yet.
+    /// Records that are received and not applied.
     next: Option<Records>,
     pub(super) checks: Checks,
     batches: u64,
@@ -55,6 +55,7 @@ pub struct Poster {
     started: Sequence,
     /// Journal time of the last record applied. During catch-up it is the clock for order ages.
     applied_ns: u64,
+    /// More records are available, or the replica lags.
     is_behind: bool,
     /// Time of the last seal.
     sealed_ns: u64,
@@ -71,7 +72,7 @@ impl Poster {
     ) -> Self {
         let checks = Checks::new(&shared.config);
         let started = replica.assigned().max(replica.position());
-        shared.tracker.starts_at(started);
+        shared.tracker.start_at(started);
         Self {
             shared,
             position: started,
@@ -124,15 +125,15 @@ impl Poster {
         }
     }
 
-    /// Whether the chain has as many batches as it takes. One larger batch with trades is then
-    /// cheaper than another small one: each costs a transaction and a block.
+    /// Whether the maximum number of batches is in flight. A larger batch with trades is then
+    /// cheaper than another small one: each costs a chain transaction and a block.
     fn is_chain_busy(&self) -> bool {
         self.shared.tracker.in_flight() >= self.shared.config.chain_batches_max
     }
 
     /// The clock for order ages: wall clock at the journal's tail, journal time during catch-up.
     ///
-    /// An order gets its own holds if it is still open one second behind the tail (`design.md` 4).
+    /// An order gets its own holds once it has been open for `wait_ms` (`design.md` 4).
     fn age_clock_ns(&self) -> u64 {
         if self.is_behind {
             self.applied_ns
@@ -141,9 +142,10 @@ impl Poster {
         }
     }
 
-    /// The same for the decision whether a batch is due. Batches fill up during catch-up, so
-    /// unsplit orders make one due only once per wait time. While the chain is busy they do not cut
-    /// a batch with trades short before they are twice as old.
+    /// The clock for order ages that decide whether a batch is due; `None`: orders make none due.
+    ///
+    /// Batches fill up during catch-up, so unsplit orders make one due only once per wait time.
+    /// While the chain is busy, only orders of twice the age make a batch with trades due.
     fn split_due_ns(&self, settler: &Settler) -> Option<u64> {
         let wait_ms = self.shared.config.wait_ms;
         if self.is_behind {
@@ -155,8 +157,8 @@ impl Poster {
         Some(now_ns().saturating_sub(later_ns))
     }
 
-    /// Applies the available records and seals full batches on the way. Returns false if there were
-    /// none.
+    /// Applies one batch of available records and seals full batches on the way. Returns false if
+    /// no record was available.
     async fn pull(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<bool, Halt> {
         let Some(records) = self.next.take().or_else(|| follower.try_next()) else {
             return Ok(false);
@@ -164,7 +166,7 @@ impl Poster {
         // More records may follow, so only full batches are sealed on the way.
         self.is_behind = true;
         // A file-reading follower may be ahead of the live replica, which has the names.
-        self.reached(records.last()).await?;
+        self.wait_for_replica(records.last()).await?;
         for applied in records.iter() {
             if !settler.has_room(applied) {
                 self.seal(settler).await?;
@@ -189,7 +191,7 @@ impl Poster {
     }
 
     /// Waits until the live replica has applied a record.
-    pub(super) async fn reached(&self, sequence: Sequence) -> Result<(), Halt> {
+    pub(super) async fn wait_for_replica(&self, sequence: Sequence) -> Result<(), Halt> {
         if self.replica.position() >= sequence {
             return Ok(());
         }
@@ -205,13 +207,13 @@ impl Poster {
         applied > self.position || lag > REPLICA_LAG_MAX
     }
 
-    /// Waits for work.
+    /// Waits for records, a due batch or comparison, or a change of the replica's waits.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
             .due_in_ns(monotonic_ns(), self.split_due_ns(settler), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
-        // Compared only if everything applied is posted.
+        // A comparison requires that everything applied is posted.
         let check_ms = self
             .checks
             .due_in_ms(monotonic_ns())
@@ -229,13 +231,13 @@ impl Poster {
                 let records = records.map_err(|error| Halt::following(error, settler.sealed()));
                 self.next = Some(records?);
             }
-            // The sender outlives this.
+            // The sender outlives the poster.
             _ = self.waits.changed() => self.show_waits(),
         }
         Ok(())
     }
 
-    /// Reports in the health that the journal cannot be read.
+    /// Shows in the health whether the journal can be read.
     fn show_waits(&mut self) {
         let waits = self.waits.borrow_and_update();
         let own = waits.get(failure::JOURNAL);
@@ -246,7 +248,8 @@ impl Poster {
         }
     }
 
-    /// Waits for a file descriptor. The health is failing until a read succeeds.
+    /// Pauses before a read is retried that failed for lack of a file descriptor. The health fails
+    /// until a read succeeds.
     pub(super) async fn pause(&self, reason: &str) -> Result<(), Halt> {
         let failures = &self.shared.failures;
         failures.note(failure::JOURNAL, READING, reason, false);
@@ -290,8 +293,8 @@ impl Poster {
             .iter()
             .flat_map(|b| b.plan.trading_holds.iter().copied())
             .collect();
-        if self.checks.take(touched, self.batches) {
-            let trading_holds = self.checks.touched();
+        if self.checks.add_touched(touched, self.batches) {
+            let trading_holds = self.checks.take_round();
             self.check(settler, trading_holds).await?;
         }
         Ok(())
@@ -325,8 +328,8 @@ impl Poster {
         self.hand_over(row)
     }
 
-    /// Refuses an unposted batch whose records are not in the journal: they were durable, so this
-    /// is another journal.
+    /// Refuses an unposted batch whose records are not in the journal. They were durable, so this
+    /// is another journal or an older copy.
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
         let is_main = self.is_main(row);
         let last = Sequence(if is_main { row.through } else { row.covers });
@@ -362,12 +365,13 @@ impl Poster {
     }
 
     /// Registers the open batches of earlier runs.
-    pub fn take_over(&self, bust: Vec<Bust>, open: &[Stored]) {
-        let under_way = open.iter();
-        let under_way = under_way.map(|row| (row.number, self.floor(row), row.trades));
-        self.shared.tracker.begin(bust, under_way);
+    pub fn register_open(&self, bust: Vec<Bust>, open: &[Stored]) {
+        let in_flight = open.iter();
+        let in_flight = in_flight.map(|row| (row.number, self.floor(row), row.trades));
+        self.shared.tracker.begin(bust, in_flight);
     }
 
+    /// Last record that is final without this batch.
     fn floor(&self, row: &Stored) -> Sequence {
         let is_main = self.is_main(row);
         Sequence(if is_main { row.first - 1 } else { row.covers })
@@ -375,9 +379,9 @@ impl Poster {
 
     pub(super) fn publish(&self, settler: &Settler) {
         let trading_state = settler.trading_state();
-        // Callers have posted everything sealed.
+        // Callers have posted every sealed batch.
         self.durable.set(settler.sealed());
-        self.shared.tracker.moved(
+        self.shared.tracker.set_positions(
             trading_state.position(),
             self.others,
             settler.covered(),

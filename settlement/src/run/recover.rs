@@ -49,12 +49,12 @@ impl Poster {
         for (ix, hold) in trading_state.holds() {
             let found = totals.get(&hold.hold_id).copied().unwrap_or_default();
             if let Some(found) = split::compare(&trading_state, ix, found) {
-                // Funding may be in progress: compared again before it is a break.
+                // Funding may be in progress: the hold is compared again before it is a break.
                 self.checks.suspect(found.trading_hold);
             }
         }
         for found in breaks.drain(..) {
-            self.raise(&trading_state, &found).await?;
+            self.report_break(&trading_state, &found).await?;
         }
         self.follow_breaks(&trading_state).await?;
         tracing::info!(%position, orders = split_holds.len(), "settlement resumes at the ledger's position");
@@ -71,7 +71,7 @@ impl Poster {
         Ok((settler, follower))
     }
 
-    /// Trading state at the ledger's position, and a follower of the later records.
+    /// Returns the trading state at the ledger's position and a follower of the later records.
     async fn begin(&mut self, position: Sequence) -> Result<(TradingState, Follower), Halt> {
         let journal = self.replica.durable();
         if journal < position {
@@ -83,9 +83,9 @@ impl Poster {
         self.durable.set(position);
         self.position = position;
         self.others = position;
-        self.shared.tracker.applied(position);
-        // The live replica has the names; it may have just started.
-        self.reached(position).await?;
+        self.shared.tracker.set_applied(position);
+        // The live replica has the names. It may have just started.
+        self.wait_for_replica(position).await?;
         let shared = self.shared.clone();
         loop {
             let names = self.replica.names().clone();
@@ -114,18 +114,18 @@ impl Poster {
             let difference = match subject {
                 Subject::TradingHold(trading_hold) => {
                     let found = self
-                        .ledger_has(trading_state.hold(trading_hold).hold_id, true, &scales)
+                        .ledger_remaining(trading_state.hold(trading_hold).hold_id, true, &scales)
                         .await?;
                     split::compare(trading_state, trading_hold, found)
                 }
                 Subject::Part(hold) => {
-                    let found = self.ledger_has(hold, false, &scales).await?;
+                    let found = self.ledger_remaining(hold, false, &scales).await?;
                     self.part_difference(settler, hold, found)
                 }
             };
             match self.checks.judge(subject, difference, monotonic_ns()) {
                 Verdict::NoBreak => {}
-                Verdict::Break(found) => self.raise(trading_state, &found).await?,
+                Verdict::Break(found) => self.report_break(trading_state, &found).await?,
                 Verdict::Resolved => {
                     let hold = match subject {
                         Subject::TradingHold(trading_hold) => {
@@ -133,7 +133,7 @@ impl Poster {
                         }
                         Subject::Part(hold) => hold,
                     };
-                    self.over(hold).await?;
+                    self.clear_break(hold).await?;
                 }
             }
         }
@@ -141,7 +141,7 @@ impl Poster {
     }
 
     /// Remaining amount of a hold, with or without its children.
-    async fn ledger_has(
+    async fn ledger_remaining(
         &self,
         hold: Id128,
         with_children: bool,
@@ -159,11 +159,11 @@ impl Poster {
         found.await
     }
 
-    /// Compares one hold of an order. What remains of an ended order shows in its trading hold.
+    /// Compares one hold of an order. A difference of an ended order shows in its trading hold.
     fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
         let (handle, part) = self.parts.get(&hold)?;
         let order = settler.trading_state().order(*handle)?;
-        let split_holds = settler.splitter().of(order.handle)?;
+        let split_holds = settler.splitter().holds_of(order.handle)?;
         let expected = match part {
             HoldPart::Main => split_holds.main.remaining,
             HoldPart::Fee => split_holds.fee.remaining,
@@ -198,7 +198,7 @@ impl Poster {
                 self.checks.follow(Subject::TradingHold(*trading_hold));
                 continue;
             }
-            // If absent, the order has ended, and its hold too.
+            // Without an entry the order has ended, and its hold too.
             if let Some(order) = parts.get(&hold) {
                 self.parts.insert(hold, *order);
             }
@@ -207,9 +207,13 @@ impl Poster {
         self.publish_suspensions().await
     }
 
-    /// Reports and stores a lasting difference, which blocks the user. Settlement continues: the
-    /// ledger refuses what is not covered.
-    async fn raise(&mut self, trading_state: &TradingState, found: &Break) -> Result<(), Halt> {
+    /// Logs and stores a break, which blocks the user. Settlement continues: the ledger refuses
+    /// what is not covered.
+    async fn report_break(
+        &mut self,
+        trading_state: &TradingState,
+        found: &Break,
+    ) -> Result<(), Halt> {
         let user = trading_state.user(found.user);
         tracing::error!(
             name = found.name.as_str(), user_id = %user, hold_id = %found.hold, sequence = found.at.0,
@@ -231,8 +235,8 @@ impl Poster {
         self.publish_suspensions().await
     }
 
-    /// Clears a break.
-    async fn over(&mut self, hold: Id128) -> Result<(), Halt> {
+    /// Clears a break in the store, which unblocks the user.
+    async fn clear_break(&mut self, hold: Id128) -> Result<(), Halt> {
         let (shared, hold_id) = (self.shared.clone(), hold.to_string());
         tracing::info!(hold_id, "journal and ledger agree again");
         self.parts.remove(&hold);

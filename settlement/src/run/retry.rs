@@ -1,8 +1,8 @@
 //! Retries idempotent steps until they succeed.
 //!
-//! Transient failures are retried within seconds. A refusal is retried slowly, since an operator
-//! may remove its cause. [`REFUSALS_MAX`] consecutive refusals raise a critical alarm and fail the
-//! health: every later step waits for this one.
+//! Failures are retried within seconds, with growing pauses. [`REFUSALS_MAX`] consecutive refusals
+//! raise a critical alarm, because every later step waits for this one. Then the step is retried
+//! every `refused_retry_ms`, since an operator may remove the cause.
 
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use service_kit::backoff;
 use super::{Halt, Shared, failure};
 use crate::repo::StoreError;
 
-const FIRST: Duration = Duration::from_millis(100);
-const MAX: Duration = Duration::from_secs(5);
+/// Pause between two attempts: first and longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Consecutive refusals after which an operator must act.
 const REFUSALS_MAX: u32 = 5;
 
@@ -49,23 +50,23 @@ pub(super) async fn retry_store<T, F: Future<Output = Result<T, StoreError>> + S
 pub(super) async fn until_journalled<T, F: Future<Output = Result<T, SubmitError>> + Send>(
     shared: &Shared,
     name: &str,
-    mut ask: impl FnMut() -> F + Send,
+    mut submit: impl FnMut() -> F + Send,
 ) -> Result<T, Halt> {
     let is_refused = |error: &SubmitError| matches!(error, SubmitError::Refused(_));
     let describe = |error: &SubmitError| error.to_string();
-    let mut ask = || ask().boxed();
+    let mut submit = || submit().boxed();
     repeat(
         shared,
         failure::JOURNAL,
         name,
         describe,
         is_refused,
-        &mut ask,
+        &mut submit,
     )
     .await
 }
 
-/// The attempts are boxed, so that this is compiled per result and not per call.
+/// Repeats `call` until it succeeds. Attempts are boxed, so this is compiled once per result type.
 async fn repeat<'a, T, E>(
     shared: &Shared,
     part: &'static str,
@@ -92,8 +93,8 @@ async fn repeat<'a, T, E>(
 /// Failures of one step.
 #[derive(Default)]
 struct Failures {
-    in_all: u32,
-    refusals_in_a_row: u32,
+    total: u32,
+    consecutive_refusals: u32,
 }
 
 impl Failures {
@@ -106,14 +107,14 @@ impl Failures {
         reason: &str,
         is_refused: bool,
     ) -> Duration {
-        self.refusals_in_a_row = if is_refused {
-            self.refusals_in_a_row + 1
+        self.consecutive_refusals = if is_refused {
+            self.consecutive_refusals + 1
         } else {
             0
         };
-        let is_stuck = self.refusals_in_a_row >= REFUSALS_MAX;
-        let mut pause = backoff::doubled(FIRST, self.in_all, MAX);
-        self.in_all += 1;
+        let is_stuck = self.consecutive_refusals >= REFUSALS_MAX;
+        let mut pause = backoff::doubled(PAUSE_FIRST, self.total, PAUSE_MAX);
+        self.total += 1;
         if is_stuck {
             tracing::error!(
                 part,

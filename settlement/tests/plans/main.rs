@@ -45,7 +45,7 @@ async fn drained(platform: &Platform, market: &Market) {
     waited.unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
 }
 
-/// A trade of user 1 with user 0, and one that never reaches the chain.
+/// A trade of user 1 with user 0, and one of users 2 and 3.
 fn trades(market: &mut Market) {
     for (seller, buyer) in [(1, 0), (2, 3)] {
         for (user, side) in [(seller, Side::Sell), (buyer, Side::Buy)] {
@@ -55,7 +55,8 @@ fn trades(market: &mut Market) {
     }
 }
 
-async fn deliver(folder: &Path) {
+/// Settles two trades. The chain skips the first one once and the second one always.
+async fn settle_trades(folder: &Path) {
     let mut platform = Platform::start(folder, config(folder), &[]).await;
     platform.chain.left_out_once.lock().unwrap().insert(1);
     platform.chain.left_out.lock().unwrap().insert(2);
@@ -68,8 +69,8 @@ async fn deliver(folder: &Path) {
     platform.stop().await;
 }
 
-/// A kopeck of user 0's trading hold is missing, then restored.
-async fn differ(folder: &Path) {
+/// Removes a kopeck from user 0's trading hold in the ledger, then restores it.
+async fn break_and_repair(folder: &Path) {
     let mut platform = Platform::start(folder, config(folder), &[]).await;
     let mut market = Market::new(1);
     trades(&mut market);
@@ -94,7 +95,10 @@ async fn differ(folder: &Path) {
     assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
     let repaired = adjust(trading_hold.undrawn.0, "repaired");
     platform.ledger.adjust_hold(repaired).await.unwrap();
-    until("end of it", || platform.settlement.suspensions().is_empty()).await;
+    until("end of the suspension", || {
+        platform.settlement.suspensions().is_empty()
+    })
+    .await;
     platform.stop().await;
 }
 
@@ -102,9 +106,9 @@ async fn differ(folder: &Path) {
 async fn no_statement_scans_a_table() {
     plans::record();
     let folder = tempfile::tempdir().unwrap();
-    deliver(&folder.path().join("delivered")).await;
+    settle_trades(&folder.path().join("delivered")).await;
     let folder = folder.path().join("differs");
-    differ(&folder).await;
+    break_and_repair(&folder).await;
 
     let verdict = plans::judge(&[&folder.join("settlement/settlement.db")]).await;
     verdict.assert_no_scans(&ALLOWED);

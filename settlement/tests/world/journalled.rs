@@ -14,17 +14,17 @@ use types::Sequence;
 use super::{Record, bounds, node};
 
 /// Commands per checkpoint.
-pub const EVERY: u64 = 20;
+pub const CHECKPOINT_COMMANDS: u64 = 20;
 
 pub struct Journalled {
     live: LiveReplica,
     appender: Mutex<Appender>,
-    /// Replaces the hot thread, which the replica polls.
+    /// Replaces the hot thread, whose port the replica uses.
     _node: Volatile,
     journal: Journal,
 }
 
-/// One write per record, hence one block: segments of sixteen records.
+/// Each record is one write and fills one block, so a segment has sixteen records.
 fn open(folder: &Path) -> Journal {
     let storage = FileStorage::new(&folder.join("journal"), false).unwrap();
     let config = journal::Config {
@@ -51,7 +51,7 @@ impl Journalled {
             backlog,
         };
         let checkpoints = SnapshotConfig {
-            every_commands: EVERY,
+            every_commands: CHECKPOINT_COMMANDS,
             every: Duration::from_secs(3_600),
             ..SnapshotConfig::default()
         };
@@ -86,8 +86,8 @@ impl Journalled {
     }
 }
 
-/// Removes whole segments at or before `through`; returns the last record removed.
-pub fn cut(folder: &Path, through: Sequence) -> Sequence {
+/// Removes segments whose records are all at or before `through`; returns the last record removed.
+pub fn truncate(folder: &Path, through: Sequence) -> Sequence {
     let journal = open(folder);
     let truncator = journal.truncator();
     truncator.remove(through.get()).unwrap();

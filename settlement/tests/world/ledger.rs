@@ -1,4 +1,4 @@
-//! A naive model of the ledger: maps, and a refusal of everything that is not covered.
+//! A naive model of the ledger, which refuses everything that is not covered.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -36,8 +36,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Does the gateway's part: blocks money before each Fund.
-    pub fn gateway(&mut self, trading_state: &TradingState, record: &Record) {
+    /// Deposits and blocks the money of a Fund, as the gateway does before it journals one.
+    pub fn fund(&mut self, trading_state: &TradingState, record: &Record) {
         if let Command::Fund(fund) = &record.command.command {
             let user = trading_state.user(fund.user);
             let instrument = trading_state.amount(fund.asset, Minor::ZERO).instrument;
@@ -56,7 +56,7 @@ impl Ledger {
         }
     }
 
-    /// One transaction. `false` = already posted.
+    /// Posts a batch as one transaction. `false` = already posted.
     pub fn post(&mut self, batch: &Batch) -> Result<bool, String> {
         let position = self.positions.entry(batch.source.clone()).or_default();
         if batch.through <= *position {
@@ -165,7 +165,7 @@ impl Ledger {
                 ..
             } => {
                 let amount = amount.minor.0;
-                self.take(parent, amount)?;
+                self.split_from(parent, amount)?;
                 let child = Hold {
                     parent: Some(parent),
                     remaining: amount,
@@ -183,7 +183,7 @@ impl Ledger {
                 if !child.is_active && child.consumed == 0 {
                     return Err("Hold is not active".into());
                 }
-                self.take(child.parent.ok_or("no parent")?, amount)?;
+                self.split_from(child.parent.ok_or("no parent")?, amount)?;
                 let child = self.holds.get_mut(&hold).unwrap();
                 child.remaining += amount;
                 child.amount += amount;
@@ -213,7 +213,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn take(&mut self, parent: Id128, amount: i64) -> Result<(), String> {
+    fn split_from(&mut self, parent: Id128, amount: i64) -> Result<(), String> {
         let parent = self.active(parent)?;
         if amount <= 0 || amount > parent.remaining {
             return Err(format!("parent has {}, {amount} wanted", parent.remaining));
@@ -223,7 +223,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Invariants that always hold.
+    /// Asserts the invariants of holds and balances.
     pub fn check(&self) {
         for (id, h) in &self.holds {
             assert_eq!(
@@ -272,7 +272,7 @@ impl Ledger {
             .collect()
     }
 
-    /// The invariant of `design.md` 4 for every trading hold.
+    /// Asserts the invariant of `design.md` 4 for every trading hold.
     pub fn check_against(&self, trading_state: &TradingState) {
         for (ix, hold) in trading_state.holds() {
             assert_eq!(self.total(hold.hold_id), hold.held.0, "hold {ix}");

@@ -44,7 +44,7 @@ pub struct Market {
     pub state: State,
     pub records: Vec<Record>,
     pub time_ns: u64,
-    /// Most nanoseconds between two records.
+    /// Maximum nanoseconds between two records.
     pub step_ns: u64,
     funding_seq: u64,
     holds: u32,
@@ -52,14 +52,14 @@ pub struct Market {
     pub stp: StpMode,
 }
 
-/// Ends a test that would hang.
+/// Panics if `work` takes longer than [`testkit::PATIENCE`].
 pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(testkit::PATIENCE, work)
         .await
         .unwrap_or_else(|_| panic!("not in time: {what}"))
 }
 
-/// Variable with the folder of a binary's test `child`.
+/// Environment variable with the folder for the test `child` of a binary.
 pub const CHILD_FOLDER: &str = "SETTLEMENT_TEST_FOLDER";
 
 /// Runs this binary's test `child` on a folder until it is killed at a failpoint.
@@ -72,7 +72,7 @@ pub fn killed_at(place: &str, folder: &Path) {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    // The child's own limits end first.
+    // The child's own timeouts are shorter.
     let deadline = Instant::now() + 3 * testkit::PATIENCE;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -93,7 +93,7 @@ pub fn node() -> NodeId {
     NodeId::new(NODE).unwrap()
 }
 
-/// Small tables: each test has several instances.
+/// Small tables, because each test has several instances.
 pub fn bounds() -> AdmissionConfig {
     AdmissionConfig {
         orders_max: 4_096,
@@ -125,7 +125,7 @@ pub fn replayed(records: &[Record]) -> State {
 }
 
 impl Market {
-    /// Users, instruments and a trading hold for money and each instrument per user.
+    /// Creates users, instruments, and a trading hold per user for money and each instrument.
     pub fn new(seed: u64) -> Self {
         let mut market = Self {
             rng: SmallRng::seed_from_u64(seed),
@@ -180,7 +180,7 @@ impl Market {
     }
 
     /// Settlement's trading state before the first record.
-    pub fn nothing(&self) -> TradingState {
+    pub fn initial_state(&self) -> TradingState {
         TradingState::of(&State::new(node(), bounds()), self.names().clone())
     }
 
@@ -196,7 +196,7 @@ impl Market {
         self.state.order(handle).unwrap()
     }
 
-    /// Default hold of a user.
+    /// The trading hold of a user for an asset.
     pub fn trading_hold(user: UserIx, asset: AssetIx) -> HoldIx {
         HoldIx(user.0 * (INSTRUMENTS + 1) + asset.get())
     }
@@ -238,8 +238,8 @@ impl Market {
         self.records.last().unwrap()
     }
 
-    /// Asks admission; `None` if it refuses.
-    fn ask(&mut self, request: &Request) -> Option<Command> {
+    /// Submits the command that admission makes of a request; `None` if admission refuses.
+    fn admit(&mut self, request: &Request) -> Option<Command> {
         let command = self.admission().admit(request, self.time_ns).ok()?;
         self.submit(command);
         Some(command)
@@ -258,7 +258,7 @@ impl Market {
         self.enter(&request)
     }
 
-    /// The same, entered by the user's session under a client order id; opens the session.
+    /// Opens a session of the user and enters an order on it under a client order id.
     pub fn order_of_session(&mut self, session: u32, id: u64, user: u32, side: Side) -> TradeParty {
         let session = SessionIx(session);
         self.submit(Command::OpenSession(OpenSession {
@@ -280,7 +280,7 @@ impl Market {
     }
 
     fn enter(&mut self, request: &Request) -> Option<Handle> {
-        match self.ask(request)? {
+        match self.admit(request)? {
             Command::New(new) => Some(new.handle),
             other => panic!("{other:?}"),
         }
@@ -319,7 +319,7 @@ impl Market {
 
     pub fn cancel(&mut self, handle: Handle) {
         let order = self.order_of(handle);
-        self.ask(&Request::Cancel(CancelRequest {
+        self.admit(&Request::Cancel(CancelRequest {
             order: OrderRef::Handle(handle),
             user: order.user,
             session: SessionIx::NONE,
@@ -344,7 +344,7 @@ impl Market {
             limit_checked: true,
             key_hash: Id128::NONE,
         });
-        self.ask(&request).is_some()
+        self.admit(&request).is_some()
     }
 
     /// Submits one random command.
@@ -377,7 +377,7 @@ impl Market {
             self.amend(handle, price, open);
         } else if pick < 95 {
             let user = UserIx(self.rng.random_range(0..USERS));
-            self.ask(&Request::MassCancel(MassCancelRequest {
+            self.admit(&Request::MassCancel(MassCancelRequest {
                 scope: MassScope::User(user),
                 instrument: InstrumentIx::NONE,
                 side: None,
@@ -389,12 +389,12 @@ impl Market {
             }))
             .unwrap();
         } else {
-            self.single();
+            self.order_with_own_hold();
         }
     }
 
     /// A gRPC order with a hold of its own, funded with the amount it draws.
-    pub fn single(&mut self) -> Option<Handle> {
+    pub fn order_with_own_hold(&mut self) -> Option<Handle> {
         let user = self.rng.random_range(0..USERS);
         let price = self.rng.random_range(90..=110);
         let quantity = self.rng.random_range(1..=60);

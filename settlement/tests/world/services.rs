@@ -19,18 +19,18 @@ use types::{Command, Decimal};
 use super::journalled::Journalled;
 use super::{Market, Record, in_time};
 
-/// Commands that settlement asked the journal for.
-pub type Asked = Arc<Mutex<Vec<Command>>>;
+/// Commands that settlement submitted to the journal.
+pub type Submitted = Arc<Mutex<Vec<Command>>>;
 
-/// A journal that accepts every command, and the list of them.
-pub fn journal_double() -> (JournalPort, Asked) {
+/// A journal port that accepts every command, and the list of them.
+pub fn journal_double() -> (JournalPort, Submitted) {
     journal_of_busy_engines(Arc::default())
 }
 
 /// The same, but mass cancels fail while the engines are busy.
-pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked) {
-    let asked = Asked::default();
-    let noted = asked.clone();
+pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Submitted) {
+    let submitted = Submitted::default();
+    let noted = submitted.clone();
     let port: JournalPort = Arc::new(move |command| {
         let is_cancel = matches!(command, Command::MassCancel(_));
         let answer = match is_cancel && are_busy.load(Ordering::SeqCst) {
@@ -42,7 +42,7 @@ pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked
         };
         Box::pin(std::future::ready(answer))
     });
-    (port, asked)
+    (port, submitted)
 }
 
 /// Ledger, chain double and settlement over one folder.
@@ -51,8 +51,8 @@ pub struct Platform {
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub settlement: SettlementHandle,
     pub backlog: Arc<Backlog>,
-    /// Commands that settlement asked the journal for, in order.
-    pub asked: Asked,
+    /// Commands that settlement submitted to the journal, in order.
+    pub submitted: Submitted,
     /// `None` if the test has a node of its own.
     journal: Option<Journalled>,
     ledger_handle: ledger::LedgerHandle,
@@ -89,7 +89,7 @@ impl Platform {
         Self::try_start(folder, config, records).await.unwrap()
     }
 
-    /// Like [`Platform::start`].
+    /// Like [`Platform::start`], but returns the replica's error.
     ///
     /// # Errors
     /// The replica does not start.
@@ -101,7 +101,7 @@ impl Platform {
         Self::start_on(folder, config, records, journal_double()).await
     }
 
-    /// The same with a journal port for settlement's commands.
+    /// Like [`Platform::start`], with a journal port for settlement's commands.
     ///
     /// # Errors
     /// The replica does not start.
@@ -109,17 +109,17 @@ impl Platform {
         folder: &Path,
         config: SettlementConfig,
         records: &[Record],
-        (port, asked): (JournalPort, Asked),
+        (port, submitted): (JournalPort, Submitted),
     ) -> Result<Self, ReplicaError> {
         let backlog = Arc::<Backlog>::default();
         let journal = Journalled::open(folder, backlog.clone())?;
         journal.feed(records);
         let mut platform = Self::over(folder, config, journal.replica(), backlog, port).await;
-        (platform.journal, platform.asked) = (Some(journal), asked);
+        (platform.journal, platform.submitted) = (Some(journal), submitted);
         Ok(platform)
     }
 
-    /// The same over any replica.
+    /// Like [`Platform::start`], over any replica.
     pub async fn over(
         folder: &Path,
         config: SettlementConfig,
@@ -136,10 +136,10 @@ impl Platform {
             ..Default::default()
         };
         let (ledger_slot, cfa_slot) = (rpc::LocalSlot::new(), rpc::LocalSlot::new());
-        let cfa_door = rpc::Channel::local(&cfa_slot, "sandbox.service");
+        let cfa_channel = rpc::Channel::local(&cfa_slot, "sandbox.service");
         let ledger_handle = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log, cfa_door),
+            ledger::LedgerDeps::new(log, cfa_channel),
             stop_ledger.clone(),
         )
         .await
@@ -163,7 +163,7 @@ impl Platform {
             ledger: LedgerServiceClient::new(channel),
             settlement: settlement.await.unwrap(),
             backlog,
-            asked: Asked::default(),
+            submitted: Submitted::default(),
             journal: None,
             ledger_handle,
             ledger_slot,
@@ -229,9 +229,9 @@ impl Platform {
         }
     }
 
-    /// Whether settlement has asked for a command.
-    pub fn has_asked(&self, command: Command) -> bool {
-        self.asked.lock().unwrap().contains(&command)
+    /// Whether settlement has submitted a command.
+    pub fn has_submitted(&self, command: Command) -> bool {
+        self.submitted.lock().unwrap().contains(&command)
     }
 
     /// Waits until settlement has journalled that everything up to `sequence` is final.
@@ -241,20 +241,20 @@ impl Platform {
             _ => false,
         };
         let waiting = async {
-            while !self.asked.lock().unwrap().iter().any(is_final) {
+            while !self.submitted.lock().unwrap().iter().any(is_final) {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         };
         let waited = tokio::time::timeout(testkit::PATIENCE, waiting).await;
-        waited.unwrap_or_else(|_| panic!("not reported: {:?}", self.asked.lock().unwrap()));
+        waited.unwrap_or_else(|_| panic!("not reported: {:?}", self.submitted.lock().unwrap()));
     }
 
     /// Whether settlement has journalled that a trade is bust.
     pub fn is_bust(&self, trade: &str) -> bool {
         let trade = types::Id128::parse(trade).expect("a public id");
-        let is_its =
+        let is_same =
             |command: &Command| matches!(command, Command::Bust(bust) if bust.trade == trade);
-        self.asked.lock().unwrap().iter().any(is_its)
+        self.submitted.lock().unwrap().iter().any(is_same)
     }
 
     pub fn feed(&self, records: &[Record]) {
