@@ -1,8 +1,8 @@
 //! Sinks of critical alerts besides the log: Slack and PagerDuty (specification 5.7, R022).
 //!
-//! The environment names the receivers. Alerts are events of this service's own topic; a consumer
+//! Environment variables name the receivers. Alerts are events of the payments topic. A consumer
 //! delivers them at least once and retries while a receiver is unavailable. Without a receiver the
-//! log is the only sink. The values are secrets and are never printed.
+//! log is the only sink. The variables are secrets and are never printed.
 
 use std::{fmt, time::Duration};
 
@@ -33,17 +33,17 @@ impl fmt::Debug for AlertSinks {
 }
 
 impl AlertSinks {
-    /// `AlertSinks::from_env(|name| std::env::var(name).ok())`.
+    /// Reads the receivers with `variable`, usually `|name| std::env::var(name).ok()`.
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> AlertSinks {
-        let given = |name| variable(name).filter(|value| !value.trim().is_empty());
+        let non_blank = |name| variable(name).filter(|value| !value.trim().is_empty());
         AlertSinks {
-            slack_url: given(SLACK_VARIABLE),
-            pagerduty_key: given(PAGERDUTY_VARIABLE),
+            slack_url: non_blank(SLACK_VARIABLE),
+            pagerduty_key: non_blank(PAGERDUTY_VARIABLE),
             pagerduty_url: None,
         }
     }
 
-    /// Sends to another address than PagerDuty's (a proxy, a test double).
+    /// Replaces PagerDuty's address, for a proxy or a test double.
     pub fn with_pagerduty_url(mut self, url: &str) -> AlertSinks {
         self.pagerduty_url = Some(url.to_owned());
         self

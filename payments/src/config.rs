@@ -1,4 +1,4 @@
-//! Settings of the gateway: every limit with its default.
+//! Settings of the gateway with their defaults.
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use rail::{policy::ClientPolicy, purpose_code::Requisites};
 
+/// Settings of the payments gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PaymentsConfig {
@@ -15,10 +16,10 @@ pub struct PaymentsConfig {
     pub keys_dir: PathBuf,
     /// Address of the bank and fast-payment system.
     pub bank_url: String,
-    /// Its name in receipts: transaction ids are unique per bank. Not changed while it is the same
-    /// bank: its transactions would count as others.
+    /// The bank's name in receipts, because transaction ids are unique per bank. Must not change
+    /// for the same bank: a repeated report would count as a new transaction.
     pub bank_id: String,
-    /// The platform's account, where deposits arrive and payouts leave.
+    /// The platform's account for deposits and payouts.
     pub requisites: Requisites,
     /// Fixed text of a deposit's purpose (specification 4.2.3).
     pub deposit_purpose: String,
@@ -28,17 +29,21 @@ pub struct PaymentsConfig {
     pub intent_life_s: u32,
     /// Delay before the first status poll of an intent; then it doubles.
     pub poll_first_ms: u64,
+    /// Longest delay between two polls of a pending intent.
     pub poll_most_ms: u64,
-    /// Delay between polls of an intent that has failed or expired, and how long after its lifetime
-    /// it is polled, in seconds: its money may still arrive while the webhook is lost.
+    /// Delay between polls of an intent that has failed or expired: its money may still arrive
+    /// while the webhook is lost.
     pub late_poll_pause_ms: u64,
+    /// How long an intent is polled after its lifetime, in seconds.
     pub late_poll_window_s: u32,
     /// Delay before the first retry or poll of a payout; then it doubles.
     pub payout_pause_first_ms: u64,
+    /// Longest delay between two attempts or polls of a payout.
     pub payout_pause_most_ms: u64,
-    /// Readings before a difference is reported: amounts in motion between two reads are no
+    /// Maximum readings before a difference is reported: amounts in flight between two reads are no
     /// difference.
     pub reconcile_readings: u32,
+    /// Pause between two readings.
     pub reconcile_pause_ms: u64,
     /// Reconcile each business day at its cut-off.
     pub daily_reconciliation: bool,

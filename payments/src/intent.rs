@@ -3,12 +3,12 @@
 //! ```text
 //! PENDING --> SUCCESS --> REFUNDED
 //!    |           ^
-//!    +-> FAILED -+        late success: the money arrived, so it counts and is flagged
+//!    +-> FAILED -+        late success: the money arrived, so it counts; the intent is flagged
 //!    +-> EXPIRED +
 //! ```
 //!
-//! A report never reverts SUCCESS; only a refund paid by the bank moves it on. Any other report
-//! leaves the intent unchanged.
+//! No report changes SUCCESS; REFUNDED follows only when the bank has executed a refund payout. A
+//! report without an arrow leaves the intent unchanged.
 
 use rail::Rub;
 use types::{PaymentStatus, code_enum};
@@ -16,7 +16,7 @@ use types::{PaymentStatus, code_enum};
 code_enum! {
     /// Payment method.
     PaymentMethod: i32 {
-        /// A fast-payment link to open on the payer's phone; no picture.
+        /// A fast-payment link to open on the payer's phone, without a QR code.
         SbpC2b = 1 "SBP_C2B",
         /// A fast-payment QR code and its link.
         SbpQr = 2 "SBP_QR",
@@ -39,16 +39,16 @@ pub struct Intent {
     pub qr_payload: String,
     pub idempotency_key: String,
     pub correlation_id: String,
-    /// SUCCESS came after FAILED or EXPIRED.
+    /// SUCCESS followed FAILED or EXPIRED.
     pub late: bool,
     pub created_at_us: i64,
     pub expires_at_us: i64,
     pub updated_at_us: i64,
 }
 
-/// Result of a bank report.
+/// Effect of a bank report on an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Transition {
     /// Nothing new: a repeat, or a report outranked by a final state.
     Unchanged,
     /// Store the status. `deposited`: publish FiatDeposited, in the same transaction.
@@ -60,21 +60,21 @@ pub enum Step {
 }
 
 /// The transition rule for webhooks and status polls.
-pub fn on_report(current: PaymentStatus, reported: PaymentStatus) -> Step {
+pub fn on_report(current: PaymentStatus, reported: PaymentStatus) -> Transition {
     use PaymentStatus::{Expired, Failed, Pending, Success};
     let late = match (current, reported) {
         (Pending, Success) => false,
         (Failed | Expired, Success) => true,
         (Pending, Failed | Expired) => {
-            return Step::Move {
+            return Transition::Move {
                 to: reported,
                 deposited: false,
                 late: false,
             };
         }
-        _ => return Step::Unchanged,
+        _ => return Transition::Unchanged,
     };
-    Step::Move {
+    Transition::Move {
         to: Success,
         deposited: true,
         late,
@@ -98,12 +98,13 @@ mod tests {
                     (Pending, Expired) => Some((Expired, false, false)),
                     _ => None,
                 };
-                let expected =
-                    expected.map_or(Step::Unchanged, |(to, deposited, late)| Step::Move {
+                let expected = expected.map_or(Transition::Unchanged, |(to, deposited, late)| {
+                    Transition::Move {
                         to,
                         deposited,
                         late,
-                    });
+                    }
+                });
                 assert_eq!(
                     on_report(*current, *reported),
                     expected,
@@ -121,7 +122,7 @@ mod tests {
             let (mut status, mut deposits) = (PaymentStatus::Pending, 0);
             for place in 0..5 {
                 let reported = PaymentStatus::ALL[(code / 5_u32.pow(place) % 5) as usize];
-                if let Step::Move { to, deposited, .. } = on_report(status, reported) {
+                if let Transition::Move { to, deposited, .. } = on_report(status, reported) {
                     assert_ne!(status, PaymentStatus::Success);
                     status = to;
                     deposits += u32::from(deposited);

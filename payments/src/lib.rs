@@ -11,9 +11,11 @@
 //! | `api` | RPC, HTTP and events: the only module that uses generated messages |
 //! | `alert` | sinks of critical alerts |
 //!
-//! Architecture invariants: an unverified webhook changes nothing; money leaves only after the burn
-//! is final (T06); every state change commits with its event in one transaction; a bank request is
-//! repeated only with the same request id.
+//! Architecture invariants:
+//! - An unverified webhook changes nothing.
+//! - Money leaves only after a final burn, or as the refund of a refused deposit (T06, T24).
+//! - Every state change commits with its event in one transaction.
+//! - A bank request is repeated only with the same request id.
 
 pub mod alert;
 mod api;

@@ -7,20 +7,22 @@
 //! ```
 //!
 //! Money leaves only after the release, which needs a reason: a successful burn of the same user
-//! and amount, or a refunded deposit. `ordered_at_us` is set *before* the order is sent. From then
-//! on the payout cannot be cancelled, and every attempt repeats the same bank request id, to which
-//! the bank returns the same transfer. A stopped payout (its user is blocked, T48) waits.
+//! and amount, or a refused deposit to refund. `ordered_at_us` is set *before* the order is sent.
+//! From then on the payout cannot be cancelled. Every attempt repeats the same bank request id, for
+//! which the bank returns the same transfer. A stopped payout (its user is blocked or on a
+//! sanctions list, T48) waits.
+
 use rail::Rub;
 use types::PaymentStatus;
 
 /// The burn was reverted: no event, because no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
 
-/// Prefix of a payout that may refund a suspended deposit. The payment id follows (T24), then
+/// Id prefix of a payout that may refund a suspended deposit. The payment id follows (T24), then
 /// `:<n>` after a failed refund.
 const REFUND_PREFIX: &str = "refund-";
 
-/// Payment that a payout with this id would refund.
+/// Payment id of the deposit that a payout with this id would refund.
 pub fn refund_candidate(payout_id: &str) -> Option<&str> {
     let rest = payout_id.strip_prefix(REFUND_PREFIX)?;
     Some(
@@ -36,15 +38,15 @@ pub struct Payout {
     pub user_id: String,
     pub amount: Rub,
     pub bank_account: String,
-    /// The suspended deposit that this payout refunds. Decided when it is recorded: the id is no
-    /// proof.
+    /// Payment id of the suspended deposit that this payout refunds. Decided when the payout is
+    /// recorded, because its id alone proves nothing.
     pub refunds: Option<String>,
     pub status: PaymentStatus,
-    /// The burn is final and the money may leave.
+    /// Time since which the money may leave: the burn is final, or the refund is justified.
     pub released_at_us: Option<i64>,
     /// Time since which the bank may have an order.
     pub ordered_at_us: Option<i64>,
-    /// Why the payout is stopped, if it is.
+    /// Reason why the payout is stopped, if it is.
     pub stopped: Option<String>,
     /// Empty until the bank accepts the order.
     pub bank_transfer_id: String,
@@ -60,6 +62,7 @@ pub struct Payout {
 }
 
 impl Payout {
+    /// Not final.
     pub fn is_open(&self) -> bool {
         self.status == PaymentStatus::Pending
     }
@@ -68,13 +71,13 @@ impl Payout {
         self.is_open() && self.released_at_us.is_none()
     }
 
-    /// A contradiction in the row; asserted before writing, checked after reading.
+    /// A violated invariant of the row: asserted before a write, an error after a read.
     pub fn contradiction(&self) -> Option<&'static str> {
         let is_ordered = self.ordered_at_us.is_some();
         if self.amount.kopecks() <= 0 {
-            Some("a payout of nothing")
+            Some("payout amount is not positive")
         } else if is_ordered && self.released_at_us.is_none() {
-            Some("a payout ordered before its release")
+            Some("payout is ordered before its release")
         } else {
             None
         }
@@ -92,14 +95,15 @@ pub enum Next {
     Poll,
 }
 
-pub fn next(payout: &Payout, now_us: i64) -> Next {
+/// The action that is due for a payout at `now_us`.
+pub fn next_action(payout: &Payout, now_us: i64) -> Next {
     if !payout.is_open() || payout.released_at_us.is_none() || payout.next_attempt_at_us > now_us {
         return Next::Wait;
     }
     if !payout.bank_transfer_id.is_empty() {
         return Next::Poll;
     }
-    // A stop holds back only the first order: a transfer that may be at the bank is followed up.
+    // A stop delays only the first order: a transfer that may be at the bank is followed up.
     if payout.stopped.is_some() && payout.ordered_at_us.is_none() {
         return Next::Wait;
     }
@@ -124,7 +128,7 @@ pub enum TransferOutcome {
     },
 }
 
-/// Result of a bank report.
+/// Effect of a bank report on a payout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Unchanged,
@@ -136,6 +140,7 @@ pub enum Outcome {
     Failed,
 }
 
+/// The transition rule for reports of a transfer.
 pub fn on_transfer_report(payout: &Payout, report: &TransferOutcome) -> Outcome {
     if !payout.is_open() {
         return Outcome::Unchanged;
@@ -148,7 +153,7 @@ pub fn on_transfer_report(payout: &Payout, report: &TransferOutcome) -> Outcome 
     }
 }
 
-/// Result of a cancel.
+/// Effect of a cancel on a payout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
     /// FAILED with the caller's code. `event`: publish PayoutFailed.
@@ -156,15 +161,16 @@ pub enum Cancel {
     /// Already final: the stored payout is returned.
     AlreadyFinal,
     /// Refused: the bank may have the order.
-    AtTheBank,
+    AlreadySent,
 }
 
+/// The transition rule for a cancel.
 pub fn on_cancel(payout: &Payout, failure_code: &str) -> Cancel {
     if !payout.is_open() {
         return Cancel::AlreadyFinal;
     }
     if payout.ordered_at_us.is_some() {
-        return Cancel::AtTheBank;
+        return Cancel::AlreadySent;
     }
     Cancel::Fail {
         event: failure_code != BURN_REVERTED,
@@ -202,24 +208,24 @@ mod tests {
     #[test]
     fn r123_nothing_is_ordered_before_the_release() {
         let mut p = payout();
-        assert_eq!(next(&p, 10), Next::Wait);
+        assert_eq!(next_action(&p, 10), Next::Wait);
         p.released_at_us = Some(2);
-        assert_eq!(next(&p, 10), Next::Order);
+        assert_eq!(next_action(&p, 10), Next::Order);
         p.next_attempt_at_us = 11;
-        assert_eq!(next(&p, 10), Next::Wait);
+        assert_eq!(next_action(&p, 10), Next::Wait);
         p.next_attempt_at_us = 0;
         p.stopped = Some("user is blocked".into());
-        assert_eq!(next(&p, 10), Next::Wait);
+        assert_eq!(next_action(&p, 10), Next::Wait);
         p.ordered_at_us = Some(3);
         assert_eq!(
-            next(&p, 10),
+            next_action(&p, 10),
             Next::Order,
             "an order that may be at the bank is followed up"
         );
         p.bank_transfer_id = "t1".into();
-        assert_eq!(next(&p, 10), Next::Poll);
+        assert_eq!(next_action(&p, 10), Next::Poll);
         p.status = PaymentStatus::Success;
-        assert_eq!(next(&p, 10), Next::Wait);
+        assert_eq!(next_action(&p, 10), Next::Wait);
     }
 
     // rows: R123
@@ -230,12 +236,12 @@ mod tests {
         p.ordered_at_us = Some(3);
         assert_eq!(
             p.contradiction(),
-            Some("a payout ordered before its release")
+            Some("payout is ordered before its release")
         );
         p.released_at_us = Some(2);
         assert_eq!(p.contradiction(), None);
         p.amount = Rub::from_kopecks(0);
-        assert_eq!(p.contradiction(), Some("a payout of nothing"));
+        assert_eq!(p.contradiction(), Some("payout amount is not positive"));
     }
 
     // rows: R321
@@ -245,7 +251,7 @@ mod tests {
         assert_eq!(on_cancel(&p, BURN_REVERTED), Cancel::Fail { event: false });
         assert_eq!(on_cancel(&p, "USER_BLOCKED"), Cancel::Fail { event: true });
         p.ordered_at_us = Some(2);
-        assert_eq!(on_cancel(&p, BURN_REVERTED), Cancel::AtTheBank);
+        assert_eq!(on_cancel(&p, BURN_REVERTED), Cancel::AlreadySent);
         p.status = PaymentStatus::Failed;
         assert_eq!(on_cancel(&p, BURN_REVERTED), Cancel::AlreadyFinal);
     }

@@ -1,8 +1,8 @@
 //! Money that the bank reports as received: one receipt per bank transaction (D51); pure.
 //!
-//! A receipt pays an intent, or no intent accounts for it: then it is unmatched, part of the
-//! suspense, and an operator resolves it. Until the bank names a transaction, its receipt has no
-//! transaction id; the next report of the payment is treated as the same transaction.
+//! A matched receipt pays an intent. An unmatched receipt is part of the suspense, and an operator
+//! resolves it. Until the bank reports a transaction id, the receipt has none, and the
+//! next report of the payment counts as the same transaction.
 
 use rail::Rub;
 use types::{PaymentStatus, code_enum};
@@ -32,9 +32,9 @@ code_enum! {
 pub struct Receipt {
     pub receipt_id: String,
     pub bank_id: String,
-    /// `None`: the bank has not named it yet.
+    /// `None`: the bank has not reported it yet.
     pub transaction_id: Option<String>,
-    /// As the bank names it; may be unknown.
+    /// Payment id of the bank's report; there may be no such intent.
     pub payment_id: String,
     pub amount: Rub,
     /// `None`: an intent accounts for it.
@@ -52,19 +52,20 @@ impl Receipt {
     }
 }
 
-/// What a report of received money means.
+/// Result of matching a report of received money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// It pays the intent.
+    /// The money pays the intent.
     Pays,
-    /// Its transaction pays an intent already.
+    /// The transaction has paid an intent before.
     Repeat,
     Unmatched(UnmatchedReason),
 }
 
-/// Matches a report of received money with its intent. `stored`: the receipt of its transaction, if
-/// there is one. An unmatched one is matched again, also under another payment: the bank may
-/// correct amount and payment. One that pays an intent stays so.
+/// Matches a report of received money with its intent. `stored`: the receipt of its transaction.
+///
+/// An unmatched receipt is matched again, also with another payment, because the bank may correct
+/// amount and payment. A matched receipt stays matched.
 pub fn match_receipt(intent: Option<&Intent>, stored: Option<&Receipt>, amount: Rub) -> Match {
     use PaymentStatus::{Expired, Failed, Pending, Refunded, Success};
     if stored.is_some_and(|receipt| receipt.unmatched.is_none()) {
@@ -84,14 +85,14 @@ pub fn match_receipt(intent: Option<&Intent>, stored: Option<&Receipt>, amount: 
 /// Longest transaction id, in bytes (D49).
 const TRANSACTION_ID_BYTES_MAX: usize = 128;
 
-/// A transaction id as the bank names it. One that is no id counts as none, so that its money is
-/// not lost.
-pub fn transaction_id(named: Option<String>) -> Option<String> {
+/// A valid transaction id of a bank report. An invalid one counts as absent, so that the money is
+/// still recorded.
+pub fn valid_transaction_id(named: Option<String>) -> Option<String> {
     let named = named.filter(|id| !id.trim().is_empty())?;
     if named.len() > TRANSACTION_ID_BYTES_MAX || named.chars().any(char::is_control) {
         tracing::warn!(
             bytes = named.len(),
-            "the bank names a transaction by no valid id"
+            "bank reported an invalid transaction id; it is treated as absent"
         );
         return None;
     }
@@ -173,12 +174,12 @@ mod tests {
 
     #[test]
     fn d49_only_a_printable_text_is_a_transaction_id() {
-        let read = |named: &str| transaction_id(Some(named.to_owned()));
+        let read = |named: &str| valid_transaction_id(Some(named.to_owned()));
         assert_eq!(read("t-1"), Some("t-1".to_owned()));
         assert_eq!(read(&"x".repeat(128)).map(|id| id.len()), Some(128));
         for named in ["", "  ", "a\0b", &"x".repeat(129)] {
             assert_eq!(read(named), None, "{named:?}");
         }
-        assert_eq!(transaction_id(None), None);
+        assert_eq!(valid_transaction_id(None), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Reconciliation arithmetic (specification 4.2.6, T28): bank balance against token supply; pure.
 //!
-//! `bank - supply = deposits paid but not minted + burned but not paid out + paid but refused
-//! (suspense) + unexplained`. `balanced` is strict: the first two numbers are equal. The
-//! unexplained part needs an operator.
+//! `bank - supply = deposits paid but not minted + burned but not paid out + suspense +
+//! unexplained`. Suspense: deposits whose tokens were refused, and unmatched receipts. A report is
+//! balanced only if bank and supply are equal. The unexplained part needs an operator.
 
 use rail::{Rub, RubError};
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum TokenState {
     Missing,
     Underway,
     Finalized,
-    /// REJECTED or FAILED. The user has the tokens of a redemption again.
+    /// REJECTED or FAILED. For a redemption, the user has the tokens again.
     Ended,
     /// REFUNDED: a refund payout returns the deposit.
     Refunded,
@@ -32,7 +32,7 @@ pub enum TokenState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenSide {
     pub state: TokenState,
-    /// Block of its transaction; 0 without one.
+    /// Block of the operation's transaction; 0 without one.
     pub block_number: u64,
 }
 
@@ -42,7 +42,7 @@ impl TokenSide {
         block_number: 0,
     };
 
-    /// The supply read at `supply_block` includes its transaction.
+    /// Whether the supply at `supply_block` includes the operation's transaction.
     fn is_in_supply(self, supply_block: u64) -> bool {
         match self.state {
             TokenState::Finalized => true,
@@ -78,7 +78,7 @@ pub enum PayoutPart {
     InFlight,
     /// Tokens not burned yet: bank and supply agree.
     NotBurned,
-    /// Both sides are done; never read again.
+    /// Both sides are done: no longer part of the explanation.
     Settled,
 }
 

@@ -13,6 +13,7 @@ use crate::{
     service::Fault,
 };
 
+/// Clients of the CFA service and the chain connector.
 pub struct Tokens {
     pub cfa: CfaClient,
     pub chain: ChainClient,
@@ -58,8 +59,8 @@ impl Tokens {
         Ok(redemptions.find(|operation| operation.status == submitted))
     }
 
-    /// Operations of CFA-RUB with this external reference, newest first. Other instruments and
-    /// kinds may use the same reference.
+    /// Operations of CFA-RUB with this type and external reference, newest first. Other instruments
+    /// and types may use the same reference.
     async fn operations(
         &self,
         context: &Context,
@@ -79,7 +80,8 @@ impl Tokens {
     }
 }
 
-/// A retried issue is a second operation of the same payment: the furthest one counts.
+/// State of the operation that has progressed furthest: a retried issue is a second operation of
+/// the same payment.
 fn token_side(operations: &[Operation]) -> TokenSide {
     let sides = operations.iter().map(|operation| TokenSide {
         state: match operation.status {

@@ -17,7 +17,7 @@ use crate::{
     service::{Fault, Gateway},
 };
 
-/// Rows per read.
+/// Maximum rows per read.
 const BATCH: i64 = 64;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
@@ -29,19 +29,19 @@ const CUT_OFF_RETRY_MS: u64 = 30_000;
 const ALERT_GROUP: &str = "payments.alerts";
 const USERS_GROUP: &str = "payments.users";
 
-/// Sends and follows payouts.
+/// Orders released payouts at the bank and polls their transfers.
 pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let due = payouts::due(gateway.db.read(), clock::now_us(), BATCH).await;
         for payout in log_store(&gateway, due).unwrap_or_default() {
-            // Cancel-safe: the state to keep is stored before the bank is called.
+            // Cancel-safe: the step stores its state before it calls the bank.
             let stepped = tokio::select! {
                 () = shutdown.cancelled() => return,
                 stepped = gateway.step_payout(&payout.payout_id) => stepped,
             };
             if let Err(fault) = stepped {
                 tracing::warn!(payout_id = payout.payout_id, user_id = payout.user_id,
-                    correlation_id = payout.correlation_id, %fault, "payout waits");
+                    correlation_id = payout.correlation_id, %fault, "payout step failed; retrying later");
             }
         }
         let next = payouts::next_due_us(gateway.db.read()).await;
@@ -54,7 +54,7 @@ pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Polls intents, and expires pending ones that are due.
+/// Polls intents, and expires pending ones after their lifetime.
 pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let due = intents::due(gateway.db.read(), clock::now_us(), BATCH).await;
@@ -65,7 +65,7 @@ pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
             };
             if let Err(fault) = polled {
                 tracing::warn!(payment_id = intent.payment_id, user_id = intent.user_id,
-                    correlation_id = intent.correlation_id, %fault, "intent waits");
+                    correlation_id = intent.correlation_id, %fault, "intent poll failed; retrying later");
             }
         }
         let next = intents::next_due_us(gateway.db.read()).await;
@@ -77,7 +77,7 @@ pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Reconciles each day after it ends, including a day missed while the service was down.
+/// Reconciles each day after it ends; at the start, also the previous day if it was missed.
 pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
         let day = BusinessDay::of(clock::now_us()).previous();
@@ -104,7 +104,7 @@ pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
 
 async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
     let db = gateway.db.read();
-    if !intents::any_before(db, day.end_us()).await? || reports::closed(db, day).await? {
+    if !intents::any_before(db, day.end_us()).await? || reports::is_closed(db, day).await? {
         return Ok(());
     }
     let correlation_id = rpc::Context::new("payments").correlation_id;
@@ -140,7 +140,7 @@ pub async fn run_users(
         let gateway = gateway.clone();
         async move {
             if let Some((user_id, change)) = emit::read_user_change(&event) {
-                gateway.take_user_change(&event, &user_id, &change).await?;
+                gateway.apply_user_change(&event, &user_id, &change).await?;
             }
             Ok(())
         }
@@ -169,7 +169,7 @@ fn log_store<T>(gateway: &Gateway, result: sqlx::Result<T>) -> Option<T> {
             Some(value)
         }
         Err(error) => {
-            tracing::error!(%error, "store cannot be read");
+            tracing::error!(%error, "payments store cannot be read; retrying");
             gateway.health.set_failing("store", "cannot be read");
             None
         }

@@ -36,7 +36,7 @@ fn applied(
     for record in records {
         trading_state.apply(&record.applied, &mut changes);
     }
-    let (orders, holds) = (trading_state.orders().back_up(), trading_state.holds());
+    let (orders, holds) = (trading_state.orders().copied(), trading_state.holds());
     (
         (trading_state.position(), trading_state.trades()),
         orders.collect(),

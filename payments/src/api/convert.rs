@@ -28,8 +28,8 @@ pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, S
         .map_err(|error| rpc::status::invalid_argument(field, error.to_string()))
 }
 
-/// An amount claimed by the bank. `None` if it is not in roubles or not exact in kopecks: equal to
-/// no intent.
+/// The unsigned amount of a webhook. `None` if it is not in roubles or not exact in kopecks: it
+/// matches no intent.
 pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
     let amount = amount.filter(|amount| amount.currency_code == rail::CURRENCY)?;
     amount.amount.as_ref()?.value.parse().ok()
@@ -124,7 +124,7 @@ pub fn report(report: &Report) -> pb::ReconcileReport {
     }
 }
 
-/// D23: exact text, code, reason.
+/// Maps a fault to a status with the text, code and reason of D23.
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Status {
         use rpc::status::{
@@ -141,7 +141,7 @@ impl From<Fault> for Status {
             Fault::PayoutNotFound => not_found("PAYOUT_NOT_FOUND", text),
             Fault::ReportNotFound => not_found("REPORT_NOT_FOUND", text),
             Fault::LimitExceeded(_) => failed_precondition("LIMIT_EXCEEDED", text),
-            Fault::PayoutAtTheBank => failed_precondition("PAYOUT_SENT", text),
+            Fault::PayoutSent => failed_precondition("PAYOUT_SENT", text),
             Fault::NotBurned => failed_precondition("NOT_BURNED", text),
             Fault::BurnNotFinal => failed_precondition("BURN_NOT_FINAL", text),
             Fault::DepositNotRefundable => failed_precondition("DEPOSIT_NOT_REFUNDABLE", text),

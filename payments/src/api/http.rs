@@ -1,8 +1,8 @@
 //! HTTP reads (D43) and the bank's webhook (D29).
 //!
 //! The webhook returns 200 for an accepted or repeated event, 401 for a bad signature, 404 for an
-//! unknown payment, 409 for another amount, 400 for a signed but invalid body, 413 for an oversized
-//! body. Any other failure is internal: 5xx, and the bank retries.
+//! unknown payment or payout, 409 for another amount, 400 for a signed but invalid body, 413 for an
+//! oversized body. Any other failure is 5xx, and the bank retries.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ async fn webhook(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: 
         timestamp: header(TIMESTAMP_HEADER),
         signatures: header(SIGNATURE_HEADER),
     };
-    match gateway.take_webhook(signed, &body, None).await {
+    match gateway.handle_webhook(signed, &body, None).await {
         Ok(_) => axum::Json(json!({ "received": true })).into_response(),
         Err(fault) => {
             let conflict = matches!(fault, Fault::AmountMismatch);

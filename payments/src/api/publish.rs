@@ -1,5 +1,5 @@
-//! Events on `platform.payments.events.v1` (specification 6.3). An id derives from the event's
-//! cause, so one cause never makes two events.
+//! Events on `platform.payments.events.v1` (specification 6.3). An event's id derives from its type
+//! and key, so a repeat publishes the same id.
 
 use events::Event;
 use prost::Message;
@@ -98,7 +98,7 @@ pub fn reconciliation_alert(report: &Report, correlation_id: &str) -> Event {
     )
 }
 
-/// Text and report id of an alert event; `None` for any other event.
+/// Report id and text of an alert event; `None` for any other event.
 pub fn read_alert(event: &Event) -> Option<(String, String)> {
     if event.short_type() != "ReconciliationAlertEvent" {
         return None;
@@ -148,9 +148,9 @@ fn event(
     occurred_at_us: i64,
     message: &impl Message,
 ) -> Event {
-    let fact = format!("{SOURCE}:{name}:{key}");
+    let id_name = format!("{SOURCE}:{name}:{key}");
     Event {
-        id: Uuid::new_v5(&Uuid::NAMESPACE_OID, fact.as_bytes()),
+        id: Uuid::new_v5(&Uuid::NAMESPACE_OID, id_name.as_bytes()),
         topic: events::topics::PAYMENTS.to_owned(),
         key: key.to_owned(),
         type_name: format!("dfa.payments.v1.{name}"),

@@ -113,7 +113,7 @@ impl PaymentsService for Api {
             amount: convert::claimed_rub(webhook.amount.as_ref()),
         };
         let body = webhook.provider_payload.as_bytes();
-        match self.0.take_webhook(signed, body, Some(claim)).await? {
+        match self.0.handle_webhook(signed, body, Some(claim)).await? {
             WebhookSubject::Payment(intent) => {
                 Ok(Response::new(pb::HandlePaymentWebhookResponse {
                     intent: Some(convert::intent(&intent)),

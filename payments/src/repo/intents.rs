@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, name, page};
+use super::{Filter, PageBound, page_query, parse_name};
 use rail::Rub;
 use types::PaymentStatus;
 
@@ -13,8 +13,8 @@ fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
         payment_id: row.try_get("payment_id")?,
         user_id: row.try_get("user_id")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
-        method: name(row, "method")?,
-        status: name(row, "status")?,
+        method: parse_name(row, "method")?,
+        status: parse_name(row, "status")?,
         payment_url: row.try_get("payment_url")?,
         qr_payload: row.try_get("qr_payload")?,
         idempotency_key: row.try_get("idempotency_key")?,
@@ -26,7 +26,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
     })
 }
 
-/// False if the user's key exists already: a concurrent call won.
+/// Inserts an intent. Returns false if the user's key exists: a concurrent call was first.
 pub async fn insert_in_tx(
     tx: &mut SqliteConnection,
     intent: &Intent,
@@ -87,7 +87,7 @@ pub async fn list(
     filter: Filter<'_>,
     bound: PageBound<'_>,
 ) -> sqlx::Result<Vec<Intent>> {
-    page("intents", "payment_id", filter, bound)
+    page_query("intents", "payment_id", filter, bound)
         .build()
         .fetch_all(db)
         .await?
@@ -138,7 +138,7 @@ pub async fn due(
     .collect()
 }
 
-/// Pending intents, the next polls first.
+/// Pending intents, each with its number of polls, earliest next poll first.
 pub async fn pending(db: impl SqliteExecutor<'_>, limit: i64) -> sqlx::Result<Vec<(Intent, u32)>> {
     sqlx::query(
         "SELECT * FROM intents INDEXED BY intents_pending \
@@ -156,7 +156,7 @@ fn read_polled(row: &SqliteRow) -> sqlx::Result<(Intent, u32)> {
     Ok((read(row)?, row.try_get("polls")?))
 }
 
-/// Time of the next poll, if an intent is polled.
+/// Time of the next poll in microseconds, if any intent is polled.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
         "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_polled WHERE polled",
@@ -165,7 +165,7 @@ pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64
     .await
 }
 
-/// Schedules the next poll; `None`: there is none.
+/// Counts a poll and schedules the next one; `None` ends the polls.
 pub async fn schedule_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -201,7 +201,7 @@ pub async fn mark_settled_in_tx(tx: &mut SqliteConnection, payment_id: &str) -> 
     Ok(())
 }
 
-/// Whether an intent was created before this time.
+/// Whether any intent was created before this time.
 pub async fn any_before(db: impl SqliteExecutor<'_>, time_us: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM intents WHERE created_at_us < $1)")
         .bind(time_us)

@@ -1,5 +1,5 @@
 //! The store: all SQL of this crate. A change and its events share one transaction. Rows are
-//! decoded into the core's types; a row they cannot express is an error, not a default.
+//! decoded into the core's types; an unknown name or amount is an error, not a default.
 
 pub mod intents;
 pub mod payouts;
@@ -32,9 +32,14 @@ pub struct Filter<'a> {
     pub status: &'a str,
 }
 
-/// A page of a table, newest first. Names the index: with both filters SQLite would scan the index
-/// of the status instead of the user's.
-fn page(table: &str, id: &str, filter: Filter<'_>, bound: PageBound<'_>) -> QueryBuilder<Sqlite> {
+/// Query for a page of a table, newest first. It names the index, because with both filters SQLite
+/// would scan the index by status instead of the index by user.
+fn page_query(
+    table: &str,
+    id: &str,
+    filter: Filter<'_>,
+    bound: PageBound<'_>,
+) -> QueryBuilder<Sqlite> {
     let by = match (filter.user_id, filter.status) {
         ("", "") => "time",
         ("", _) => "status",
@@ -55,8 +60,8 @@ fn page(table: &str, id: &str, filter: Filter<'_>, bound: PageBound<'_>) -> Quer
     query
 }
 
-/// Parses a column with one of our enum names.
-fn name<T: FromStr<Err = TextError>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
+/// Parses a column that contains the name of an enum value.
+fn parse_name<T: FromStr<Err = TextError>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;
     text.parse().map_err(|error| sqlx::Error::ColumnDecode {
         index: column.to_owned(),

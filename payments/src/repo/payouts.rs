@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, name, page};
+use super::{Filter, PageBound, page_query, parse_name};
 use rail::Rub;
 
 use crate::payout::Payout;
@@ -14,7 +14,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
         bank_account: row.try_get("bank_account")?,
         refunds: row.try_get("refunds")?,
-        status: name(row, "status")?,
+        status: parse_name(row, "status")?,
         released_at_us: row.try_get("released_at_us")?,
         ordered_at_us: row.try_get("ordered_at_us")?,
         stopped: row.try_get("stopped")?,
@@ -39,7 +39,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
 /// Inserts a payout, or updates the columns that change during its life.
 ///
 /// # Panics
-/// The payout contradicts itself: the service would pay money that it must not.
+/// The payout violates an invariant: the service could pay money that it must not.
 pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
     let contradiction = payout.contradiction();
     assert!(contradiction.is_none(), "{contradiction:?}: {payout:?}");
@@ -115,7 +115,7 @@ pub async fn list(
     filter: Filter<'_>,
     bound: PageBound<'_>,
 ) -> sqlx::Result<Vec<Payout>> {
-    page("payouts", "payout_id", filter, bound)
+    page_query("payouts", "payout_id", filter, bound)
         .build()
         .fetch_all(db)
         .await?
@@ -144,7 +144,7 @@ pub async fn due(
     .collect()
 }
 
-/// Time of the next due action, if a payout waits for one.
+/// Time of the next due action in microseconds, if a payout waits for one.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
         "SELECT MIN(next_attempt_at_us) FROM payouts INDEXED BY payouts_open \
@@ -199,7 +199,7 @@ pub async fn blocked_reason(
         .await
 }
 
-/// Stops the user's payouts that were not ordered yet, and all new ones (T48).
+/// Blocks a user: stops the payouts that are not ordered yet, and all new ones (T48).
 pub async fn block_user_in_tx(
     tx: &mut SqliteConnection,
     user_id: &str,

@@ -2,12 +2,12 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, page};
+use super::{Filter, PageBound, page_query};
 use rail::{Rub, RubError};
 
 use crate::receipt::Receipt;
 
-/// False if the bank's event was accepted before (T25).
+/// Records a webhook. Returns false if the bank's event was accepted before (T25).
 pub async fn note_webhook_in_tx(
     tx: &mut SqliteConnection,
     event_id: &str,
@@ -48,9 +48,11 @@ fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
     })
 }
 
-/// The receipt that a report of a payment is about: with a transaction id that of the transaction,
-/// or one of the payment that has no id yet; without, one of the payment. Of the payment's receipts
-/// those may be the same money that are unmatched or have the same amount; the matched first.
+/// Finds the stored receipt that a report of a payment is about.
+///
+/// With a transaction id: the receipt of the transaction, or else one of the payment without an id.
+/// Without: one of the payment. A receipt of the payment counts only if it is unmatched or has the
+/// same amount; a matched one has priority.
 pub async fn of_report_in_tx(
     tx: &mut SqliteConnection,
     bank_id: &str,
@@ -121,7 +123,7 @@ pub async fn list(
         user_id: "",
         status,
     };
-    page("receipts", "receipt_id", filter, bound)
+    page_query("receipts", "receipt_id", filter, bound)
         .build()
         .fetch_all(db)
         .await?
@@ -130,7 +132,7 @@ pub async fn list(
         .collect()
 }
 
-/// Sum of unmatched receipts. Cost grows with those that are open, not with those stored.
+/// Sum of unmatched receipts. The cost is proportional to their number, not to all receipts.
 pub async fn unmatched_total(db: impl SqliteExecutor<'_>) -> sqlx::Result<Rub> {
     let amounts: Vec<i64> = sqlx::query_scalar(
         "SELECT amount_minor FROM receipts INDEXED BY receipts_unmatched WHERE status = 'UNMATCHED'",
@@ -219,7 +221,7 @@ mod tests {
         );
         assert_eq!(reported(Some("t"), "paid", 999).await, None);
         assert_eq!(reported(None, "back", 2_000).await, Some((2_000, None)));
-        // Its transaction is known: another one is another payment.
+        // The payment's transaction is known: another transaction is another receipt.
         assert_eq!(
             reported(Some("t-back"), "back", 2_000).await,
             Some((2_000, None))

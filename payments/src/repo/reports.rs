@@ -81,7 +81,7 @@ pub async fn by_key(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Opti
 }
 
 /// Whether the day was reconciled at or after its cut-off.
-pub async fn closed(db: impl SqliteExecutor<'_>, day: BusinessDay) -> sqlx::Result<bool> {
+pub async fn is_closed(db: impl SqliteExecutor<'_>, day: BusinessDay) -> sqlx::Result<bool> {
     sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM reports WHERE business_day = $1 AND created_at_us >= $2)",
     )

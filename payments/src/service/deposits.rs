@@ -15,12 +15,12 @@ use types::PaymentStatus;
 
 use crate::{
     api::publish as emit,
-    intent::{Intent, PaymentMethod, Step, on_report},
-    receipt::{Match, Receipt, match_receipt, transaction_id},
+    intent::{Intent, PaymentMethod, Transition, on_report},
+    receipt::{Match, Receipt, match_receipt, valid_transaction_id},
     repo::{intents, receipts},
 };
 
-/// Limit of intents polled before a reconciliation; the oldest polls go first.
+/// Maximum intents polled before a reconciliation; those with the earliest due poll go first.
 const POLLS_BEFORE_RECONCILIATION: i64 = 200;
 
 /// Arguments of `create_intent`.
@@ -71,8 +71,8 @@ impl Gateway {
         let mut tx = self.db.write().await?;
         if !intents::insert_in_tx(&mut tx, &intent, first_poll_us.min(intent.expires_at_us)).await?
         {
-            // A concurrent call with the same key won. Our payment code was never shown, so it is
-            // never paid.
+            // A concurrent call with the same key was first. The payment code of this call is never
+            // returned, so it is never paid.
             let stored = intents::by_key(&mut *tx, &ask.user_id, key).await?;
             let stored = stored.ok_or(Fault::IntentNotFound)?;
             warn_on_mismatch(&stored, &ask);
@@ -101,13 +101,13 @@ impl Gateway {
                     purpose: purpose.clone(),
                     life_seconds,
                 };
-                let created = self.bank_seen(self.bank.create_qr(&ask_qr).await)?;
-                // A link opens directly; only SBP_QR needs the picture.
-                let picture = match ask.method {
+                let created = self.record_bank_health(self.bank.create_qr(&ask_qr).await)?;
+                // Only SBP_QR returns a QR code; an SBP_C2B link opens directly.
+                let qr_payload = match ask.method {
                     PaymentMethod::SbpQr => created.qr_payload,
                     _ => String::new(),
                 };
-                (created.payment_url, picture, created.expires_at)
+                (created.payment_url, qr_payload, created.expires_at)
             }
             PaymentMethod::BankTransfer => {
                 let announcement = ExpectTransfer {
@@ -116,7 +116,8 @@ impl Gateway {
                     purpose_code: purpose_code::code(&payment_id),
                     life_seconds,
                 };
-                let expected = self.bank_seen(self.bank.expect_transfer(&announcement).await)?;
+                let expected =
+                    self.record_bank_health(self.bank.expect_transfer(&announcement).await)?;
                 let payload = purpose_code::payload(
                     &self.config.requisites,
                     ask.amount,
@@ -146,8 +147,11 @@ impl Gateway {
         })
     }
 
-    /// Applies a bank report, from a webhook or a poll. Money that pays no intent is kept as an
-    /// unmatched receipt, whatever the answer.
+    /// Applies a bank report, from a webhook or a poll. Money that pays no intent is stored as an
+    /// unmatched receipt, also if the report is refused.
+    ///
+    /// # Errors
+    /// `IntentNotFound`, `AmountMismatch`.
     pub async fn on_payment_report(&self, report: &PaymentOutcome) -> Result<Intent, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -182,12 +186,12 @@ impl Gateway {
         }
         let mut deposited_now = false;
         match on_report(intent.status, report.status) {
-            Step::Unchanged => {
+            Transition::Unchanged => {
                 if report.status != intent.status {
                     metrics::counter!("payment_reports_outranked_total").increment(1);
                 }
             }
-            Step::Move {
+            Transition::Move {
                 to,
                 deposited,
                 late,
@@ -215,7 +219,7 @@ impl Gateway {
         Ok(intent)
     }
 
-    /// Stores the receipt that a report of received money is about; `None` for any other report.
+    /// Stores or updates the receipt of a report of received money; `None` for any other report.
     async fn record_receipt(
         &self,
         tx: &mut events::Tx,
@@ -247,14 +251,14 @@ impl Gateway {
                 transaction_id,
                 paid = receipt.payment_id,
                 reported = payment_id,
-                "the bank reports a transaction that has paid one payment for another one"
+                "bank reported a transaction for another payment than the one it has paid; report ignored"
             );
             return Ok(Some(matched));
         }
         receipt.transaction_id = receipt
             .transaction_id
             .or_else(|| report.transaction_id.clone());
-        // What pays an intent stays as it is.
+        // A receipt that pays an intent keeps its payment and amount.
         if matched != Match::Repeat {
             receipt.payment_id.clone_from(payment_id);
             receipt.amount = amount;
@@ -272,17 +276,18 @@ impl Gateway {
         Ok(Some(matched))
     }
 
-    /// Polls the bank for an intent, in case a webhook is lost, and expires the intent when it is
-    /// due (D12). A failed or expired one is polled on for a while: late money counts (T25).
+    /// Polls the bank for an intent, in case a webhook is lost, and expires the intent after its
+    /// lifetime (D12). A failed or expired intent is polled for `late_poll_window_s` more, because
+    /// late money counts (T25).
     pub async fn poll_intent(&self, intent: &Intent, polls: u32) -> Result<(), Fault> {
-        let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
+        let asked = self.record_bank_health(self.bank.payment_status(&intent.payment_id).await);
         let now_us = clock::now_us();
         let reported = match asked {
             Ok(report) => Some(PaymentOutcome {
                 payment_id: intent.payment_id.clone(),
                 status: report.status.into(),
                 amount: Some(report.amount.into()),
-                transaction_id: transaction_id(report.transaction_id),
+                transaction_id: valid_transaction_id(report.transaction_id),
                 webhook: None,
             }),
             Err(BankError::NotFound) => None,
@@ -310,7 +315,7 @@ impl Gateway {
             return Ok(());
         }
         if current.status == PaymentStatus::Pending && now_us >= intent.expires_at_us {
-            // The last poll found no money for it: the service itself reports EXPIRED.
+            // The last poll found no money: the gateway itself reports EXPIRED.
             let expired = PaymentOutcome {
                 payment_id: intent.payment_id.clone(),
                 status: PaymentStatus::Expired,
@@ -348,14 +353,14 @@ impl Gateway {
         Ok(())
     }
 
-    /// Polls pending intents, so that a lost webhook does not look like a difference. Late money of
-    /// others is found by their own polls.
+    /// Polls pending intents, so that a lost webhook does not look like a difference. The worker
+    /// polls failed and expired ones.
     pub async fn poll_pending(&self) -> Result<(), Fault> {
         let pending = intents::pending(self.db.read(), POLLS_BEFORE_RECONCILIATION).await?;
         for (intent, polls) in pending {
             match self.poll_intent(&intent, polls).await {
                 Ok(()) => {}
-                Err(fault) if fault.is_bank_away() => return Err(fault),
+                Err(fault) if fault.is_bank_unavailable() => return Err(fault),
                 Err(fault) => {
                     tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be polled");
                 }
@@ -365,8 +370,7 @@ impl Gateway {
     }
 }
 
-/// Counts and logs what an operator must see of a receipt: money that no intent accounts for, and a
-/// corrected amount.
+/// Counts and logs a receipt that became unmatched, and logs a corrected amount.
 fn log_change(stored: Option<&Receipt>, receipt: &Receipt, intent: Option<&Intent>) {
     let user_id = intent.map(|intent| intent.user_id.as_str());
     let correlation_id = intent.map(|intent| intent.correlation_id.as_str());
@@ -377,12 +381,12 @@ fn log_change(stored: Option<&Receipt>, receipt: &Receipt, intent: Option<&Inten
         metrics::counter!("payment_receipts_unmatched_total", "reason" => reason).increment(1);
         tracing::warn!(receipt_id = receipt.receipt_id, payment_id = receipt.payment_id, user_id,
             correlation_id, transaction_id = receipt.transaction_id, amount = %receipt.amount, reason,
-            "money was received that no payment intent accounts for");
+            "received money matches no payment intent");
     }
     if let Some(stored) = stored.filter(|stored| stored.amount != receipt.amount) {
         tracing::warn!(receipt_id = receipt.receipt_id, payment_id = receipt.payment_id, user_id,
             correlation_id, before = %stored.amount, amount = %receipt.amount,
-            "the bank has corrected the amount of a receipt");
+            "bank corrected the amount of a receipt");
     }
 }
 

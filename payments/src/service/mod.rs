@@ -28,8 +28,8 @@ pub struct Gateway {
     pub payouts_due: Notify,
     /// One reconciliation at a time.
     reconciling: Mutex<()>,
-    /// One step of a payout at a time, so that worker, reconciliation and webhooks do not order or
-    /// poll in parallel.
+    /// One payout step at a time, so that worker and reconciliation do not order or poll in
+    /// parallel.
     stepping: Mutex<()>,
 }
 
@@ -57,8 +57,8 @@ impl Gateway {
         }
     }
 
-    /// Reports the result of a bank call to health.
-    fn bank_seen<T>(&self, result: Result<T, BankError>) -> Result<T, BankError> {
+    /// Records the result of a bank call in the health.
+    fn record_bank_health<T>(&self, result: Result<T, BankError>) -> Result<T, BankError> {
         match &result {
             Err(error @ (BankError::Unavailable(_) | BankError::Protocol(_))) => {
                 self.health.set_failing("bank", error.to_string());
@@ -70,13 +70,13 @@ impl Gateway {
 }
 
 impl Fault {
-    /// The bank is unavailable for all calls, not only for this one.
-    pub fn is_bank_away(&self) -> bool {
+    /// Whether the bank is unavailable for all calls, not only for this one.
+    pub fn is_bank_unavailable(&self) -> bool {
         matches!(self, Self::Bank(BankError::Unavailable(_)))
     }
 }
 
-/// Why a use case fails: first the business rejects, then the operational errors.
+/// Why a use case failed: business rejections first, then operational errors.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     #[error("Invalid signature")]
@@ -93,7 +93,7 @@ pub enum Fault {
     #[error("{0}")]
     LimitExceeded(String),
     #[error("Payout is at the bank already")]
-    PayoutAtTheBank,
+    PayoutSent,
     #[error("No tokens of this user and amount were burned for this payout")]
     NotBurned,
     #[error("Burn is not final")]

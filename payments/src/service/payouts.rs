@@ -14,7 +14,7 @@ use types::PaymentStatus;
 use crate::{
     api::publish::{self as emit, UserChange},
     payout::{
-        Cancel, Next, Outcome, Payout, TransferOutcome, next, on_cancel, on_transfer_report,
+        Cancel, Next, Outcome, Payout, TransferOutcome, next_action, on_cancel, on_transfer_report,
         refund_candidate,
     },
     reconcile::TokenState,
@@ -58,9 +58,11 @@ impl From<TransferReport> for TransferOutcome {
     }
 }
 
-/// HTTP 400 to the first order is final: the bank did not accept it and the payout fails. To a
-/// later order it proves nothing, because the response to an earlier one may be lost. The same
-/// holds if the request id belongs to another order.
+/// Converts a bank error that fails the payout into a refusal.
+///
+/// HTTP 400 for the first order is final: the bank did not accept it. For a later order it proves
+/// nothing, because the response to an earlier one may be lost. Nor does it if the request id
+/// belongs to another order.
 fn refused_order(payout: &Payout, error: BankError) -> Result<TransferOutcome, BankError> {
     match error {
         BankError::Refused {
@@ -78,7 +80,7 @@ fn refused_order(payout: &Payout, error: BankError) -> Result<TransferOutcome, B
     }
 }
 
-/// Logs a refusal that a retry does not cure: an operator must act.
+/// Logs a refusal that a retry does not resolve: an operator must act.
 fn log_refused_order(payout: &Payout, error: &BankError) {
     if matches!(error, BankError::Refused { .. }) {
         tracing::error!(
@@ -86,7 +88,7 @@ fn log_refused_order(payout: &Payout, error: &BankError) {
             user_id = payout.user_id,
             %error,
             severity = "critical",
-            "bank refuses the order of a payout; the payout waits for an operator"
+            "bank refused the order of a payout, which stays open: clarify with the bank"
         );
     }
 }
@@ -146,7 +148,7 @@ impl Gateway {
         Ok((payout, false))
     }
 
-    /// Money goes only to the account of the user's profile.
+    /// Refuses an account other than that of the user's profile.
     async fn require_own_account(&self, ask: &NewPayout) -> Result<(), Fault> {
         let correlation_id = &ask.context.correlation_id;
         let profile = self
@@ -159,8 +161,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// The payment that a payout refunds. `None`: an ordinary payout, also a redemption's payout
-    /// whose id looks like a refund.
+    /// Payment id of the deposit that a payout refunds. `None`: an ordinary payout, also that of a
+    /// redemption whose id looks like a refund.
     ///
     /// # Errors
     /// `DepositNotRefundable`: the id looks like a refund, but has neither a redemption nor a
@@ -186,8 +188,8 @@ impl Gateway {
             .ok_or(Fault::DepositNotRefundable)
     }
 
-    /// The deposit came from this user in this amount; its tokens were refused and not issued
-    /// since.
+    /// Whether the deposit came from this user in this amount, and its tokens were refused and not
+    /// issued since.
     async fn is_refundable(
         &self,
         payment_id: &str,
@@ -211,8 +213,8 @@ impl Gateway {
         ))
     }
 
-    /// Releases the money: for a successful burn, or back to the payer of a refused deposit.
-    /// Returns an ended or released payout unchanged.
+    /// Releases the money for a successful burn, or for the refund of a refused deposit. Returns an
+    /// ended or released payout unchanged.
     pub async fn release_payout(
         &self,
         payout_id: &str,
@@ -245,8 +247,8 @@ impl Gateway {
         Ok(payout)
     }
 
-    /// Money leaves for two reasons only (T06, T24). Both are read from the services that own them,
-    /// not from the request.
+    /// Requires a successful burn, or a refundable deposit for a refund (T06, T24). Both are read
+    /// from the services that own them, not from the request.
     async fn require_reason(&self, payout: &Payout, correlation_id: &str) -> Result<(), Fault> {
         if let Some(payment_id) = &payout.refunds {
             let (user_id, amount) = (&payout.user_id, payout.amount);
@@ -279,7 +281,7 @@ impl Gateway {
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
         match on_cancel(&payout, code) {
             Cancel::AlreadyFinal => Ok(payout),
-            Cancel::AtTheBank => Err(Fault::PayoutAtTheBank),
+            Cancel::AlreadySent => Err(Fault::PayoutSent),
             Cancel::Fail { event } => {
                 payout.status = PaymentStatus::Failed;
                 payout.failure_code = code.to_owned();
@@ -329,7 +331,7 @@ impl Gateway {
         | TransferOutcome::Refused { transfer_id, .. }) = report;
         payout.bank_transfer_id.clone_from(transfer_id);
         if outcome == Outcome::Accepted {
-            // From here on pauses count polls, not orders.
+            // From now on `attempts` counts polls, not orders.
             payout.attempts = 0;
             payout.next_attempt_at_us = now_us + self.payout_pause_us(0);
         }
@@ -362,18 +364,19 @@ impl Gateway {
         let Some(payout) = payouts::get(self.db.read(), payout_id).await? else {
             return Err(Fault::PayoutNotFound);
         };
-        match next(&payout, clock::now_us()) {
+        match next_action(&payout, clock::now_us()) {
             Next::Wait => Ok(()),
-            Next::Order => self.order(&payout).await,
+            Next::Order => self.send_order(&payout).await,
             Next::Poll => self.poll_payout(&payout).await,
         }
     }
 
-    async fn order(&self, payout: &Payout) -> Result<(), Fault> {
+    /// Screens the user before the first order, then sends the order and applies the response.
+    async fn send_order(&self, payout: &Payout) -> Result<(), Fault> {
         if payout.ordered_at_us.is_none()
             && let Some(reason) = self.screen(payout).await?
         {
-            return self.stop(payout, &reason).await;
+            return self.stop_payout(payout, &reason).await;
         }
         let Some(ordered) = self.begin_order(&payout.payout_id).await? else {
             return Ok(());
@@ -385,7 +388,7 @@ impl Gateway {
             ordered.amount,
             &purpose,
         );
-        let report = match self.bank_seen(answer.await) {
+        let report = match self.record_bank_health(answer.await) {
             Ok(TransferOrderResult::Accepted(report)) => TransferOutcome::from(report),
             Ok(TransferOrderResult::Refused(report)) => TransferOutcome::from(TransferReport {
                 status: Status::Failed,
@@ -403,7 +406,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Stores, before the order is sent, that the bank may have it, and the time of the next
+    /// Stores that the bank may have the order, before it is sent, and the time of the next
     /// attempt. `None`: the payout must not be ordered any more.
     async fn begin_order(&self, payout_id: &str) -> Result<Option<Payout>, Fault> {
         let now_us = clock::now_us();
@@ -411,7 +414,7 @@ impl Gateway {
         let Some(mut payout) = payouts::get(&mut *tx, payout_id).await? else {
             return Err(Fault::PayoutNotFound);
         };
-        if next(&payout, now_us) != Next::Order {
+        if next_action(&payout, now_us) != Next::Order {
             return Ok(None);
         }
         payout.ordered_at_us.get_or_insert(now_us);
@@ -426,7 +429,7 @@ impl Gateway {
     async fn poll_payout(&self, payout: &Payout) -> Result<(), Fault> {
         self.postpone(payout).await?;
         let asked = self.bank.transfer_status(&payout.bank_transfer_id).await;
-        match self.bank_seen(asked) {
+        match self.record_bank_health(asked) {
             Ok(report) => {
                 self.on_transfer_report(&payout.payout_id, &report.into())
                     .await?;
@@ -437,7 +440,7 @@ impl Gateway {
                     tracing::error!(
                         payout_id = payout.payout_id,
                         transfer_id = payout.bank_transfer_id,
-                        "bank has no transfer that it accepted; clarify with the bank"
+                        "bank does not find a transfer that it accepted; clarify with the bank"
                     );
                 }
                 Err(error.into())
@@ -445,7 +448,8 @@ impl Gateway {
         }
     }
 
-    /// Screens the name again before money leaves, not only at registration.
+    /// Checks sanctions again before money leaves, not only at registration. Returns the reason of
+    /// a hit.
     async fn screen(&self, payout: &Payout) -> Result<Option<String>, Fault> {
         let context = caused_by(&payout.correlation_id);
         let screened = self
@@ -458,7 +462,7 @@ impl Gateway {
         Ok(screened?)
     }
 
-    async fn stop(&self, payout: &Payout, reason: &str) -> Result<(), Fault> {
+    async fn stop_payout(&self, payout: &Payout, reason: &str) -> Result<(), Fault> {
         let mut tx = self.db.write().await?;
         let Some(mut stored) = payouts::get(&mut *tx, &payout.payout_id).await? else {
             return Err(Fault::PayoutNotFound);
@@ -478,6 +482,7 @@ impl Gateway {
         Ok(())
     }
 
+    /// Counts an attempt and schedules the next one.
     async fn postpone(&self, payout: &Payout) -> Result<(), Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -497,7 +502,8 @@ impl Gateway {
         doubled_us(first_ms, attempts, max_ms)
     }
 
-    /// Polls every payout at the bank, so that a lost response does not look like a difference.
+    /// Polls every transfer that the bank has accepted, so that a lost report does not look like a
+    /// difference.
     pub async fn poll_ordered(&self) -> Result<(), Fault> {
         let open = payouts::due(self.db.read(), i64::MAX, i64::MAX).await?;
         for payout in open
@@ -507,7 +513,7 @@ impl Gateway {
             let _one_at_a_time = self.stepping.lock().await;
             match self.poll_payout(payout).await {
                 Ok(()) => {}
-                Err(fault) if fault.is_bank_away() => return Err(fault),
+                Err(fault) if fault.is_bank_unavailable() => return Err(fault),
                 Err(fault) => {
                     tracing::error!(payout_id = payout.payout_id, %fault, "payout cannot be polled");
                 }
@@ -517,7 +523,7 @@ impl Gateway {
     }
 
     /// Applies a user change from identity (T48). A resumed payout is screened again.
-    pub async fn take_user_change(
+    pub async fn apply_user_change(
         &self,
         event: &events::Event,
         user_id: &str,

@@ -1,8 +1,8 @@
 //! Reconciliation of the bank account with the CFA-RUB supply (specification 4.2.6, T28).
 //!
-//! The figures are read at the time of the call; the worker's cut-off run makes that the end of the
-//! business day. A reading with an unexplained rest is repeated a few times, because a mint or a
-//! transfer may complete between two of its reads. What remains is a difference.
+//! The figures are those at the time of the call; the worker calls after the end of each business
+//! day. A reading with an unexplained part is repeated up to `reconcile_readings` times, because a
+//! mint or a transfer may complete between two reads. The part that remains is a difference.
 
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,12 @@ use crate::{
     repo::{intents, payouts, receipts, reports, reports::Report},
 };
 
-/// Concurrent calls to the CFA service.
+/// Maximum concurrent calls to the CFA service.
 const PEER_CALLS: usize = 8;
 
 impl Gateway {
-    /// Compares, stores the report and raises the alert if bank and supply differ. A used key
-    /// returns its report and `true`.
+    /// Compares bank and supply, stores the report, and publishes an alert if they differ. A used
+    /// key returns its report and `true`.
     pub async fn reconcile(
         &self,
         day: BusinessDay,
@@ -97,7 +97,7 @@ impl Gateway {
     async fn read_both_sides(&self, correlation_id: &str) -> Result<Assessment, Fault> {
         self.poll_pending().await?;
         self.poll_ordered().await?;
-        let bank_balance = self.bank_seen(self.bank.balance().await)?;
+        let bank_balance = self.record_bank_health(self.bank.balance().await)?;
         let (token_supply, supply_block) = self.tokens.rub_supply(correlation_id).await?;
         let explained = self.explain(supply_block, correlation_id).await?;
         Ok(Assessment::new(bank_balance, token_supply, explained)?)
@@ -151,7 +151,8 @@ impl Gateway {
         Ok(explained)
     }
 
-    /// Unsettled deposits with their issues. The CFA service has no call for many references.
+    /// Unsettled deposits with their issues: one call each, because the CFA service has no call for
+    /// several references.
     async fn issues(&self, correlation_id: &str) -> Result<Vec<(Intent, TokenSide)>, Fault> {
         let unsettled = stream::iter(intents::unsettled(self.db.read()).await?);
         let asked = unsettled.map(|intent| async move {

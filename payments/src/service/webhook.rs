@@ -1,4 +1,4 @@
-//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29). The raw bytes are verified
+//! The bank's webhooks, in HTTP and RPC form (specification 4.2.5, D29). The raw bytes are verified
 //! before they are parsed.
 
 use super::{Fault, Gateway, deposits::PaymentOutcome};
@@ -30,7 +30,7 @@ pub enum WebhookSubject {
 
 impl Gateway {
     /// Verifies, parses and applies a webhook.
-    pub async fn take_webhook(
+    pub async fn handle_webhook(
         &self,
         signed: Signed<'_>,
         body: &[u8],
@@ -38,12 +38,12 @@ impl Gateway {
     ) -> Result<WebhookSubject, Fault> {
         let now_s = clock::now_us() / 1_000_000;
         if let Err(InvalidSignature) = self.verifier.verify(signed, body, now_s) {
-            count("INVALID_SIGNATURE");
+            count_webhook("INVALID_SIGNATURE");
             tracing::warn!(webhook_id = signed.id, "webhook with an invalid signature");
             return Err(Fault::InvalidSignature);
         }
         let notice: Notice = serde_json::from_slice(body).map_err(|error| {
-            count("MALFORMED");
+            count_webhook("MALFORMED");
             Fault::Invalid {
                 field: "webhook.provider_payload",
                 problem: format!("is not a webhook of the bank: {error}"),
@@ -59,7 +59,7 @@ impl Gateway {
             } => {
                 let status = PaymentStatus::from(status);
                 let amount = amount.rub();
-                count(status.as_str());
+                count_webhook(status.as_str());
                 if let Some(claim) = claim
                     && (claim.payment_id != payment_id
                         || claim.status != Some(status)
@@ -72,14 +72,14 @@ impl Gateway {
                     payment_id,
                     status,
                     amount,
-                    transaction_id: receipt::transaction_id(transaction_id),
+                    transaction_id: receipt::valid_transaction_id(transaction_id),
                     webhook: Some((signed.id.to_owned(), body.to_vec())),
                 };
                 let intent = self.on_payment_report(&report).await?;
                 Ok(WebhookSubject::Payment(Box::new(intent)))
             }
             Notice::Transfer { report, .. } => {
-                count(PaymentStatus::from(report.status).as_str());
+                count_webhook(PaymentStatus::from(report.status).as_str());
                 if claim.is_some() {
                     return Err(Fault::Invalid {
                         field: "webhook.provider_payload",
@@ -94,6 +94,6 @@ impl Gateway {
     }
 }
 
-fn count(status: &'static str) {
+fn count_webhook(status: &'static str) {
     metrics::counter!("payment_webhooks_received_total", "status" => status).increment(1);
 }

@@ -58,10 +58,10 @@ async fn r105_each_method_creates_a_pending_intent_that_can_be_paid() {
 #[tokio::test]
 async fn r106_the_deposit_limit_is_checked_with_identity() {
     let world = World::start().await;
-    world.asked.lock().unwrap().clear();
+    world.identity_calls.lock().unwrap().clear();
     world.qr("100.00").await;
     assert_eq!(
-        *world.asked.lock().unwrap(),
+        *world.identity_calls.lock().unwrap(),
         ["CheckLimits DEPOSIT DEPOSIT alice 100.00"]
     );
     world.stop().await;

@@ -5,14 +5,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 use serde_json::Value;
 use tracing::{Dispatch, subscriber::DefaultGuard};
 
-/// A second subscriber. While there is only one, `tracing` asks the thread that first reaches a
-/// callsite whether the callsite is wanted, and the threads of other tests have no subscriber.
+/// A second subscriber. With only one, `tracing` caches a callsite's interest from the thread that
+/// reaches it first, and the threads of other tests may have no subscriber.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| {
     let subscriber = rpc::logging::subscriber("platform", "info", |_: &[u8]| ());
     Dispatch::new(subscriber.unwrap())
 });
 
-/// Records the log of this thread: all of a world, because a test's runtime has one thread.
+/// Records the log of this thread, which is a world's whole log: a test's runtime has one thread.
 pub struct Lines {
     text: Arc<Mutex<Vec<u8>>>,
     _guard: DefaultGuard,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::lines::Lines;
 use crate::world::{ALICE, World, ctx_with, intent_ask, payment_notice, rub, valid_account};
 
-/// Services that a world runs, its stubs, and the process for lines of no service.
+/// Services and stubs of a world, and `platform` for lines of no service.
 const SERVICES: [&str; 8] = [
     "payments", "identity", "sandbox", "bank", "cfa", "chain", "rpc", "platform",
 ];
@@ -26,8 +26,8 @@ fn services(lines: &[Value]) -> BTreeSet<&str> {
     names.collect()
 }
 
-/// The one line with this message.
-fn only<'a>(lines: &'a [Value], message: &str) -> &'a Value {
+/// The line with this message; panics unless there is exactly one.
+fn single_line<'a>(lines: &'a [Value], message: &str) -> &'a Value {
     let mut found = lines.iter().filter(|line| line["message"] == message);
     let line = found
         .next()
@@ -93,17 +93,17 @@ async fn r260_a_correlation_id_leads_through_the_log_of_every_service() {
 
     let deposit = lines.with("correlation_id", "corr-deposit");
     assert_eq!(services(&deposit), BTreeSet::from(["payments", "identity"]));
-    let checked = only(&deposit, "limit checked");
+    let checked = single_line(&deposit, "limit checked");
     assert_eq!(checked["service_name"], "identity");
-    only(&deposit, "payment intent created");
-    // Written by the handler of the bank's webhook, which is no RPC.
-    let paid = only(&deposit, "payment intent changed status");
+    single_line(&deposit, "payment intent created");
+    // The handler of the bank's webhook writes this line, which is no RPC.
+    let paid = single_line(&deposit, "payment intent changed status");
     assert_eq!(paid["service_name"], "payments");
 
     let payout = lines.with("correlation_id", "corr-payout");
     assert_eq!(services(&payout), BTreeSet::from(["payments", "identity"]));
-    only(&payout, "payout recorded");
-    for line in [checked, paid, only(&payout, "payout recorded")] {
+    single_line(&payout, "payout recorded");
+    for line in [checked, paid, single_line(&payout, "payout recorded")] {
         assert_eq!(line["user_id"], ALICE, "{line}");
     }
     let calls = deposit.iter().chain(&payout);
@@ -111,7 +111,7 @@ async fn r260_a_correlation_id_leads_through_the_log_of_every_service() {
         field(call, "trace_id");
     }
 
-    let forged = only(&all, "webhook with an invalid signature");
+    let forged = single_line(&all, "webhook with an invalid signature");
     assert_eq!(
         (&forged["level"], &forged["service_name"]),
         (&"WARN".into(), &"payments".into())

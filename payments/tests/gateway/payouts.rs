@@ -45,16 +45,19 @@ async fn r123_a_payout_is_recorded_released_and_confirmed() {
     let recorded = world.initiate("po-1", "40.00", &valid_account()).await;
     assert_eq!(recorded.status, PENDING);
     assert!(!recorded.sent);
-    // Not before the burn is final, however long that takes.
+    // Nothing is sent before the release.
     let (status, body) = world.get("/payouts/po-1").await;
     assert_eq!((status, body["status"].as_str()), (200, Some("PENDING")));
     assert!(world.transfers().await.is_empty());
 
-    world.asked.lock().unwrap().clear();
+    world.identity_calls.lock().unwrap().clear();
     world.release("po-1").await;
     let paid = world.until_payout("po-1", SUCCESS).await;
     assert!(paid.sent && !paid.bank_transfer_id.is_empty());
-    assert_eq!(*world.asked.lock().unwrap(), ["CheckSanctions alice po-1"]);
+    assert_eq!(
+        *world.identity_calls.lock().unwrap(),
+        ["CheckSanctions alice po-1"]
+    );
     let transfers = world.transfers().await;
     assert_eq!(transfers.len(), 1);
     assert_eq!(transfers[0].recipient_account, valid_account());
@@ -121,7 +124,7 @@ async fn r123_a_repeated_key_returns_its_payout() {
     let yes = Some("true".to_owned());
     let (first, replayed) = initiate(ask("k1", ALICE, "po-1")).await;
     assert_eq!(replayed, None);
-    // The key decides, whatever the other fields contain.
+    // The key decides, also with other fields.
     let again = initiate(ask("k1", ALICE, "po-2")).await;
     assert_eq!(again, (first.clone(), yes.clone()));
     // A payout id is one payout under every key.
@@ -160,8 +163,8 @@ async fn r123_concurrent_calls_with_one_key_record_one_payout() {
     world.stop().await;
 }
 
-/// The release is refused as `expected` and the payout stays unreleased.
-async fn assert_stays(world: &World, payout_id: &str, expected: (Code, &str, &str)) {
+/// Asserts that the release is refused as `expected` and the payout stays unreleased.
+async fn assert_unreleased(world: &World, payout_id: &str, expected: (Code, &str, &str)) {
     let refused = world.try_release(payout_id).await.unwrap_err();
     let reason = rpc::status::reason(&refused).unwrap_or_default();
     assert_eq!(
@@ -229,22 +232,22 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
     world.create_user("bob").await;
     world.initiate("po-1", "40.00", &valid_account()).await;
     let amount = || rub("40.00").unwrap().amount;
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     // Another user's burn, another amount, instrument or kind, or an ended redemption.
     world.cfa.burn("po-1", "bob", amount());
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     world.cfa.burn("po-1", ALICE, rub("39.99").unwrap().amount);
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     world.cfa.burn("po-1", ALICE, amount());
     world
         .cfa
         .change("po-1", |burn| burn.instrument_id = "BOND-1".into());
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     world.cfa.change("po-1", |burn| {
         burn.instrument_id = "CFA-RUB".into();
         burn.r#type = common::OperationType::Issuance as i32;
     });
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     for status in [
         common::OperationStatus::Created,
         common::OperationStatus::Processing,
@@ -254,7 +257,7 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
     ] {
         world.cfa.burn("po-1", ALICE, amount());
         world.cfa.set_operation("po-1", status, 1);
-        assert_stays(&world, "po-1", NOT_BURNED).await;
+        assert_unreleased(&world, "po-1", NOT_BURNED).await;
     }
     world.cfa.burn("po-1", ALICE, amount());
     let receipt = |status: Option<ReceiptStatus>| {
@@ -263,14 +266,14 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
         receipts.extend(status.map(|status| ("0xpo-1".to_owned(), status)));
     };
     receipt(Some(ReceiptStatus::Reverted));
-    assert_stays(&world, "po-1", NOT_BURNED).await;
+    assert_unreleased(&world, "po-1", NOT_BURNED).await;
     receipt(None);
     let not_final = (
         Code::FailedPrecondition,
         "BURN_NOT_FINAL",
         "Burn is not final",
     );
-    assert_stays(&world, "po-1", not_final).await;
+    assert_unreleased(&world, "po-1", not_final).await;
 
     receipt(Some(ReceiptStatus::Success));
     world.cfa.is_chain_away.store(true, Ordering::SeqCst);
@@ -279,7 +282,7 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
         "UNAVAILABLE",
         "Blockchain is unavailable",
     );
-    assert_stays(&world, "po-1", away).await;
+    assert_unreleased(&world, "po-1", away).await;
     world.cfa.is_chain_away.store(false, Ordering::SeqCst);
     world.cfa.is_away.store(true, Ordering::SeqCst);
     let away = (
@@ -287,7 +290,7 @@ async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
         "UNAVAILABLE",
         "CFA service is unavailable",
     );
-    assert_stays(&world, "po-1", away).await;
+    assert_unreleased(&world, "po-1", away).await;
     assert!(world.transfers().await.is_empty());
     world.cfa.is_away.store(false, Ordering::SeqCst);
     world.try_release("po-1").await.unwrap();
@@ -336,7 +339,7 @@ async fn t24_only_a_refused_deposit_is_refunded_and_only_once() {
         common::OperationStatus::Finalized,
     ] {
         world.cfa.set_operation(&deposit, status, 5);
-        assert_stays(&world, &refund, NOT_REFUNDABLE).await;
+        assert_unreleased(&world, &refund, NOT_REFUNDABLE).await;
     }
     world.cfa.set_operation(&deposit, rejected, 0);
     world.cfa.is_away.store(true, Ordering::SeqCst);
@@ -345,18 +348,18 @@ async fn t24_only_a_refused_deposit_is_refunded_and_only_once() {
         "UNAVAILABLE",
         "CFA service is unavailable",
     );
-    assert_stays(&world, &refund, away).await;
+    assert_unreleased(&world, &refund, away).await;
     world.cfa.is_away.store(false, Ordering::SeqCst);
 
     world.set_fault(BankFault::HoldTransfer, "").await;
     world.try_release(&refund).await.unwrap();
-    assert_stays(&world, &second, NOT_REFUNDABLE).await;
+    assert_unreleased(&world, &second, NOT_REFUNDABLE).await;
     world.set_fault(BankFault::None, "").await;
     world.until_payout(&refund, SUCCESS).await;
     world
         .until_status(&deposit, common::PaymentStatus::Refunded)
         .await;
-    assert_stays(&world, &second, NOT_REFUNDABLE).await;
+    assert_unreleased(&world, &second, NOT_REFUNDABLE).await;
     assert_eq!(world.transfers().await.len(), 1);
     assert_eq!(world.bank_balance().await, "110.00");
     world.stop().await;
@@ -471,8 +474,8 @@ async fn the_account_in_the_readme_accepts_a_payout() {
 async fn r321_a_refusal_of_the_bank_fails_the_payout_with_its_reason() {
     let world = World::start().await;
     world.fund("100.00").await;
-    // Immediately: an impossible account. Later: an account closed at the recipient's bank. Never:
-    // more than the balance.
+    // Refused on acceptance: an invalid account, or more than the balance. Refused at clearing: an
+    // account that is closed at the recipient's bank.
     let closed = account::number("40817", 8);
     world.set_fault(BankFault::RefuseTransfer, &closed).await;
     for (payout_id, account, amount, code) in [
@@ -569,8 +572,9 @@ async fn r321_a_cancel_ends_what_was_not_sent() {
         silent.is_empty(),
         "no token is missing, so none must be minted"
     );
-    let told: Vec<wire::PayoutFailedEvent> = world.events_of("PayoutFailedEvent", "other").await;
-    assert_eq!(told.len(), 1);
+    let published: Vec<wire::PayoutFailedEvent> =
+        world.events_of("PayoutFailedEvent", "other").await;
+    assert_eq!(published.len(), 1);
 
     world.set_fault(BankFault::HoldTransfer, "").await;
     world.initiate("sent", "10.00", &valid_account()).await;
@@ -752,8 +756,9 @@ async fn r126_an_order_that_the_bank_rejects_fails_the_payout() {
     world.release("po-1").await;
     let failed = world.until_payout("po-1", FAILED).await;
     assert_eq!(failed.failure_code, "UNKNOWN_ACCOUNT");
-    let told: Vec<wire::PayoutFailedEvent> = world.events_of("PayoutFailedEvent", "po-1").await;
-    assert_eq!(told.len(), 1);
+    let published: Vec<wire::PayoutFailedEvent> =
+        world.events_of("PayoutFailedEvent", "po-1").await;
+    assert_eq!(published.len(), 1);
     assert!(world.transfers().await.is_empty());
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! One receipt per bank transaction (D51): what no intent accounts for is kept, listed and counted.
+//! One receipt per bank transaction (D51): unmatched ones are stored, listed and counted.
 
 use proto::common::v1 as common;
 use proto::payments::v1::{self as wire, ReceiptStatus, UnmatchedReason};
@@ -53,7 +53,7 @@ async fn r120_a_second_payment_of_one_code_is_a_second_receipt() {
         "10.00"
     );
 
-    // After the payment another amount is money as well.
+    // Another amount after the payment is a receipt as well.
     let body = money_notice(id, "t-3", "1.00");
     assert_eq!(world.post_webhook("w5", &body).await.0, 409);
     assert_eq!(unmatched(&world).await.len(), 2);
@@ -123,7 +123,7 @@ async fn d51_a_corrected_report_matches_its_own_receipt() {
         assert_eq!(right.0, 200, "{case}");
         assert_eq!(unmatched(&world).await, [], "{case}");
         assert_eq!(deposits(&world, id).await, 1, "{case}");
-        // Named later: the same money.
+        // The transaction id is reported later: it is the same receipt.
         let named = corrected.unwrap_or("t-3");
         let again = money_notice(id, named, "10.00");
         let again = world.post_webhook(&format!("{id}-3"), &again).await;
@@ -213,14 +213,14 @@ async fn d51_a_transaction_reported_for_a_wrong_payment_first_pays_the_right_one
 async fn d51_payments_without_a_transaction_id_are_told_apart_by_payment_and_amount() {
     let world = World::start().await;
     let (first, second) = (world.qr("10.00").await, world.qr("10.00").await);
-    // An empty id is none.
+    // An empty id counts as absent.
     for intent in [&first, &second] {
         let body = money_notice(&intent.payment_id, "", "10.00");
         let webhook = format!("w-{}", intent.payment_id);
         assert_eq!(world.post_webhook(&webhook, &body).await.0, 200);
         assert_eq!(deposits(&world, &intent.payment_id).await, 1);
     }
-    // After the payment another amount is money as well.
+    // Another amount after the payment is a receipt as well.
     let other = payment_notice(&first.payment_id, "SUCCESS", "1.00");
     for webhook in ["o1", "o2"] {
         assert_eq!(world.post_webhook(webhook, &other).await.0, 409);

@@ -84,7 +84,7 @@ async fn r128_a_future_day_is_refused() {
 /// Alert receiver that records its requests.
 async fn receiver() -> (String, Arc<Mutex<Vec<serde_json::Value>>>) {
     let received = Arc::<Mutex<Vec<serde_json::Value>>>::default();
-    async fn take(
+    async fn record(
         State(received): State<Arc<Mutex<Vec<serde_json::Value>>>>,
         axum::Json(body): axum::Json<serde_json::Value>,
     ) -> StatusCode {
@@ -94,7 +94,7 @@ async fn receiver() -> (String, Arc<Mutex<Vec<serde_json::Value>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let app = Router::new()
-        .route("/", post(take))
+        .route("/", post(record))
         .with_state(received.clone());
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     (url, received)

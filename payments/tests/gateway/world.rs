@@ -84,7 +84,7 @@ impl CfaStub {
         );
     }
 
-    /// Adds a redemption with burned tokens, in a transaction with a receipt.
+    /// Adds a redemption whose tokens are burned by a successful transaction.
     pub fn burn(&self, payout_id: &str, user_id: &str, amount: Option<common::Decimal>) {
         let tx_hash = format!("0x{payout_id}");
         self.change(payout_id, |operation| {
@@ -99,7 +99,7 @@ impl CfaStub {
     }
 }
 
-/// Settings a test may change.
+/// Settings that a test may change.
 pub struct Setup {
     pub payments: PaymentsConfig,
     pub bank: BankConfig,
@@ -113,7 +113,7 @@ pub struct World {
     pub log: Arc<Embedded>,
     pub cfa: Arc<CfaStub>,
     /// Calls received by identity: `CheckLimits DEPOSIT DEPOSIT alice 100.00`.
-    pub asked: Arc<Mutex<Vec<String>>>,
+    pub identity_calls: Arc<Mutex<Vec<String>>>,
     pub http_url: String,
     pub bank_url: String,
     stop: CancellationToken,
@@ -184,7 +184,7 @@ impl World {
         .unwrap();
         let cfa = Arc::new(CfaStub::default());
         cfa.set_supply("0", 1);
-        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let identity_calls = Arc::<Mutex<Vec<String>>>::default();
         let payments = payments::start(
             setup.payments,
             PaymentsDeps {
@@ -198,13 +198,9 @@ impl World {
         )
         .await
         .unwrap();
-        let recorded = Routes::from(
-            identity
-                .service()
-                .routes
-                .into_axum_router()
-                .layer(axum::middleware::from_fn_with_state(asked.clone(), record)),
-        );
+        let recorded = Routes::from(identity.service().routes.into_axum_router().layer(
+            axum::middleware::from_fn_with_state(identity_calls.clone(), record),
+        ));
         slots[0].fill(rpc::with_auth(payments.service().routes, &auth));
         slots[1].fill(rpc::with_auth(recorded, &auth));
         slots[2].fill(rpc::with_auth(bank.service().routes, &auth));
@@ -222,7 +218,7 @@ impl World {
             folder,
             log,
             cfa,
-            asked,
+            identity_calls,
             http_url,
             bank_url,
             stop,
@@ -253,7 +249,8 @@ impl World {
         self.payments_as("sandbox.treasury")
     }
 
-    /// The credential of the platform's services; only they move payouts.
+    /// A client with the credential of the platform's services, which alone may initiate, release
+    /// and cancel payouts.
     pub fn services(&self) -> PaymentsServiceClient<Channel> {
         self.payments_as("sandbox.service")
     }
@@ -282,7 +279,7 @@ impl World {
         answer.into_inner().profile.unwrap()
     }
 
-    /// Sets the account in identity's store: identity accepts none that no bank would.
+    /// Sets the account directly in identity's store, because identity refuses invalid accounts.
     pub async fn set_account(&self, user_id: &str, bank_account: &str) {
         let file = self.folder.path().join("identity/identity.db");
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
@@ -562,14 +559,14 @@ impl World {
     }
 }
 
-/// Ends a test that would hang.
+/// Panics if `work` takes longer than [`testkit::PATIENCE`].
 pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(testkit::PATIENCE, work)
         .await
         .unwrap_or_else(|_| panic!("not in time: {what}"))
 }
 
-/// A client whose requests end.
+/// An HTTP client with a timeout.
 pub fn http_client() -> reqwest::Client {
     let builder = reqwest::Client::builder().timeout(testkit::PATIENCE);
     builder.build().unwrap()
@@ -582,7 +579,7 @@ pub fn payment_notice(payment_id: &str, status: &str, amount: &str) -> String {
     )
 }
 
-/// As [`payment_notice`] of a payment that succeeded, with the bank's transaction.
+/// A [`payment_notice`] of status SUCCESS with the bank's transaction id.
 pub fn money_notice(payment_id: &str, transaction_id: &str, amount: &str) -> String {
     let notice = payment_notice(payment_id, "SUCCESS", amount);
     let named = format!(r#"{{"transactionId":"{transaction_id}","#);
@@ -626,7 +623,7 @@ pub fn valid_account() -> String {
 
 /// Records the calls to identity in order and passes them on.
 async fn record(
-    State(asked): State<Arc<Mutex<Vec<String>>>>,
+    State(identity_calls): State<Arc<Mutex<Vec<String>>>>,
     request: axum::extract::Request,
     next: Next,
 ) -> axum::response::Response {
@@ -653,7 +650,7 @@ async fn record(
         }
         other => other.to_owned(),
     };
-    asked.lock().unwrap().push(line);
+    identity_calls.lock().unwrap().push(line);
     next.run(axum::extract::Request::from_parts(parts, Body::from(bytes)))
         .await
 }

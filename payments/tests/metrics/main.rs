@@ -1,7 +1,6 @@
 //! Metrics of the gateway, scraped from its port before and after.
 //!
-//! A test binary of its own, whose tests run one at a time: the recorder is process-wide, so each
-//! difference is the test's own.
+//! A separate test binary whose tests run one at a time, because the recorder is process-wide.
 
 #[path = "../gateway/world.rs"]
 #[allow(dead_code, reason = "each test target uses its part")]
@@ -25,10 +24,10 @@ const METHODS: [(PaymentMethod, &str); 3] = [
     (PaymentMethod::BankTransfer, "BANK_TRANSFER"),
 ];
 
-/// The turn of one test; held until its world has stopped.
-async fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::const_new(());
-    world::in_time("the turn of this test", TURN.lock()).await
+/// Locks out the other tests; the caller holds the guard until its world has stopped.
+async fn exclusive() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::const_new(());
+    world::in_time("the lock of the tests", LOCK.lock()).await
 }
 
 /// A scrape of the port.
@@ -79,7 +78,7 @@ fn series<const N: usize>(of: [(&str, f64); N]) -> BTreeMap<String, f64> {
 // rows: R270
 #[tokio::test]
 async fn r270_payment_intents_created_total_counts_by_method() {
-    let _turn = turn().await;
+    let _turn = exclusive().await;
     let world = World::start().await;
     let before = Scrape::of(&world).await;
     for (times, (method, _)) in (1..).zip(METHODS) {
@@ -118,7 +117,7 @@ async fn r270_payment_intents_created_total_counts_by_method() {
 // rows: R271
 #[tokio::test]
 async fn r271_payment_webhooks_received_total_counts_by_status() {
-    let _turn = turn().await;
+    let _turn = exclusive().await;
     let world = World::start().await;
     let intent = world.qr("5.00").await;
     let notice = |status: &str| payment_notice(&intent.payment_id, status, "5.00");
@@ -161,7 +160,7 @@ async fn r271_payment_webhooks_received_total_counts_by_status() {
 // rows: R272
 #[tokio::test]
 async fn r272_payment_processing_duration_seconds_is_a_histogram_by_method() {
-    let _turn = turn().await;
+    let _turn = exclusive().await;
     let world = World::start().await;
     let before = Scrape::of(&world).await;
     let began = Instant::now();
@@ -198,7 +197,7 @@ async fn r272_payment_processing_duration_seconds_is_a_histogram_by_method() {
 // rows: R273
 #[tokio::test]
 async fn r273_reconciliation_duration_seconds_is_a_histogram_of_reconciliations() {
-    let _turn = turn().await;
+    let _turn = exclusive().await;
     let world = World::start().await;
     let before = Scrape::of(&world).await;
     let began = Instant::now();
@@ -231,7 +230,7 @@ async fn r273_reconciliation_duration_seconds_is_a_histogram_of_reconciliations(
 
 #[tokio::test]
 async fn reused_keys_are_counted_by_call() {
-    let _turn = turn().await;
+    let _turn = exclusive().await;
     let world = World::start().await;
     let before = Scrape::of(&world).await;
     for amount in ["5.00", "6.00"] {

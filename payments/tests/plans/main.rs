@@ -1,4 +1,4 @@
-//! No statement of the payments gateway gets slower as the store grows.
+//! No statement of the payments gateway scans a table.
 //!
 //! Every statement executed in the life of deposits, payouts, refunds and reconciliations is
 //! explained on the database it ran on. A test binary of its own, because the record of statements
