@@ -1,4 +1,4 @@
-//! Russian account numbers: 20 digits, the ninth is a control key over the bank's BIC and the
+//! Russian account numbers: 20 digits. The ninth is a control key over the bank's BIC and the
 //! number (Bank of Russia rule, weights 7, 1, 3).
 //!
 //! Digits 1-5 are the balance account (408 = people, 407 = companies), 6-8 the currency (810 =
@@ -21,7 +21,7 @@ pub enum AccountError {
     ControlKey,
 }
 
-/// A valid account of the sandbox bank: `number("40817", 42)` is a person's.
+/// A valid account number of the sandbox bank: `number("40817", 42)` is that of a person.
 ///
 /// # Panics
 /// If `balance_account` is not five digits.
@@ -38,6 +38,8 @@ pub fn number(balance_account: &str, sequence: u32) -> String {
     String::from_utf8(digits).expect("digits are ASCII")
 }
 
+/// Checks length, currency and control key for the sandbox bank's BIC.
+///
 /// # Errors
 /// [`AccountError`].
 pub fn check(account: &str) -> Result<(), AccountError> {

@@ -1,7 +1,8 @@
-//! The gateway's bank client: signed requests (R021), a timeout, bounded retries, a breaker (D30).
+//! The gateway's bank client: signed requests (R021), timeouts, bounded retries, a circuit breaker
+//! (D30).
 //!
-//! A transport failure or a 5xx counts against the breaker. Only calls that are safe to repeat are
-//! retried: reads, and writes with their own request id. `initiate_transfer` is sent once; after a
+//! A transport failure, a 5xx, a 429 or an oversized response counts against the breaker. Reads and
+//! writes that are idempotent by payment id are retried. `initiate_transfer` is sent once; after a
 //! lost response the payout worker sends it again with the same request id.
 
 use std::{
@@ -50,7 +51,7 @@ pub enum BankError {
     Client(String),
 }
 
-/// Response to a transfer order.
+/// The bank's response to a transfer order.
 pub enum TransferOrderResult {
     Accepted(TransferReport),
     /// Refused with the error register filled.
@@ -97,13 +98,13 @@ impl BankClient {
         })
     }
 
-    /// createQR: idempotent by payment id.
+    /// createQR; idempotent by payment id.
     #[boxed]
     pub async fn create_qr(&self, ask: &CreateQr) -> Result<QrCreated, BankError> {
         self.post("/sbp/v1/qr", ask).await
     }
 
-    /// Announces a transfer from another bank: idempotent by payment id.
+    /// Announces a transfer from another bank; idempotent by payment id.
     #[boxed]
     pub async fn expect_transfer(
         &self,
@@ -194,7 +195,7 @@ impl BankClient {
         }
     }
 
-    /// One signed request. `Err` only without a usable response.
+    /// Sends one signed request; returns status and body. `Err` only without a usable response.
     async fn attempt(
         &self,
         method: &'static str,
@@ -218,11 +219,12 @@ impl BankClient {
                 SIGNATURE_HEADER,
                 self.signer.sign(method, path, now_s, body),
             );
-        let away = |error: reqwest::Error| BankError::Unavailable(error.without_url().to_string());
-        let mut answer = request.send().await.map_err(away)?;
+        let unavailable =
+            |error: reqwest::Error| BankError::Unavailable(error.without_url().to_string());
+        let mut answer = request.send().await.map_err(unavailable)?;
         let status = answer.status().as_u16();
         let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(away)? {
+        while let Some(chunk) = answer.chunk().await.map_err(unavailable)? {
             if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
                 return Err(BankError::Protocol("response is too long".into()));
             }
@@ -249,7 +251,8 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// `None`: the breaker is open. No guard exists then, because its drop counts as a failure.
+    /// `None`: the breaker is open. No guard is made then, because its drop would count as a
+    /// failure.
     fn begin(client: &'a BankClient) -> Option<Call<'a>> {
         let admitted = client.with_breaker(|breaker| breaker.admit(monotonic_us()))?;
         Some(Call {
@@ -270,7 +273,7 @@ impl Drop for Call<'_> {
     }
 }
 
-/// Monotonic: a clock step neither opens nor extends the breaker's pause.
+/// Monotonic microseconds, so a clock step neither shortens nor extends the breaker's pause.
 fn monotonic_us() -> i64 {
     i64::try_from(clock::monotonic_ns() / 1_000).unwrap_or(i64::MAX)
 }

@@ -6,8 +6,8 @@
 //! | `gateway_ed25519.pub` | its public key, hex | bank |
 //! | `webhook_secret` | `whsec_...`; further lines: secrets accepted during rotation | both |
 //!
-//! The gateway and the sandbox bank of one machine share the folder. With a bank elsewhere the last
-//! two files are exchanged by hand.
+//! The gateway and the sandbox bank of one machine share the folder. With a remote bank an operator
+//! exchanges the last two files.
 
 use std::{fs, io, path::Path};
 
@@ -37,7 +37,7 @@ pub enum KeysError {
 /// Keys of the gateway's side.
 pub struct Keys {
     pub signer: Signer,
-    /// The first signs; all of them verify.
+    /// Every secret verifies; the bank signs with the first.
     pub webhook_secrets: Vec<Secret>,
 }
 

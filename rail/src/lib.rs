@@ -10,8 +10,8 @@
 //! | `request_signature`, `webhook`, `keys` | signatures of both sides and the key files |
 //! | `client`, `policy` | the gateway's bank client and its limits |
 //!
-//! Another bank is another crate like this one. The payments gateway uses these messages as the
-//! client, the sandbox bank as the server.
+//! A further bank needs a further crate like this one. The payments gateway is the client of this
+//! contract, the sandbox bank is a server.
 //!
 //! Architecture invariants: no dependency on either side, no store, no payment rules.
 

@@ -9,9 +9,9 @@
 //! | initiateTransfer | `POST /bank/v1/transfers` | `requestId` |
 //! | getTransferStatus | `GET /bank/v1/transfers/{transferId}` | |
 //!
-//! Unit trap: the fast-payment half writes kopecks as a JSON integer, the bank half and the
-//! webhooks write roubles as decimal text. Separate field types keep them apart; no amount passes
-//! through a binary float (T47).
+//! Units: the fast-payment half writes kopecks as a JSON integer; the bank half and the webhooks
+//! write roubles as decimal text. Each has its own field type. No amount passes through a binary
+//! float (T47).
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,7 @@ impl Amount {
     }
 }
 
+/// Request of createQR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateQr {
@@ -79,7 +80,7 @@ pub struct QrCreated {
     pub expires_at: String,
 }
 
-/// Announces a transfer whose purpose will carry the code of `payment_id`.
+/// Announces a transfer whose purpose will contain the code of `payment_id`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExpectTransfer {
@@ -92,6 +93,7 @@ pub struct ExpectTransfer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferExpected {
+    /// RFC 3339.
     pub expires_at: String,
 }
 
@@ -115,7 +117,7 @@ pub struct Balance {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferOrder {
-    /// Idempotency key: the same id is the same transfer, no matter how often it is sent.
+    /// Idempotency key: all orders with this id are one transfer.
     pub request_id: String,
     pub account_number: String,
     pub recipient_account: String,
@@ -143,7 +145,7 @@ pub struct RegisterEntry {
     pub message: String,
 }
 
-/// Body of any other refusal.
+/// Body of a refusal without a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     pub code: String,
@@ -194,7 +196,7 @@ impl From<Status> for PaymentStatus {
     }
 }
 
-/// RFC 3339 in UTC.
+/// Microseconds since the epoch as RFC 3339 in UTC; empty if out of range.
 pub fn time_text(time_us: i64) -> String {
     time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(time_us) * 1_000)
         .ok()

@@ -16,7 +16,7 @@ pub struct ClientPolicy {
     pub call_timeout_ms: u64,
     /// Attempts of a repeatable call, including the first.
     pub tries: u32,
-    /// Pause before the second attempt; doubles.
+    /// Pause before the second attempt; doubles with each further one.
     pub retry_pause_ms: u64,
     /// Consecutive failures that open the breaker.
     pub breaker_failures: u32,
@@ -81,6 +81,7 @@ impl Breaker {
         }
     }
 
+    /// Records the result of an admitted call.
     pub fn record(
         &mut self,
         admitted: Admitted,

@@ -37,13 +37,13 @@ pub fn code(payment_id: &str) -> String {
     format!("{CODE_PREFIX}{payment_id}")
 }
 
-/// Payment id from a code that is the text or ends it.
+/// Payment id of the purpose code at the end of a text.
 pub fn payment_id(text: &str) -> Option<&str> {
     let word = text.rsplit(' ').next()?;
     word.strip_prefix(CODE_PREFIX).filter(|id| !id.is_empty())
 }
 
-/// The QR payload; the standard writes the sum in kopecks.
+/// The QR payload. The standard requires the sum in kopecks.
 pub fn payload(to: &Requisites, amount: Rub, purpose: &str, payment_id: &str) -> String {
     format!(
         "{HEADER}|Name={}|PersonalAcc={}|BankName={}|BIC={}|CorrespAcc={}|Sum={}|Purpose={purpose} {}",

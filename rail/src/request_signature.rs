@@ -5,8 +5,9 @@
 //! ```
 //!
 //! in the headers `x-key-id`, `x-timestamp` (seconds) and `x-signature` (base64). The bank has the
-//! gateway's public key and refuses requests that are unsigned, altered or more than five minutes
-//! old. A replay within that time has no effect: every write carries its own request id.
+//! gateway's public key. It refuses requests that are unsigned or altered, or whose time differs by
+//! more than five minutes. A replay within that time has no effect: every write is idempotent by
+//! its request id or payment id.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ring::{
@@ -19,7 +20,7 @@ pub const KEY_ID_HEADER: &str = "x-key-id";
 pub const TIMESTAMP_HEADER: &str = "x-timestamp";
 pub const SIGNATURE_HEADER: &str = "x-signature";
 
-/// Largest difference between a request's timestamp and the bank's clock, in seconds.
+/// Maximum difference between a request's timestamp and the bank's clock, in seconds.
 pub const TOLERANCE_S: i64 = 300;
 
 /// Not a usable Ed25519 key.
@@ -56,6 +57,8 @@ impl Signer {
         Ok(pkcs8.as_ref().to_vec())
     }
 
+    /// Loads a key from PKCS#8 bytes.
+    ///
     /// # Errors
     /// [`BadKey`].
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Signer, BadKey> {

@@ -1,8 +1,8 @@
 //! Roubles in kopecks: the only money of the bank.
 //!
-//! Parsing is exact: a third fraction digit is an error, never rounded. Display has always two
-//! digits. May be negative, for instance as a reconciliation difference. Arithmetic is checked;
-//! overflow is an error of the caller.
+//! Parsing is exact: a value that is not whole kopecks is an error and never rounded. Display
+//! writes two fraction digits. An amount may be negative, for instance as a reconciliation
+//! difference. Arithmetic is checked: overflow returns an error.
 
 use std::{fmt, str::FromStr};
 
@@ -43,8 +43,10 @@ impl Rub {
         self.0 > 0
     }
 
+    /// Converts an amount in roubles.
+    ///
     /// # Errors
-    /// [`RubError::Scale`] if the value is not exact in kopecks.
+    /// [`RubError::Scale`] if the value is not exact in kopecks or too large.
     pub fn from_decimal(value: Decimal) -> Result<Rub, RubError> {
         value
             .to_minor(DECIMALS)

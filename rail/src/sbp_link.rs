@@ -55,6 +55,8 @@ pub enum LinkError {
 }
 
 impl SbpLink {
+    /// Makes a link of its parts.
+    ///
     /// # Errors
     /// [`LinkError`] names the malformed part.
     pub fn new(
@@ -271,7 +273,7 @@ mod tests {
         ] {
             assert_eq!(sealed(&text), Err(error), "{text}");
         }
-        // The checksum does not cover what follows it.
+        // The checksum does not cover parameters after it.
         let signed = format!("{base}?type=01&bank=100000000001");
         let crc = crc16_ccitt_false(signed.as_bytes());
         assert!(SbpLink::parse(&format!("{signed}&crc={crc:04X}")).is_ok());

@@ -1,11 +1,11 @@
 //! Webhook signatures by Standard Webhooks (D29): `v1,<base64 HMAC-SHA256>` of `id.timestamp.body`.
 //!
-//! The bank signs. The gateway verifies the raw bytes before it parses them, in constant time, and
-//! refuses a timestamp outside the tolerance. Several signatures (rotation at the bank) and several
-//! secrets (rotation here) are tried.
+//! The bank signs. The gateway verifies the raw bytes before it parses them, compares in constant
+//! time, and refuses a timestamp outside the tolerance. It accepts several signatures (rotation at
+//! the bank) and has several secrets (rotation at the gateway).
 //!
-//! The endpoint is open to all: a request costs one MAC per secret over at most [`BODY_BYTES_MAX`]
-//! bytes, whatever its headers contain.
+//! The endpoint has no other access control. A request costs at most one MAC per secret over
+//! [`BODY_BYTES_MAX`] bytes, independent of its headers.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac, digest::CtOutput};
@@ -15,7 +15,7 @@ pub const ID_HEADER: &str = "webhook-id";
 pub const TIMESTAMP_HEADER: &str = "webhook-timestamp";
 pub const SIGNATURE_HEADER: &str = "webhook-signature";
 
-/// Largest difference between the webhook's timestamp and the local clock, in seconds.
+/// Maximum difference between the webhook's timestamp and the local clock, in seconds.
 pub const TOLERANCE_S: i64 = 300;
 
 /// Longest accepted body, in bytes: many times the bank's longest webhook.
@@ -24,11 +24,11 @@ pub const BODY_BYTES_MAX: usize = 64 * 1024;
 const SECRET_PREFIX: &str = "whsec_";
 const SCHEME: &str = "v1,";
 const ID_BYTES_MAX: usize = 256;
-/// Signatures in one header, of any scheme. Rotation needs two.
+/// Maximum signatures in one header, of any scheme. Rotation needs two.
 const SIGNATURES_MAX: usize = 8;
 const MAC_BYTES: usize = 32;
 
-/// The webhook is not authentic or not recent. The sender learns no more.
+/// The webhook is not authentic or not recent. The sender receives no further reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Invalid signature")]
 pub struct InvalidSignature;
@@ -90,6 +90,8 @@ impl Verifier {
         Verifier { secrets }
     }
 
+    /// Verifies a webhook against all active secrets.
+    ///
     /// # Errors
     /// [`InvalidSignature`] for any defect.
     pub fn verify(

@@ -1,4 +1,4 @@
-//! `SandboxBankService`: what happens at the bank without the platform (payers, faults).
+//! `SandboxBankService`: simulates payers, injects faults, and reads the bank's state.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl SandboxBankService for Api {
             .0
             .pay(ask.qr_payload.trim(), amount, outcome, key)
             .await;
-        let (transaction_id, status) = paid.map_err(refused)?;
+        let (transaction_id, status) = paid.map_err(to_status)?;
         Ok(Response::new(pb::PayResponse {
             transaction_id,
             status: status.code(),
@@ -79,7 +79,7 @@ impl SandboxBankService for Api {
         self.0
             .set_fault(&ask.account, fault)
             .await
-            .map_err(refused)?;
+            .map_err(to_status)?;
         Ok(Response::new(pb::SetFaultResponse { fault: ask.fault }))
     }
 
@@ -127,12 +127,12 @@ fn to_transfer(transfer: &Transfer) -> pb::BankTransfer {
     }
 }
 
-fn refused(refusal: Refusal) -> Status {
+fn to_status(refusal: Refusal) -> Status {
     match refusal {
-        Refusal::Bad(body) if body.code == "INVALID_CODE" => {
+        Refusal::BadRequest(body) if body.code == "INVALID_CODE" => {
             invalid_argument("qr_payload", body.message)
         }
-        Refusal::Bad(body) => failed_precondition(&body.code, body.message),
+        Refusal::BadRequest(body) => failed_precondition(&body.code, body.message),
         Refusal::NotFound => not_found("PAYMENT_CODE_NOT_FOUND", "Payment code not found"),
         Refusal::Store(error) => internal(&error),
         Refusal::Sql(error) => internal(&error),

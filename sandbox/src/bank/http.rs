@@ -32,7 +32,7 @@ use super::{
     repo,
 };
 
-/// Largest request, in bytes.
+/// Maximum request body, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// HTTP state: the bank and the gateway's public key.
@@ -68,7 +68,7 @@ pub async fn serve(
     }
 }
 
-/// Checks the fault first (an unavailable bank checks nothing), then the signature of the raw body.
+/// Middleware: returns 503 under the UNAVAILABLE fault; verifies the signature of the raw body.
 async fn check(State(state): State<HttpState>, request: Request, next: Next) -> Response {
     match repo::has_fault(state.bank.db.read(), Fault::Unavailable, "").await {
         Ok(false) => {}
@@ -157,7 +157,7 @@ async fn initiate_transfer(
     State(state): State<HttpState>,
     body: Bytes,
 ) -> Result<Response, Failed> {
-    let transfer = state.bank.take_order(read(&body)?).await?;
+    let transfer = state.bank.accept_order(read(&body)?).await?;
     let status = if transfer.status == PaymentStatus::Failed {
         StatusCode::UNPROCESSABLE_ENTITY
     } else {
@@ -176,7 +176,7 @@ async fn transfer_status(
 
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     serde_json::from_slice(body)
-        .map_err(|error| super::operations::bad("INVALID_REQUEST", error.to_string()))
+        .map_err(|error| super::operations::bad_request("INVALID_REQUEST", error.to_string()))
 }
 
 fn answer<T: Serialize>(result: Result<T, Refusal>) -> Result<Response, Failed> {
@@ -203,10 +203,10 @@ impl From<Refusal> for Failed {
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
         match self.0 {
-            Refusal::Bad(body) => (StatusCode::BAD_REQUEST, Json(body)).into_response(),
+            Refusal::BadRequest(body) => (StatusCode::BAD_REQUEST, Json(body)).into_response(),
             Refusal::NotFound => error(StatusCode::NOT_FOUND, "NOT_FOUND", "not found"),
-            trouble => {
-                tracing::error!(error = %trouble, "bank request failed");
+            failure => {
+                tracing::error!(error = %failure, "bank request failed");
                 error(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "INTERNAL",

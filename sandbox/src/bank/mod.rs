@@ -9,7 +9,7 @@
 //! | `repo` | the store |
 //! | `http` | the bank's contract; verifies the gateway's signatures (R021) |
 //! | `workers` | clearing, and signed webhooks with retries |
-//! | `api` | `SandboxBankService`: simulates the payer and injects faults |
+//! | `api` | `SandboxBankService`: simulates payers, injects faults, reads the state |
 
 mod api;
 mod http;
@@ -53,6 +53,7 @@ pub struct BankConfig {
     pub control_key_check: bool,
     /// Delay before the first retry of a webhook; then it doubles.
     pub webhook_pause_first_ms: u64,
+    /// Longest delay between two attempts of a webhook.
     pub webhook_pause_most_ms: u64,
     pub webhook_attempts_max: u32,
 }
@@ -93,7 +94,7 @@ pub enum Error {
     Client(#[from] reqwest::Error),
 }
 
-/// Connection limit of the bank, taken from the platform's reserve of descriptors.
+/// Maximum connections of the bank, from the platform's reserve of file descriptors.
 const CONNECTIONS: usize = 64;
 
 /// The running bank.

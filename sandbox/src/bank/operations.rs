@@ -1,8 +1,8 @@
 //! The bank's operations: payment codes, payments, transfers and their clearing.
 //!
-//! Each operation is one transaction together with its webhook. A transfer is accepted (PENDING),
-//! then cleared: executed, refused with an error register, or held by a fault. The balance changes
-//! on execution; accepted transfers are reserved until then.
+//! An operation and its webhook share one transaction. A transfer is accepted (PENDING), then
+//! cleared: executed, refused with an error register, or held by a fault. The balance changes on
+//! execution. Until then the amounts of accepted transfers are reserved.
 
 use events::Sqlite;
 use rail::{
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::{BankConfig, repo};
 
-/// Longest lifetime of a code: 90 days.
+/// Maximum lifetime of a code: 90 days.
 const LIFE_SECONDS_MAX: u32 = 90 * 86_400;
 
 /// A payable code.
@@ -92,7 +92,7 @@ code_enum! {
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("{}", .0.message)]
-    Bad(ErrorBody),
+    BadRequest(ErrorBody),
     #[error("not found")]
     NotFound,
     #[error(transparent)]
@@ -101,8 +101,8 @@ pub enum Refusal {
     Sql(#[from] sqlx::Error),
 }
 
-pub fn bad(code: &str, message: impl Into<String>) -> Refusal {
-    Refusal::Bad(ErrorBody {
+pub fn bad_request(code: &str, message: impl Into<String>) -> Refusal {
+    Refusal::BadRequest(ErrorBody {
         code: code.to_owned(),
         message: message.into(),
     })
@@ -114,9 +114,9 @@ pub struct Bank {
     pub db: Sqlite,
     pub health: rpc::Health,
     /// Wakes the clearing worker.
-    pub taken: Notify,
+    pub transfers_due: Notify,
     /// Wakes the webhook worker.
-    pub written: Notify,
+    pub webhooks_due: Notify,
 }
 
 impl Bank {
@@ -129,8 +129,8 @@ impl Bank {
             config,
             db,
             health: rpc::Health::new("sandbox"),
-            taken: Notify::new(),
-            written: Notify::new(),
+            transfers_due: Notify::new(),
+            webhooks_due: Notify::new(),
         })
     }
 
@@ -143,7 +143,7 @@ impl Bank {
             &self.config.member_id,
             Some(amount),
         )
-        .map_err(|error| bad("INVALID_REQUEST", error.to_string()))?
+        .map_err(|error| bad_request("INVALID_REQUEST", error.to_string()))?
         .to_string();
         let code = self
             .make_code(ask.payment_id, link, amount, ask.purpose, ask.life_seconds)
@@ -158,9 +158,17 @@ impl Bank {
     /// Announces a transfer from another bank.
     pub async fn expect_transfer(&self, ask: ExpectTransfer) -> Result<TransferExpected, Refusal> {
         let amount = ask.amount.rub().filter(|amount| amount.is_positive());
-        let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
+        let amount = amount.ok_or_else(|| {
+            bad_request(
+                "INVALID_AMOUNT",
+                "amount must be a positive number of roubles",
+            )
+        })?;
         if purpose_code::payment_id(&ask.purpose_code) != Some(ask.payment_id.as_str()) {
-            return Err(bad("INVALID_REQUEST", "purpose code is of another payment"));
+            return Err(bad_request(
+                "INVALID_REQUEST",
+                "purposeCode belongs to another payment",
+            ));
         }
         let code = self
             .make_code(
@@ -176,7 +184,7 @@ impl Bank {
         })
     }
 
-    /// Idempotent by payment id: returns the first code.
+    /// Stores a code. Idempotent by payment id: returns the first one.
     async fn make_code(
         &self,
         payment_id: String,
@@ -186,13 +194,13 @@ impl Bank {
         life_seconds: u32,
     ) -> Result<Code, Refusal> {
         if payment_id.is_empty() || payment_id.len() > 64 {
-            return Err(bad(
+            return Err(bad_request(
                 "INVALID_REQUEST",
                 "paymentId must have 1 to 64 characters",
             ));
         }
         if life_seconds == 0 || life_seconds > LIFE_SECONDS_MAX {
-            return Err(bad(
+            return Err(bad_request(
                 "INVALID_REQUEST",
                 "lifetime must be 1 second to 90 days",
             ));
@@ -200,7 +208,10 @@ impl Bank {
         let mut tx = self.db.write().await?;
         if let Some(code) = repo::code_of(&mut *tx, &payment_id).await? {
             if code.amount != amount {
-                return Err(bad("PAYMENT_ID_REUSED", "paymentId has another amount"));
+                return Err(bad_request(
+                    "PAYMENT_ID_REUSED",
+                    "paymentId has another amount",
+                ));
             }
             return Ok(code);
         }
@@ -238,11 +249,12 @@ impl Bank {
         })
     }
 
-    /// The reported amount; a kopeck more under the WEBHOOK_AMOUNT fault.
+    /// The amount to report: a kopeck too much under the WEBHOOK_AMOUNT fault.
     async fn reported_amount(&self, code: &Code) -> Result<Rub, Refusal> {
         let amount = code.paid.unwrap_or(code.amount);
-        let lies = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
-        let kopeck = Rub::from_kopecks(i64::from(lies));
+        let reports_wrong_amount =
+            repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
+        let kopeck = Rub::from_kopecks(i64::from(reports_wrong_amount));
         Ok(amount.plus(kopeck).unwrap_or(amount))
     }
 
@@ -258,16 +270,24 @@ impl Bank {
         })
     }
 
-    /// initiateTransfer: idempotent by request id. A refusal is also a transfer, with an error
-    /// register.
-    pub async fn take_order(&self, order: TransferOrder) -> Result<Transfer, Refusal> {
+    /// initiateTransfer; idempotent by request id. A refused order is also stored as a transfer,
+    /// with an error register.
+    pub async fn accept_order(&self, order: TransferOrder) -> Result<Transfer, Refusal> {
         let amount = order.amount.rub().filter(|amount| amount.is_positive());
-        let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
+        let amount = amount.ok_or_else(|| {
+            bad_request(
+                "INVALID_AMOUNT",
+                "amount must be a positive number of roubles",
+            )
+        })?;
         if order.account_number != self.config.account_number {
-            return Err(bad("UNKNOWN_ACCOUNT", "account is not the caller's"));
+            return Err(bad_request(
+                "UNKNOWN_ACCOUNT",
+                "account is not the caller's",
+            ));
         }
         if order.request_id.is_empty() || order.request_id.len() > 128 {
-            return Err(bad(
+            return Err(bad_request(
                 "INVALID_REQUEST",
                 "requestId must have 1 to 128 characters",
             ));
@@ -275,7 +295,7 @@ impl Bank {
         let mut tx = self.db.write().await?;
         if let Some(known) = repo::transfer_of_request(&mut *tx, &order.request_id).await? {
             if known.amount != amount || known.recipient_account != order.recipient_account {
-                return Err(bad(
+                return Err(bad_request(
                     "REQUEST_ID_REUSED",
                     "requestId belongs to another transfer",
                 ));
@@ -294,7 +314,7 @@ impl Bank {
             error_message: String::new(),
             created_at_us: now_us,
         };
-        let refusal = self.examine(&mut tx, &transfer).await?;
+        let refusal = self.check_transfer(&mut tx, &transfer).await?;
         if let Some((code, message)) = refusal {
             transfer.status = PaymentStatus::Failed;
             transfer.error_code = code.to_owned();
@@ -302,12 +322,13 @@ impl Bank {
         }
         repo::save_transfer_in_tx(&mut tx, &transfer).await?;
         tx.commit().await?;
-        self.taken.notify_one();
+        self.transfers_due.notify_one();
         Ok(transfer)
     }
 
-    /// Checks on acceptance: the recipient's account and the available balance.
-    async fn examine(
+    /// Checks the recipient's account and the available balance; returns the code and message of a
+    /// refusal.
+    async fn check_transfer(
         &self,
         tx: &mut events::Tx,
         transfer: &Transfer,
@@ -365,12 +386,12 @@ impl Bank {
             let webhook_id = format!("transfer-{}", transfer.transfer_id);
             queue(&mut tx, &webhook_id, &notice, now_us).await?;
             tx.commit().await?;
-            self.written.notify_one();
+            self.webhooks_due.notify_one();
         }
         Ok(())
     }
 
-    /// Payment of a code by the payer. Idempotent by key.
+    /// Pays a code as the payer would; idempotent by key.
     pub async fn pay(
         &self,
         text: &str,
@@ -379,7 +400,8 @@ impl Bank {
         key: &str,
     ) -> Result<(String, PaymentStatus), Refusal> {
         let payload = payload_of(text)?;
-        let tells_wrong_amount = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
+        let reports_wrong_amount =
+            repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
         let mut tx = self.db.write().await?;
         if let Some(paid) = repo::pay_of(&mut *tx, key).await? {
             return Ok(paid);
@@ -388,10 +410,10 @@ impl Bank {
         let mut code = found.ok_or(Refusal::NotFound)?;
         let now_us = clock::now_us();
         if code.status == PaymentStatus::Success {
-            return Err(bad("ALREADY_PAID", "Payment code is already paid"));
+            return Err(bad_request("ALREADY_PAID", "Payment code is already paid"));
         }
         if now_us >= code.expires_at_us {
-            return Err(bad("EXPIRED", "Payment code has expired"));
+            return Err(bad_request("EXPIRED", "Payment code has expired"));
         }
         let paid = amount.unwrap_or(code.amount);
         let transaction_id = Uuid::now_v7().to_string();
@@ -404,7 +426,7 @@ impl Bank {
         repo::save_code_in_tx(&mut tx, &code).await?;
         repo::note_pay_in_tx(&mut tx, key, &transaction_id, outcome).await?;
         if outcome != PaymentStatus::Pending {
-            let kopeck = Rub::from_kopecks(i64::from(tells_wrong_amount));
+            let kopeck = Rub::from_kopecks(i64::from(reports_wrong_amount));
             let notice = Notice::Payment {
                 payment_id: code.payment_id.clone(),
                 status: wire_status(outcome),
@@ -421,7 +443,7 @@ impl Bank {
             .await?;
         }
         tx.commit().await?;
-        self.written.notify_one();
+        self.webhooks_due.notify_one();
         Ok((transaction_id, outcome))
     }
 
@@ -429,8 +451,8 @@ impl Bank {
         let mut tx = self.db.write().await?;
         repo::set_fault_in_tx(&mut tx, account, fault).await?;
         tx.commit().await?;
-        self.taken.notify_one();
-        self.written.notify_one();
+        self.transfers_due.notify_one();
+        self.webhooks_due.notify_one();
         Ok(())
     }
 }
@@ -454,7 +476,8 @@ fn payload_of(text: &str) -> Result<String, Refusal> {
     if let Some(payment_id) = purpose_code::payment_id(text) {
         return Ok(purpose_code::code(payment_id));
     }
-    let link = SbpLink::parse(text).map_err(|error| bad("INVALID_CODE", error.to_string()))?;
+    let link =
+        SbpLink::parse(text).map_err(|error| bad_request("INVALID_CODE", error.to_string()))?;
     Ok(link.to_string())
 }
 

@@ -10,7 +10,7 @@ use super::operations::{Code, Fault, Transfer};
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/bank": "0001_bank");
 
-fn name<T: FromStr>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
+fn parse_name<T: FromStr>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;
     text.parse()
         .map_err(|_| sqlx::Error::Decode(format!("{column} `{text}` is not a known name").into()))
@@ -39,7 +39,7 @@ pub async fn balance(db: impl SqliteExecutor<'_>, account_number: &str) -> sqlx:
         .map(Rub::from_kopecks)
 }
 
-/// Credits (or, below zero, debits) the account; the schema refuses an overdraft.
+/// Credits the account; a negative amount debits it. The schema refuses an overdraft.
 pub async fn move_money_in_tx(
     tx: &mut SqliteConnection,
     account_number: &str,
@@ -60,7 +60,7 @@ fn code(row: &SqliteRow) -> sqlx::Result<Code> {
         payload: row.try_get("payload")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
         purpose: row.try_get("purpose")?,
-        status: name(row, "status")?,
+        status: parse_name(row, "status")?,
         paid: paid.map(Rub::from_kopecks),
         transaction_id: row.try_get("transaction_id")?,
         created_at_us: row.try_get("created_at_us")?,
@@ -122,7 +122,7 @@ pub async fn pay_of(
         .bind(key)
         .fetch_optional(db)
         .await?
-        .map(|row| Ok((row.try_get("transaction_id")?, name(&row, "status")?)))
+        .map(|row| Ok((row.try_get("transaction_id")?, parse_name(&row, "status")?)))
         .transpose()
 }
 
@@ -148,7 +148,7 @@ fn transfer(row: &SqliteRow) -> sqlx::Result<Transfer> {
         recipient_account: row.try_get("recipient_account")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
         purpose: row.try_get("purpose")?,
-        status: name(row, "status")?,
+        status: parse_name(row, "status")?,
         error_code: row.try_get("error_code")?,
         error_message: row.try_get("error_message")?,
         created_at_us: row.try_get("created_at_us")?,
@@ -268,7 +268,7 @@ pub async fn queue_webhook_in_tx(
     Ok(())
 }
 
-/// Ordered like the partial index of queued webhooks; delivered ones stay in the table.
+/// Uses the partial index of queued webhooks, because delivered ones stay in the table.
 const DUE_WEBHOOKS: &str = "SELECT * FROM webhooks WHERE state = 'QUEUED' AND next_attempt_at_us <= $1 \
     ORDER BY next_attempt_at_us, position LIMIT $2";
 

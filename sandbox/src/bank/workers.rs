@@ -1,8 +1,8 @@
 //! The bank's workers: clearing of transfers, and webhooks (Standard Webhooks, D29).
 //!
-//! All attempts of a webhook share its id and body; timestamp and signature are per attempt. 2xx
-//! ends it, and so does 4xx (refused by the gateway). Anything else is retried with a growing
-//! pause.
+//! All attempts of a webhook share its id and body; timestamp and signature are per attempt. A 2xx
+//! ends the delivery, and so does a 4xx (refused by the gateway). Any other result is retried with
+//! growing pauses, up to `webhook_attempts_max` attempts.
 
 use rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Secret, TIMESTAMP_HEADER};
 use service_kit::{backoff::doubled_us, clock};
@@ -27,10 +27,10 @@ pub async fn run_clearing(bank: Arc<Bank>, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             cleared = bank.clear_transfers() => cleared,
         };
-        seen(&bank, &cleared);
+        record_health(&bank, &cleared);
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = bank.taken.notified() => {}
+            () = bank.transfers_due.notified() => {}
             () = tokio::time::sleep(Duration::from_millis(SLEEP_MS_MAX)) => {}
         }
     }
@@ -68,20 +68,21 @@ impl WebhookSender {
 
     pub async fn run(self, bank: Arc<Bank>, shutdown: CancellationToken) {
         loop {
-            let round = tokio::select! {
+            let sent = tokio::select! {
                 () = shutdown.cancelled() => return,
-                round = self.round(&bank) => round,
+                sent = self.send_due(&bank) => sent,
             };
-            seen(&bank, &round);
+            record_health(&bank, &sent);
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = bank.written.notified() => {}
+                () = bank.webhooks_due.notified() => {}
                 () = tokio::time::sleep(Duration::from_millis(SLEEP_MS_MAX)) => {}
             }
         }
     }
 
-    async fn round(&self, bank: &Bank) -> Result<(), Refusal> {
+    /// Sends the due webhooks once each.
+    async fn send_due(&self, bank: &Bank) -> Result<(), Refusal> {
         if repo::has_fault(bank.db.read(), Fault::WebhookLost, "").await? {
             return Ok(());
         }
@@ -143,7 +144,7 @@ impl WebhookSender {
     }
 }
 
-fn seen(bank: &Bank, result: &Result<(), Refusal>) {
+fn record_health(bank: &Bank, result: &Result<(), Refusal>) {
     match result {
         Ok(()) => bank.health.set_ok("bank"),
         Err(error) => {

@@ -6,7 +6,7 @@
 //! | `repo` | the store |
 //! | `api` | `IdentityService` and the HTTP reads |
 //! | `api/reservations` | amounts reserved for operations |
-//! | `api/uses` | use of limits without a reservation, counted from the platform's events |
+//! | `api/uses` | limit use without a reservation, counted from the platform's events |
 //! | `publish` | events about users |
 
 mod api;
@@ -36,7 +36,8 @@ pub struct IdentityConfig {
     pub deposit_daily: String,
     pub withdrawal_daily: String,
     pub trading_daily: String,
-    /// What an order counts for: its quantity (the specification's wording) or its value (T23).
+    /// Which amount counts against the trading limit: quantity (the specification's wording) or
+    /// value (T23).
     pub trading_limit_basis: TradingBasis,
 }
 
@@ -89,7 +90,7 @@ pub fn start(
     start_with_clock(config, deps, Clock::System, shutdown)
 }
 
-/// Like [`start`], with another clock: limits are per day.
+/// Like [`start`], with another clock, which determines the day of each limit.
 ///
 /// # Errors
 /// As [`start`].

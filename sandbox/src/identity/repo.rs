@@ -23,7 +23,7 @@ pub struct User {
     pub onchain_address: String,
     pub full_name_hash: String,
     pub idempotency_key: String,
-    /// The id was generated here, not set by the caller.
+    /// Whether identity generated the id. Otherwise the caller set it.
     pub generated: bool,
     pub created_at_us: i64,
 }
@@ -79,7 +79,7 @@ pub async fn generated_by(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Resul
         .transpose()
 }
 
-pub async fn address_taken(db: impl SqliteExecutor<'_>, address: &str) -> sqlx::Result<bool> {
+pub async fn is_address_taken(db: impl SqliteExecutor<'_>, address: &str) -> sqlx::Result<bool> {
     sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM users WHERE onchain_address = $1)")
         .bind(address)
         .fetch_one(db)

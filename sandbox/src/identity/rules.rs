@@ -1,4 +1,4 @@
-//! Results of limit checks, pure. The check itself reserves and uses nothing (T24).
+//! Limit checks, pure. A check reserves and uses nothing (T24).
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use types::{Decimal, LimitType, code_enum};
 
 use super::{Error, IdentityConfig};
 
-/// Which part of an order counts against the trading limit (T23).
+/// Which amount of an order or trade counts against the trading limit (T23).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TradingBasis {
@@ -61,7 +61,7 @@ code_enum! {
         Reserved = 1 "RESERVED",
         Refused = 2 "REFUSED",
         Confirmed = 3 "CONFIRMED",
-        /// Its amount is available again.
+        /// The amount is available again.
         Cancelled = 4 "CANCELLED",
     }
 }
@@ -91,6 +91,8 @@ pub struct Verdict {
 
 pub const SANCTIONS_HIT: &str = "Sanctions list hit";
 
+/// Checks an amount against the rest of a daily limit. A block outranks a sanctions hit, which
+/// outranks a custom refusal and the limit.
 pub fn check(
     standing: Standing,
     limit_type: LimitType,

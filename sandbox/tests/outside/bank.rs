@@ -84,7 +84,7 @@ impl World {
         .unwrap()
     }
 
-    fn hand(&self) -> SandboxBankServiceClient<Channel> {
+    fn operator(&self) -> SandboxBankServiceClient<Channel> {
         SandboxBankServiceClient::new(Channel::local(&self.slot, "sandbox.operator"))
     }
 
@@ -99,7 +99,7 @@ impl World {
             amount: kopecks.map(to_money),
             outcome: 0,
         };
-        Ok(self.hand().pay(ask).await?.into_inner())
+        Ok(self.operator().pay(ask).await?.into_inner())
     }
 
     async fn fund(&self, kopecks: i64) {
@@ -190,7 +190,7 @@ async fn r021_the_bank_ignores_requests_not_signed_by_the_gateway() {
         .unwrap();
     assert_eq!(bare.status(), 401);
     let transfers = world
-        .hand()
+        .operator()
         .list_transfers(wire::ListTransfersRequest::default())
         .await;
     assert!(transfers.unwrap().into_inner().transfers.is_empty());
@@ -231,9 +231,14 @@ async fn r134_codes_are_real_links_paid_once() {
         qr_payload: made.payment_url.clone(),
         ..Default::default()
     };
-    let paid = world.hand().pay(ask.clone()).await.unwrap().into_inner();
+    let paid = world
+        .operator()
+        .pay(ask.clone())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(
-        world.hand().pay(ask).await.unwrap().into_inner(),
+        world.operator().pay(ask).await.unwrap().into_inner(),
         paid,
         "one key, one payment"
     );
@@ -301,7 +306,7 @@ async fn r135_one_request_id_is_one_transfer() {
         Err(BankError::NotFound)
     ));
 
-    // Refused on acceptance: an error register, the same for every repeat.
+    // A refusal on acceptance has an error register, which is the same for every repeat.
     for (request_id, account, kopecks, code) in [
         ("r2", "1234", 1, "INVALID_RECIPIENT_ACCOUNT"),
         ("r3", to.as_str(), 6_001, "INSUFFICIENT_FUNDS"),
@@ -331,7 +336,7 @@ async fn money_and_transfers_survive_a_restart() {
         fault: wire::BankFault::HoldTransfer as i32,
         account: String::new(),
     };
-    world.hand().set_fault(hold.clone()).await.unwrap();
+    world.operator().set_fault(hold.clone()).await.unwrap();
     let to = account::number("40817", 1);
     let ordered = world
         .client()
@@ -356,7 +361,7 @@ async fn money_and_transfers_survive_a_restart() {
         fault: wire::BankFault::None as i32,
         ..hold
     };
-    world.hand().set_fault(clear).await.unwrap();
+    world.operator().set_fault(clear).await.unwrap();
     let executed = async {
         while client.balance().await.unwrap() != rub(6_000) {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

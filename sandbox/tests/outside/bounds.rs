@@ -124,7 +124,7 @@ async fn an_overdue_body_is_refused() {
 #[tokio::test]
 async fn the_body_limit_accepts_its_bound_and_refuses_one_byte_more() {
     let port = Port::within(patient()).await;
-    // A fully read body lacks a signature, which is checked next.
+    // The bank checks the signature after it has read the body, and this request has none.
     for (bytes, status) in [(BODY_BYTES_MAX, "401"), (BODY_BYTES_MAX + 1, "413")] {
         let mut stream = port.connect().await;
         let request = order(bytes) + &" ".repeat(bytes);

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::in_time;
 
-/// Start of every world's clock, so that no test meets a real midnight: 2026-11-20, noon in Moscow.
+/// Start of every world's clock: 2026-11-20, noon in Moscow. So no test passes a real midnight.
 const NOON_US: i64 = 1_795_165_200_000_000;
 
 struct World {
@@ -376,7 +376,7 @@ async fn r340_each_event_counts_once_and_on_its_day() {
     let event = world
         .publish(cfa, name, &issued("CFA-RUB", 59_999_900, now_us))
         .await;
-    // The same event again, as after a crash of the relay.
+    // The same event is delivered again, as after a crash of the relay.
     world.log.publish(&[event]).await.unwrap();
     let redeemed = CfaRedeemedEvent {
         instrument_id: "CFA-RUB".into(),
@@ -398,7 +398,7 @@ async fn r340_each_event_counts_once_and_on_its_day() {
     world.until_used("alice", TRADING, "10").await;
     world.until_used("bob", TRADING, "10").await;
 
-    // The day ends at midnight in Moscow, and the whole limit is free again.
+    // The day ends at midnight in Moscow. Then the whole limit is available again.
     world.clock.advance_us(today.end_us() - 1 - now_us);
     assert_eq!(world.used("alice", DEPOSIT).await, "599999.00");
     world.clock.advance_us(1);
@@ -473,7 +473,7 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
         client().cancel_limit(ask).await
     };
     assert_eq!(reserve("op-1", 1_000).await, (true, "15.00".into(), false));
-    // The stored answer, also for other content (D50).
+    // A repeat receives the stored answer, also with other content (D50).
     assert_eq!(reserve("op-1", 1_000).await, (true, "15.00".into(), true));
     assert_eq!(reserve("op-1", 1).await, (true, "15.00".into(), true));
     // A refusal is stored as well.
@@ -505,7 +505,7 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
     assert!(!allowed, "its operation has ended");
     assert_eq!(confirm("op-9").await.unwrap_err().code(), Code::NotFound);
 
-    // The event of an operation with a reservation adds nothing, another one does.
+    // The event of an operation with a reservation adds nothing. An event without one does.
     let redeemed = |operation_id: &str| CfaRedeemedEvent {
         operation_id: operation_id.into(),
         instrument_id: "CFA-RUB".into(),
@@ -521,7 +521,7 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
     }
     world.until_used("alice", WITHDRAWAL, "20.00").await;
 
-    // Cancelled the day after, it is returned to the day it was reserved on.
+    // A cancel on the next day returns the amount to the day of the reservation.
     assert_eq!(reserve("op-3", 500).await, (true, "0.00".into(), false));
     let today = BusinessDay::of(NOON_US);
     world.clock.advance_us(today.end_us() - NOON_US);
@@ -772,7 +772,7 @@ async fn t14_users_are_created_once_and_never_share_an_address() {
         (taken.code(), taken.message()),
         (Code::AlreadyExists, "User already exists")
     );
-    // The same digits without hyphens: another user with the same derived address.
+    // The same digits without hyphens are another user with the same derived address.
     let twin = wire::CreateUserRequest {
         context: ctx(),
         user_id: ask.user_id.replace('-', ""),
@@ -812,7 +812,7 @@ async fn t14_users_are_created_once_and_never_share_an_address() {
     world.stop().await;
 }
 
-/// What a repeat of a call must not do: act again after a later call has undone it.
+/// A repeated call must not act again after a later call has undone it.
 #[tokio::test]
 async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     let world = World::start(|_| ()).await;
@@ -861,7 +861,7 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     assert!(is_repeat(&repeat));
     let first = client().update_user(account("k-4", 1)).await.unwrap();
     client().update_user(account("k-5", 2)).await.unwrap();
-    // Other content gets the stored answer, too.
+    // A repeat with other content receives the stored answer too.
     let repeat = client().update_user(account("k-4", 3)).await.unwrap();
     assert!(is_repeat(&repeat));
     assert_eq!(repeat.into_inner(), first.into_inner());

@@ -4,7 +4,7 @@ mod bank;
 mod bounds;
 mod identity;
 
-/// Ends a test that would hang.
+/// Panics if `work` takes longer than [`testkit::PATIENCE`].
 async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(testkit::PATIENCE, work)
         .await

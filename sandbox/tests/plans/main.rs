@@ -1,4 +1,4 @@
-//! No statement of the sandboxes gets slower as the stores grow.
+//! No statement of the sandboxes scans a table.
 //!
 //! Every statement that identity and bank execute in the life of users, limits, codes and transfers
 //! is explained on the database it ran on. A test binary of its own, because the record of

@@ -52,6 +52,7 @@ pub fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Deci
         .map_err(|error| invalid_argument(field, error.to_string()))
 }
 
+/// A daily limit in roubles: not negative, exact in kopecks.
 pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
     rubles("daily_limit", value)?;
     let limit = convert::decimal(value.amount.as_ref())

@@ -84,14 +84,16 @@ impl Api {
     }
 
     async fn user(&self, user_id: &str) -> Result<User, Status> {
-        let found = repo::get(self.0.db.read(), user_id).await.map_err(store)?;
+        let found = repo::get(self.0.db.read(), user_id)
+            .await
+            .map_err(sql_status)?;
         found.ok_or_else(unknown_user)
     }
 
     async fn limit(&self, user_id: &str, limit_type: LimitType) -> Result<Limit, Status> {
         let own = repo::limit(self.0.db.read(), user_id, limit_type)
             .await
-            .map_err(store)?;
+            .map_err(sql_status)?;
         Ok(own.unwrap_or_else(|| self.0.defaults.of(limit_type)))
     }
 
@@ -99,7 +101,7 @@ impl Api {
         let today = BusinessDay::of(self.0.clock.now_us());
         repo::used(self.0.db.read(), user_id, today, limit_type)
             .await
-            .map_err(store)
+            .map_err(sql_status)
     }
 
     async fn limits(&self, user_id: &str) -> Result<pb::GetLimitsResponse, Status> {
@@ -121,7 +123,7 @@ impl Api {
         event(kind, user_id, reason, correlation_id, now_us)
     }
 
-    /// Changes a user and appends the event, without a change neither.
+    /// Changes a user and appends the event. Does neither if `act` changes nothing.
     async fn change_in_tx(
         &self,
         tx: &mut Tx,
@@ -130,32 +132,32 @@ impl Api {
         reason: &str,
         act: impl FnOnce(&mut User) -> Kind,
     ) -> Result<pb::UserProfile, Status> {
-        let found = repo::get(&mut **tx, user_id).await.map_err(store)?;
+        let found = repo::get(&mut **tx, user_id).await.map_err(sql_status)?;
         let mut user = found.ok_or_else(unknown_user)?;
         let before = user.clone();
         let kind = act(&mut user);
         if user != before {
-            repo::save_in_tx(tx, &user).await.map_err(store)?;
+            repo::save_in_tx(tx, &user).await.map_err(sql_status)?;
             let event = self.event(kind, user_id, reason, &context.correlation_id);
             events::outbox::append_in_tx(tx, &[event])
                 .await
-                .map_err(log_store)?;
+                .map_err(events_status)?;
             tracing::info!(user_id, change = ?kind, reason, "user changed");
         }
         Ok(profile(&user))
     }
 
-    /// A transaction for a write that acts once per key (D50), or the answer of an earlier call.
+    /// Begins a write that acts once per key (D50): a transaction, or the earlier call's answer.
     async fn begin<T: Message + Default>(&self, once: &Once) -> Result<Begun<T>, Status> {
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let mut tx = self.0.db.write().await.map_err(events_status)?;
         let stored = calls::find(&mut *tx, &call_key(once)).await;
-        match stored.map_err(log_store)? {
+        match stored.map_err(events_status)? {
             Some(stored) => Ok(Begun::Repeat(once.repeat(stored.digest, &stored.answer)?)),
             None => Ok(Begun::New(tx)),
         }
     }
 
-    /// Commits a write with its answer.
+    /// Commits a write together with its answer.
     async fn commit<T: Message>(
         &self,
         mut tx: Tx,
@@ -168,13 +170,13 @@ impl Api {
         };
         calls::store_in_tx(&mut tx, &call_key(once), &stored)
             .await
-            .map_err(log_store)?;
-        tx.commit().await.map_err(log_store)?;
+            .map_err(events_status)?;
+        tx.commit().await.map_err(events_status)?;
         Ok(Response::new(answer))
     }
 }
 
-/// A write that acts once per key.
+/// A write that acts once per key: new, or repeated with the stored answer.
 enum Begun<T> {
     New(Tx),
     Repeat(Response<T>),
@@ -222,7 +224,7 @@ impl IdentityService for Api {
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
         let (created_at_us, id) = page.bound();
         let rows = repo::list(self.0.db.read(), created_at_us, id, page.rows_limit());
-        let mut rows = rows.await.map_err(store)?;
+        let mut rows = rows.await.map_err(sql_status)?;
         let pagination = page.finish(&mut rows, |user| Key {
             created_us: user.created_at_us,
             id: user.user_id.clone(),
@@ -353,35 +355,35 @@ impl IdentityService for Api {
             generated,
             created_at_us: self.0.clock.now_us(),
         };
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let mut tx = self.0.db.write().await.map_err(events_status)?;
         // T12: the key repeats the call only for the same user.
         let known = if user.generated {
             repo::generated_by(&mut *tx, &user.idempotency_key).await
         } else {
             repo::get(&mut *tx, &user.user_id).await
         };
-        if let Some(stored) = known.map_err(store)? {
+        if let Some(stored) = known.map_err(sql_status)? {
             if stored.idempotency_key != user.idempotency_key {
                 return Err(already_exists("USER_EXISTS", "User already exists"));
             }
             let profile = Some(profile(&stored));
             return Ok(answered(pb::CreateUserResponse { profile }, true));
         }
-        if repo::address_taken(&mut *tx, &user.onchain_address)
+        if repo::is_address_taken(&mut *tx, &user.onchain_address)
             .await
-            .map_err(store)?
+            .map_err(sql_status)?
         {
             return Err(already_exists(
                 "ADDRESS_TAKEN",
                 "On-chain address belongs to another user",
             ));
         }
-        repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
+        repo::save_in_tx(&mut tx, &user).await.map_err(sql_status)?;
         let created = self.event(Kind::Created, &user.user_id, "", &context.correlation_id);
         events::outbox::append_in_tx(&mut tx, &[created])
             .await
-            .map_err(log_store)?;
-        tx.commit().await.map_err(log_store)?;
+            .map_err(events_status)?;
+        tx.commit().await.map_err(events_status)?;
         tracing::info!(user_id = user.user_id, "user created");
         Ok(Response::new(pb::CreateUserResponse {
             profile: Some(profile(&user)),
@@ -425,10 +427,12 @@ impl IdentityService for Api {
         let limit_type = limit_type(ask.limit_type)?;
         let daily = ask.daily_limit.as_ref().map(limit_amount).transpose()?;
         let mut tx = begin!(self, &once);
-        let user = repo::get(&mut *tx, &ask.user_id).await.map_err(store)?;
+        let user = repo::get(&mut *tx, &ask.user_id)
+            .await
+            .map_err(sql_status)?;
         user.ok_or_else(unknown_user)?;
         let own = repo::limit(&mut *tx, &ask.user_id, limit_type).await;
-        let known = own.map_err(store)?;
+        let known = own.map_err(sql_status)?;
         let known = known.unwrap_or_else(|| self.0.defaults.of(limit_type));
         let limit = Limit {
             // An unset amount keeps the limit and changes only the text.
@@ -437,7 +441,7 @@ impl IdentityService for Api {
         };
         repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
             .await
-            .map_err(store)?;
+            .map_err(sql_status)?;
         let reason = format!("{limit_type} limit changed");
         let updated = self.event(
             Kind::Updated,
@@ -447,11 +451,11 @@ impl IdentityService for Api {
         );
         events::outbox::append_in_tx(&mut tx, &[updated])
             .await
-            .map_err(log_store)?;
+            .map_err(events_status)?;
         let today = BusinessDay::of(self.0.clock.now_us());
         let used = repo::used(&mut *tx, &ask.user_id, today, limit_type).await;
         let answer = pb::SetLimitResponse {
-            limit: Some(limit_use(limit_type, &limit, used.map_err(store)?)),
+            limit: Some(limit_use(limit_type, &limit, used.map_err(sql_status)?)),
         };
         self.commit(tx, &once, answer).await
     }
@@ -525,10 +529,10 @@ fn unknown_user() -> Status {
     not_found("USER_NOT_FOUND", "User not found")
 }
 
-fn store(error: sqlx::Error) -> Status {
+fn sql_status(error: sqlx::Error) -> Status {
     internal(&error)
 }
 
-fn log_store(error: events::Error) -> Status {
+fn events_status(error: events::Error) -> Status {
     internal(&error)
 }

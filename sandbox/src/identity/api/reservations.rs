@@ -8,7 +8,7 @@ use tonic::{Response, Status};
 use types::{BusinessDay, Decimal, LimitType};
 
 use super::convert::{amount, limit_type, money};
-use super::{Api, log_store, store, unknown_user};
+use super::{Api, events_status, sql_status, unknown_user};
 use crate::identity::repo::{self, Reservation};
 use crate::identity::rules::{self, ReservationState};
 
@@ -16,7 +16,7 @@ use crate::identity::rules::{self, ReservationState};
 const CANCELLED: &str = "Reservation was cancelled";
 
 impl Api {
-    /// Checks and reserves in one transaction, so concurrent calls cannot pass a limit together.
+    /// Checks and reserves in one transaction, so concurrent calls together cannot exceed a limit.
     ///
     /// # Errors
     /// `User not found`; INVALID_ARGUMENT with the field's name.
@@ -38,20 +38,22 @@ impl Api {
             state: ReservationState::Reserved,
             reason: String::new(),
         };
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let mut tx = self.0.db.write().await.map_err(events_status)?;
         let stored = repo::reservation(&mut *tx, &wanted.reservation_id);
-        if let Some(stored) = stored.await.map_err(store)? {
+        if let Some(stored) = stored.await.map_err(sql_status)? {
             note_difference(&stored, &wanted);
             drop(tx);
             return self.stored_answer(stored).await;
         }
-        let user = repo::get(&mut *tx, &wanted.user_id).await.map_err(store)?;
+        let user = repo::get(&mut *tx, &wanted.user_id)
+            .await
+            .map_err(sql_status)?;
         let user = user.ok_or_else(unknown_user)?;
         let limit = repo::limit(&mut *tx, &wanted.user_id, limit_type);
-        let limit = limit.await.map_err(store)?;
+        let limit = limit.await.map_err(sql_status)?;
         let limit = limit.unwrap_or_else(|| self.0.defaults.of(limit_type));
         let used = repo::used(&mut *tx, &wanted.user_id, wanted.day, limit_type);
-        let used = used.await.map_err(store)?;
+        let used = used.await.map_err(sql_status)?;
         let verdict = rules::check(user.standing(), limit_type, &limit, used, wanted.amount);
         let mut remaining = verdict.remaining;
         match verdict.allowed {
@@ -63,25 +65,26 @@ impl Api {
                     ..
                 } = &wanted;
                 let used = repo::add_use_in_tx(&mut tx, user_id, *day, limit_type, *amount);
-                used.await.map_err(store)?;
+                used.await.map_err(sql_status)?;
                 remaining = remaining.checked_sub(*amount).unwrap_or(Decimal::ZERO);
             }
-            // Stored as well: a late first attempt must not reserve what a repeat was refused.
+            // The refusal is stored too: a delayed first attempt must not reserve after its repeat
+            // was refused.
             Err(reason) => {
                 wanted.state = ReservationState::Refused;
                 wanted.reason = reason;
             }
         }
         let saved = repo::save_reservation_in_tx(&mut tx, &wanted);
-        saved.await.map_err(store)?;
-        tx.commit().await.map_err(log_store)?;
+        saved.await.map_err(sql_status)?;
+        tx.commit().await.map_err(events_status)?;
         tracing::info!(user_id = wanted.user_id, reservation_id = wanted.reservation_id,
             limit_type = %limit_type, amount = %wanted.amount, state = %wanted.state,
             "limit reservation decided");
         Ok(answered(response(wanted, remaining), false))
     }
 
-    /// Ends an open reservation; true if it had ended like this before.
+    /// Ends an open reservation; returns true if it has ended in this state before.
     ///
     /// # Errors
     /// `Reservation not found`; FAILED_PRECONDITION if it was refused or ended differently.
@@ -93,9 +96,9 @@ impl Api {
     ) -> Result<bool, Status> {
         rpc::context::write(context)?;
         let reservation_id = checked_id(reservation_id)?;
-        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let mut tx = self.0.db.write().await.map_err(events_status)?;
         let stored = repo::reservation(&mut *tx, &reservation_id);
-        let stored = stored.await.map_err(store)?;
+        let stored = stored.await.map_err(sql_status)?;
         let mut stored =
             stored.ok_or_else(|| not_found("RESERVATION_NOT_FOUND", "Reservation not found"))?;
         if stored.state == end {
@@ -107,7 +110,7 @@ impl Api {
         }
         stored.state = end;
         let saved = repo::save_reservation_in_tx(&mut tx, &stored);
-        saved.await.map_err(store)?;
+        saved.await.map_err(sql_status)?;
         if end == ReservationState::Cancelled {
             let Reservation {
                 user_id,
@@ -120,14 +123,14 @@ impl Api {
                 .checked_sub(*amount)
                 .map_err(|error| rpc::status::internal(&error))?;
             let used = repo::add_use_in_tx(&mut tx, user_id, *day, *limit_type, returned);
-            used.await.map_err(store)?;
+            used.await.map_err(sql_status)?;
         }
-        tx.commit().await.map_err(log_store)?;
+        tx.commit().await.map_err(events_status)?;
         tracing::info!(reservation_id, state = %end, "reservation ended");
         Ok(false)
     }
 
-    /// Answer to a repeated reservation, with what the limit has left now.
+    /// Answer to a repeated reservation, with the amount that currently remains of the limit.
     async fn stored_answer(
         &self,
         stored: Reservation,
@@ -157,7 +160,7 @@ fn response(stored: Reservation, remaining: Decimal) -> pb::ReserveLimitResponse
     }
 }
 
-/// A repeat with other content gets the stored answer, a warning and a count (D50).
+/// Logs and counts a repeat with other content, which still receives the stored answer (D50).
 fn note_difference(stored: &Reservation, wanted: &Reservation) {
     let content = |of: &Reservation| -> (String, LimitType, Decimal) {
         (of.user_id.clone(), of.limit_type, of.amount)

@@ -1,9 +1,9 @@
 //! Counts limit use from the platform's events, per business day in Moscow.
 //!
-//! A deposit counts when its tokens are issued, not when it is paid: the issue checks the same
-//! limit again (T24) and must not find its own payment there. An operation with a reservation
-//! counts from the reservation on, and its event adds nothing. Trading counts traded amounts of
-//! both sides, not ordered ones: a cancelled order uses nothing.
+//! A deposit counts when its tokens are issued, not when it is paid, because the issue checks the
+//! same limit again (T24) and must not count its own payment. An operation with a reservation
+//! counts from its reservation; its event adds nothing. Trading counts the traded amounts of both
+//! sides, so a cancelled order uses nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::identity::{repo, rules::TradingBasis};
 
 const GROUP: &str = "identity.uses";
-/// Events per transaction.
+/// Maximum events per transaction.
 const EVENTS_MAX: usize = 256;
 
 /// One user's use of one limit.
@@ -31,6 +31,7 @@ struct Use {
     operation_id: String,
 }
 
+/// Consumes the events of CFA and market until shutdown.
 pub async fn run(
     db: Sqlite,
     log: Arc<dyn events::Log>,
@@ -49,7 +50,7 @@ pub async fn run(
     }
 }
 
-/// Counts the use of each event once, in one transaction.
+/// Counts the uses of a batch of events, each event once.
 async fn count(db: &Sqlite, events: &[Event], basis: TradingBasis) -> BatchResult {
     let mut uses: Vec<(usize, Vec<Use>)> = Vec::new();
     let mut unreadable = None;
@@ -70,12 +71,17 @@ async fn count(db: &Sqlite, events: &[Event], basis: TradingBasis) -> BatchResul
     if let Some((first, _)) = uses.first() {
         let handled = *first;
         let stopped = |error| Stopped { handled, error };
-        add(db, events, uses).await.map_err(stopped)?;
+        add_uses(db, events, uses).await.map_err(stopped)?;
     }
     unreadable.map_or(Ok(()), Err)
 }
 
-async fn add(db: &Sqlite, events: &[Event], uses: Vec<(usize, Vec<Use>)>) -> Result<(), Failure> {
+/// Adds the uses of new events in one transaction. `uses`: index of the event, and its uses.
+async fn add_uses(
+    db: &Sqlite,
+    events: &[Event],
+    uses: Vec<(usize, Vec<Use>)>,
+) -> Result<(), Failure> {
     let event_ids: Vec<Uuid> = uses.iter().map(|(index, _)| events[*index].id).collect();
     let mut tx = db.write().await?;
     let are_new = events::inbox::accept_many_in_tx(&mut tx, GROUP, &event_ids).await?;
