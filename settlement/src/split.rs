@@ -147,7 +147,7 @@ impl HoldSplitter {
                 order,
                 reason,
             } => {
-                self.return_deferred(trading_state, *trading_hold, plan);
+                self.return_to_parent(trading_state, *trading_hold, plan);
                 let release = HoldMovement::Release {
                     hold: trading_state.hold(*trading_hold).hold_id,
                     order: *order,
@@ -185,7 +185,7 @@ impl HoldSplitter {
         let mut trading_holds: Vec<_> = self.returns.keys().copied().collect();
         trading_holds.sort_unstable();
         for trading_hold in trading_holds {
-            self.return_deferred(trading_state, trading_hold, plan);
+            self.return_to_parent(trading_state, trading_hold, plan);
         }
     }
 
@@ -353,7 +353,7 @@ impl HoldSplitter {
         if child.remaining == after {
             return;
         }
-        self.return_deferred(trading_state, order.hold, plan);
+        self.return_to_parent(trading_state, order.hold, plan);
         let amount = trading_state.amount(
             trading_state.hold(order.hold).asset,
             after - child.remaining,
@@ -376,7 +376,7 @@ impl HoldSplitter {
         reserve: types::Reserve,
         plan: &mut Plan,
     ) {
-        self.return_deferred(trading_state, order.hold, plan);
+        self.return_to_parent(trading_state, order.hold, plan);
         let mut split_holds = SplitHolds::default();
         for (part, amount) in reserve.parts() {
             if !amount.is_zero() {
@@ -391,7 +391,7 @@ impl HoldSplitter {
     }
 
     /// Plans all deferred returns to a trading hold.
-    fn return_deferred(
+    fn return_to_parent(
         &mut self,
         trading_state: &TradingState,
         trading_hold: HoldIx,
