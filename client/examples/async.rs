@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use client::{Connection, LoginOptions, Reports, Trust, in_words};
+use client::{Connection, LoginOptions, Reports, Trust, reject_text};
 use types::{Phase, Side};
 use wire::{Cancel, NewOrder, ServerMessage};
 
@@ -26,13 +26,13 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the public id of the order.
+/// Places an order, waits until it is durable, and cancels it. Returns its public id.
 pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
-    // Any certificate is accepted on this machine. Elsewhere pin the fingerprint that the platform
-    // prints: `fingerprint.parse::<Trust>()`.
+    // `Loopback` accepts any certificate of a server on this machine. For a remote server pin the
+    // fingerprint that the platform prints: `fingerprint.parse::<Trust>()`.
     let (connection, mut reports) = Connection::connect(gateway, Trust::Loopback).await?;
     let options = LoginOptions {
-        // Money must be on hold before an order can draw on it: 100.00.
+        // An order draws on the trading hold: 100.00 CFA-RUB.
         money_hold_minor: 10_000,
         // Skip messages of an earlier run.
         from_now: true,
@@ -44,14 +44,14 @@ pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> 
     let open = known.iter().find(|one| one.phase == Phase::Open);
     let market = open.ok_or("no instrument is open for trading")?;
 
-    // `send` does not wait for an answer; the answer carries the client sequence that it returns.
+    // `send` does not wait for the answer. The answer carries the returned client sequence.
     let price = market.band_low_ticks.max(1);
     let order = NewOrder::limit(1, market.instrument, Side::Buy, price, 1);
     let sequence = connection.send(CHANNEL, order).await?;
     let ServerMessage::OrderAck(ack) = answer(&mut reports, sequence).await? else {
         return Err("expected OrderAck as the first answer to the order".into());
     };
-    // The order is now on disk and in the book.
+    // The order is durable and in the book.
     let cancel = Cancel {
         client_order_id: 1,
         engine_order_id: 0,
@@ -61,17 +61,17 @@ pub async fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> 
     Ok(ack.order_id.to_string())
 }
 
-/// Waits for the final answer to a request. An error of `recv` means that the connection is lost:
+/// Waits for the final answer to a request. After an error of `recv` the connection is lost, and
 /// `connection.resume()` continues without a gap.
 async fn answer(reports: &mut Reports, sequence: u64) -> Result<ServerMessage, Failure> {
     loop {
         let report = reports.recv().await.ok_or("the connection is closed")??;
         match report.message {
             ServerMessage::Rejected(no) if no.client_seq == sequence => {
-                return Err(in_words(&no).into());
+                return Err(reject_text(&no).into());
             }
             message if message.answers() == sequence => return Ok(message),
-            // The hint `Accepted`, heartbeats, instruments.
+            // For example the hint `Accepted`, a heartbeat or an instrument.
             _ => {}
         }
     }

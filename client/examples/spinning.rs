@@ -1,11 +1,11 @@
-//! A member that dedicates a core to latency: `async.rs` on a polling thread.
+//! The trades of `async.rs` on a polling thread, for a member that dedicates a core to latency.
 //!
 //! `cargo run --release -p client --example spinning -- [TOKEN] [ADDRESS]`
 
 use std::net::SocketAddr;
 
 use client::spinning::Connection;
-use client::{LoginOptions, Trust, in_words};
+use client::{LoginOptions, Trust, reject_text};
 use types::{Phase, Side};
 use wire::{Cancel, NewOrder, ServerMessage};
 
@@ -23,9 +23,9 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the public id of the order.
+/// Places an order, polls until it is durable, and cancels it. Returns its public id.
 pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
-    // Connecting and logging in poll until they are done: pin the thread to its core before.
+    // `connect` and `login` poll until they are answered: pin the thread to its core first.
     let mut connection = Connection::connect(gateway, &Trust::Loopback)?;
     let options = LoginOptions {
         money_hold_minor: 10_000,
@@ -41,7 +41,7 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
 
     let price = market.band_low_ticks.max(1);
     let order = NewOrder::limit(1, market.instrument, Side::Buy, price, 1).into();
-    // Several requests may be appended before one `flush` sends them all.
+    // One `flush` sends all appended requests.
     let sequence = connection.send(CHANNEL, &order)?;
     connection.flush();
     let ServerMessage::OrderAck(ack) = answer(&mut connection, sequence)? else {
@@ -57,8 +57,8 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
     Ok(ack.order_id.to_string())
 }
 
-/// Polls until the final answer to a request arrives. An error of `poll` means that the connection
-/// is lost: `connection.resume()` continues without a gap.
+/// Polls until the final answer to a request arrives. After an error of `poll` the connection is
+/// lost, and `connection.resume()` continues without a gap.
 fn answer(connection: &mut Connection, sequence: Option<u64>) -> Result<ServerMessage, Failure> {
     let sequence = sequence.ok_or("send buffer is full: poll first")?;
     loop {
@@ -66,7 +66,7 @@ fn answer(connection: &mut Connection, sequence: Option<u64>) -> Result<ServerMe
         while let Some(report) = connection.recv() {
             match report.message {
                 ServerMessage::Rejected(no) if no.client_seq == sequence => {
-                    return Err(in_words(&no).into());
+                    return Err(reject_text(&no).into());
                 }
                 message if message.answers() == sequence => return Ok(message),
                 _ => {}

@@ -1,10 +1,9 @@
-//! State of one session on a connection: the last number received, the next client sequence, and
-//! the requests without a final answer, which a resume compares with the server's last client
-//! sequence.
+//! Client-side state of one session: last number received, next client sequence, and the requests
+//! without a final answer. A resume compares these requests with the server's last client sequence.
 //!
-//! Invariant: client sequences grow by one, each is used once. Cost: a slot of 80 bytes per request
-//! since the oldest unanswered one, at most [`UNANSWERED_MAX`]. Nothing is allocated once the ring
-//! has reached its size.
+//! Invariant: client sequences grow by one, and each is used once. Cost: 80 bytes per request since
+//! the oldest unanswered one, for at most [`UNANSWERED_MAX`] requests. Sending allocates only while
+//! the queue of unanswered requests grows.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -13,10 +12,10 @@ use wire::{Amend, Cancel, CancelAllAfter, HEADER_LEN, LoginAccepted, MassCancel,
 
 use crate::{Error, LoginOptions};
 
-/// Maximum number of requests since the oldest unanswered one. A client past it has lost contact.
+/// Maximum number of requests since the oldest unanswered one. At the maximum no request is sent.
 pub const UNANSWERED_MAX: usize = 1 << 20;
 
-/// Bytes kept per request: the longest request that acts fits.
+/// Bytes kept per request. The longest request with a client sequence fits.
 const REQUEST_LEN_MAX: usize = 64;
 
 const _: () = {
@@ -34,17 +33,18 @@ const _: () = {
     }
 };
 
-/// A request without a final answer, as sent, with its position among all of the connection.
+/// A request as sent, kept for a resume.
 #[derive(Clone, Copy)]
 pub struct Sent {
-    pub order: u64,
-    /// 0 = answered.
+    /// Position among the requests of all sessions of the connection.
+    pub position: u64,
+    /// Bytes of the message, 0 = answered.
     length: u8,
     bytes: [u8; REQUEST_LEN_MAX],
 }
 
 impl Sent {
-    /// The whole message with its header: channel and client sequence do not change.
+    /// The whole message with its header. A resume sends it unchanged.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
@@ -59,7 +59,7 @@ pub enum Phase {
     LoggingIn,
     /// The login of a resume is unanswered.
     Resuming,
-    /// Logged in again, but not all sessions are. Unseen requests are resent before new ones.
+    /// Logged in again, while other sessions are not. Unseen requests are resent before new ones.
     Resumed { last_client_seq: u64 },
     /// Requests may be sent.
     Live,
@@ -71,10 +71,11 @@ pub struct Channel {
     /// Last number received.
     pub last_sequence: u64,
     pub phase: Phase,
-    /// Unanswered resend requests of the caller: request id and message numbers.
+    /// Unanswered retransmit requests of the caller: request id and message numbers.
     resends: Vec<(u32, RangeInclusive<u64>)>,
     next_client_seq: u64,
-    /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
+    /// Requests with consecutive client sequences, the last one below `next_client_seq`. The first
+    /// is unanswered.
     unanswered: VecDeque<Sent>,
 }
 
@@ -82,9 +83,9 @@ pub struct Channel {
 #[derive(Debug, PartialEq, Eq)]
 pub enum SequenceCheck {
     Next,
-    /// An earlier message that the caller has requested again.
+    /// An earlier message that the caller has requested with `Retransmit`.
     Resent,
-    /// An earlier message: the original report of a request that was sent twice.
+    /// An earlier message that was not requested: the report of a request that was sent twice.
     Duplicate,
 }
 
@@ -100,7 +101,7 @@ impl Channel {
         }
     }
 
-    /// Client sequence of the next request that acts.
+    /// Client sequence of the next request.
     ///
     /// # Errors
     /// [`Error::TooManyUnanswered`].
@@ -112,34 +113,35 @@ impl Channel {
     }
 
     /// Keeps a request that is sent under [`Channel::next_client_seq`].
-    pub fn sent(&mut self, order: u64, request: &[u8]) {
+    pub fn sent(&mut self, position: u64, request: &[u8]) {
         let mut bytes = [0; REQUEST_LEN_MAX];
         bytes[..request.len()].copy_from_slice(request);
         self.unanswered.push_back(Sent {
-            order,
+            position,
             length: request.len() as u8,
             bytes,
         });
         self.next_client_seq += 1;
     }
 
-    /// Notes that the caller has requested these numbers again.
+    /// Notes that the caller has requested these numbers with `Retransmit`.
     pub fn request_resend(&mut self, request_id: u32, range: RangeInclusive<u64>) {
         self.resends.push((request_id, range));
     }
 
-    /// Notes that the server has answered a resend request.
+    /// Notes that the server has answered a retransmit request.
     pub fn resend_answered(&mut self, request_id: u32) {
         if let Some(at) = self.resends.iter().position(|(id, _)| *id == request_id) {
             self.resends.remove(at);
         }
     }
 
-    /// Drops the resend requests of a lost connection: they stay unanswered.
+    /// Drops the retransmit requests of a lost connection. The server does not answer them.
     pub fn clear_resends(&mut self) {
         self.resends.clear();
     }
 
+    /// Notes the final answer to a request. Ignores an unknown client sequence.
     pub fn answered(&mut self, client_seq: u64) {
         let Some(at) = client_seq.checked_sub(self.oldest()) else {
             return;
@@ -153,12 +155,12 @@ impl Channel {
         }
     }
 
-    /// Client sequence of the first slot.
+    /// Client sequence of the oldest kept request.
     fn oldest(&self) -> u64 {
         self.next_client_seq - self.unanswered.len() as u64
     }
 
-    /// Compares the number of a message with the expected one, which it advances.
+    /// Compares a message's number with the expected one, and advances it if they are equal.
     ///
     /// # Errors
     /// [`Error::Gap`]: a number is missing.
@@ -182,7 +184,7 @@ impl Channel {
         Ok(SequenceCheck::Next)
     }
 
-    /// Adopts the server's answer to the login. Only a login from now may skip numbers.
+    /// Applies the server's answer to a login. Only the option `from_now` may skip numbers.
     ///
     /// # Errors
     /// [`Error::Gap`]: numbered messages are missing.
@@ -197,14 +199,14 @@ impl Channel {
         }
         self.last_sequence = info.next_sequence - 1;
         if info.last_client_seq >= self.next_client_seq {
-            // The server has seen more than this client has sent, so nothing is sent again.
+            // The server has seen every request of this client, so none is sent again.
             self.unanswered.clear();
             self.next_client_seq = info.last_client_seq.saturating_add(1);
         }
         Ok(())
     }
 
-    /// Requests the server has not seen, oldest first: to be sent again, sequences unchanged.
+    /// Unanswered requests after `last_client_seq`, oldest first. A resume sends them unchanged.
     pub fn unseen(&self, last_client_seq: u64) -> impl Iterator<Item = &Sent> {
         let seen = last_client_seq
             .saturating_add(1)
@@ -240,11 +242,11 @@ mod tests {
     #[test]
     fn r343_only_what_the_server_has_not_seen_is_sent_again() {
         let mut channel = channel();
-        for order in 0..5 {
-            channel.sent(order, &[1]);
+        for position in 0..5 {
+            channel.sent(position, &[1]);
         }
         channel.answered(4);
-        let resent: Vec<_> = channel.unseen(2).map(|sent| sent.order).collect();
+        let resent: Vec<_> = channel.unseen(2).map(|sent| sent.position).collect();
         assert_eq!(resent, [2, 4]);
         channel.answered(1);
         channel.answered(99);
@@ -284,8 +286,8 @@ mod tests {
     #[test]
     fn a_client_without_answers_is_stopped() {
         let mut channel = channel();
-        for order in 0..UNANSWERED_MAX as u64 {
-            channel.sent(order, &[1]);
+        for position in 0..UNANSWERED_MAX as u64 {
+            channel.sent(position, &[1]);
         }
         let refused = channel.next_client_seq();
         assert!(matches!(refused, Err(Error::TooManyUnanswered)));

@@ -1,10 +1,11 @@
 //! The async driver: [`Sessions`] on quinn and tokio.
 //!
-//! Sending never waits for an answer: requests are appended to a buffer that a writer task drains,
-//! requests share packets, and requests of all channels keep the order of the calls. After a loss,
-//! [`Connection::resume`] connects again, logs every session in, receives the missed messages
-//! through the same [`Reports`] and sends again only the requests that the server has not seen, in
-//! the old order.
+//! Sending never waits for an answer. Requests of all channels are appended to one buffer in the
+//! order of the calls, and a writer task drains it, so requests share packets.
+//!
+//! After a loss, [`Connection::resume`] connects again and logs every session in. The missed
+//! messages arrive through the same [`Reports`]. Only requests that the server has not seen are
+//! sent again, in their original order.
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use wire::{ClientMessage, InstrumentDefinition};
 use crate::sessions::{LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
 use crate::{Error, LoginOptions, Trust, endpoint, io};
 
-/// Number of undelivered reports at which the connection is no longer read.
+/// Number of undelivered reports at which reading pauses.
 const REPORTS_MAX: usize = 1 << 16;
 
 /// Messages of the server, in order, across resumes.
@@ -28,13 +29,13 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// The next report. An error means that the connection is lost: call `resume` and continue, or
-    /// stop. `None` once the connection was dropped.
+    /// The next report. After an error the connection is lost: call [`Connection::resume`] or stop.
+    /// `None` after the last clone of the connection is dropped.
     pub async fn recv(&mut self) -> Option<Result<Report, Error>> {
         self.receiver.recv().await
     }
 
-    /// The next report if one is available.
+    /// The next report if one is available; never waits.
     pub fn try_recv(&mut self) -> Option<Result<Report, Error>> {
         self.receiver.try_recv().ok()
     }
@@ -64,7 +65,9 @@ struct Link {
 /// State shared by callers and the two tasks.
 pub(crate) struct Shared {
     state: Mutex<State>,
+    /// Wakes the writer task.
     pub(crate) wake: Notify,
+    /// Wakes callers that wait for space in the send buffer.
     pub(crate) room: Notify,
     pub(crate) reports: mpsc::Sender<Result<Report, Error>>,
 }
@@ -73,7 +76,7 @@ pub(crate) struct State {
     pub(crate) sessions: Sessions,
     /// Callers waiting for the answer to a login, by channel.
     logins: BTreeMap<u16, oneshot::Sender<Result<SessionInfo, Error>>>,
-    /// Changes when a connection starts or ends: tasks of an earlier connection change nothing.
+    /// Incremented when a connection starts or ends. A task with an older epoch changes nothing.
     pub(crate) epoch: u64,
 }
 
@@ -107,7 +110,7 @@ impl Connection {
                     resuming: tokio::sync::Mutex::new(()),
                 }),
             };
-            connection.link_up().await?;
+            connection.open_link().await?;
             Ok((connection, Reports { receiver }))
         })
     }
@@ -136,8 +139,8 @@ impl Connection {
         })
     }
 
-    /// Queues a message, in call order; waits only while the send buffer is full. Returns the
-    /// client sequence of a request that acts, 0 otherwise.
+    /// Queues a message, in call order. Waits only while the send buffer is full. Returns the
+    /// client sequence of the request, 0 if the message has none.
     pub async fn send(
         &self,
         channel: u16,
@@ -153,7 +156,7 @@ impl Connection {
         }
     }
 
-    /// As `send`, but returns `None` at once if the send buffer is full.
+    /// Like [`Connection::send`], but returns `None` if the send buffer is full.
     pub fn try_send(&self, channel: u16, message: ClientMessage) -> Result<Option<u64>, Error> {
         let sent = self.shared().lock().sessions.send(channel, &message)?;
         if sent.is_some() {
@@ -178,9 +181,9 @@ impl Connection {
     }
 
     /// Connects again after a loss and logs every session in. Missed messages arrive through the
-    /// same [`Reports`]; requests that the server has not seen are sent again in the old order. A
-    /// session that cannot be resumed fails the call; a call without it ([`Connection::forget`])
-    /// may succeed.
+    /// same [`Reports`]. Requests that the server has not seen are sent again in their original
+    /// order. Fails if one session cannot be resumed: drop it with [`Connection::forget`] and call
+    /// again.
     pub fn resume(&self) -> BoxFuture<'_, Result<Vec<(u16, SessionInfo)>, Error>> {
         Box::pin(async move {
             let _one = self.owner.resuming.lock().await;
@@ -190,7 +193,7 @@ impl Connection {
             }
             let epoch = self.shared().lock().epoch;
             self.shared().lost(epoch, &Error::Stream);
-            self.link_up().await?;
+            self.open_link().await?;
             let answers: Vec<_> = {
                 let mut state = self.shared().lock();
                 let asked = state.sessions.resume()?;
@@ -204,19 +207,19 @@ impl Connection {
             for (channel, answer) in answers {
                 infos.push((channel, login_answer(answer).await?));
             }
-            // The last answer appended the requests to send again.
+            // The last answer has appended the unseen requests to the send buffer.
             self.shared().wake.notify_one();
             Ok(infos)
         })
     }
 
-    /// Drops a session: its messages are ignored, its requests are not sent again.
+    /// Drops a session. Its messages are ignored, and its requests are not sent again.
     pub fn forget(&self, channel: u16) {
         self.shared().lock().sessions.forget(channel);
         self.shared().wake.notify_one();
     }
 
-    /// Drops the connection abruptly, as a crash would; [`Reports`] returns the loss.
+    /// Closes the connection without a logout. [`Reports`] returns the loss.
     pub fn cut(&self) {
         if let Some(link) = self.link().as_ref() {
             link.quic.close(0u32.into(), b"");
@@ -234,7 +237,8 @@ impl Connection {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn link_up(&self) -> Result<(), Error> {
+    /// Connects, opens the stream and starts the two tasks.
+    async fn open_link(&self) -> Result<(), Error> {
         let connecting = async {
             let quic = self
                 .owner
@@ -264,7 +268,7 @@ impl Connection {
     }
 }
 
-/// Frees the channel of a first login when the caller drops its future before the answer.
+/// Frees the channel of a login without an answer: it timed out, or its future was dropped.
 struct PendingLogin<'a> {
     shared: &'a Shared,
     channel: u16,
@@ -282,7 +286,7 @@ impl Drop for PendingLogin<'_> {
 }
 
 impl State {
-    /// Receiver of the answer to a channel's login.
+    /// Registers the caller of a channel's login and returns the receiver of the answer.
     fn login_receiver(&mut self, channel: u16) -> oneshot::Receiver<Result<SessionInfo, Error>> {
         let (sender, answer) = oneshot::channel();
         self.logins.insert(channel, sender);
@@ -295,7 +299,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers the answer to a login, and wakes the writer for requests that a resume sends again.
+    /// Delivers the answer to a login. Wakes the writer, because the answer may have appended
+    /// unseen requests.
     pub(crate) fn answer(&self, channel: u16, answer: Result<SessionInfo, Error>) {
         let waiting = self.lock().logins.remove(&channel);
         if let Some(waiting) = waiting {
@@ -305,7 +310,8 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// The connection of this epoch is lost: ends its sessions, waiting callers get the error.
+    /// Ends the sessions of the connection with this epoch, and returns the error to waiting
+    /// callers.
     pub(crate) fn lost(&self, epoch: u64, error: &Error) {
         let mut state = self.lock();
         if state.epoch != epoch {

@@ -27,9 +27,9 @@ pub enum Error {
     Wire(#[from] WireError),
     #[error("gap in numbered messages: expected {expected}, received {got}")]
     Gap { expected: u64, got: u64 },
-    #[error("login timed out")]
+    #[error("connect or login timed out")]
     LoginTimeout,
-    #[error("token or session name is empty or too long, or no such channel")]
+    #[error("token too long, session name empty or too long, or channel above 63 or in use")]
     LoginField,
     #[error("too many unanswered requests")]
     TooManyUnanswered,
@@ -38,7 +38,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Error of a `Disconnect`, the last message of a session or a connection.
+    /// Error of a `Disconnect` message.
     pub(crate) fn of_disconnect(message: &Disconnect) -> Self {
         Self::Disconnected {
             code: DisconnectCode::from_code(message.code),

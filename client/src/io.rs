@@ -1,9 +1,9 @@
-//! The two tasks of an async connection: one reads the stream and passes reports on, one writes the
-//! output of [`crate::Sessions`].
+//! The two tasks of an async connection. One reads the stream and delivers reports, the other
+//! writes the output of [`crate::Sessions`].
 //!
-//! A report counts as received only once it has a slot in [`crate::Reports`], so a task aborted
-//! halfway has received nothing. A slow consumer of reports stops the reading and so, through
-//! QUIC's flow control, the server.
+//! The reader reserves a slot in [`crate::Reports`] before it parses a message, so an aborted task
+//! loses no report. A slow consumer of reports pauses the reader, and QUIC's flow control then
+//! pauses the server.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,9 +25,9 @@ pub async fn read(
     let error = loop {
         match receive.read_chunk(usize::MAX, true).await {
             Ok(Some(chunk)) => buffer.extend_from_slice(&chunk.bytes),
-            Ok(None) | Err(_) => break lost(&quic),
+            Ok(None) | Err(_) => break close_error(&quic),
         }
-        match take(&mut buffer, &shared, epoch).await {
+        match consume(&mut buffer, &shared, epoch).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => break error,
@@ -39,9 +39,9 @@ pub async fn read(
     let _ = shared.reports.send(Err(error)).await;
 }
 
-/// Consumes the complete messages of the buffer; false once the connection was replaced or the
-/// reports were dropped.
-async fn take(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
+/// Consumes the complete messages of the buffer. Returns false after the connection was replaced or
+/// the reports were dropped.
+async fn consume(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
     let received_at = Instant::now();
     loop {
         let Ok(place) = shared.reports.reserve().await else {
@@ -83,8 +83,8 @@ fn deliver(
     Ok(())
 }
 
-/// The connection's close reason, if it has one.
-fn lost(quic: &quinn::Connection) -> Error {
+/// The connection's close reason, or [`Error::Stream`] if it has none.
+fn close_error(quic: &quinn::Connection) -> Error {
     quic.close_reason().map_or(Error::Stream, Error::of_close)
 }
 
@@ -117,7 +117,7 @@ pub async fn write(
         }
         shared.room.notify_waiters();
         if send.write_all(&bytes).await.is_err() {
-            return; // The reader reports why.
+            return; // The reader reports the cause.
         }
         bytes.clear();
     }

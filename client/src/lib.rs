@@ -6,13 +6,13 @@
 //! resumed without a gap and without executing a request twice.
 //!
 //! [`Sessions`] implements these rules without I/O. It has two drivers: [`Connection`] on tokio,
-//! and [`spinning::Connection`] on a polling thread, for members who dedicate a core to latency.
+//! and [`spinning::Connection`] on a polling thread, for members that dedicate a core to latency.
 //! `examples/` shows both.
 //!
 //! | file | what |
 //! |---|---|
 //! | `sessions` | the sessions of a connection as a state machine: bytes in, events out |
-//! | `channel` | state of one session: numbers, requests without an answer |
+//! | `channel` | state of one session: numbers, unanswered requests |
 //! | `login` | login options of a session |
 //! | `connection` | async driver: connect, log in, send, resume |
 //! | `io` | the two tasks that read and write the stream of the async driver |
@@ -37,5 +37,5 @@ pub use connection::{Connection, Reports};
 pub use error::Error;
 pub use login::LoginOptions;
 pub use sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
-pub use text::in_words;
+pub use text::reject_text;
 pub use trust::Trust;

@@ -11,16 +11,18 @@ pub struct LoginOptions {
     pub token: String,
     /// Names the session across connections.
     pub session_name: String,
+    /// Cancel the session's open orders if it is not back within the grace period after a loss.
     pub cancel_on_disconnect: bool,
     /// Skip messages numbered before this login.
     pub from_now: bool,
     /// Last number received by an earlier run of this client.
     pub last_sequence: u64,
-    /// Longest silence in milliseconds; 0 = the server's default.
+    /// Heartbeat interval in milliseconds: longest silence before the server ends the connection.
+    /// 0 = the server's default.
     pub heartbeat_ms: u32,
-    /// 0 = the user's own group.
+    /// Self-trade prevention group; 0 = the user's own.
     pub stp_group: u32,
-    /// CFA-RUB in kopecks to have undrawn in the trading hold; 0 = leave it as it is.
+    /// Undrawn amount of the CFA-RUB trading hold to set, in kopecks; 0 = unchanged.
     pub money_hold_minor: i64,
 }
 

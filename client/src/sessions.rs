@@ -2,15 +2,18 @@
 //! connection.
 //!
 //! It has no socket, no task and no clock. The driver passes the bytes of the stream to
-//! [`Sessions::receive`], writes the output of [`Sessions::poll_transmit`], calls
-//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`], and reports when a connection starts
-//! and ends. Two drivers share these rules: [`crate::Connection`] and
-//! [`crate::spinning::Connection`].
+//! [`Sessions::receive`], writes the output of [`Sessions::poll_transmit`], and calls
+//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`]. It calls [`Sessions::connected`] and
+//! [`Sessions::disconnected`] when a connection starts and ends. The drivers are
+//! [`crate::Connection`] and [`crate::spinning::Connection`].
 //!
-//! Invariants: the numbered messages of a session arrive in order, each once, across connections,
-//! except for those that the caller requests again ([`wire::Retransmit`]). A request is sent under
-//! one client sequence, and again only if the server has not seen it; requests sent again leave
-//! before new ones, in the order of the first calls.
+//! Invariants:
+//!
+//! - The numbered messages of a session arrive in order and once, across connections. Messages
+//!   requested with [`wire::Retransmit`] arrive again.
+//! - A request is sent under one client sequence. It is sent again only if the server has not seen
+//!   it.
+//! - After a resume, unseen requests are sent before new ones, in the order of the first calls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,9 +28,9 @@ use crate::{Error, LoginOptions};
 
 /// Bytes waiting to be transmitted at which no further request is accepted.
 const OUT_LEN_MAX: usize = 1 << 20;
-/// Silence after which a heartbeat is due on a connection whose interval is not known yet.
+/// Silence after which a heartbeat is due before the first login is answered.
 const HEARTBEAT_FIRST: Duration = Duration::from_secs(5);
-/// Longest time for connecting, and for one login.
+/// Time limit of connecting, and of one login.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The server's answer to a login.
@@ -43,18 +46,18 @@ pub struct Report {
     pub received_at: Instant,
 }
 
-/// Meaning of a server message for the driver.
+/// What a server message means for the driver.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// For the caller.
     Report(Report),
     /// For the caller; the session is logged in.
     LoggedIn { report: Report, info: SessionInfo },
-    /// The login failed. A first login is forgotten, a resumed session keeps its state.
+    /// The login failed. A first login leaves the channel free, a resumed session keeps its state.
     LoginFailed { channel: u16, error: Error },
     /// For the caller; the server has ended the connection.
     Ended { report: Report, error: Error },
-    /// Not for the caller: a repeated message, or one of a forgotten session.
+    /// Not for the caller: a duplicate, or a message of a forgotten session.
     Ignored,
 }
 
@@ -64,8 +67,8 @@ pub struct Sessions {
     channels: Vec<Option<Channel>>,
     instruments: BTreeMap<u32, InstrumentDefinition>,
     out: Vec<u8>,
-    /// Position of the next request among all of the connection.
-    next_order: u64,
+    /// Position of the next request among those of all sessions.
+    next_position: u64,
     /// Half of the shortest heartbeat interval of the sessions.
     heartbeat: Duration,
     /// When bytes were last passed to the connection; `None` without one.
@@ -84,20 +87,20 @@ impl Sessions {
             channels: (0..CHANNELS_MAX).map(|_| None).collect(),
             instruments: BTreeMap::new(),
             out: Vec::new(),
-            next_order: 0,
+            next_position: 0,
             heartbeat: HEARTBEAT_FIRST,
             last_sent: None,
         }
     }
 
-    /// A connection has started: no session is logged in on it.
+    /// Starts a connection. No session is logged in on it yet.
     pub fn connected(&mut self, now: Instant) {
         self.disconnected();
         self.heartbeat = HEARTBEAT_FIRST;
         self.last_sent = Some(now);
     }
 
-    /// The connection is lost. Untransmitted bytes are dropped; requests are kept for a resume.
+    /// Ends the connection. Untransmitted bytes are dropped. Requests are kept for a resume.
     pub fn disconnected(&mut self) {
         self.last_sent = None;
         self.out.clear();
@@ -118,11 +121,11 @@ impl Sessions {
         self.last_sent.is_some()
     }
 
-    /// Requests a session on an unused channel (0 to 63). The answer is [`Event::LoggedIn`] or
-    /// [`Event::LoginFailed`].
+    /// Appends the login of a session on an unused channel (0 to 63). The answer is
+    /// [`Event::LoggedIn`] or [`Event::LoginFailed`].
     ///
     /// # Errors
-    /// [`Error::LoginField`], [`Error::Stream`] without a connection.
+    /// [`Error::LoginField`]; [`Error::Stream`] without a connection.
     pub fn login(&mut self, channel: u16, options: LoginOptions) -> Result<(), Error> {
         if !self.is_connected() {
             return Err(Error::Stream);
@@ -142,7 +145,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Forgets a session: its messages are ignored, its requests are not sent again.
+    /// Drops a session. Its messages are ignored, and its requests are not sent again.
     pub fn forget(&mut self, channel: u16) {
         if let Some(slot) = self.channels.get_mut(usize::from(channel)) {
             *slot = None;
@@ -150,11 +153,9 @@ impl Sessions {
         self.resend_unseen();
     }
 
-    /// Logs every session in again after [`Sessions::connected`]; the answers come channel by
-    /// channel. Once all are logged in, requests that the server has not seen are sent again and
-    /// new requests are accepted.
-    ///
-    /// Returns the channels whose answers are due.
+    /// Appends the logins of all sessions after [`Sessions::connected`]. Returns their channels:
+    /// each gets its own answer. After the last login, unseen requests are sent again and new
+    /// requests are accepted.
     ///
     /// # Errors
     /// [`Error::LoginField`].
@@ -172,8 +173,8 @@ impl Sessions {
         Ok(asked)
     }
 
-    /// Appends a message of a session that is logged in. Returns the client sequence of a request
-    /// that acts, 0 for any other, `None` if the send buffer is full.
+    /// Appends a message of a session that is logged in. Returns its client sequence, 0 if it has
+    /// none, `None` if the send buffer is full.
     ///
     /// # Errors
     /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
@@ -187,26 +188,26 @@ impl Sessions {
         let session = session
             .filter(|session| session.phase == Phase::Live)
             .ok_or(Error::NotLoggedIn)?;
-        if let ClientMessage::Retransmit(wanted) = message {
-            session.request_resend(wanted.request_id, wanted.first..=wanted.last);
+        if let ClientMessage::Retransmit(range) = message {
+            session.request_resend(range.request_id, range.first..=range.last);
         }
-        if !acts(message) {
+        if !has_client_seq(message) {
             append(message, channel, 0, &mut self.out);
             return Ok(Some(0));
         }
         let client_seq = session.next_client_seq()?;
         let start = self.out.len();
         append(message, channel, client_seq, &mut self.out);
-        session.sent(self.next_order, &self.out[start..]);
-        self.next_order += 1;
+        session.sent(self.next_position, &self.out[start..]);
+        self.next_position += 1;
         Ok(Some(client_seq))
     }
 
-    /// Parses the first message of `bytes`. Returns its length and meaning, `None` until it is
-    /// complete.
+    /// Parses the first message of `bytes`. Returns its length in bytes and its event, `None` until
+    /// it is complete.
     ///
     /// # Errors
-    /// The connection is unusable: [`Error::Wire`], [`Error::Gap`].
+    /// [`Error::Wire`], [`Error::Gap`]: the driver must end the connection.
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<(usize, Event)>, Error> {
         let Some((header, message)) = parse::<ServerMessage>(bytes)? else {
             return Ok(None);
@@ -308,7 +309,7 @@ impl Sessions {
         Event::LoggedIn { report, info }
     }
 
-    /// The server has ended one session.
+    /// Handles the server's end of one session.
     fn logged_out(&mut self, report: Report, end: &Disconnect) -> Event {
         let channel = report.channel;
         let slot = &mut self.channels[usize::from(channel)];
@@ -333,8 +334,8 @@ impl Sessions {
         }
     }
 
-    /// Ends a resume once all sessions are logged in: appends the requests that the server has not
-    /// seen, in the original order over all sessions, and then permits new requests.
+    /// Ends a resume once all sessions are logged in. Appends the unseen requests in the original
+    /// order over all sessions, then permits new requests.
     fn resend_unseen(&mut self) {
         let sessions = || self.channels.iter().flatten();
         let is_waiting =
@@ -348,7 +349,7 @@ impl Sessions {
                 unseen.extend(session.unseen(last_client_seq));
             }
         }
-        unseen.sort_unstable_by_key(|sent| sent.order);
+        unseen.sort_unstable_by_key(|sent| sent.position);
         for sent in unseen {
             self.out.extend_from_slice(sent.bytes());
         }
@@ -368,7 +369,7 @@ impl Sessions {
         self.out.len()
     }
 
-    /// Appends the bytes waiting to be transmitted, and counts them as sent now.
+    /// Moves the waiting bytes to the end of `out`. They count as sent at `now`.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) {
         if self.out.is_empty() {
@@ -376,7 +377,7 @@ impl Sessions {
         }
         self.last_sent = self.last_sent.map(|_| now);
         if out.is_empty() {
-            // The two buffers are swapped: nothing is copied.
+            // A swap copies nothing.
             std::mem::swap(&mut self.out, out);
         } else {
             out.append(&mut self.out);
@@ -389,7 +390,7 @@ impl Sessions {
         self.last_sent.map(|at| at + self.heartbeat)
     }
 
-    /// Appends a heartbeat if one is due. Detecting a silent server is the transport's task.
+    /// Appends a heartbeat if one is due. The transport detects a silent server.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.out.is_empty() && self.poll_timeout().is_some_and(|at| at <= now) {
             let heartbeat = ClientMessage::from(Heartbeat {});
@@ -416,8 +417,8 @@ fn set_phase(slot: &mut Option<Channel>, phase: Phase) {
     }
 }
 
-/// True for requests that carry a client sequence.
-fn acts(message: &ClientMessage) -> bool {
+/// True for a request that carries a client sequence.
+fn has_client_seq(message: &ClientMessage) -> bool {
     match message {
         ClientMessage::NewOrder(_)
         | ClientMessage::Cancel(_)

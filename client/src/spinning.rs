@@ -1,8 +1,8 @@
 //! The spinning driver: [`Sessions`] on [`transport`], polled by a thread with a dedicated core.
 //!
-//! Nothing happens between two calls. No call waits except [`Connection::connect`],
-//! [`Connection::login`] and [`Connection::resume`], which poll until they have their answer. In
-//! the steady state this library allocates nothing per message.
+//! Nothing happens between two calls. [`Connection::connect`], [`Connection::login`] and
+//! [`Connection::resume`] poll until they are answered. No other call waits. In the steady state
+//! this library allocates nothing per message.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use wire::{ClientMessage, InstrumentDefinition};
 use crate::sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
 use crate::{Error, LoginOptions, Trust, endpoint};
 
-/// Number of undelivered reports at which the connection is no longer read.
+/// Number of undelivered reports at which reading pauses.
 const REPORTS_MAX: usize = 1 << 16;
-/// Bytes in the stream's buffer at which no more are appended; the rest waits within the bound of
-/// the sessions.
+/// Bytes in the stream's buffer at which no more are moved to it. Further requests stay in the
+/// bounded send buffer of [`Sessions`].
 const STREAM_BYTES_MAX: usize = 64 << 10;
 
 /// Sessions over one QUIC stream, driven by the caller.
@@ -36,10 +36,10 @@ pub struct Connection {
 struct Inbox {
     sessions: Sessions,
     reports: VecDeque<Report>,
-    /// Answers to logins that have not been returned.
+    /// Login answers that are not yet returned to the caller.
     answers: Vec<(u16, Result<SessionInfo, Error>)>,
     is_open: bool,
-    /// Why the connection ended.
+    /// Error that ended the connection.
     ended: Option<Error>,
 }
 
@@ -73,7 +73,7 @@ impl Driver<()> for Inbox {
                 }
             }
         }
-        // Full: flow control stops the server until the caller takes reports.
+        // Too many undelivered reports, so flow control pauses the server, or the connection ended.
         ConsumedBytes {
             bytes: at,
             is_paused: true,
@@ -137,7 +137,7 @@ impl Connection {
                 ended: None,
             },
         };
-        connection.opened()?;
+        connection.poll_until_open()?;
         Ok(connection)
     }
 
@@ -147,15 +147,15 @@ impl Connection {
     /// The server's rejection, [`Error::LoginTimeout`], or the end of the connection.
     pub fn login(&mut self, channel: u16, options: LoginOptions) -> Result<SessionInfo, Error> {
         self.inbox.sessions.login(channel, options)?;
-        let answer = self.answer(channel);
+        let answer = self.poll_login(channel);
         if matches!(answer, Err(Error::LoginTimeout)) {
             self.inbox.sessions.forget(channel);
         }
         answer
     }
 
-    /// Appends a message; [`Connection::flush`] or the next [`Connection::poll`] sends it. Returns
-    /// the client sequence of a request that acts, 0 for any other, `None` if the send buffer is
+    /// Appends a message. [`Connection::flush`] or the next [`Connection::poll`] sends it. Returns
+    /// the client sequence of the request, 0 if the message has none, `None` if the send buffer is
     /// full.
     ///
     /// # Errors
@@ -173,8 +173,8 @@ impl Connection {
         self.endpoint.flush(now, &mut self.inbox);
     }
 
-    /// One round: receives, sends the appended messages, and keeps the connection alive.
-    /// [`Connection::recv`] returns the received reports, also after an error.
+    /// Receives, and sends the appended messages and due heartbeats. [`Connection::recv`] returns
+    /// the received reports, also after an error.
     ///
     /// # Errors
     /// The connection is lost: call [`Connection::resume`], or stop.
@@ -217,9 +217,9 @@ impl Connection {
     }
 
     /// Connects again after a loss and logs every session in. Missed messages arrive through
-    /// [`Connection::recv`]; requests that the server has not seen are sent again in the old order.
-    /// A session that cannot be resumed fails the call; a call without it ([`Connection::forget`])
-    /// may succeed.
+    /// [`Connection::recv`]. Requests that the server has not seen are sent again in their original
+    /// order. Fails if one session cannot be resumed: drop it with [`Connection::forget`] and call
+    /// again.
     ///
     /// # Errors
     /// As [`Connection::connect`] and [`Connection::login`].
@@ -229,22 +229,22 @@ impl Connection {
         self.inbox.answers.clear();
         (self.inbox.is_open, self.inbox.ended) = (false, None);
         (self.endpoint, self.key) = dial(self.server, &self.config)?;
-        self.opened()?;
+        self.poll_until_open()?;
         let asked = self.inbox.sessions.resume()?;
         let mut infos = Vec::with_capacity(asked.len());
         for channel in asked {
-            infos.push((channel, self.answer(channel)?));
+            infos.push((channel, self.poll_login(channel)?));
         }
         self.flush();
         Ok(infos)
     }
 
-    /// Drops a session: its messages are ignored, its requests are not sent again.
+    /// Drops a session. Its messages are ignored, and its requests are not sent again.
     pub fn forget(&mut self, channel: u16) {
         self.inbox.sessions.forget(channel);
     }
 
-    /// Drops the connection abruptly, as a crash would; [`Connection::poll`] returns the loss.
+    /// Closes the connection without a logout. [`Connection::poll`] returns the loss.
     pub fn cut(&mut self) {
         if let Some(link) = self.endpoint.link(self.key) {
             link.close(0, "");
@@ -266,8 +266,8 @@ impl Connection {
         }
     }
 
-    /// Polls until the connection has its stream.
-    fn opened(&mut self) -> Result<(), Error> {
+    /// Polls until the stream is open.
+    fn poll_until_open(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         while !self.inbox.is_open {
             self.poll()?;
@@ -279,7 +279,7 @@ impl Connection {
     }
 
     /// Polls until the login of a channel is answered.
-    fn answer(&mut self, channel: u16) -> Result<SessionInfo, Error> {
+    fn poll_login(&mut self, channel: u16) -> Result<SessionInfo, Error> {
         let begun = Instant::now();
         loop {
             let answers = &mut self.inbox.answers;
@@ -294,8 +294,8 @@ impl Connection {
     }
 }
 
-/// The socket, for a caller that sleeps until a datagram arrives. [`Connection::poll`] must be
-/// called within a few milliseconds all the same: timers run only there.
+/// The socket, for a caller that sleeps until a datagram arrives. Timers run only in
+/// [`Connection::poll`], so the caller must still call it every few milliseconds.
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.endpoint.as_fd()

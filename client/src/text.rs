@@ -3,8 +3,8 @@
 use types::RejectReason;
 use wire::Rejected;
 
-/// Text of a rejection with its limit value.
-pub fn in_words(refusal: &Rejected) -> String {
+/// Describes a rejection in words, with its limit value.
+pub fn reject_text(refusal: &Rejected) -> String {
     let limit = refusal.limit;
     match refusal.reason {
         RejectReason::Throttle => {
@@ -54,8 +54,8 @@ mod tests {
             time_ns: 0,
             received_ns: 0,
         };
-        assert!(in_words(&refusal).ends_with("in 150 us"));
+        assert!(reject_text(&refusal).ends_with("in 150 us"));
         refusal.reason = RejectReason::PriceBand;
-        assert_eq!(in_words(&refusal), "price band");
+        assert_eq!(reject_text(&refusal), "price band");
     }
 }

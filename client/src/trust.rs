@@ -1,8 +1,8 @@
 //! Server certificates that a client accepts.
 //!
-//! A trading gateway creates its own certificate at first start and prints the fingerprint; a
-//! client pins it. Skipping the check must be requested explicitly, and only for a server on the
-//! same machine.
+//! A trading gateway creates its own certificate at the first start and prints its fingerprint. A
+//! client pins the fingerprint. [`Trust::Loopback`] skips the check, for a server on the same
+//! machine only.
 
 use std::net::SocketAddr;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! In the steady state sessions allocate nothing per message: requests out, answers in.
+//! In the steady state `Sessions` allocates nothing per request and answer.
 
 use std::alloc::System;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use wire::{ClientMessage, LoginAccepted, NewOrder, OrderAck, ServerMessage, appe
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Unanswered requests.
+/// Number of unanswered requests.
 const WINDOW: u64 = 32;
 
 fn ack(client_seq: u64) -> ServerMessage {
@@ -32,7 +32,8 @@ fn ack(client_seq: u64) -> ServerMessage {
     .into()
 }
 
-/// Sends `count` requests from `first` on, each with the answer to the one a window earlier.
+/// Sends `count` requests from `first` on. After each, receives the answer to the request
+/// [`WINDOW`] before it.
 fn trade(sessions: &mut Sessions, bytes: &mut Vec<u8>, first: u64, count: u64) {
     let now = Instant::now();
     for number in first..first + count {

@@ -68,12 +68,12 @@ impl Client {
         client
     }
 
-    /// Sessions logged in on these channels.
+    /// A client with sessions logged in on these channels.
     fn with(channels: &[u16]) -> Self {
         let mut client = Self::new();
         for channel in channels {
             client.login(*channel).unwrap();
-            let event = client.hear(*channel, 0, &accepted(0, 1, 1_000));
+            let event = client.receive(*channel, 0, &accepted(0, 1, 1_000));
             assert!(matches!(event, Ok(Event::LoggedIn { .. })), "{event:?}");
         }
         client.sent();
@@ -85,7 +85,7 @@ impl Client {
         self.sessions.login(channel, options)
     }
 
-    fn hear(
+    fn receive(
         &mut self,
         channel: u16,
         sequence: u64,
@@ -93,7 +93,7 @@ impl Client {
     ) -> Result<Event, Error> {
         let mut bytes = Vec::new();
         append(message, channel, sequence, &mut bytes);
-        // Nothing is consumed of an incomplete message.
+        // An incomplete message is not consumed.
         let short = self.sessions.receive(self.now, &bytes[..bytes.len() - 1]);
         assert!(matches!(short, Ok(None)), "{short:?}");
         let received = self.sessions.receive(self.now, &bytes)?;
@@ -102,7 +102,7 @@ impl Client {
         Ok(event)
     }
 
-    /// Transmitted messages: channel, client sequence, message.
+    /// Drains the transmitted messages: channel, client sequence, message.
     fn sent(&mut self) -> Vec<(u16, u64, ClientMessage)> {
         let mut bytes = Vec::new();
         self.sessions.poll_transmit(self.now, &mut bytes);
@@ -125,7 +125,7 @@ impl Client {
         .collect()
     }
 
-    /// A new connection on which every session logs in again.
+    /// Connects again and logs every session in.
     fn reconnect(&mut self) {
         self.sessions.disconnected();
         self.sessions.connected(self.now);
@@ -137,12 +137,12 @@ impl Client {
 #[test]
 fn r343_reports_arrive_in_order_and_once() {
     let mut client = Client::with(&[3]);
-    assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Report(r)) if r.sequence == 1));
-    assert!(matches!(client.hear(3, 1, &ack(1)), Ok(Event::Ignored)));
+    assert!(matches!(client.receive(3, 1, &ack(1)), Ok(Event::Report(r)) if r.sequence == 1));
+    assert!(matches!(client.receive(3, 1, &ack(1)), Ok(Event::Ignored)));
     assert_eq!(client.sessions.last_sequence(3), 1);
     // A message on a channel without a session is ignored.
-    assert!(matches!(client.hear(4, 1, &ack(1)), Ok(Event::Ignored)));
-    let gap = client.hear(3, 3, &ack(1));
+    assert!(matches!(client.receive(4, 1, &ack(1)), Ok(Event::Ignored)));
+    let gap = client.receive(3, 3, &ack(1));
     assert!(
         matches!(
             gap,
@@ -166,16 +166,16 @@ fn r343_a_resume_sends_what_was_not_seen_before_anything_new() {
         assert_eq!(sent.unwrap(), Some(id.div_ceil(2)));
     }
     assert_eq!(client.sent().len(), 4);
-    assert!(client.hear(0, 1, &ack(1)).is_ok());
+    assert!(client.receive(0, 1, &ack(1)).is_ok());
 
     client.reconnect();
     assert_eq!(client.logins(), [(0, 1), (1, 0)]);
-    assert!(client.hear(0, 0, &accepted(1, 2, 1_000)).is_ok());
-    // The other session is not back yet: no new request may overtake those it sends again.
+    assert!(client.receive(0, 0, &accepted(1, 2, 1_000)).is_ok());
+    // The other session is not logged in yet: a new request must not overtake its unseen ones.
     let early = client.sessions.send(0, &order(9));
     assert!(matches!(early, Err(Error::NotLoggedIn)), "{early:?}");
     assert!(client.sent().is_empty());
-    assert!(client.hear(1, 0, &accepted(1, 1, 1_000)).is_ok());
+    assert!(client.receive(1, 0, &accepted(1, 1, 1_000)).is_ok());
     assert_eq!(client.sessions.send(0, &order(5)).unwrap(), Some(3));
     let ids: Vec<_> = client
         .sent()
@@ -194,12 +194,12 @@ fn unresumable_session_delays_others_until_forgotten() {
     client.sessions.send(1, &order(1)).unwrap();
     client.reconnect();
     client.sent();
-    let refused = client.hear(0, 0, &end(DisconnectCode::UserBlocked));
+    let refused = client.receive(0, 0, &end(DisconnectCode::UserBlocked));
     assert!(
         matches!(refused, Ok(Event::LoginFailed { channel: 0, .. })),
         "{refused:?}"
     );
-    assert!(client.hear(1, 0, &accepted(0, 1, 1_000)).is_ok());
+    assert!(client.receive(1, 0, &accepted(0, 1, 1_000)).is_ok());
     assert!(client.sent().is_empty());
     client.sessions.forget(0);
     assert_eq!(client.sent().len(), 1);
@@ -213,7 +213,7 @@ fn a_login_is_refused_without_harm_to_other_sessions() {
     assert!(matches!(client.login(64), Err(Error::LoginField)));
     client.login(1).unwrap();
     assert!(matches!(client.login(1), Err(Error::LoginField)));
-    let refused = client.hear(1, 0, &end(DisconnectCode::Credentials));
+    let refused = client.receive(1, 0, &end(DisconnectCode::Credentials));
     let Ok(Event::LoginFailed { channel: 1, error }) = refused else {
         panic!("{refused:?}");
     };
@@ -222,15 +222,15 @@ fn a_login_is_refused_without_harm_to_other_sessions() {
     assert!(client.login(1).is_ok());
     assert!(client.sessions.send(0, &order(1)).is_ok());
 
-    // Taken over by a newer connection: the event reports it, and the channel is free.
-    let ended = client.hear(0, 0, &end(DisconnectCode::TakenOver));
+    // A newer connection takes the session over: the report is delivered and the channel is free.
+    let ended = client.receive(0, 0, &end(DisconnectCode::TakenOver));
     assert!(matches!(ended, Ok(Event::Report(_))), "{ended:?}");
     let sent = client.sessions.send(0, &order(2));
     assert!(matches!(sent, Err(Error::NotLoggedIn)));
     assert!(client.login(0).is_ok());
 
     // The server ends the connection.
-    let over = client.hear(CONNECTION_CHANNEL, 0, &end(DisconnectCode::Shutdown));
+    let over = client.receive(CONNECTION_CHANNEL, 0, &end(DisconnectCode::Shutdown));
     assert!(matches!(over, Ok(Event::Ended { .. })), "{over:?}");
     client.sessions.disconnected();
     assert!(matches!(client.login(2), Err(Error::Stream)));
@@ -244,7 +244,7 @@ fn a_heartbeat_is_due_after_half_of_the_shortest_interval() {
     assert_eq!(due - begun, Duration::from_millis(500));
     let is_heartbeat = |message: &ClientMessage| matches!(message, ClientMessage::Heartbeat(_));
     client.sessions.handle_timeout(begun);
-    assert!(client.sent().is_empty(), "not yet");
+    assert!(client.sent().is_empty(), "a heartbeat is not due");
     client.now = due;
     client.sessions.handle_timeout(due);
     let sent = client.sent();
@@ -260,7 +260,7 @@ fn a_heartbeat_is_due_after_half_of_the_shortest_interval() {
     let due = client.sessions.poll_timeout().expect("a connection");
     assert_eq!(due - client.now, Duration::from_millis(500));
     let message = ServerHeartbeat { time_ns: 1 }.into();
-    assert!(client.hear(CONNECTION_CHANNEL, 0, &message).is_ok());
+    assert!(client.receive(CONNECTION_CHANNEL, 0, &message).is_ok());
     client.sessions.disconnected();
     assert!(client.sessions.poll_timeout().is_none());
 }
@@ -272,7 +272,7 @@ fn what_the_connection_does_not_take_is_bounded() {
         let sent = client.sessions.send(0, &order(id + 1));
         sent.unwrap().is_none()
     });
-    let sent = usize::try_from(sent.expect("a bound")).unwrap();
+    let sent = usize::try_from(sent.expect("the send buffer is bounded")).unwrap();
     assert!(client.sessions.waiting_bytes() <= (1 << 20) + 64);
     assert_eq!(client.sent().len(), sent);
     assert!(client.sessions.send(0, &order(1)).unwrap().is_some());
