@@ -50,7 +50,10 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
         }
         // Until intake closes, requests are accepted: no reason to route callers elsewhere.
         let lags = matches!(stage, Stage::Closed(_)).then(|| stage.to_string());
-        health.set(CLOCK, market.port.clock().state().trouble().as_deref());
+        health.set(
+            CLOCK,
+            market.port.clock().state().operator_message().as_deref(),
+        );
         match failure.or(closed).or(stalled).or(lags) {
             Some(reason) => health.set_failing(PART, reason),
             None => health.set_ok(PART),

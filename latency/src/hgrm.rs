@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 
-/// Rows per halving of the distance to 100 %.
+/// Rows per halving of the distance to 100 % (`iter_quantiles`).
 const ROWS_PER_HALF: u32 = 5;
 
-/// The distribution. Values are divided by `scale`: counts of the histogram per unit of the file.
+/// Formats the distribution. `scale` is histogram units per file unit: 1000 for ns shown as us.
 pub fn text(times: &Histogram<u64>, scale: f64) -> String {
     let scaled = |value: u64| value as f64 / scale;
     let mut out = format!(
@@ -15,7 +15,8 @@ pub fn text(times: &Histogram<u64>, scale: f64) -> String {
         "Value", "Percentile", "TotalCount", "1/(1-Percentile)"
     );
     let mut put = |line: std::fmt::Arguments| {
-        out.write_fmt(line).expect("a string takes everything");
+        out.write_fmt(line)
+            .expect("writing to a String cannot fail");
         out.push('\n');
     };
     let mut count = 0;
@@ -43,7 +44,7 @@ pub fn text(times: &Histogram<u64>, scale: f64) -> String {
         scaled(times.max()),
         times.len()
     ));
-    // All buckets but the first share half of their values with the one below.
+    // Every bucket but the first adds half of its sub-buckets to the distinct values.
     let sub_buckets = 2 * times.distinct_values() / (usize::from(times.buckets()) + 1);
     put(format_args!(
         "#[Buckets = {:>12}, SubBuckets     = {sub_buckets:>12}]",

@@ -1,5 +1,5 @@
-//! Room `latency`: HDR histograms of latencies as figures, files and plots, for the load generator
-//! and the benchmarks.
+//! Room `latency`: HDR histograms of latencies as percentile files and plots, for the load
+//! generator and the benchmarks.
 //!
 //! | file | what |
 //! |---|---|

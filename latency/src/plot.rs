@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 pub struct Curve<'a> {
     name: &'a str,
     times: &'a Histogram<u64>,
-    /// Recorded histogram value per plot unit: 1000 for ns shown as us.
+    /// Histogram units per plot unit: 1000 for ns shown as us.
     scale: f64,
 }
 
@@ -18,7 +18,7 @@ impl<'a> Curve<'a> {
         Self { name, times, scale }
     }
 
-    /// Value at a quantile; at least a tenth of the unit, so that its logarithm exists.
+    /// Value at a quantile in plot units, at least 0.1: the logarithm of 0 does not exist.
     fn value_at(&self, quantile: f64) -> f64 {
         (self.times.value_at_quantile(quantile) as f64 / self.scale).max(0.1)
     }
@@ -41,7 +41,7 @@ fn quantile(nines: f64) -> f64 {
     1.0 - 10f64.powf(-nines)
 }
 
-/// Plot of the curves; `unit` names the value axis.
+/// Draws the curves as an SVG document. `unit` is the label of the value axis.
 pub fn svg(title: &str, unit: &str, curves: &[Curve]) -> String {
     let nines_max = f64::from(NINES);
     let ends = curves

@@ -157,7 +157,7 @@ pub fn start(
     Box::pin(async move {
         let store = Store::open(&config).await?;
         metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
-        deps.clock.stored_us(store.last_sealed_us().await?);
+        deps.clock.check_stored_us(store.last_sealed_us().await?);
         let health = rpc::Health::new("ledger");
         let tasks = TaskTracker::new();
         let (committer, writer) = Committer::spawn(
@@ -217,7 +217,7 @@ const CLOCK_EVERY: Duration = Duration::from_millis(250);
 /// written.
 async fn show_clock(clock: Clock, health: rpc::Health, shutdown: CancellationToken) {
     loop {
-        health.set("clock", clock.state().trouble().as_deref());
+        health.set("clock", clock.state().operator_message().as_deref());
         tokio::select! {
             () = tokio::time::sleep(CLOCK_EVERY) => {}
             () = shutdown.cancelled() => return,

@@ -567,7 +567,7 @@ async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Seque
 /// The clock's thread, before any code reads the time. The threads that start from here on serve
 /// calls, except those of the trading path.
 fn keep_threads() -> anyhow::Result<()> {
-    service_kit::clock::keep().context("clock")?;
+    service_kit::clock::start_discipline().context("clock")?;
     priority::keep().context("threads")?;
     priority::lower(priority::SERVING);
     Ok(())

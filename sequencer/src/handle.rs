@@ -245,7 +245,7 @@ fn prepare_on(
     }
     let recovered = core.sequence();
     let known = core.admission().clock();
-    config.clock.stored(Stored {
+    config.clock.check_stored(Stored {
         last_ns: core.time_ns(),
         confirmed_ns: known.confirmed_ns,
         suspect_ns: known.offset_ns,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
-/// From this many keys on, [`KeyedMutex::lock`] first drops those without a holder or waiter.
+/// At this number of keys [`KeyedMutex::lock`] drops the keys without a holder or waiter.
 const PURGE_AT_KEYS: usize = 1_024;
 
 /// One mutex per key, created on first use.
@@ -19,7 +19,7 @@ impl<K> Default for KeyedMutex<K> {
 }
 
 impl<K: Eq + Hash> KeyedMutex<K> {
-    /// Waits for the key's lock; it is released when the guard is dropped.
+    /// Waits for the key's lock. Dropping the guard releases it.
     pub async fn lock(&self, key: impl Into<K>) -> OwnedMutexGuard<()> {
         let lock = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

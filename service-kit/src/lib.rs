@@ -1,15 +1,15 @@
-//! Room `service-kit`: infrastructure of every service that no contract names.
+//! Room `service-kit`: infrastructure that the services share.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `backoff` | pauses between attempts |
 //! | `clock` | the clock shared by all services of a process, or a manual one |
-//! | `discipline` | the state machine that derives it from the machine's clocks |
+//! | `discipline` | the state machine that derives platform time from the machine's clocks |
 //! | `failpoint` | places where tests kill the process |
 //! | `keyed_mutex` | mutual exclusion per key |
 //! | `rate` | rate of messages or calls |
 //!
-//! Architecture invariants: no money, no contract, no store; cores receive time as input and never
+//! Architecture invariants: no money, no contract, no store. Cores receive time as input and never
 //! read this clock.
 
 pub mod backoff;

@@ -15,21 +15,21 @@ use quinn_proto::{
 };
 
 use crate::link::{End, Key, Link};
-use crate::socket::{From, Socket};
+use crate::socket::{Origin, Socket};
 
-/// Socket calls per round, so that a flood of datagrams cannot delay the rest of the round.
+/// Receive calls per round. A flood of datagrams cannot delay the rest of the round.
 const RECEIVES_MAX: usize = 2;
 /// Transmits of one connection per round.
 const TRANSMITS_MAX: usize = 16;
-/// Most bytes per read from a stream.
+/// Maximum bytes per read from a stream.
 const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Bytes kept of an incomplete message; the driver rejects longer ones.
+/// Bytes kept of an incomplete message. The driver rejects longer messages.
 const CARRY_BYTES: usize = 4_096;
 
 /// Decision on a peer's connection attempt.
 pub enum Incoming<T> {
     Accept(T),
-    /// The peer first proves that it owns its address (QUIC Retry); nothing is accepted yet.
+    /// Requires the peer to prove that it owns its address (QUIC Retry).
     Retry,
     /// Refuses the connection.
     Refuse,
@@ -37,19 +37,19 @@ pub enum Incoming<T> {
     Ignore,
 }
 
-/// How much of the data the driver has consumed.
+/// Part of the data that the driver has consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumedBytes {
     pub bytes: usize,
-    /// True: the rest is complete messages for the next round. False: the rest waits for more
-    /// bytes.
+    /// True: the driver gets the rest again in the next round. False: the rest is an incomplete
+    /// message and waits for more bytes.
     pub is_paused: bool,
 }
 
 /// Callbacks of an endpoint's owner.
 pub trait Driver<T> {
-    /// A peer wants a connection. `is_validated`: the peer has proved that it owns its address.
-    /// `half_open`: connections with an unfinished handshake.
+    /// Decides on a peer's connection attempt. `is_validated`: the peer has proved that it owns its
+    /// address. `half_open`: number of connections with an unfinished handshake.
     fn incoming(
         &mut self,
         now: Instant,
@@ -61,7 +61,7 @@ pub trait Driver<T> {
     /// The stream of the connection is open.
     fn opened(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
-    /// Bytes of the stream in order, starting with those left by the last call.
+    /// Receives bytes of the stream in order, starting with those that the last call left.
     fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> ConsumedBytes;
 
     /// The peer has finished its side of the stream.
@@ -70,7 +70,7 @@ pub trait Driver<T> {
     /// The deadline set by [`Link::set_deadline`] has passed.
     fn timeout(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
-    /// The connection has ended, on either side's initiative. Called once, last.
+    /// The connection has ended, closed by either side or lost. Called once, last.
     fn closed(&mut self, now: Instant, link: &mut Link<T>, reason: &ConnectionError);
 }
 
@@ -83,14 +83,15 @@ pub struct Endpoint<T> {
     generations: Vec<u32>,
     count: usize,
     half_open: usize,
-    /// Connections to process before the round ends.
+    /// Indices of connections to process before the round ends.
     touched: Vec<u32>,
+    /// Deadline, index and generation of a connection.
     timers: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     scratch: Vec<u8>,
 }
 
 impl<T> Endpoint<T> {
-    /// An endpoint; with a server configuration it accepts connections.
+    /// Binds an endpoint. It accepts connections only with a server configuration.
     ///
     /// # Errors
     /// The address is in use, or the socket cannot be set up.
@@ -120,12 +121,12 @@ impl<T> Endpoint<T> {
         self.count
     }
 
-    /// Earliest time at which a round has work without a datagram.
+    /// Time of the earliest timer.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// True if a round has work without waiting for the socket or a timer.
+    /// True if a connection waits to be processed.
     pub fn has_work(&self) -> bool {
         !self.touched.is_empty()
     }
@@ -146,7 +147,7 @@ impl<T> Endpoint<T> {
         Ok(self.insert(handle, quic, user))
     }
 
-    /// A connection, marked for processing before the round ends; `None` if it has ended.
+    /// Returns a connection and marks it for processing in this round. `None` if it has ended.
     pub fn link(&mut self, key: Key) -> Option<&mut Link<T>> {
         let link = self.links.get_mut(key.index as usize)?.as_mut()?;
         if link.key != key {
@@ -163,11 +164,12 @@ impl<T> Endpoint<T> {
         self.links.iter().flatten().map(|link| link.key)
     }
 
-    /// First part of a round: receives datagrams and fires timers. True if there was work. The
-    /// owner then writes its data and ends the round with [`Endpoint::flush`].
+    /// First part of a round: receives datagrams, fires timers, and passes data to the driver. The
+    /// owner then writes its data and ends the round with [`Endpoint::flush`]. Returns true if a
+    /// datagram arrived or a timer fired.
     ///
     /// # Errors
-    /// The socket is broken.
+    /// The socket fails.
     pub fn receive(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
         let mut did_work = false;
         for _ in 0..RECEIVES_MAX {
@@ -193,12 +195,13 @@ impl<T> Endpoint<T> {
                 driver.timeout(now, link);
             }
         }
-        // Reads come before writes, so that a round answers the requests that it received.
+        // Reads before writes: a round answers the requests that it received.
         self.poll(now, driver, false);
         Ok(did_work)
     }
 
-    /// Second part of a round: writes and sends the connections' data.
+    /// Second part of a round: writes and sends the connections' data. Returns true if a connection
+    /// was processed.
     pub fn flush(&mut self, now: Instant, driver: &mut impl Driver<T>) -> bool {
         self.poll(now, driver, true)
     }
@@ -218,7 +221,7 @@ impl<T> Endpoint<T> {
             .receive(|from, data| parts.datagram(now, driver, from, data))?;
         let (accepted, responses) = (parts.accepted, parts.responses);
         for (transmit, contents) in responses {
-            // Stateless: the peer retries.
+            // Not queued if the kernel's buffer is full: the peer retries.
             self.socket.send(&transmit, &contents);
         }
         for (handle, quic, user) in accepted {
@@ -246,9 +249,9 @@ impl<T> Endpoint<T> {
         key
     }
 
-    /// Processes every touched connection: reads, or sends.
+    /// Processes every touched connection: sends its data if `sends`, else reads.
     fn poll(&mut self, now: Instant, driver: &mut impl Driver<T>, sends: bool) -> bool {
-        // No connection is added meanwhile: the driver has no access to the endpoint.
+        // The driver has no access to the endpoint, so no connection is added in this loop.
         let count = self.touched.len();
         let mut kept = 0;
         for at in 0..count {
@@ -259,7 +262,7 @@ impl<T> Endpoint<T> {
             let was_connected = link.is_connected;
             let is_drained = self.drive(now, driver, &mut link, !sends);
             self.half_open -= usize::from(!was_connected && (link.is_connected || is_drained));
-            // Touched after the read part, so that `flush` sends the answers of this round.
+            // Stays touched after the read part: `flush` sends the answers of this round.
             link.is_touched = !sends || self.send(now, &mut link) || !link.rest.is_empty();
             if is_drained {
                 self.count -= 1;
@@ -276,7 +279,8 @@ impl<T> Endpoint<T> {
         count > 0
     }
 
-    /// Events, bytes in, bytes out; true once the connection is drained.
+    /// Handles events, reads if `reads`, and moves the owner's bytes into the stream. Returns true
+    /// once the connection is drained.
     fn drive(
         &mut self,
         now: Instant,
@@ -303,8 +307,8 @@ impl<T> Endpoint<T> {
         is_drained
     }
 
-    /// True if the connection has more to send than this round allows, or the socket accepts
-    /// nothing.
+    /// Sends the connection's datagrams. Returns true if more are left: the round's limit is
+    /// reached, or the kernel's buffer is full.
     fn send(&mut self, now: Instant, link: &mut Link<T>) -> bool {
         if let Some((transmit, contents)) = link.unsent.take()
             && !self.socket.send(&transmit, &contents)
@@ -328,7 +332,7 @@ impl<T> Endpoint<T> {
         true
     }
 
-    /// Ensures a timer no later than the connection's next deadline.
+    /// Sets a timer no later than the connection's next deadline.
     fn schedule(&mut self, link: &mut Link<T>) {
         let Some(next) = link.next_deadline() else {
             return;
@@ -347,7 +351,7 @@ impl<T> AsFd for Endpoint<T> {
     }
 }
 
-/// An endpoint without its socket, which is borrowed for reading.
+/// The endpoint's fields without the socket, which is borrowed while it receives.
 struct Parts<'a, T> {
     proto: &'a mut quinn_proto::Endpoint,
     links: &'a mut Vec<Option<Box<Link<T>>>>,
@@ -359,7 +363,13 @@ struct Parts<'a, T> {
 }
 
 impl<T> Parts<'_, T> {
-    fn datagram(&mut self, now: Instant, driver: &mut impl Driver<T>, from: From, data: BytesMut) {
+    fn datagram(
+        &mut self,
+        now: Instant,
+        driver: &mut impl Driver<T>,
+        from: Origin,
+        data: BytesMut,
+    ) {
         self.scratch.clear();
         let (local_ip, ecn) = (from.local_ip, from.ecn);
         let event = self
@@ -442,7 +452,7 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
             }
         }
         Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
-            // One stream: the transport parameters allow no other.
+            // The transport parameters allow one stream.
             if link.stream.is_none()
                 && let Some(id) = link.quic.streams().accept(Dir::Bi)
             {
@@ -470,7 +480,8 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
     }
 }
 
-/// Passes the stream's data to the driver.
+/// Reads the stream and passes its data to the driver, until it has no more data or the driver
+/// pauses.
 fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
     while link.is_open() {
         if link.rest.is_empty() {
@@ -491,24 +502,24 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
             return;
         }
     }
-    // Nothing is read after the close.
+    // Data that arrives after the close is dropped.
     link.rest = Bytes::new();
 }
 
-/// Passes the available data to the driver; false if the driver paused for this round.
+/// Passes the available data to the driver. Returns false if the driver paused for this round.
 fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> bool {
     if link.carry.is_empty() {
         let bytes = std::mem::take(&mut link.rest);
-        let taken = driver.data(now, link, &bytes);
-        let left = bytes.slice(taken.bytes..);
-        if taken.is_paused {
+        let consumed = driver.data(now, link, &bytes);
+        let left = bytes.slice(consumed.bytes..);
+        if consumed.is_paused {
             link.rest = left;
             return false;
         }
         link.carry.extend_from_slice(&left);
         return true;
     }
-    // A message that started in an earlier chunk.
+    // Completes a message that started in an earlier chunk.
     let more = link.rest.split_to(
         link.rest
             .len()
@@ -516,11 +527,11 @@ fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> 
     );
     link.carry.extend_from_slice(&more);
     let mut carry = std::mem::take(&mut link.carry);
-    let taken = driver.data(now, link, &carry);
-    carry.drain(..taken.bytes);
+    let consumed = driver.data(now, link, &carry);
+    carry.drain(..consumed.bytes);
     link.carry = carry;
-    if taken.is_paused {
-        // Processed again in the next round although no data arrives.
+    if consumed.is_paused {
+        // A non-empty `rest` is processed in the next round, even if no data arrives.
         if link.rest.is_empty() {
             link.rest = Bytes::from(std::mem::take(&mut link.carry));
         }
@@ -529,13 +540,13 @@ fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> 
     true
 }
 
-/// Next bytes of the stream; `None` at its end, an error if none are available yet.
+/// Next bytes of the stream; `None` at its end, an error if no bytes are available.
 fn next_chunk<T>(link: &mut Link<T>) -> Result<Option<Bytes>, ()> {
     let id = link.stream.ok_or(())?;
     let mut stream = link.quic.recv_stream(id);
     let mut chunks = stream.read(true).map_err(|_| ())?;
     let chunk = chunks.next(CHUNK_BYTES_MAX);
-    // Frames that it queues are sent at the end of the round.
+    // The flow-control frames that `finalize` queues are sent at the end of the round.
     let _ = chunks.finalize();
     match chunk {
         Ok(chunk) => Ok(chunk.map(|chunk| chunk.bytes)),
@@ -544,7 +555,7 @@ fn next_chunk<T>(link: &mut Link<T>) -> Result<Option<Bytes>, ()> {
     }
 }
 
-/// Carries out a requested close.
+/// Advances a requested close.
 fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
     if let End::Finishing {
         code,
@@ -553,17 +564,17 @@ fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T
         is_finished,
     } = &mut link.end
     {
-        let is_over = *until <= now;
+        let is_expired = *until <= now;
         if link.out.is_empty() && !*is_finished {
             *is_finished = true;
             let finished = link.stream.map(|id| link.quic.send_stream(id).finish());
-            // Without a stream, or if the peer has stopped it, there is nothing to wait for.
-            let is_pointless = !matches!(finished, Some(Ok(())));
-            if is_pointless || is_over {
+            // Without a stream, or if the peer has stopped it, no acknowledgement will come.
+            let is_unacknowledgeable = !matches!(finished, Some(Ok(())));
+            if is_unacknowledgeable || is_expired {
                 let (code, reason) = (*code, std::mem::take(reason));
                 link.end = End::Close { code, reason };
             }
-        } else if is_over {
+        } else if is_expired {
             let (code, reason) = (*code, std::mem::take(reason));
             link.end = End::Close { code, reason };
         }

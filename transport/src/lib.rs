@@ -1,5 +1,6 @@
-//! Room `transport`: QUIC on a polled thread. quinn-proto's state machines over one UDP socket,
-//! driven by the owner: the gateway's front, a spinning client, the echo server of the benchmarks.
+//! Room `transport`: QUIC on a polled thread. The owner drives quinn-proto's state machines over
+//! one UDP socket. Owners are the gateway's front, a spinning client and the benchmarks' echo
+//! server.
 //!
 //! | file | what |
 //! |---|---|
@@ -7,9 +8,9 @@
 //! | `link` | one connection with its one bidirectional stream |
 //! | `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
 //!
-//! The owner polls: nothing happens between two calls. There is no task, no lock, and per message
-//! no allocation other than quinn-proto's own. A connection carries one bidirectional stream, which
-//! the client opens. The bytes of the stream are opaque to this room.
+//! Nothing happens between two calls of the owner. There is no task and no lock. The only
+//! allocations per message are quinn-proto's own. A connection carries one bidirectional stream,
+//! which the client opens. This room does not interpret the stream's bytes.
 
 mod endpoint;
 mod link;

@@ -20,13 +20,14 @@ pub struct Packets {
     pub lost: u64,
 }
 
-/// Longest time an orderly close waits for the peer to acknowledge the last bytes.
+/// Time limit for the peer to acknowledge the last bytes in an orderly close.
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
 /// State of a connection's close.
 pub(crate) enum End {
     Open,
-    /// Reads nothing more; closes with this code once everything written is acknowledged.
+    /// Reads nothing more. Closes with this code once the peer has acknowledged all written bytes,
+    /// or at `until`.
     Finishing {
         code: u32,
         reason: Bytes,
@@ -54,7 +55,7 @@ pub struct Link<T> {
     /// Bytes to write to the stream, from `out_at` on.
     pub(crate) out: Vec<u8>,
     pub(crate) out_at: usize,
-    /// Read from the stream and not consumed by the driver.
+    /// Bytes read from the stream and not consumed by the driver.
     pub(crate) rest: Bytes,
     /// Start of an incomplete message.
     pub(crate) carry: Vec<u8>,
@@ -64,7 +65,7 @@ pub struct Link<T> {
     pub(crate) deadline: Option<Instant>,
     /// This connection's earliest entry in the endpoint's timers.
     pub(crate) scheduled: Option<Instant>,
-    /// Transmit for which the kernel's buffer had no room.
+    /// Datagrams that the kernel's full buffer did not accept.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
 }
 
@@ -98,7 +99,7 @@ impl<T> Link<T> {
         self.quic.remote_address()
     }
 
-    /// Buffer to which the owner appends bytes for the peer; sent at the end of the round.
+    /// Buffer for bytes to the peer. The owner appends; `Endpoint::flush` sends.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
@@ -112,12 +113,13 @@ impl<T> Link<T> {
         }
     }
 
-    /// Bytes held back by the peer's flow control and the connection's send window.
+    /// Bytes that quinn-proto has not accepted: appended in this round, or held back by the peer's
+    /// flow control or the send window.
     pub fn waiting_bytes(&self) -> usize {
         self.out.len() - self.out_at
     }
 
-    /// Calls [`crate::Driver::timeout`] at this time, or never; replaces the previous deadline.
+    /// Replaces the deadline at which [`crate::Driver::timeout`] is called; `None` = never.
     pub fn set_deadline(&mut self, at: Option<Instant>) {
         self.deadline = at;
     }
@@ -127,8 +129,8 @@ impl<T> Link<T> {
         matches!(self.end, End::Open)
     }
 
-    /// Closes the connection once the peer has acknowledged what was written, after at most a
-    /// second.
+    /// Closes the connection once the peer has acknowledged all written bytes, at the latest after
+    /// one second.
     pub fn finish(&mut self, now: Instant, code: u32, reason: &str) {
         if self.is_open() {
             self.end = End::Finishing {
@@ -140,7 +142,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Closes the connection in this round; drops unsent bytes.
+    /// Closes the connection in this round. Unsent bytes are dropped.
     pub fn close(&mut self, code: u32, reason: &str) {
         if !matches!(self.end, End::Closed) {
             let reason = Bytes::copy_from_slice(reason.as_bytes());
@@ -155,7 +157,7 @@ impl<T> Link<T> {
             match self.quic.send_stream(id).write(&self.out[self.out_at..]) {
                 Ok(count) => self.out_at += count,
                 Err(WriteError::Blocked) => break,
-                // The peer has stopped the stream: the connection ends for another reason.
+                // The peer has stopped the stream: the bytes are dropped.
                 Err(_) => self.out_at = self.out.len(),
             }
         }
@@ -163,13 +165,13 @@ impl<T> Link<T> {
             self.out.clear();
             self.out_at = 0;
         } else if self.out_at >= self.out.len() / 2 {
-            // Amortized: each byte is moved at most once per byte written.
+            // Amortised: at most one byte is moved per byte written.
             self.out.drain(..self.out_at);
             self.out_at = 0;
         }
     }
 
-    /// Earliest time at which the connection has work without a datagram.
+    /// Earliest of QUIC's timeout, the owner's deadline and the end of an orderly close.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         let ending = match &self.end {
             End::Finishing { until, .. } => Some(*until),

@@ -102,8 +102,8 @@ fn configs() -> (ServerConfig, ClientConfig) {
     )
 }
 
-/// The kernel drops a run of datagrams longer than one system call may send, and quinn-udp reports
-/// no error. A third of the packets of a busy connection were lost, and its window with them.
+/// The kernel drops a run of datagrams that is longer than one system call may send, and quinn-udp
+/// reports no error. Without a limit a busy connection lost a third of its packets.
 #[test]
 fn long_answer_loses_no_packets_over_loopback() {
     let (server_config, client_config) = configs();
@@ -129,7 +129,7 @@ fn long_answer_loses_no_packets_over_loopback() {
     }
     assert_eq!(client.bytes, BYTES);
     assert!(server.packets.sent > 5_000, "{:?}", server.packets);
-    // A few packets may count as lost while this thread is descheduled.
+    // While this thread is descheduled a few packets may count as lost.
     let Packets { sent, lost } = server.packets;
     assert!(lost * 100 < sent, "{:?}", server.packets);
 }

@@ -153,7 +153,7 @@ impl World {
         };
         let mut ledger_deps = ledger::LedgerDeps::new(log.clone(), service(2));
         if let Some(clock) = &settings.clock {
-            ledger_deps.clock = Clock::Given(clock.clone());
+            ledger_deps.clock = Clock::Custom(clock.clone());
         }
         let ledger_handle = ledger::start(ledger_config, ledger_deps, stop_rest.clone())
             .await

@@ -271,7 +271,7 @@ impl Worker {
         if (book.now_us - clock_us) * 1_000 > STEP_MAX_NS {
             // Another ledger on the database is ahead of this clock: the clock judges the
             // difference.
-            self.clock.stored_us(book.now_us);
+            self.clock.check_stored_us(book.now_us);
         }
         book.reserve(bare.iter().map(|command| command.weight()).sum());
         Ok(book)

@@ -11,7 +11,7 @@ use crate::harness::{RUB, START_US, World, eventually};
 const DAY_S: i64 = 86_400;
 
 fn clock_of(process: &Arc<Disciplined>) -> Clock {
-    Clock::Given(process.clone())
+    Clock::Custom(process.clone())
 }
 
 fn trouble(world: &World) -> Option<String> {

@@ -39,12 +39,12 @@ impl Source for Machine {
 pub fn monotonic_ns() -> u64 {
     static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
     let elapsed = BASE.elapsed();
-    // 584 years fit; a 128-bit product is not needed.
+    // A u64 fits 584 years, so `as_nanos` with its 128-bit product is not needed.
     elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos())
 }
 
-/// `STA_UNSYNC` is clear while a time service corrects the clock. A system without that status
-/// counts as not synchronised.
+/// True while a time service corrects the clock: `STA_UNSYNC` is clear. False on a system without
+/// that status.
 #[cfg(target_os = "linux")]
 fn is_synchronised() -> bool {
     // SAFETY: `timex` is plain old data, zero is valid, and without `modes` the call only reads.

@@ -1,7 +1,8 @@
-//! The services' clock. Cores never read it: time is one of their inputs.
+//! The services' clock. Cores never read it: they receive time as an input.
 //!
-//! All services of a process share one [`Disciplined`] clock; a thread ([`keep`]) corrects it once
-//! per second. A read costs one `clock_gettime(CLOCK_MONOTONIC)` without a system call.
+//! All services of a process share one [`Disciplined`] clock. A thread ([`start_discipline`])
+//! corrects it once per second. A read costs one `clock_gettime(CLOCK_MONOTONIC)` without a system
+//! call.
 
 mod machine;
 mod shared;
@@ -20,19 +21,19 @@ const OBSERVE_EVERY: Duration = Duration::from_secs(1);
 
 static PROCESS: LazyLock<Arc<Disciplined>> = LazyLock::new(|| Arc::new(Disciplined::new(Machine)));
 
-/// The clock shared by all services of this process. Starts at the machine's real time.
+/// The clock shared by all services of this process. It starts at the machine's real time.
 pub fn process() -> &'static Arc<Disciplined> {
     &PROCESS
 }
 
-/// Starts the thread that compares the process's clock with the machine's once per second.
-/// Idempotent.
+/// Starts the thread that compares the process's clock with the machine's once per second. Later
+/// calls have no effect.
 ///
 /// # Errors
 /// The thread cannot be spawned.
-pub fn keep() -> std::io::Result<()> {
-    static IS_KEPT: AtomicBool = AtomicBool::new(false);
-    if IS_KEPT.swap(true, Ordering::SeqCst) {
+pub fn start_discipline() -> std::io::Result<()> {
+    static IS_STARTED: AtomicBool = AtomicBool::new(false);
+    if IS_STARTED.swap(true, Ordering::SeqCst) {
         return Ok(());
     }
     let observing = || {
@@ -45,26 +46,26 @@ pub fn keep() -> std::io::Result<()> {
     thread.spawn(observing).map(drop)
 }
 
-/// Nanoseconds since the epoch.
+/// Nanoseconds since the Unix epoch.
 #[inline]
 pub fn now_ns() -> u64 {
     process().now_ns()
 }
 
-/// Microseconds since the epoch.
+/// Microseconds since the Unix epoch.
 pub fn now_us() -> i64 {
     i64::try_from(now_ns() / 1_000).unwrap_or(i64::MAX)
 }
 
-/// Seconds since the epoch.
+/// Seconds since the Unix epoch.
 pub fn now_s() -> i64 {
     now_us() / 1_000_000
 }
 
-/// A node's clock. A closure implements it as an always trusted clock, for simulations and
+/// A node's clock. A closure implements it as a clock that is always trusted, for simulations and
 /// measurements with controlled time.
 pub trait Time: Send + Sync {
-    /// Nanoseconds since the epoch.
+    /// Nanoseconds since the Unix epoch.
     fn now_ns(&self) -> u64;
 
     /// Relation of platform time to the machine's real time.
@@ -72,21 +73,21 @@ pub trait Time: Send + Sync {
         State::Normal { slew_ns: 0 }
     }
 
-    /// Nanoseconds by which real time is ahead of platform time, while suspect. The hot thread
-    /// reads it in each round.
+    /// Nanoseconds by which real time is ahead of platform time, negative if real time is earlier.
+    /// `None` while the clock is trusted. The hot thread reads it in each round.
     fn suspect_ns(&self) -> Option<i64> {
         self.state().suspect_ns()
     }
 
-    /// Latest time stored or returned: a confirmation confirms times up to here.
+    /// Latest time stored or returned. A confirmation accepts times up to this one.
     fn latest_ns(&self) -> u64 {
         self.now_ns()
     }
 
-    /// Compares a store's times with the machine's clock. Each store must call it at start.
-    fn stored(&self, _stored: Stored) {}
+    /// Compares a store's times with the machine's clock. Every store's owner calls this at start.
+    fn check_stored(&self, _stored: Stored) {}
 
-    /// Accepts the machine's real time; `None` if it agrees with platform time.
+    /// Accepts the machine's real time as platform time. `None` if the clock is not suspect.
     fn confirm(&self) -> Option<Confirmed> {
         None
     }
@@ -98,25 +99,25 @@ impl<F: Fn() -> u64 + Send + Sync> Time for F {
     }
 }
 
-/// Microseconds since the epoch, from the process clock, set manually, or from another source.
+/// A service's clock in microseconds: the process clock, a manual one, or a custom one.
 #[derive(Clone, Default)]
 pub enum Clock {
-    /// The clock of the process.
+    /// The process clock.
     #[default]
     System,
-    /// Moves only by [`Clock::advance_us`]: for tests of expiry and maturity, and the sandbox's
+    /// Moves only by [`Clock::advance_us`]. For tests of expiry and maturity, and for the sandbox's
     /// forward button.
     Manual(Arc<AtomicI64>),
-    /// Another source.
-    Given(Arc<dyn Time>),
+    Custom(Arc<dyn Time>),
 }
 
 impl Clock {
+    /// A manual clock that starts at `start_us` since the Unix epoch.
     pub fn manual(start_us: i64) -> Self {
         Self::Manual(Arc::new(AtomicI64::new(start_us)))
     }
 
-    /// Advances a manual clock; no effect on the others.
+    /// Advances a manual clock. Has no effect on other clocks.
     pub fn advance_us(&self, by_us: i64) {
         if let Self::Manual(now) = self {
             now.fetch_add(by_us, Ordering::SeqCst);
@@ -127,20 +128,20 @@ impl Clock {
         match self {
             Self::System => now_us(),
             Self::Manual(now) => now.load(Ordering::SeqCst),
-            Self::Given(time) => i64::try_from(time.now_ns() / 1_000).unwrap_or(i64::MAX),
+            Self::Custom(time) => i64::try_from(time.now_ns() / 1_000).unwrap_or(i64::MAX),
         }
     }
 
-    /// A manual clock is always trusted.
+    /// Relation to the machine's real time. A manual clock is always trusted.
     pub fn state(&self) -> State {
         self.time()
             .map_or(State::Normal { slew_ns: 0 }, |time| time.state())
     }
 
-    /// Compares the last write's time with the machine's clock.
-    pub fn stored_us(&self, last_us: i64) {
+    /// Compares the time of a store's last write with the machine's clock.
+    pub fn check_stored_us(&self, last_us: i64) {
         if let Some(time) = self.time() {
-            time.stored(Stored {
+            time.check_stored(Stored {
                 last_ns: u64::try_from(last_us).unwrap_or(0).saturating_mul(1_000),
                 ..Stored::default()
             });
@@ -151,7 +152,7 @@ impl Clock {
         match self {
             Self::System => Some(&**process()),
             Self::Manual(_) => None,
-            Self::Given(time) => Some(&**time),
+            Self::Custom(time) => Some(&**time),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A disciplined clock with many readers and one corrector.
+//! A disciplined clock with many readers and one writer at a time.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,21 +6,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{Source, Time};
 use crate::discipline::{Confirmed, Discipline, Reading, Segment, State, Stored};
 
-/// Segments kept for interrupted readers.
+/// Segments kept, so that an interrupted reader still finds its own unchanged.
 const SLOTS: usize = 4;
-/// Largest gap between both clock reads that counts as simultaneous.
+/// Longest time around the real-time read at which both clock reads count as simultaneous.
 const READ_TOGETHER_NS: u64 = 20_000;
 const READ_TRIES: usize = 5;
 
-/// Shares a [`crate::discipline`] state machine. Readers never wait: a new segment is written to a
-/// slot that no reader of the latest segments uses.
+/// Shares a [`crate::discipline`] state machine. Readers never block: the writer puts a new segment
+/// into the slot of the oldest one.
 pub struct Disciplined {
     source: Box<dyn Source>,
     rule: Mutex<Discipline>,
     slots: [Slot; SLOTS],
     /// Number of the newest segment.
     newest: AtomicU64,
-    /// Offset while suspect, 0 = normal.
+    /// Offset while suspect, in nanoseconds; 0 = normal.
     suspect_ns: AtomicI64,
 }
 
@@ -45,8 +45,8 @@ impl Disciplined {
         clock
     }
 
-    /// Compares time with the machine's clocks and corrects it. Call about once per second, from a
-    /// thread that may enter the kernel.
+    /// Compares platform time with the machine's clocks and corrects it. Call about once per
+    /// second, from a thread that may enter the kernel.
     pub fn observe(&self) -> State {
         let is_synchronised = self.source.is_synchronised();
         self.change(|rule| rule.observe(read(&*self.source, is_synchronised)))
@@ -68,7 +68,7 @@ impl Disciplined {
         self.rule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requires the lock: one writer at a time.
+    /// Publishes the state machine's segment. The caller holds the lock.
     fn publish(&self, rule: &Discipline) {
         let segment = rule.segment();
         let number = self.newest.load(Ordering::Relaxed) + 1;
@@ -83,7 +83,7 @@ impl Disciplined {
         self.suspect_ns.store(suspect_ns, Ordering::Release);
     }
 
-    /// The newest segment; an interrupted reader may get the previous one.
+    /// The newest segment. An interrupted reader may get one of the two segments before it.
     #[inline]
     fn segment(&self) -> Segment {
         loop {
@@ -95,7 +95,7 @@ impl Disciplined {
                 slew_ns: slot.slew_ns.load(Ordering::Relaxed),
             };
             fence(Ordering::Acquire);
-            // The writer reuses this slot `SLOTS` segments later, seconds from now.
+            // The writer reuses this slot `SLOTS` segments later.
             if self.newest.load(Ordering::Relaxed) < number + SLOTS as u64 - 1 {
                 return segment;
             }
@@ -128,9 +128,9 @@ impl Time for Disciplined {
         self.rule().latest_ns(self.source.monotonic_ns())
     }
 
-    fn stored(&self, stored: Stored) {
+    fn check_stored(&self, stored: Stored) {
         let is_synchronised = self.source.is_synchronised();
-        self.change(|rule| rule.stored(stored, read(&*self.source, is_synchronised)));
+        self.change(|rule| rule.check_stored(stored, read(&*self.source, is_synchronised)));
     }
 
     fn confirm(&self) -> Option<Confirmed> {
@@ -138,8 +138,8 @@ impl Time for Disciplined {
     }
 }
 
-/// Reads both clocks as simultaneously as possible: a preemption between the reads would show a
-/// false difference.
+/// Reads both clocks as simultaneously as possible. A preemption between the two reads would look
+/// like a difference of the clocks.
 fn read(source: &dyn Source, is_synchronised: bool) -> Reading {
     let once = || {
         let before_ns = source.monotonic_ns();
@@ -171,7 +171,7 @@ fn log_transition(was: State, is: State, stepped_ns: i128) {
     let stepped_s = stepped_ns as f64 / 1e9;
     match (was.suspect_ns(), is.suspect_ns()) {
         (None, Some(_)) => {
-            let trouble = is.trouble().unwrap_or_default();
+            let trouble = is.operator_message().unwrap_or_default();
             tracing::error!(
                 offset_ns = suspect_ns,
                 trouble,

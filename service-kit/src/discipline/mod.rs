@@ -10,14 +10,15 @@
 //! | at most [`STEP_MAX_NS`], otherwise | slew |
 //! | more, in either direction | [`State::Suspect`]: time follows the monotonic clock alone |
 //!
-//! The state is also suspect while real time is more than [`STEP_MAX_NS`] before a stored time. It
-//! ends when the clock is correct again, or by [`Discipline::confirm`], which accepts real time.
-//! Time goes back in two cases only: at a confirmation, and if a store shows that the step this
-//! process started with was never confirmed.
+//! The state is also suspect while real time is more than [`STEP_MAX_NS`] before a stored time. The
+//! state returns to normal when the clock is correct again, or by [`Discipline::confirm`], which
+//! accepts real time. Time goes back in two cases only: at a confirmation, and at a start with a
+//! forward step that a store shows as unconfirmed.
 
-/// Largest slewed correction. Above it NTP steps a clock, too.
+/// Largest correction that is always slewed. NTP steps a clock above the same limit.
 pub const SLEW_MAX_NS: i64 = 128_000_000;
-/// Largest difference corrected without an operator: a virtual machine was paused.
+/// Largest difference corrected without an operator, for example after a pause of the virtual
+/// machine.
 pub const STEP_MAX_NS: i64 = 60_000_000_000;
 /// A slew moves time by one nanosecond in this number: 500 ppm, the rate of the kernel's
 /// discipline. 128 ms take 256 s, and an interval is off by at most 0.05 %.
@@ -37,14 +38,15 @@ pub struct Reading {
 /// Relation of platform time to real time since the last reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// They agree, or time slews towards real time by `slew_ns`.
+    /// Platform time slews towards real time by `slew_ns`; 0 = they agree.
     Normal { slew_ns: i64 },
     /// Real time differs by `offset_ns`; the difference is not confirmed.
     Suspect { offset_ns: i64 },
 }
 
 impl State {
-    /// Nanoseconds by which real time is ahead of platform time, while suspect.
+    /// Nanoseconds by which real time is ahead of platform time, negative if real time is earlier.
+    /// `None` if normal.
     pub fn suspect_ns(self) -> Option<i64> {
         match self {
             Self::Normal { .. } => None,
@@ -53,7 +55,7 @@ impl State {
     }
 
     /// Operator message: what happened, by how much, and what to do. `None` if normal.
-    pub fn trouble(self) -> Option<String> {
+    pub fn operator_message(self) -> Option<String> {
         let offset_ns = self.suspect_ns()?;
         let side = if offset_ns > 0 { "ahead of" } else { "behind" };
         let offset_s = offset_ns / 1_000_000_000;
@@ -94,7 +96,7 @@ impl Segment {
 pub struct Stored {
     /// Time of its last record.
     pub last_ns: u64,
-    /// Times up to here are confirmed although real time may be before them.
+    /// Times up to this one are confirmed, even if real time is earlier.
     pub confirmed_ns: u64,
     /// The suspect difference at the last record, 0 = none.
     pub suspect_ns: i64,
@@ -115,8 +117,8 @@ pub struct Discipline {
     /// Latest stored time, and latest confirmed time.
     stored_ns: u64,
     confirmed_ns: u64,
-    /// An unconfirmed forward step of an earlier process. Real time that is still as far ahead may
-    /// include it.
+    /// Unconfirmed forward step of an earlier process. While real time is about as far ahead, it
+    /// may still include that step.
     carried_ns: Option<i64>,
 }
 
@@ -145,46 +147,47 @@ impl Discipline {
         self.state
     }
 
-    /// Latest time stored or returned: a confirmation confirms times up to here.
+    /// Latest time stored or returned. A confirmation accepts times up to this one.
     pub fn latest_ns(&self, monotonic_ns: u64) -> u64 {
         self.stored_ns.max(self.segment.at(monotonic_ns))
     }
 
-    /// Compares time with the machine's clocks and corrects it. Call about once per second.
+    /// Compares platform time with the machine's clocks and corrects it. Call about once per
+    /// second.
     pub fn observe(&mut self, reading: Reading) -> State {
         let time_ns = self.segment.at(reading.monotonic_ns);
         let offset_ns = difference(reading.realtime_ns, time_ns);
-        let was_behind = self.is_behind(time_ns);
-        if self.is_behind(reading.realtime_ns) {
+        let was_before_stored = self.is_before_stored(time_ns);
+        if self.is_before_stored(reading.realtime_ns) {
             let offset_ns = difference(reading.realtime_ns, self.stored_ns.max(time_ns));
-            return self.hold(reading, time_ns, offset_ns);
+            return self.suspect(reading, time_ns, offset_ns);
         }
         if let Some(carried_ns) = self.carried_ns {
             if offset_ns >= carried_ns - STEP_MAX_NS {
-                return self.hold(reading, time_ns, offset_ns);
+                return self.suspect(reading, time_ns, offset_ns);
             }
             self.carried_ns = None;
             if offset_ns >= 0 {
-                return self.follow(reading);
+                return self.step(reading);
             }
         }
-        // The clock was set right after a start before a stored time: how far ahead it is cannot be
-        // judged.
-        if was_behind && offset_ns >= 0 {
-            return self.follow(reading);
+        // Platform time was before a stored time, so the size of this forward step is no evidence
+        // of a wrong clock.
+        if was_before_stored && offset_ns >= 0 {
+            return self.step(reading);
         }
         if offset_ns.unsigned_abs() > STEP_MAX_NS.unsigned_abs() {
-            self.hold(reading, time_ns, offset_ns)
+            self.suspect(reading, time_ns, offset_ns)
         } else if offset_ns > SLEW_MAX_NS && reading.is_synchronised {
-            self.follow(reading)
+            self.step(reading)
         } else {
             self.slew(reading, time_ns, offset_ns)
         }
     }
 
-    /// Compares a store's times with real time. A store in the past proves nothing: the platform
-    /// may have been stopped for long.
-    pub fn stored(&mut self, stored: Stored, reading: Reading) -> State {
+    /// Compares a store's times with real time. A store far in the past is no evidence of a wrong
+    /// clock: the platform may have been stopped.
+    pub fn check_stored(&mut self, stored: Stored, reading: Reading) -> State {
         self.stored_ns = self.stored_ns.max(stored.last_ns);
         self.confirmed_ns = self.confirmed_ns.max(stored.confirmed_ns);
         let ahead_ns = difference(reading.realtime_ns, stored.last_ns);
@@ -197,23 +200,24 @@ impl Discipline {
         self.observe(reading)
     }
 
-    /// Accepts real time and every stored time; `None` if there is nothing to confirm.
+    /// Accepts real time and every stored time. `None` if the clock is not suspect.
     pub fn confirm(&mut self, reading: Reading) -> Option<Confirmed> {
         self.state.suspect_ns()?;
         let from_ns = self.segment.at(reading.monotonic_ns);
         self.confirmed_ns = self.confirmed_ns.max(self.latest_ns(reading.monotonic_ns));
         self.carried_ns = None;
-        self.follow(reading);
+        self.step(reading);
         let to_ns = reading.realtime_ns;
         Some(Confirmed { from_ns, to_ns })
     }
 
-    /// Whether `time_ns` is before an unconfirmed stored time.
-    fn is_behind(&self, time_ns: u64) -> bool {
+    /// Whether `time_ns` is more than [`STEP_MAX_NS`] before an unconfirmed stored time.
+    fn is_before_stored(&self, time_ns: u64) -> bool {
         difference(self.stored_ns, time_ns.max(self.confirmed_ns)) > STEP_MAX_NS
     }
 
-    fn follow(&mut self, reading: Reading) -> State {
+    /// Steps to real time.
+    fn step(&mut self, reading: Reading) -> State {
         self.slew(reading, reading.realtime_ns, 0)
     }
 
@@ -223,10 +227,11 @@ impl Discipline {
         self.state
     }
 
-    /// A roughly equal offset keeps its reported value: an operator confirms that figure.
-    fn hold(&mut self, reading: Reading, time_ns: u64, offset_ns: i64) -> State {
+    /// Marks the clock suspect. An offset within [`STEP_MAX_NS`] of the reported one keeps the
+    /// reported value, because an operator confirms that figure.
+    fn suspect(&mut self, reading: Reading, time_ns: u64, offset_ns: i64) -> State {
         let offset_ns = match self.state.suspect_ns() {
-            Some(told_ns) if told_ns.abs_diff(offset_ns) <= STEP_MAX_NS.unsigned_abs() => told_ns,
+            Some(old_ns) if old_ns.abs_diff(offset_ns) <= STEP_MAX_NS.unsigned_abs() => old_ns,
             _ => offset_ns,
         };
         self.segment = anchor(reading.monotonic_ns, time_ns, 0);

@@ -88,7 +88,7 @@ fn a_slew_moves_time_by_500_ppm_and_ends_at_real_time() {
         machine.pass(199 * SECOND);
         assert_eq!(machine.error_ns(&clock), step_ns);
         machine.pass(DAY);
-        assert_eq!(machine.error_ns(&clock), step_ns, "and no further");
+        assert_eq!(machine.error_ns(&clock), step_ns, "the slew has ended");
     }
 }
 
@@ -144,16 +144,20 @@ fn at_start_real_time_before_a_stored_time_is_suspect() {
     ] {
         let (mut machine, mut clock) = started();
         let last_ns = machine.truth_ns().saturating_add_signed(stored_ahead_ns);
-        let state = clock.stored(stored(last_ns), machine.read());
+        let state = clock.check_stored(stored(last_ns), machine.read());
         assert_eq!(
             state.suspect_ns().is_some(),
             is_suspect,
             "{stored_ahead_ns}"
         );
-        assert_eq!(machine.error_ns(&clock), 0, "no store moves time");
+        assert_eq!(
+            machine.error_ns(&clock),
+            0,
+            "the store does not change time"
+        );
         if is_suspect {
             assert_eq!(state.suspect_ns(), Some(-stored_ahead_ns));
-            // The machine started with a wrong clock; it is set to a time after the stored one.
+            // The clock was wrong at the start. It is now set to a time after the stored one.
             machine.wrong_ns = stored_ahead_ns + 3 * DAY;
             assert_eq!(clock.observe(machine.read()), State::Normal { slew_ns: 0 });
             assert_eq!(machine.error_ns(&clock), machine.wrong_ns);
@@ -168,26 +172,39 @@ fn a_confirmed_time_is_not_suspect_at_the_next_start() {
         last_ns: machine.truth_ns().saturating_add_signed(DAY),
         ..Stored::default()
     };
-    assert!(clock.stored(ahead, machine.read()).suspect_ns().is_some());
+    assert!(
+        clock
+            .check_stored(ahead, machine.read())
+            .suspect_ns()
+            .is_some()
+    );
     let confirmed_ns = clock.latest_ns(machine.monotonic_ns);
     assert!(clock.confirm(machine.read()).is_some());
     assert_eq!(clock.observe(machine.read()).suspect_ns(), None);
 
     let (machine, mut clock) = started();
-    assert!(clock.stored(ahead, machine.read()).suspect_ns().is_some());
+    assert!(
+        clock
+            .check_stored(ahead, machine.read())
+            .suspect_ns()
+            .is_some()
+    );
     let journal = Stored {
         confirmed_ns,
         ..ahead
     };
-    assert_eq!(clock.stored(journal, machine.read()).suspect_ns(), None);
+    assert_eq!(
+        clock.check_stored(journal, machine.read()).suspect_ns(),
+        None
+    );
     let later = Stored {
         last_ns: ahead.last_ns.saturating_add_signed(STEP_MAX_NS + 1),
         ..Stored::default()
     };
-    let state = clock.stored(later, machine.read());
+    let state = clock.check_stored(later, machine.read());
     assert!(
         state.suspect_ns().is_some(),
-        "another store is further still"
+        "a later time of another store is not confirmed"
     );
 }
 
@@ -203,7 +220,7 @@ fn a_restart_does_not_confirm_a_forward_step() {
     machine.pass(10 * SECOND);
     machine.wrong_ns = DAY;
     let mut clock = Discipline::new(machine.read());
-    let state = clock.stored(carried(last_ns), machine.read());
+    let state = clock.check_stored(carried(last_ns), machine.read());
     assert_eq!(state.suspect_ns(), Some(DAY + 10 * SECOND));
     assert_eq!(clock.segment().at(machine.monotonic_ns), last_ns);
     machine.pass(SECOND);
@@ -212,11 +229,11 @@ fn a_restart_does_not_confirm_a_forward_step() {
     assert_eq!(clock.observe(machine.read()), State::Normal { slew_ns: 0 });
     assert_eq!(machine.error_ns(&clock), 0);
 
-    // Set back before the start: it is ahead by the time that the platform was stopped.
+    // The clock was corrected before the start. It is ahead of the store only by the downtime.
     let (mut machine, mut clock) = started();
     let last_ns = machine.truth_ns();
     machine.pass(3_600 * SECOND);
-    let state = clock.stored(carried(last_ns), machine.read());
+    let state = clock.check_stored(carried(last_ns), machine.read());
     assert_eq!(state.suspect_ns(), None);
 }
 
@@ -276,14 +293,14 @@ fn time_grows_evenly_except_for_allowed_steps() {
             let off_ns = difference(machine.read().realtime_ns, after_ns);
             let is_large = off_ns.unsigned_abs() > STEP_MAX_NS.unsigned_abs();
             assert_eq!(state.suspect_ns().is_some(), is_large, "seed {seed}");
-            let told_ns = state.suspect_ns().unwrap_or(off_ns);
+            let reported_ns = state.suspect_ns().unwrap_or(off_ns);
             assert!(
-                told_ns.abs_diff(off_ns) <= STEP_MAX_NS.unsigned_abs(),
+                reported_ns.abs_diff(off_ns) <= STEP_MAX_NS.unsigned_abs(),
                 "seed {seed}"
             );
         }
         machine.wrong_ns = machine.error_ns(&clock);
         let state = clock.observe(machine.read());
-        assert_eq!(state, State::Normal { slew_ns: 0 }, "back");
+        assert_eq!(state, State::Normal { slew_ns: 0 }, "real time is correct");
     }
 }
