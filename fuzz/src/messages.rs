@@ -2,8 +2,8 @@
 
 use bytes::BytesMut;
 use wire::{
-    ClientMessage, HEADER_LEN, Header, MESSAGE_LEN_MAX, ServerMessage, WireError, append, parse,
-    peek, set_channel, take,
+    ClientMessage, HEADER_LEN, Header, MESSAGE_LEN_MAX, ServerMessage, WireError, append, decode,
+    parse, peek, set_channel,
 };
 
 use crate::Random;
@@ -41,7 +41,7 @@ macro_rules! direction {
             let (mut buffer, mut pieces) = (BytesMut::new(), bytes.chunks(size));
             let (cut, cut_error) = loop_over(|| {
                 loop {
-                    match (take::<$set>(&mut buffer)?, pieces.clone().next()) {
+                    match (decode::<$set>(&mut buffer)?, pieces.clone().next()) {
                         (Some(found), _) => return Ok(Some(found)),
                         (None, Some(piece)) => {
                             assert!(buffer.len() < MESSAGE_LEN_MAX, "the buffer is bounded");

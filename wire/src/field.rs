@@ -3,7 +3,8 @@
 use types::command::{FundingCause, RequestKind};
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
 
-/// A value of fixed length. `get` receives exactly `LEN` bytes; `None` = not a value of this type.
+/// A value of fixed length. `get` receives exactly `LEN` bytes, and returns `None` for an invalid
+/// value.
 pub trait Field: Sized {
     const LEN: usize;
     /// Name in the layout tables.
@@ -81,7 +82,7 @@ impl Field for Id128 {
 pub struct Text<const N: usize>([u8; N]);
 
 impl<const N: usize> Text<N> {
-    /// `None` when it is longer than `N` bytes or contains a zero byte.
+    /// `None` if the text is longer than `N` bytes or contains a zero byte.
     pub fn new(text: &str) -> Option<Self> {
         if text.len() > N || text.as_bytes().contains(&0) {
             return None;
@@ -91,7 +92,7 @@ impl<const N: usize> Text<N> {
         Some(Self(bytes))
     }
 
-    /// The text, truncated at a character boundary when it is too long.
+    /// The text, truncated at a character boundary if it is too long, and at the first zero byte.
     pub fn truncated(text: &str) -> Self {
         let mut end = text.len().min(N);
         while !text.is_char_boundary(end) {

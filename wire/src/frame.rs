@@ -8,10 +8,10 @@
 //!  +--------+------+---------+---------+-----------------------+--------- ... -+
 //! ```
 //!
-//! `length` includes the header. `channel` names the session on this connection; the client chooses
-//! it at login. `sequence` from a client is the request's client sequence (0 for messages that
-//! request no action). `sequence` from the server is the number of the message in the session's
-//! stream (0 = unnumbered: it may be withdrawn and is not sent again).
+//! `length` includes the header. `channel` names the session on this connection. The client chooses
+//! it at login. `sequence` from a client is the request's client sequence, 0 if it has none.
+//! `sequence` from the server is the message's number in the session. An unnumbered message has 0:
+//! it is not resent.
 
 use bytes::{Buf, BytesMut};
 
@@ -22,7 +22,7 @@ pub const HEADER_LEN: usize = 14;
 /// Offsets of channel and sequence in the header.
 const CHANNEL_AT: usize = 4;
 const SEQUENCE_AT: usize = 6;
-/// Longest message with its header: the bytes a receiver must be able to buffer.
+/// Longest message with its header. A receiver must be able to buffer this many bytes.
 pub const MESSAGE_LEN_MAX: usize = 2_048;
 
 /// Header of every message.
@@ -49,7 +49,7 @@ pub enum WireError {
     Field { kind: u8, field: &'static str },
 }
 
-/// The messages that may be sent in one direction.
+/// The message types of one direction.
 pub trait Message: Sized {
     fn kind(&self) -> u8;
     /// Body length of a type, `None` for an unknown type or one of the other direction.
@@ -58,7 +58,7 @@ pub trait Message: Sized {
     fn get_body(kind: u8, body: &[u8]) -> Result<Self, WireError>;
 }
 
-/// Appends one message to a buffer that shares its memory.
+/// Appends one message.
 pub fn encode<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut BytesMut) {
     let start = out.len();
     let body_len = M::body_len(message.kind()).expect("the kind of a message is in its set");
@@ -85,7 +85,7 @@ pub fn encode_into<M: Message>(message: &M, channel: u16, sequence: u64, out: &m
     length
 }
 
-/// Appends one message.
+/// Appends one message to a `Vec`.
 pub fn append<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut Vec<u8>) {
     let start = out.len();
     let body_len = M::body_len(message.kind()).expect("the kind of a message is in its set");
@@ -98,7 +98,10 @@ pub fn set_channel(message: &mut [u8], channel: u16) {
     message[CHANNEL_AT..SEQUENCE_AT].copy_from_slice(&channel.to_le_bytes());
 }
 
-/// First header of the buffer, checked against the message set; `None` until it is complete.
+/// Header of the first message, checked against the message types; `None` until it is complete.
+///
+/// # Errors
+/// The bytes are not the header of a message.
 pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
     let Some(mut head) = buffer.get(..HEADER_LEN) else {
         return Ok(None);
@@ -125,7 +128,7 @@ pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
 /// First message of the buffer; `None` until it is complete.
 ///
 /// # Errors
-/// The bytes are not a message; the bytes after them cannot be interpreted.
+/// The bytes are not a message. The bytes after them cannot be interpreted.
 pub fn parse<M: Message>(buffer: &[u8]) -> Result<Option<(Header, M)>, WireError> {
     let Some(header) = peek::<M>(buffer)? else {
         return Ok(None);
@@ -136,9 +139,11 @@ pub fn parse<M: Message>(buffer: &[u8]) -> Result<Option<(Header, M)>, WireError
     }
 }
 
-/// Removes the next message from the front; `None` until it is complete. After an error the rest of
-/// the buffer cannot be interpreted.
-pub fn take<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
+/// Decodes the next message and removes it from the buffer; `None` until it is complete.
+///
+/// # Errors
+/// As [`parse`].
+pub fn decode<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
     let next = parse::<M>(buffer)?;
     if let Some((header, _)) = &next {
         buffer.advance(usize::from(header.length));

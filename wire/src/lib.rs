@@ -3,17 +3,16 @@
 //! The client library and the gateway encode and decode with this crate. It performs no I/O: the
 //! caller owns the stream and passes its bytes in a buffer.
 //!
-//! Messages are little-endian, each type has a fixed length, and a header precedes the body. A
-//! message that violates its layout is a [`WireError`]: the receiver closes the connection and
-//! changes no state. Invariant: decoding an encoded message returns the same message. A test
-//! compares the tables in `docs/protocol.md` with [`ClientMessage::LAYOUTS`] and
-//! [`ServerMessage::LAYOUTS`].
+//! A message is a header and a body of fixed length per type, all little-endian. A message that
+//! violates its layout is a [`WireError`]: the receiver closes the connection and changes no state.
+//! Invariant: decoding an encoded message returns the same message. A test compares the tables in
+//! `docs/protocol.md` with [`ClientMessage::LAYOUTS`] and [`ServerMessage::LAYOUTS`].
 //!
 //! | file | what |
 //! |---|---|
 //! | `message` | protocol version, every message with its fields, and the layout tables |
 //! | `field` | length, bytes and valid values of one field |
-//! | `frame` | header, `encode`, `take` |
+//! | `frame` | header, `encode`, `decode` |
 
 mod field;
 mod frame;
@@ -21,12 +20,12 @@ mod message;
 
 pub use field::Text;
 pub use frame::{
-    HEADER_LEN, Header, MESSAGE_LEN_MAX, WireError, append, encode, encode_into, parse, peek,
-    set_channel, take,
+    HEADER_LEN, Header, MESSAGE_LEN_MAX, WireError, append, decode, encode, encode_into, parse,
+    peek, set_channel,
 };
 pub use message::*;
 
-/// Most sessions on one connection: channels 0 to 63.
+/// Maximum number of sessions on one connection: channels 0 to 63.
 pub const CHANNELS_MAX: usize = 64;
 /// Channel of messages that concern the whole connection.
 pub const CONNECTION_CHANNEL: u16 = u16::MAX;
@@ -40,16 +39,18 @@ pub const BOTH_SIDES: u8 = 255;
 /// `Login.flags`: cancel this session's open orders after its connection is lost and the grace
 /// period.
 pub const LOGIN_CANCEL_ON_DISCONNECT: u8 = 1;
-/// `Login.flags`: do not send again what was numbered before this login.
+/// `Login.flags`: skip messages numbered before this login.
 pub const LOGIN_FROM_NOW: u8 = 2;
 
 /// `NewOrder.flags`: reject the order if it would trade at once.
 pub const ORDER_POST_ONLY: u8 = 1;
 
-/// `outcome` of `TradingHold`, `OpenOrdersEnd`, `RetransmitEnd`: done. Others are reject reasons.
+/// `outcome` of `TradingHold`, `OpenOrdersEnd` and `RetransmitEnd`: done. Other values are reject
+/// reasons.
 pub const REQUEST_DONE: u8 = 255;
 
-/// Why the server closes a connection: `Disconnect.code` and application code of the QUIC close.
+/// Why the server ends a session or a connection: `Disconnect.code`, and for a connection also the
+/// application code of the QUIC close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u16)]
 pub enum DisconnectCode {
@@ -61,7 +62,7 @@ pub enum DisconnectCode {
     Version = 2,
     #[error("unknown message type")]
     UnknownType = 3,
-    #[error("a field has a value that its type does not have")]
+    #[error("a field has an invalid value")]
     BadField = 4,
     #[error("a session must log in first, once, on its own channel")]
     LoginExpected = 5,
@@ -77,21 +78,21 @@ pub enum DisconnectCode {
     TakenOver = 10,
     #[error("the client reads too slowly")]
     SlowConsumer = 11,
-    #[error("nothing was received for too long")]
+    #[error("nothing was received within the heartbeat interval")]
     HeartbeatTimeout = 12,
-    #[error("the last received number was never sent")]
+    #[error("`last_sequence` is above the last number sent")]
     SequenceAhead = 13,
     #[error("the platform is stopping")]
     Shutdown = 14,
     #[error("the platform is not ready")]
     NotReady = 15,
-    #[error("the trading hold asked for at login was refused")]
+    #[error("the trading hold requested at login was refused")]
     TradingHold = 16,
     #[error("too many failed logins under this session name from this address")]
     TooManyLogins = 17,
     #[error("internal error")]
     Internal = 18,
-    #[error("too many sessions of this user, or logins within a second")]
+    #[error("too many sessions or logins per second of this user")]
     TooManySessions = 19,
     #[error("messages after the last received number are no longer kept: log in from now on")]
     MessagesRemoved = 20,

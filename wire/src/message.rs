@@ -6,7 +6,7 @@ use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, 
 use crate::field::{Field, Text};
 use crate::frame::{Message, WireError};
 
-/// ALPN name of the protocol. A change of any layout below takes a new name and a new [`VERSION`].
+/// ALPN name of the protocol. Every change of a layout requires a new name and a new [`VERSION`].
 pub const ALPN: &[u8] = b"cfa-trade/2";
 /// Version byte of the layouts below.
 pub const VERSION: u8 = 2;
@@ -14,7 +14,7 @@ pub const VERSION: u8 = 2;
 /// One row of a layout table: field, offset in the body, length, kind.
 pub type LayoutRow = (&'static str, usize, usize, &'static str);
 
-/// A message type as `docs/protocol.md` shows it.
+/// A message type, as shown in `docs/protocol.md`.
 pub struct Layout {
     pub kind: u8,
     pub name: &'static str,
@@ -134,13 +134,14 @@ messages! {
             last_sequence: u64,
             /// Bit 0 cancel on disconnect, bit 1 from now.
             flags: u8,
-            /// Longest silence the client wants; 0 = the server's default.
+            /// Heartbeat interval: longest silence before the connection ends. 0 = the server's
+            /// default.
             heartbeat_ms: u32,
-            /// Self-trade group of the session's orders. 0 = the user's own, the only one unless
-            /// the exchange allows others.
+            /// Self-trade prevention group of the session's orders. 0 = the user's own. Other
+            /// groups are refused unless the exchange allows them.
             stp_group: u32,
-            /// CFA-RUB in kopecks that is undrawn in the user's trading hold once the login is
-            /// answered. 0 = leaves it as it is.
+            /// Undrawn amount of the user's CFA-RUB trading hold after the login, in kopecks. 0 =
+            /// unchanged.
             money_hold_minor: i64,
         }
         /// Ends the session: the server answers with `Disconnect` 0 on its channel. Open orders
@@ -170,8 +171,8 @@ messages! {
             client_order_id: u64,
             engine_order_id: u64,
         }
-        /// Changes an order, named as in `Cancel`. The same price with no more quantity keeps queue
-        /// priority.
+        /// Changes an order, named as in `Cancel`. The order keeps its queue priority if the price
+        /// is unchanged and the quantity is not larger.
         0x12 Amend {
             client_order_id: u64,
             engine_order_id: u64,
@@ -179,11 +180,11 @@ messages! {
             price_ticks: i64,
             /// New total, filled quantity included; 0 = unchanged.
             quantity_lots: u64,
-            /// Client order id from then on, unique among the user's open orders; 0 = unchanged.
+            /// New client order id, unique among the user's open orders; 0 = unchanged.
             new_client_order_id: u64,
         }
-        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of
-        /// this session's self-trade group.
+        /// Cancels every open order in the scope: 0 = this session, 1 = this user, 2 = this
+        /// session's self-trade prevention group.
         0x13 MassCancel {
             scope: u8,
             /// 4294967295 = every instrument.
@@ -191,7 +192,7 @@ messages! {
             /// 0 buy, 1 sell, 255 both.
             side: u8,
         }
-        /// Sets the undrawn amount of the user's trading hold of an asset; opens the hold if there
+        /// Sets the undrawn amount of the user's trading hold of an asset. Opens the hold if there
         /// is none.
         0x14 SetTradingHold {
             /// Echoed in `TradingHold`.
@@ -201,21 +202,22 @@ messages! {
             /// Kopecks, or 10^-decimals of a unit.
             undrawn_minor: i64,
         }
-        /// Starts, restarts or stops the session's dead man's switch: its open orders are cancelled
-        /// after this time unless another `CancelAllAfter` comes first.
+        /// Starts, restarts or stops the session's dead man's switch. The session's open orders are
+        /// cancelled after this time unless another `CancelAllAfter` comes first.
         0x15 CancelAllAfter {
             /// Seconds, 1 to 600; 0 = off.
             timeout_s: u32,
         }
-        /// Requests every open order of the session or of the user: one `OpenOrder` each, then
-        /// `OpenOrdersEnd`.
+        /// Requests every open order of the session or of the user. The answer is one `OpenOrder`
+        /// per order, then `OpenOrdersEnd`.
         0x16 OpenOrders {
             /// Echoed in the answers.
             request_id: u32,
             /// 0 = of this session, 1 = of this user.
             scope: u8,
         }
-        /// Requests numbered messages again: each under its number, then `RetransmitEnd`.
+        /// Requests a range of numbered messages again. The answer is each message under its
+        /// number, then `RetransmitEnd`.
         0x17 Retransmit {
             /// Echoed in `RetransmitEnd`.
             request_id: u32,
@@ -227,17 +229,17 @@ messages! {
 
     /// Messages of the server. Numbered messages carry their number in the header, without gaps.
     ServerMessage {
-        /// Unnumbered. The login is accepted. Instrument definitions came before it, the numbered
-        /// messages after `last_sequence` follow.
+        /// Unnumbered. The login is accepted. Instrument definitions precede this message. The
+        /// numbered messages after `last_sequence` follow.
         0x81 LoginAccepted {
             session: u32,
-            /// Highest client sequence the server has acted on: requests above it must be sent
+            /// Last client sequence that the server has seen. The client sends later requests
             /// again.
             last_client_seq: u64,
             /// Number of the first numbered message on this connection.
             next_sequence: u64,
             node: u8,
-            /// Messages per second before `THROTTLE`.
+            /// Messages per second above which requests get `THROTTLE`; 0 = no limit.
             throttle_per_s: u32,
             heartbeat_ms: u32,
             /// When the session's dead man's switch fires, nanoseconds since 1970; 0 = off.
@@ -245,7 +247,8 @@ messages! {
             /// Server time, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Unnumbered. Why the server ends a session, or, on channel 65535, the connection.
+        /// Unnumbered. The server ends the session, or on channel 65535 the connection, for this
+        /// reason.
         0x82 Disconnect {
             code: u16,
             text: Text<96>,
@@ -255,7 +258,8 @@ messages! {
         0x83 ServerHeartbeat {
             time_ns: u64,
         }
-        /// Unnumbered. An instrument: at login, and whenever its phase or band changes.
+        /// Unnumbered. An instrument's parameters, sent before `LoginAccepted` and when its phase
+        /// or band changes.
         0x84 InstrumentDefinition {
             instrument: u32,
             id: Text<32>,
@@ -286,7 +290,7 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
-        /// Unnumbered. An open order in the state after all messages of its session up to
+        /// Unnumbered. An open order, in its state after all messages of its session up to
         /// `node_sequence`.
         0x86 OpenOrder {
             request_id: u32,
@@ -314,7 +318,7 @@ messages! {
             outcome: u8,
             node_sequence: u64,
         }
-        /// Unnumbered. Answer to `Retransmit`, after its messages.
+        /// Unnumbered. Answer to `Retransmit`, after the retransmitted messages.
         0x88 RetransmitEnd {
             request_id: u32,
             first: u64,
@@ -322,12 +326,12 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
-        /// Unnumbered, once per day and user. Above the allowed number new orders and amends are
-        /// throttled (`ORDER_TO_TRADE`); each trade raises it.
+        /// Unnumbered, once per day and user. Above `allowed`, new orders and amends are throttled
+        /// (`ORDER_TO_TRADE`). Each trade raises `allowed`.
         0x89 OrderToTrade {
             /// Order messages of the user today, over all sessions.
             messages: u64,
-            /// Number that the user's trades of today allow.
+            /// Order messages that the user's trades of today allow.
             allowed: u64,
         }
         /// Unnumbered, conflated. Ledger balance of a sub-account of the user after a change,
@@ -340,16 +344,16 @@ messages! {
             /// When it changed, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`,
-        /// `Amended` or `Cancelled` confirms it.
+        /// Unnumbered hint: the request is admitted but not yet durable, and a crash may withdraw
+        /// it. `OrderAck`, `Amended` or `Cancelled` confirms it.
         0x90 Accepted {
             client_seq: u64,
             client_order_id: u64,
             engine_order_id: u64,
             node_sequence: u64,
         }
-        /// Numbered. The order is durable and has reached the book. Trades, resting or its end
-        /// follow.
+        /// Numbered. The order is durable and has reached the book. Its `Fill` and `Cancelled`
+        /// messages follow.
         0x91 OrderAck {
             client_seq: u64,
             client_order_id: u64,
@@ -363,11 +367,11 @@ messages! {
             open_lots: u64,
             node_sequence: u64,
             time_ns: u64,
-            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// A request was rejected. Numbered if it was journalled; unnumbered (sequence 0,
-        /// `node_sequence` 0) if the request was not seen.
+        /// A request was rejected. Numbered if the rejection is journalled, else unnumbered
+        /// (sequence 0, `node_sequence` 0).
         0x92 Rejected {
             client_seq: u64,
             client_order_id: u64,
@@ -382,10 +386,10 @@ messages! {
             limit: u64,
             node_sequence: u64,
             time_ns: u64,
-            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// Numbered. One trade, from the side of this order. `aggressor` 1: the incoming order.
+        /// Numbered. One trade of this order.
         0x93 Fill {
             client_order_id: u64,
             engine_order_id: u64,
@@ -400,16 +404,16 @@ messages! {
             quantity_lots: u64,
             /// Open quantity after the trade.
             open_lots: u64,
-            /// Charged to this order for this trade, in kopecks; 0 for a sell.
+            /// Fee of this order for this trade, in kopecks; 0 for a sell.
             fee_minor: i64,
             /// Engine id of the order on the other side.
             counter_order_id: u64,
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. The order has ended with this quantity unfilled.
+        /// Numbered. The order has ended. `quantity_lots` is its unfilled quantity.
         0x94 Cancelled {
-            /// The request that asked for it; 0 if it was not one of this session.
+            /// Client sequence of the cancel; 0 if no request of this session caused it.
             client_seq: u64,
             client_order_id: u64,
             engine_order_id: u64,
@@ -418,13 +422,13 @@ messages! {
             quantity_lots: u64,
             node_sequence: u64,
             time_ns: u64,
-            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
         /// Numbered. Price, total quantity or client order id changed.
         0x95 Amended {
             client_seq: u64,
-            /// Id from here on.
+            /// The order's client order id after the amend.
             client_order_id: u64,
             engine_order_id: u64,
             instrument: u32,
@@ -436,7 +440,7 @@ messages! {
             kept_priority: u8,
             node_sequence: u64,
             time_ns: u64,
-            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
         /// Numbered. Self-trade prevention reduced the order without a trade; the order stays open.
@@ -450,11 +454,12 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A mass cancel was carried out on the instrument it named or on all
-        /// (4294967295). The `Cancelled` messages of `count` orders came before. A mass cancel of
-        /// more than 256 orders is carried out in slices, between which the requests of others are
-        /// processed. Then at most `remaining` orders follow, and after the last slice this message
-        /// again with `client_seq` 0, `remaining` 0 and the count of all of them.
+        /// Numbered. A mass cancel of one instrument or of all (4294967295) was executed. The
+        /// `Cancelled` messages of `count` orders precede this message. A mass cancel of more than
+        /// 256 orders runs in slices, and requests of other members are processed between slices.
+        /// After the first slice, `remaining` is the maximum number of orders to follow. After the
+        /// last slice this message is sent again with `client_seq` 0, `remaining` 0 and the count
+        /// of all cancelled orders.
         0x97 MassCancelled {
             client_seq: u64,
             instrument: u32,
@@ -466,37 +471,37 @@ messages! {
         /// Numbered. Answer to `CancelAllAfter`.
         0x98 CancelAllAfterSet {
             client_seq: u64,
-            /// When the session's orders end, nanoseconds since 1970; 0 = never.
+            /// When the dead man's switch fires, nanoseconds since 1970; 0 = off.
             cancel_all_at_ns: u64,
             node_sequence: u64,
             time_ns: u64,
         }
         /// Numbered, to every session of the user. A trading hold was funded, defunded or closed.
-        /// The figures are those after the command `node_sequence` and everything before it.
+        /// The amounts are those after the command `node_sequence`.
         0x99 TradingHoldChanged {
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,
             hold_id: Id128,
             undrawn_minor: i64,
-            /// Sum that the user's open orders have drawn on it.
+            /// Amount that the user's open orders have drawn.
             drawn_minor: i64,
             cause: FundingCause,
             node_sequence: u64,
             time_ns: u64,
         }
         /// Numbered. Settlement has passed a trade of this session. Every `Fill` with a
-        /// `node_sequence` up to `posted_sequence` is in the ledger, up to `finalized_sequence` it
-        /// is final, unless an earlier `TradeBusted` named it.
+        /// `node_sequence` up to `posted_sequence` is in the ledger. Every `Fill` up to
+        /// `finalized_sequence` is final, unless an earlier `TradeBusted` named it.
         0x9a SettlementProgress {
             posted_sequence: u64,
             finalized_sequence: u64,
-            /// Final trades of the exchange since its first start, bust ones included.
+            /// Final and bust trades of the exchange since its first start.
             trades_final: u64,
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A trade reported by a `Fill` is bust: the chain has rejected it for good, and
-        /// money and units are as before the trade. The order stays ended or reduced as it was.
+        /// Numbered. A trade reported by a `Fill` is bust: the chain has refused it for good, and
+        /// its operations are reversed. The order is not changed.
         0x9b TradeBusted {
             client_order_id: u64,
             engine_order_id: u64,
@@ -536,7 +541,7 @@ impl NewOrder {
 }
 
 impl ServerMessage {
-    /// Client sequence of the request that this message answers finally, 0 for none.
+    /// Client sequence of the request that this message finally answers, 0 for none.
     pub fn answers(&self) -> u64 {
         match self {
             Self::OrderAck(m) => m.client_seq,
@@ -550,7 +555,7 @@ impl ServerMessage {
     }
 }
 
-/// Bytes of the longest numbered message.
+/// Bytes of the longest numbered message, header included.
 pub const NUMBERED_LEN_MAX: usize = crate::HEADER_LEN + longest();
 
 const fn longest() -> usize {

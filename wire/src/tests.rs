@@ -56,7 +56,7 @@ fn a_stream_is_cut_into_the_messages_that_were_written() {
     let mut seen = Vec::new();
     for byte in stream {
         buffer.put_u8(byte);
-        while let Some((header, message)) = take::<ClientMessage>(&mut buffer).unwrap() {
+        while let Some((header, message)) = decode::<ClientMessage>(&mut buffer).unwrap() {
             seen.push((header.sequence, message));
         }
     }
@@ -112,7 +112,7 @@ fn server_messages_round_trip() {
     for message in messages {
         let mut out = BytesMut::new();
         encode(&message, 3, 77, &mut out);
-        let (header, read) = take::<ServerMessage>(&mut out).unwrap().unwrap();
+        let (header, read) = decode::<ServerMessage>(&mut out).unwrap().unwrap();
         assert_eq!((header.channel, header.sequence, read), (3, 77, message));
         assert!(out.is_empty());
     }
@@ -124,7 +124,7 @@ fn invalid_bytes_return_the_matching_error() {
     let broken = |at: usize, value: u8| {
         let mut bytes = good.clone();
         bytes[at] = value;
-        take::<ClientMessage>(&mut bytes).unwrap_err()
+        decode::<ClientMessage>(&mut bytes).unwrap_err()
     };
     assert_eq!(broken(3, 1), WireError::Version { version: 1 });
     assert_eq!(broken(2, 0x77), WireError::Type { kind: 0x77 });
@@ -160,7 +160,7 @@ fn garbage_never_panics_and_never_waits_for_more_than_one_message() {
             bytes[2] = layout.kind;
             bytes[3] = VERSION;
         }
-        while let Ok(Some(_)) = take::<ClientMessage>(&mut bytes) {}
+        while let Ok(Some(_)) = decode::<ClientMessage>(&mut bytes) {}
     }
 }
 
@@ -193,8 +193,8 @@ fn table(layout: &Layout) -> String {
     out
 }
 
-/// `docs/protocol.md` contains every table as the code has it. `PROTOCOL_DOC=write cargo test -p
-/// wire protocol_document` writes them.
+/// The tables of `docs/protocol.md` equal the code. `PROTOCOL_DOC=write cargo test -p wire
+/// protocol_document` writes them.
 #[test]
 fn protocol_document_is_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");

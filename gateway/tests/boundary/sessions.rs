@@ -864,7 +864,7 @@ impl Raw {
     /// `None` after the end of the connection.
     async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
         loop {
-            if let Some(next) = wire::take(&mut self.buffer).unwrap() {
+            if let Some(next) = wire::decode(&mut self.buffer).unwrap() {
                 return Some(next);
             }
             let chunk = self.receive.read_chunk(usize::MAX, true).await.ok()??;

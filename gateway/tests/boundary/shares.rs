@@ -298,7 +298,7 @@ impl SmallWindow {
 
     async fn next(&mut self) -> (wire::Header, ServerMessage) {
         loop {
-            if let Some(next) = wire::take(&mut self.buffer).unwrap() {
+            if let Some(next) = wire::decode(&mut self.buffer).unwrap() {
                 return next;
             }
             let chunk = self.receive.read_chunk(usize::MAX, true).await.unwrap();
