@@ -1,4 +1,4 @@
-//! Client of the CFA service: instruments, operations, batches of trades on chain.
+//! Client of the CFA service: instruments, operations, chain batches of trades.
 
 use async_recursion::async_recursion as boxed;
 use prost::Message;
@@ -22,7 +22,7 @@ pub enum InstrumentStatus {
     Ended,
 }
 
-/// An instrument as registered.
+/// An instrument of the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instrument {
     pub instrument_id: String,
@@ -32,7 +32,7 @@ pub struct Instrument {
     pub lot_size: Option<Decimal>,
     pub band_low: Option<Decimal>,
     pub band_high: Option<Decimal>,
-    /// A money claim (CFA-RUB), not traded.
+    /// A money claim (CFA-RUB). Not traded.
     pub is_money: bool,
 }
 
@@ -52,11 +52,11 @@ pub struct Operation {
     pub to_user_id: String,
     pub trade_id: String,
     pub tx_hash: String,
-    /// 0 until its transaction is in a block.
+    /// Block of its transaction; 0 until the transaction is in a block.
     pub block_number: u64,
 }
 
-/// Filter of an operation list; empty selects all.
+/// Filter of an operation list. An empty filter selects all operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OperationFilter<'a> {
     pub operation_type: Option<OperationType>,
@@ -65,7 +65,7 @@ pub struct OperationFilter<'a> {
     pub exclude_trades: bool,
 }
 
-/// An address's holding of an instrument on chain.
+/// On-chain balance of an instrument at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Empty for an address without a user.
@@ -79,17 +79,18 @@ pub struct Holder {
 pub struct ChainTransfer {
     /// Empty for a token that is not an instrument.
     pub instrument_id: String,
-    /// Empty: issued.
+    /// Empty for an issue.
     pub from_address: String,
-    /// Empty: burned.
+    /// Empty for a burn.
     pub to_address: String,
     pub quantity: Decimal,
 }
 
-/// A range of the chain's log.
+/// Token transfers of a range of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainTransfers {
     pub transfers: Vec<ChainTransfer>,
+    /// Last block of the range.
     pub through_block: u64,
     /// Last block of the chain.
     pub last_block: u64,
@@ -123,7 +124,7 @@ pub enum TradeBatchStatus {
     Failed,
 }
 
-/// Outcome of a batch.
+/// State of a batch on chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TradeBatchState {
     pub status: TradeBatchStatus,
@@ -159,7 +160,7 @@ impl CfaClient {
         .await
     }
 
-    /// `None` for an unknown id.
+    /// An instrument of the registry; `None` for an unknown id.
     #[boxed]
     pub async fn instrument(&self, context: &Context, id: &str) -> Answer<Option<Instrument>> {
         let request = pb::GetInstrumentRequest {
@@ -171,7 +172,7 @@ impl CfaClient {
         instrument.map(|one| self.instrument_of(one)).transpose()
     }
 
-    /// Total on-chain supply of an instrument, and the block of the reading (D22).
+    /// Total on-chain supply of an instrument, and the block at which it was read (D22).
     #[boxed]
     pub async fn supply(&self, context: &Context, instrument_id: &str) -> Answer<(Decimal, u64)> {
         let request = pb::GetSupplyRequest {
@@ -210,7 +211,7 @@ impl CfaClient {
         .await
     }
 
-    /// Token transfers from a block on, up to one answer's limit.
+    /// Token transfers from `from_block` on, up to the service's limit per answer.
     #[boxed]
     pub async fn chain_transfers(
         &self,
@@ -352,12 +353,12 @@ fn operation_of(operation: pb::CfaOperation) -> Operation {
 }
 
 impl TradeBatch {
-    /// Stored form; [`TradeBatch::from_bytes`] restores the same batch.
+    /// Encodes the batch for a store. [`TradeBatch::from_bytes`] decodes it.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.to_request(None).encode_to_vec()
     }
 
-    /// `None` for bytes that are not a batch.
+    /// Decodes a stored batch. `None` if the bytes are not a batch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let request = pb::SettleTradesRequest::decode(bytes).ok()?;
         Some(Self {

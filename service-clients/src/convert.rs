@@ -1,4 +1,4 @@
-//! Reads numbers from messages; errors are texts for [`CallError::Unreadable`](crate::CallError).
+//! Reads numbers from messages. Errors are texts for [`CallError::Unreadable`](crate::CallError).
 
 use proto::common::v1 as common;
 use proto::convert;
@@ -8,7 +8,7 @@ pub fn number(value: Option<&common::Decimal>) -> Result<Decimal, String> {
     convert::decimal(value).map_err(|error| format!("unreadable number: {error}"))
 }
 
-/// Zero if unset.
+/// A number; zero if unset.
 pub fn number_or_zero(value: Option<&common::Decimal>) -> Result<Decimal, String> {
     let value = convert::optional_decimal(value);
     value
@@ -16,7 +16,7 @@ pub fn number_or_zero(value: Option<&common::Decimal>) -> Result<Decimal, String
         .map_err(|error| format!("unreadable number: {error}"))
 }
 
-/// Zero if unset.
+/// An amount of roubles in kopecks; zero if unset.
 pub fn kopecks(value: Option<&common::Decimal>) -> Result<Minor, String> {
     let minor = number_or_zero(value)?.to_minor(2);
     minor

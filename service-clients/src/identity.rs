@@ -16,7 +16,7 @@ use crate::convert::number_or_zero;
 use crate::policy::{call, client};
 use crate::{Answer, LimitType, OperationType};
 
-/// Default texts of a refusal without a reason.
+/// Texts of a refusal without a reason.
 const LIMIT_EXCEEDED: &str = "Limit exceeded";
 const SANCTIONS_HIT: &str = "Sanctions list hit";
 
@@ -42,7 +42,7 @@ client! {
 }
 
 impl IdentityClient {
-    /// A user without a profile is a refusal (`NOT_FOUND`).
+    /// The user's profile. A user without a profile is refused (`NOT_FOUND`).
     #[boxed]
     pub async fn profile(&self, context: &Context, user_id: &str) -> Answer<Profile> {
         let request = GetUserProfileRequest {
@@ -60,8 +60,8 @@ impl IdentityClient {
         })
     }
 
-    /// `Some`: refused, with the reason. The amount is in roubles; `notional` is the order value if
-    /// the amount is a quantity (T23).
+    /// Checks a limit. Returns the reason if the check refuses. `amount` is in roubles. `notional`
+    /// is the order value if `amount` is a quantity (T23).
     #[boxed]
     pub async fn check_limits(
         &self,
@@ -82,11 +82,11 @@ impl IdentityClient {
         };
         let answer = self.peer.call(request, call!(check_limits)).await?;
         let reason = answer.reason.unwrap_or_default();
-        Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
+        Ok((!answer.allowed).then(|| text_or(reason, LIMIT_EXCEEDED)))
     }
 
-    /// Checks the limit and reserves the amount, once per operation (T24). `Some`: refused, with
-    /// the reason. The amount is in roubles.
+    /// Checks a limit and reserves the amount, once per operation (T24). Returns the reason if the
+    /// check refuses. `amount` is in roubles.
     #[boxed]
     pub async fn reserve_limit(
         &self,
@@ -107,10 +107,10 @@ impl IdentityClient {
         };
         let answer = self.peer.call(request, call!(reserve_limit)).await?;
         let reason = answer.reason.unwrap_or_default();
-        Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
+        Ok((!answer.allowed).then(|| text_or(reason, LIMIT_EXCEEDED)))
     }
 
-    /// Confirms an operation's reservation: its amount is used.
+    /// Confirms an operation's reservation. Its amount counts as used.
     #[boxed]
     pub async fn confirm_limit(&self, context: &Context, operation_id: &str) -> Answer<()> {
         let request = ConfirmLimitRequest {
@@ -120,7 +120,7 @@ impl IdentityClient {
         self.peer.send(request, call!(confirm_limit)).await
     }
 
-    /// Cancels an operation's reservation: its amount is available again.
+    /// Cancels an operation's reservation. Its amount is available again.
     #[boxed]
     pub async fn cancel_limit(&self, context: &Context, operation_id: &str) -> Answer<()> {
         let request = CancelLimitRequest {
@@ -130,7 +130,7 @@ impl IdentityClient {
         self.peer.send(request, call!(cancel_limit)).await
     }
 
-    /// The user's limit of today; zero if identity has none.
+    /// The user's daily limit and what is left of it; zeros if identity has no such limit.
     #[boxed]
     pub async fn day_limit(
         &self,
@@ -164,7 +164,7 @@ impl IdentityClient {
         })
     }
 
-    /// `Some`: listed, with the reason.
+    /// Screens a user and a payload against the sanctions lists. Returns the reason of a hit.
     #[boxed]
     pub async fn check_sanctions(
         &self,
@@ -178,7 +178,7 @@ impl IdentityClient {
             payload: payload.to_owned(),
         };
         let answer = self.peer.call(request, call!(check_sanctions)).await?;
-        Ok(answer.hit.then(|| or(answer.reason, SANCTIONS_HIT)))
+        Ok(answer.hit.then(|| text_or(answer.reason, SANCTIONS_HIT)))
     }
 }
 
@@ -190,7 +190,7 @@ fn rubles(amount: Decimal) -> common::Money {
 }
 
 /// The text, or the default if it is empty.
-fn or(text: String, default: &str) -> String {
+fn text_or(text: String, default: &str) -> String {
     if text.is_empty() {
         default.to_owned()
     } else {
@@ -205,7 +205,7 @@ mod tests {
     // rows: R044
     #[test]
     fn r044_a_refusal_without_a_reason_has_a_text() {
-        assert_eq!(or(String::new(), LIMIT_EXCEEDED), "Limit exceeded");
-        assert_eq!(or("KYC".to_owned(), LIMIT_EXCEEDED), "KYC");
+        assert_eq!(text_or(String::new(), LIMIT_EXCEEDED), "Limit exceeded");
+        assert_eq!(text_or("KYC".to_owned(), LIMIT_EXCEEDED), "KYC");
     }
 }

@@ -15,7 +15,7 @@ use crate::convert::{number, number_or_zero, to_amount};
 use crate::policy::{all_pages, call, client, not_found_as_none};
 use crate::{Answer, CallError, OperationStatus, OperationType};
 
-/// Sub-accounts per request and page; the limit of the ledger.
+/// Sub-accounts per request and page: the ledger's limit.
 const SUBACCOUNT_IDS_MAX: usize = 1_000;
 
 /// Amounts of a sub-account.
@@ -36,7 +36,7 @@ pub struct Hold {
     pub instrument_id: String,
     /// Original amount plus all additions.
     pub amount: Decimal,
-    /// Amount made available again.
+    /// Released amount, which is available again.
     pub released: Decimal,
     pub remaining: Decimal,
     pub status: HoldStatus,
@@ -49,7 +49,7 @@ impl Hold {
         self.status == HoldStatus::Active
     }
 
-    /// Released or expired: the money is available again.
+    /// True if the hold is released or expired.
     pub fn is_money_available(&self) -> bool {
         matches!(self.status, HoldStatus::Released | HoldStatus::Expired)
     }
@@ -64,13 +64,13 @@ pub struct SubAccount {
     pub held: Decimal,
 }
 
-/// Remaining amount of an active hold, and its destination.
+/// Remaining amount and destination of an active hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveHold {
     pub subaccount_id: String,
     pub instrument_id: String,
     pub remaining: Decimal,
-    /// Empty: no fixed destination.
+    /// Sub-account that receives the money; empty if not fixed.
     pub destination: String,
 }
 
@@ -93,11 +93,11 @@ pub struct NewHold<'a> {
     pub subaccount_id: &'a str,
     pub amount: Amount,
     pub reason: &'a str,
-    /// Only this service may release or consume it.
+    /// The only service that may release or consume the hold.
     pub owner: &'a str,
     /// Destination of the money when the hold is consumed.
     pub destination: Option<&'a str>,
-    /// Time after which the ledger releases the hold; `None`: never.
+    /// Time at which the ledger releases the hold; `None` = never.
     pub expires_at_us: Option<i64>,
 }
 
@@ -113,7 +113,7 @@ pub struct Posting {
     pub unsettled: bool,
 }
 
-/// An operation to create. It becomes final after the chain confirms it.
+/// An operation to create. It becomes final once the chain has confirmed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub operation_id: String,
@@ -127,12 +127,11 @@ pub struct Operation {
 /// Kind of a hold change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldChange {
-    /// Created from its parent's money.
-    SplitFrom {
-        parent: Id128,
-    },
-    /// Increases the hold from its parent, or from the available balance if it has no parent.
+    /// Creates the hold from its parent's money.
+    SplitFrom { parent: Id128 },
+    /// Increases the hold, from its parent or, without a parent, from the available balance.
     Grow,
+    /// Returns money of the hold to its parent.
     ReturnToParent,
     /// Makes money of the hold available again.
     Shrink,
@@ -141,11 +140,11 @@ pub enum HoldChange {
 /// A hold change and its position among the operations of its batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldStep {
-    /// Executed before the operation with this index.
+    /// Index of the operation before which the change is executed.
     pub before_operation: u32,
     pub hold: Id128,
     pub change: HoldChange,
-    /// `None`: all that remains.
+    /// `None` = the whole remaining amount.
     pub amount: Option<Amount>,
     /// Empty for [`HoldChange::Grow`].
     pub reason: String,
@@ -156,21 +155,22 @@ pub struct HoldStep {
 pub struct Batch {
     pub operations: Vec<Operation>,
     pub hold_steps: Vec<HoldStep>,
-    /// Decimals of instruments that may be new to the ledger.
+    /// Instruments that may be new to the ledger, with their decimals.
     pub scales: Vec<(String, u8)>,
-    /// Name of the record stream. The ledger stores `through_sequence` as its position in the
-    /// stream. Empty: the batch has no stream.
+    /// Name of the record stream; empty if the batch has none. The ledger stores `through_sequence`
+    /// as its position in the stream.
     pub source: String,
     pub first_sequence: u64,
     pub through_sequence: u64,
 }
 
-/// A batch as sent, key included: stored before the first attempt, identical in every attempt.
+/// A batch request with its idempotency key. Callers store it before the first attempt and send it
+/// unchanged in every attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SealedBatch(pb::CreateOperationsRequest);
 
 impl SealedBatch {
-    /// `request_id` is set to the key, so equal batches encode to equal bytes.
+    /// Seals a batch. The request id is the key, so equal batches encode to equal bytes.
     pub fn new(batch: Batch, source: &str, key: &str) -> Self {
         let context = common::RequestContext {
             request_id: key.to_owned(),
@@ -186,7 +186,7 @@ impl SealedBatch {
         self.0.encode_to_vec()
     }
 
-    /// `None` for bytes that are not a sealed batch.
+    /// Decodes a stored batch. `None` if the bytes are not a sealed batch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         pb::CreateOperationsRequest::decode(bytes).ok().map(Self)
     }
@@ -198,7 +198,7 @@ client! {
 }
 
 impl LedgerClient {
-    /// Zeros for a sub-account that does not exist yet.
+    /// Amounts of a sub-account; zeros if it does not exist.
     #[boxed]
     pub async fn balance(&self, context: &Context, subaccount_id: &str) -> Answer<Balance> {
         let request = pb::GetBalanceRequest {
@@ -219,15 +219,15 @@ impl LedgerClient {
         })
     }
 
-    /// Creates the hold or returns the existing one: idempotent by hold id.
+    /// Creates the hold, or returns the existing hold with this id.
     #[boxed]
     pub async fn create_hold<'a: 'async_recursion>(
         &self,
         context: &Context,
         new: NewHold<'a>,
     ) -> Answer<Hold> {
-        // Each call uses a new idempotency key: with the old one the ledger would repeat a stored
-        // refusal. The hold id makes the call idempotent.
+        // Each call uses a new idempotency key, because under an old one the ledger repeats a
+        // stored refusal. The hold id makes the call idempotent.
         let key = format!("{}:{}", new.hold_id, Uuid::now_v7());
         let hold = pb::Hold {
             hold_id: new.hold_id.to_string(),
@@ -247,7 +247,7 @@ impl LedgerClient {
         self.read_hold(answer.hold)
     }
 
-    /// Consumes the whole hold; the ledger posts the operation in the same transaction (T10).
+    /// Consumes the whole hold and posts its operation, in one ledger transaction (T10).
     #[boxed]
     pub async fn consume_hold(
         &self,
@@ -266,7 +266,7 @@ impl LedgerClient {
         self.peer.send(request, call!(consume_hold)).await
     }
 
-    /// Releases the rest of a hold. Succeeds if its money is available already.
+    /// Releases the rest of a hold. Also succeeds if the hold is already released or expired.
     #[boxed]
     pub async fn release_hold(
         &self,
@@ -295,7 +295,7 @@ impl LedgerClient {
         Err(error)
     }
 
-    /// `None` for an unknown id.
+    /// A hold; `None` for an unknown id.
     #[boxed]
     pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {
         let request = pb::GetHoldRequest {
@@ -308,8 +308,8 @@ impl LedgerClient {
         }
     }
 
-    /// Active holds; an empty `owner` means any owner. With `parent`, only its children. Skips
-    /// holds with a non-UUID id: they are not the platform's.
+    /// Active holds of an owner, or of all owners if `owner` is empty. With `parent`, only its
+    /// children. Skips holds whose id is not a UUID: no service of the platform created them.
     #[boxed]
     pub async fn active_holds(
         &self,
@@ -338,7 +338,7 @@ impl LedgerClient {
         .await
     }
 
-    /// All sub-accounts of an instrument; an empty `instrument_id` means every instrument.
+    /// All sub-accounts of an instrument, or of all instruments if `instrument_id` is empty.
     #[boxed]
     pub async fn sub_accounts(
         &self,
@@ -360,7 +360,7 @@ impl LedgerClient {
         .await
     }
 
-    /// Those of these sub-accounts that exist, in no particular order: one call per 1000 ids.
+    /// The existing sub-accounts with these ids, in any order. Makes one call per 1000 ids.
     #[boxed]
     pub async fn sub_accounts_by_id(
         &self,
@@ -396,7 +396,7 @@ impl LedgerClient {
         rows.collect()
     }
 
-    /// The remaining amounts of all active holds, of any owner.
+    /// The remaining amounts of all active holds of all owners.
     #[boxed]
     pub async fn active_hold_amounts(&self, context: &Context) -> Answer<Vec<ActiveHold>> {
         all_pages(|pagination| {
@@ -455,7 +455,7 @@ impl LedgerClient {
         self.peer.send(request, call!(create_operations)).await
     }
 
-    /// Posts a sealed batch; returns true if the ledger had it already.
+    /// Posts a sealed batch. Returns true if the ledger had already posted it.
     #[boxed]
     pub async fn create_sealed_operations(&self, sealed: &SealedBatch) -> Answer<bool> {
         let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
@@ -504,6 +504,7 @@ impl LedgerClient {
         self.peer.send(request, call!(finalize_operations)).await
     }
 
+    /// Reverses an operation, once per key.
     #[boxed]
     pub async fn reverse(
         &self,
@@ -520,6 +521,7 @@ impl LedgerClient {
         self.peer.send(request, call!(reverse_operation)).await
     }
 
+    /// Status of an operation. An unknown id is refused (`NOT_FOUND`).
     #[boxed]
     pub async fn operation_status(
         &self,
@@ -560,7 +562,7 @@ impl LedgerClient {
             .any(|operation| operation.external_ref.as_deref() == Some(external_ref)))
     }
 
-    /// A source's position in the ledger; 0 if none.
+    /// The ledger's position in a record stream; 0 if it has none.
     #[boxed]
     pub async fn source_position(&self, context: &Context, source: &str) -> Answer<u64> {
         let request = pb::GetSourcePositionRequest {

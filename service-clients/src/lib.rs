@@ -1,4 +1,4 @@
-//! Room `service-clients`: typed clients of our own services, with one call policy.
+//! Room `service-clients`: typed clients of the platform's services, with one call policy.
 //!
 //! | file | contents |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `convert` | numbers and amounts from messages |
 //! | `ledger`, `cfa`, `identity`, `payments`, `market`, `chain` | one client per service |
 //!
-//! Architecture invariants: no service is a dependency; no generated message is public; a write is
-//! repeated only as the same message, with the same idempotency key.
+//! Architecture invariants: no service is a dependency, and no generated message is public. A write
+//! is repeated only as the same message, with the same idempotency key.
 
 pub mod cfa;
 mod chain;
@@ -31,7 +31,7 @@ pub use types::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentSt
 mod tests {
     use proto::{common::v1 as common, ledger::v1 as ledger};
 
-    /// Every number of the contract has the same name in `types`, and `types` has no others.
+    /// The enums of `types` have the codes and names of the contract, and no others.
     #[test]
     fn types_and_states_are_those_of_the_contract() {
         macro_rules! same {

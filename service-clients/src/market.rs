@@ -11,11 +11,11 @@ use crate::Answer;
 use crate::convert::kopecks;
 use crate::policy::{call, client};
 
-/// A user's CFA-RUB in trading, in kopecks.
+/// A user's open trading hold of CFA-RUB, in kopecks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TradingHold {
     pub hold_id: Id128,
-    /// Not drawn by orders: may be withdrawn.
+    /// Amount that no open order draws. It may be withdrawn.
     pub undrawn: Minor,
     /// Reserved by open orders.
     pub drawn: Minor,
@@ -27,7 +27,7 @@ client! {
 }
 
 impl MarketClient {
-    /// The user's open trading hold of CFA-RUB.
+    /// The user's open trading hold of CFA-RUB; `None` if there is none.
     #[boxed]
     pub async fn trading_hold(
         &self,
@@ -56,8 +56,8 @@ impl MarketClient {
         }))
     }
 
-    /// Sets the undrawn amount, once per key. The ledger may make the money available shortly
-    /// after.
+    /// Sets the undrawn amount, once per key. The ledger may make the released money available
+    /// shortly after the answer.
     #[boxed]
     pub async fn set_undrawn(
         &self,

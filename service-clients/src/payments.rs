@@ -31,7 +31,7 @@ client! {
 }
 
 impl PaymentsClient {
-    /// Status of a deposit of this user with this amount; `None`: payments has no such deposit.
+    /// Status of the deposit with this id, user and amount; `None` if payments has no such deposit.
     #[boxed]
     pub async fn deposit(
         &self,
@@ -54,8 +54,8 @@ impl PaymentsClient {
         Ok(intent.and_then(|intent| PaymentStatus::from_code(intent.status)))
     }
 
-    /// Records a payout, once per id. False: the id belongs to a payout of another user or amount.
-    /// The user's bank account may have changed since the first call.
+    /// Records a payout, once per id. Returns false if the id has a payout of another user or
+    /// amount. The bank account is not compared: it may have changed since the first call.
     #[boxed]
     pub async fn initiate_payout(
         &self,
@@ -90,8 +90,8 @@ impl PaymentsClient {
         self.peer.send(request, call!(release_payout)).await
     }
 
-    /// Cancels a payout unless the bank has it. Its status then: FAILED for a cancelled one,
-    /// PENDING if the bank has it; `None` for an unknown one.
+    /// Cancels a payout that is not sent to the bank. Returns its status: FAILED after the cancel,
+    /// PENDING if it is sent, `None` for an unknown id.
     #[boxed]
     pub async fn cancel_payout(
         &self,
@@ -114,10 +114,10 @@ impl PaymentsClient {
         Ok(payout.and_then(|payout| PaymentStatus::from_code(payout.status)))
     }
 
-    /// Reconciles today's bank balance and supply; each call is a new reconciliation.
+    /// Reconciles today's bank balance with the token supply. Each call is a new reconciliation.
     #[boxed]
     pub async fn reconcile(&self, context: &Context) -> Answer<Reconciliation> {
-        // A fixed key would return an earlier call's report.
+        // Under a fixed key the service would return the report of an earlier call.
         let key = format!("{}:{}", self.peer.source, Uuid::now_v7());
         let request = pb::ReconcileRequest {
             context: self.peer.keyed(context, &key),
@@ -141,7 +141,7 @@ impl PaymentsClient {
         })
     }
 
-    /// State of a payout; `None` for an unknown one.
+    /// Status of a payout; `None` for an unknown id.
     #[boxed]
     pub async fn payout(&self, context: &Context, id: &str) -> Answer<Option<PaymentStatus>> {
         let request = pb::GetPayoutRequest {

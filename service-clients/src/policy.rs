@@ -6,8 +6,8 @@
 //! | any other code | [`CallError::Refused`], the status as received | no |
 //! | an unreadable message | [`CallError::Unreadable`] | no |
 //!
-//! Every attempt sends the same message. A write contains an idempotency key, so it is repeated
-//! only under that key. Pauses double from [`Policy::pause`].
+//! Every attempt sends the same message, so a write is repeated under its idempotency key only.
+//! Pauses double from [`Policy::pause`].
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use rpc::Context;
 use service_kit::backoff::doubled;
 use tonic::{Code, Request, Response, Status};
 
-/// Rows per page of a list read to its end.
+/// Rows per page of a list that is read completely.
 const PAGE_SIZE: i32 = 1_000;
-/// Retry delay that our caller receives if a peer is unavailable.
+/// Retry delay in the answer to this service's caller if the called service is unavailable.
 const RETRY_AFTER_MS: u64 = 1_000;
 
 /// Result of a call.
@@ -30,7 +30,7 @@ pub type Answer<T> = Result<T, CallError>;
 pub struct Policy {
     /// Deadline of one attempt.
     pub call_timeout: Duration,
-    /// Attempts, the first one included.
+    /// Maximum number of attempts, the first one included.
     pub tries: u32,
     /// Pause before the second attempt.
     pub pause: Duration,
@@ -47,7 +47,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// For callers that retry by themselves.
+    /// One attempt, for callers with their own retries.
     pub fn once() -> Self {
         Self {
             tries: 1,
@@ -56,7 +56,7 @@ impl Policy {
     }
 }
 
-/// Why a call failed.
+/// Error of a failed call.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CallError {
     /// Every attempt failed. The same call may succeed later.
@@ -65,7 +65,7 @@ pub enum CallError {
         service: &'static str,
         reason: String,
     },
-    /// The service has processed the request and refuses it.
+    /// The service has processed the request and refused it.
     #[error("{}", .0.message())]
     Refused(Status),
     #[error("{service} sent an unreadable answer: {what}")]
@@ -89,7 +89,7 @@ impl CallError {
         }
     }
 
-    /// For logs and health: the reason and the service's text.
+    /// Text for logs and health: the reason and the service's message.
     pub fn describe(&self) -> String {
         match self {
             Self::Unavailable { service, reason } => format!("{service} is unavailable: {reason}"),
@@ -100,8 +100,8 @@ impl CallError {
 }
 
 impl From<CallError> for Status {
-    /// Passes a refusal through. A refusal of this service's own credential is an installation
-    /// fault.
+    /// Passes a refusal through. A refusal of this service's own credential becomes an internal
+    /// error, because it is an installation fault.
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unavailable { service, .. } => {
@@ -121,7 +121,7 @@ fn describe(status: &Status) -> String {
     format!("{reason}: {}", status.message())
 }
 
-/// Transient: the service, its store or the network is down or overloaded.
+/// True for a transient code: the service, its store or the network is down or overloaded.
 fn is_unavailable(code: Code) -> bool {
     matches!(
         code,
@@ -135,7 +135,7 @@ fn is_unavailable(code: Code) -> bool {
     )
 }
 
-/// Context of a call caused by a stored operation or an event.
+/// Context of a call that a stored operation or an event has caused.
 pub fn caused_by(correlation_id: &str) -> Context {
     let mut context = Context::new("");
     if !correlation_id.is_empty() {
@@ -144,7 +144,7 @@ pub fn caused_by(correlation_id: &str) -> Context {
     context
 }
 
-/// `None` if the service does not know the object.
+/// Turns the refusal `NOT_FOUND` into `None`.
 pub(crate) fn not_found_as_none<T>(answer: Answer<T>) -> Answer<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -200,16 +200,16 @@ impl<C: Clone> Peer<C> {
         }
     }
 
-    /// Context of a write, which takes effect once per key.
+    /// Context of a write. It takes effect once per key.
     pub fn keyed(&self, context: &Context, key: &str) -> Option<RequestContext> {
         assert!(
             !key.is_empty(),
-            "a write needs an idempotency key to be repeatable"
+            "a write without an idempotency key must not be repeated"
         );
         Some(context.child(self.source, key).to_proto())
     }
 
-    /// A call with an empty answer.
+    /// Like [`Peer::call`], for a call with an empty answer.
     pub async fn send<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<()>
     where
         M: Clone,
@@ -233,7 +233,7 @@ impl<C: Clone> Peer<C> {
             let status = match tokio::time::timeout(call_timeout, called).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
                 Ok(Err(status)) => status,
-                Err(_) => Status::deadline_exceeded("no answer in time"),
+                Err(_) => Status::deadline_exceeded("no answer within the deadline"),
             };
             pause_after(attempt, self.service, &self.policy, status).await?;
             attempt += 1;
@@ -241,7 +241,7 @@ impl<C: Clone> Peer<C> {
     }
 }
 
-/// Waits before the next attempt of a call, or returns why there is none. Not part of
+/// Waits before the next attempt of a call, or returns the error if there is none. Separate from
 /// [`Peer::call`], which is compiled once per method.
 #[boxed]
 async fn pause_after(
@@ -267,7 +267,7 @@ async fn pause_after(
     Ok(())
 }
 
-/// `call!(get_hold)` calls that method of the generated client.
+/// A closure that calls a method of the generated client: `call!(get_hold)`.
 macro_rules! call {
     ($method:ident) => {
         |mut client, request| async move { client.$method(request).await }
@@ -288,7 +288,8 @@ macro_rules! client {
             /// Name of the service, in errors.
             pub const SERVICE: &'static str = $service;
 
-            /// Calls over `channel`; `source` is the calling service's name in every context.
+            /// A client that calls over `channel`. `source` is the calling service's name in every
+            /// context.
             pub fn new(channel: rpc::Channel, source: &'static str) -> Self {
                 let client = $grpc::new(channel)
                     .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)

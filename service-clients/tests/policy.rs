@@ -1,4 +1,4 @@
-//! The call policy against a payments gateway that is down, late, refusing or unavailable.
+//! The call policy against a payments gateway that is unavailable, late or refuses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const POLICY: Policy = Policy {
     pause: Duration::from_millis(10),
 };
 
-fn world(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<Peers>) {
+fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<Peers>) {
     let double = Arc::new(Peers::default());
     double.with(|state| {
         state.faults = faults.into_iter().collect();
@@ -52,7 +52,7 @@ async fn initiate(client: &PaymentsClient, id: &str) -> Result<bool, CallError> 
 #[tokio::test]
 async fn r340_a_read_is_repeated_until_the_service_is_back() {
     let unavailable = Fault::Code(Code::Unavailable);
-    let (client, double) = world([unavailable, Fault::Late(Duration::from_secs(5))]);
+    let (client, double) = client_with([unavailable, Fault::Late(Duration::from_secs(5))]);
     let context = Context::new("");
     let found = client.payout(&context, "p-1").await.unwrap();
     assert_eq!(found, Some(PaymentStatus::Pending));
@@ -68,7 +68,7 @@ async fn r340_a_read_is_repeated_until_the_service_is_back() {
 #[tokio::test]
 async fn r341_a_write_is_repeated_under_the_same_key_only() {
     let busy = [Code::Aborted, Code::ResourceExhausted].map(Fault::Code);
-    let (client, double) = world(busy);
+    let (client, double) = client_with(busy);
     let stored = initiate(&client, "p-1").await;
     assert!(stored.unwrap());
     let first = seen(&double);
@@ -76,9 +76,9 @@ async fn r341_a_write_is_repeated_under_the_same_key_only() {
     assert_eq!(first[0].idempotency_key, "p-1:initiate");
     assert!(
         first.iter().all(|one| *one == first[0]),
-        "one message: {first:?}"
+        "every attempt sends the same message: {first:?}"
     );
-    // Another call is another request.
+    // A second call has its own key and request id.
     initiate(&client, "p-2").await.unwrap();
     let last = seen(&double).pop().unwrap();
     assert_eq!(last.idempotency_key, "p-2:initiate");
@@ -92,7 +92,7 @@ async fn a_refusal_passes_through_at_once_with_its_text() {
         Code::InvalidArgument,
         Code::AlreadyExists,
     ] {
-        let (client, double) = world([Fault::Code(code)]);
+        let (client, double) = client_with([Fault::Code(code)]);
         let refused = initiate(&client, "p-1").await;
         let refused = refused.unwrap_err();
         assert_eq!(refused.to_string(), "no");
@@ -100,27 +100,27 @@ async fn a_refusal_passes_through_at_once_with_its_text() {
         assert_eq!(Status::from(refused).code(), code);
         assert_eq!(seen(&double).len(), 1);
     }
-    // A refusal of our own credential is not passed to our caller.
-    let (client, _) = world([Fault::Code(Code::PermissionDenied)]);
+    // A refusal of this service's own credential is not passed to its caller.
+    let (client, _) = client_with([Fault::Code(Code::PermissionDenied)]);
     let refused = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert_eq!(Status::from(refused).code(), Code::Internal);
-    // "Not found" is a valid answer of a read.
-    let (client, _) = world([Fault::Code(Code::NotFound)]);
+    // A read answers `None` for `NOT_FOUND`.
+    let (client, _) = client_with([Fault::Code(Code::NotFound)]);
     assert_eq!(client.payout(&Context::new(""), "p-1").await.unwrap(), None);
 }
 
 #[tokio::test]
 async fn an_unavailable_service_is_named_in_the_error() {
-    let (client, double) = world([Fault::Code(Code::Unavailable); 4]);
-    let away = client.payout(&Context::new(""), "p-1").await.unwrap_err();
+    let (client, double) = client_with([Fault::Code(Code::Unavailable); 4]);
+    let unavailable = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert_eq!(seen(&double).len(), 3, "all attempts of the policy");
-    assert_eq!(away.to_string(), "Payments service is unavailable");
-    assert!(matches!(&away, CallError::Unavailable { reason, .. } if reason.contains("no")));
-    let status = Status::from(away);
+    assert_eq!(unavailable.to_string(), "Payments service is unavailable");
+    assert!(matches!(&unavailable, CallError::Unavailable { reason, .. } if reason.contains("no")));
+    let status = Status::from(unavailable);
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(rpc::status::reason(&status).as_deref(), Some("UNAVAILABLE"));
 
-    let (client, double) = world([Fault::Code(Code::Unavailable)]);
+    let (client, double) = client_with([Fault::Code(Code::Unavailable)]);
     let client = client.with_policy(Policy::once());
     assert!(
         client
@@ -135,7 +135,7 @@ async fn an_unavailable_service_is_named_in_the_error() {
 #[tokio::test]
 async fn a_late_answer_and_a_closed_port_are_unavailable_within_the_deadline() {
     let late = Fault::Late(Duration::from_secs(60));
-    let (client, _) = world([late; 3]);
+    let (client, _) = client_with([late; 3]);
     let begun = Instant::now();
     let late = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert!(late.is_unavailable(), "{late:?}");
@@ -143,7 +143,7 @@ async fn a_late_answer_and_a_closed_port_are_unavailable_within_the_deadline() {
 
     let channel = Channel::remote("http://127.0.0.1:1", "sandbox.service").unwrap();
     let client = PaymentsClient::new(channel, "cfa").with_policy(POLICY);
-    let away = initiate(&client, "p-1").await;
-    let away = away.unwrap_err();
-    assert!(away.is_unavailable(), "{away:?}");
+    let unavailable = initiate(&client, "p-1").await;
+    let unavailable = unavailable.unwrap_err();
+    assert!(unavailable.is_unavailable(), "{unavailable:?}");
 }
