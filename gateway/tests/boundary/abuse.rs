@@ -1,4 +1,4 @@
-//! Clients that use the transport outside the protocol, and the content of refusals.
+//! Clients that violate the protocol, and the content of refusals.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ fn is_ack(message: &ServerMessage) -> bool {
     matches!(message, ServerMessage::OrderAck(_))
 }
 
-/// B8 of the protocol's review: the end of the stream ends the connection, as if it were lost.
+/// B8 of the protocol's review: a client that finishes its stream ends the connection, with cancel
+/// on disconnect.
 #[tokio::test]
 async fn finished_stream_ends_session_and_cancels_its_orders() {
     let folder = tempfile::tempdir().unwrap();
@@ -52,7 +53,7 @@ async fn a_client_gets_no_second_stream_and_no_datagrams() {
     let mut world = World::new(folder.path()).await;
     world.user("ann", "100000", "0").await;
     let mut raw = logged_in(&world, raw_login("ann", "a", 5_000_000)).await;
-    // Credit comes with the handshake: after an answer there would be some.
+    // Stream credit would arrive with the handshake, before the first answer.
     for sequence in 1..=2 {
         let order = wire_order(sequence, Side::Buy, 1_000, 1);
         raw.send(0, sequence, order).await;
@@ -66,7 +67,7 @@ async fn a_client_gets_no_second_stream_and_no_datagrams() {
     world.stop().await;
 }
 
-/// B8: names that a log or a screen would show differently.
+/// B8: a log or a screen would show such a name incorrectly.
 #[tokio::test]
 async fn session_names_have_no_control_characters() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +87,7 @@ async fn session_names_have_no_control_characters() {
     world.stop().await;
 }
 
-/// B7: a refused change names an open order by both ids, whether admission or the book refuses it.
+/// B7: the refusal of a change has both ids of the open order, from admission and from the book.
 #[tokio::test]
 async fn a_refused_change_names_the_order_by_both_ids() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,7 +131,7 @@ async fn a_refused_change_names_the_order_by_both_ids() {
     world.stop().await;
 }
 
-/// B9: a blocked user reads which orders have ended before the session ends.
+/// B9: a blocked user receives the end of its orders before the session ends.
 #[tokio::test]
 async fn a_blocked_user_reads_the_end_of_its_orders_first() {
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +153,7 @@ async fn a_blocked_user_reads_the_end_of_its_orders_first() {
     publish(&world, topic, "ann", name, blocked.encode_to_vec()).await;
     let mut ended = 0;
     let code = loop {
-        match raw.next_at_last().await.1 {
+        match raw.next_with_heartbeats().await.1 {
             ServerMessage::Cancelled(end) => {
                 assert_eq!(end.reason, CancelReason::UserBlocked);
                 ended += 1;
@@ -165,8 +166,8 @@ async fn a_blocked_user_reads_the_end_of_its_orders_first() {
     world.stop().await;
 }
 
-/// Look-ups in the journal are limited to eight per user at a time: with more sessions to resume,
-/// each still receives every message it lacks, unchanged and once.
+/// A user may have eight concurrent lookups in the journal. With more sessions to resume, each
+/// session still receives every missed message unchanged and once.
 // rows: R343
 #[tokio::test]
 async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
@@ -182,8 +183,8 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
         engine_order_id: 0,
     };
     let mut expected = vec![Vec::new(); usize::from(SESSIONS)];
-    // Round 0 enters the requests, round 1 resends all messages, round 2 those after a different
-    // sequence per session.
+    // Round 0 sends the requests. Round 1 resumes from the first message, round 2 from a different
+    // message per session.
     for round in 0..3 {
         let last_of = |channel: u16| match round {
             2 => u64::from(channel),
@@ -200,7 +201,7 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
             .collect();
         let mut logins = 0;
         while logins < SESSIONS || now.iter().any(|of| (of.len() as u64) < MESSAGES) {
-            let (header, message) = raw.next_at_last().await;
+            let (header, message) = raw.next_with_heartbeats().await;
             match message {
                 ServerMessage::LoginAccepted(accepted) => {
                     logins += 1;
@@ -226,8 +227,8 @@ async fn r343_more_sessions_than_may_read_the_journal_at_once_all_resume() {
             let ServerMessage::Rejected(refusal) = message else {
                 panic!("{message:?}");
             };
-            let said = (refusal.client_seq, refusal.reason);
-            assert_eq!(said, (sequence, RejectReason::UnknownOrder));
+            let got = (refusal.client_seq, refusal.reason);
+            assert_eq!(got, (sequence, RejectReason::UnknownOrder));
         }
         if round > 0 {
             assert!(now == expected, "the same messages as before");

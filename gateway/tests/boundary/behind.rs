@@ -1,5 +1,5 @@
-//! Orders while the history cannot write: open orders are found in the replica, changes act and are
-//! answered, and each answer equals a later read.
+//! Changes of orders while the history cannot write. Open orders are read from the replica, changes
+//! are executed and answered, and each answer equals a later read.
 
 use client::{Connection, Reports};
 use proto::market::v1::*;
@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use types::Side;
 use wire::ServerMessage;
 
-use crate::entered::locked;
+use crate::entered::lock_database;
 use crate::orders::text;
 use crate::world::*;
 
@@ -33,17 +33,17 @@ fn amend(order_id: &str, price: Option<&str>, quantity: Option<&str>) -> AmendOr
     }
 }
 
-async fn amended(world: &World, request: AmendOrderRequest) -> Result<Order, Status> {
+async fn amend_order(world: &World, request: AmendOrderRequest) -> Result<Order, Status> {
     let answer = world.trader("ann").amend_order(request).await?;
     Ok(answer.into_inner().order.unwrap())
 }
 
-async fn cancelled(world: &World, request: CancelOrderRequest) -> Result<Order, Status> {
+async fn cancel_order(world: &World, request: CancelOrderRequest) -> Result<Order, Status> {
     let answer = world.trader("ann").cancel_order(request).await?;
     Ok(answer.into_inner().order.unwrap())
 }
 
-/// A list reads the history alone.
+/// Checks that the history has these orders: a list reads only the history.
 async fn assert_listed(world: &World, orders: &[Order]) {
     let request = ListOrdersRequest::default();
     let listed = world.operator().list_orders(request).await.unwrap();
@@ -53,7 +53,7 @@ async fn assert_listed(world: &World, orders: &[Order]) {
     }
 }
 
-fn assert_behind(refusal: Status) {
+fn assert_history_behind(refusal: Status) {
     let (code, text, reason) = refused(refusal);
     let is_behind = (code, &*reason) == (Code::Unavailable, "HISTORY_BEHIND");
     assert!(is_behind, "{code:?} {reason}: {text}");
@@ -76,7 +76,7 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
     };
     let named = world.place(named).await.unwrap().order_id;
 
-    let lock = locked(folder.path(), "gateway/market.db").await;
+    let lock = lock_database(folder.path(), "gateway/market.db").await;
     let order = |id, price| wire_order(id, Side::Buy, price, 10);
     let first = enter(&mut ann, order(1, 900)).await;
     let second = enter(&mut ann, order(2, 1_000)).await;
@@ -93,12 +93,12 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
         assert_eq!(foreign.code(), Code::PermissionDenied);
 
         let smaller = amend(&second, None, Some("6"));
-        let answer = amended(&world, smaller.clone()).await.unwrap();
+        let answer = amend_order(&world, smaller.clone()).await.unwrap();
         assert_eq!(answer.status(), OrderStatus::PartiallyFilled);
         assert_eq!(world.order(&second).await.unwrap(), answer);
-        assert_behind(amended(&world, smaller.clone()).await.unwrap_err());
+        assert_history_behind(amend_order(&world, smaller.clone()).await.unwrap_err());
         orders.push(
-            amended(&world, amend(&named, None, Some("7")))
+            amend_order(&world, amend(&named, None, Some("7")))
                 .await
                 .unwrap(),
         );
@@ -108,15 +108,15 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
             context: context("end"),
             order_id: first.clone(),
         };
-        let ended = cancelled(&world, end.clone()).await.unwrap();
+        let ended = cancel_order(&world, end.clone()).await.unwrap();
         let reason = (ended.status(), &*ended.cancel_reason);
         assert_eq!(reason, (OrderStatus::Cancelled, "USER_REQUEST"));
-        assert_behind(cancelled(&world, end.clone()).await.unwrap_err());
+        assert_history_behind(cancel_order(&world, end.clone()).await.unwrap_err());
         orders.push(ended.clone());
         orders.push(world.cancel("ann", &second).await.unwrap());
         assert_eq!(text(&orders[3].filled_quantity), "4");
-        // Whether it was ever entered is unknown.
-        assert_behind(world.cancel("ann", &unique()).await.unwrap_err());
+        // Without the history it is unknown whether this order was ever entered.
+        assert_history_behind(world.cancel("ann", &unique()).await.unwrap_err());
         (orders, smaller, end, ended)
     };
     let (orders, smaller, end, ended) = in_time("changes are answered", all).await;
@@ -125,7 +125,7 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
         side: OrderSide::Buy.into(),
         ..MassCancelRequest::default()
     };
-    // Engaged by bob for bob, who keeps nothing.
+    // Bob engages a kill switch, which ends all of bob's orders.
     let switch = SetKillSwitchRequest {
         context: context("switch"),
         user_id: "bob".to_owned(),
@@ -136,22 +136,22 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
         let mass_cancelled = world.trader("ann").mass_cancel(mass.clone()).await;
         assert_eq!(mass_cancelled.unwrap().into_inner().cancelled, 2);
         let again = world.trader("ann").mass_cancel(mass.clone()).await;
-        assert_behind(again.unwrap_err());
+        assert_history_behind(again.unwrap_err());
         let killed = world.trader("bob").set_kill_switch(switch).await;
         assert_eq!(killed.unwrap().into_inner().cancelled, 1);
     };
     in_time("mass cancels are answered", all).await;
 
     lock.close().await.unwrap();
-    // Repeats act once; they get the order as it is now. The first ones may come before the
-    // history has caught up.
-    let again = eventually(async || cancelled(&world, end.clone()).await.ok()).await;
+    // A repeat does not act again and gets the order's current state. The first repeats may precede
+    // the history's catch-up.
+    let again = eventually(async || cancel_order(&world, end.clone()).await.ok()).await;
     assert_eq!(again, ended);
-    let again = amended(&world, smaller).await.unwrap();
+    let again = amend_order(&world, smaller).await.unwrap();
     assert_eq!(again.status(), OrderStatus::Cancelled);
     let again = world.trader("ann").mass_cancel(mass).await.unwrap();
     assert_eq!(again.into_inner().cancelled, 2);
-    // The mass cancel and the switch ended the orders whose earlier state was answered.
+    // The orders that were answered as open have ended by the mass cancel and the kill switch.
     let [stayed, renamed, ..] = &orders[..] else {
         panic!("{orders:?}")
     };
@@ -169,8 +169,8 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
     world.stop().await;
 }
 
-/// Every outcome of a change: answer and read of an open order, both from the replica, are what the
-/// history has.
+/// For every outcome of a change, the answer and the read of the order from the replica equal the
+/// history.
 #[tokio::test]
 async fn the_answer_to_a_change_equals_a_later_list() {
     let folder = tempfile::tempdir().unwrap();
@@ -195,16 +195,16 @@ async fn the_answer_to_a_change_equals_a_later_list() {
         (renamed, OrderStatus::PartiallyFilled),
         (amend(&order, None, Some("9")), OrderStatus::PartiallyFilled),
         (amend(&order, Some("9"), None), OrderStatus::PartiallyFilled),
-        // It trades, and the rest stays open.
+        // The order trades, and its remainder stays open.
         (
             amend(&order, Some("12"), None),
             OrderStatus::PartiallyFilled,
         ),
-        // Self-trade prevention takes two of three.
+        // Self-trade prevention decrements two of three lots.
         (amend(&own, Some("14"), None), OrderStatus::Open),
         (amend(&own, Some("15"), None), OrderStatus::Filled),
     ] {
-        let answer = amended(&world, request).await.unwrap();
+        let answer = amend_order(&world, request).await.unwrap();
         assert_eq!(answer.status(), status, "{answer:?}");
         assert_eq!(world.order(&answer.order_id).await.unwrap(), answer);
         assert_listed(&world, &[answer]).await;

@@ -1,4 +1,4 @@
-//! Views: order book, diagnostic reads, metrics.
+//! Order book reads, diagnostic HTTP reads, metrics, health.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -94,8 +94,8 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
     world.stop().await;
 }
 
-/// A snapshot may be 3,600 s old (4.5.7). None is kept (T42): each is captured within its call,
-/// also of a book that has not changed for longer than that, and the next one has the next order.
+/// A snapshot may be at most 3,600 s old (4.5.7). No snapshot is cached (T42): each call captures
+/// one, also of a book that has been idle for longer. The next snapshot has the next order.
 // rows: R178, R309
 #[tokio::test]
 async fn r178_snapshot_of_a_book_idle_for_3600_s_is_current() {
@@ -135,8 +135,8 @@ async fn r178_snapshot_of_a_book_idle_for_3600_s_is_current() {
     let (sequence, bids) = captured().await;
     assert!(sequence >= second.sequence && bids.len() == 2);
 
-    // Refused, since its age would be unknown.
-    world.lose_trading_path().await;
+    // Without the trading path the age of a snapshot is unknown, so the read is refused.
+    world.stop_trading_path().await;
     let refusal = refused(reader.get_order_book(request()).await.unwrap_err());
     assert_eq!(
         (refusal.0, &*refusal.2),
@@ -160,7 +160,7 @@ async fn r174_the_book_survives_a_restart_with_its_priorities() {
     let world = world.restart(Settings::default()).await;
     assert_eq!(world.book().await, before);
     assert_eq!(world.status().await.instruments, status.instruments);
-    // Best price first, then the earlier order.
+    // Price priority, then time priority.
     for expected in [&better, &first, &first, &second] {
         world.place(sell("eve", "10", "1")).await.unwrap();
         let trade = &world.trades("eve").await[0];
@@ -169,7 +169,7 @@ async fn r174_the_book_survives_a_restart_with_its_priorities() {
     world.stop().await;
 }
 
-async fn get(address: SocketAddr, path: &str, token: &str) -> (u16, String) {
+async fn http_get(address: SocketAddr, path: &str, token: &str) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = format!(
         "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
@@ -206,7 +206,7 @@ async fn r293_http_reads_equal_the_calls() {
     world.place(sell("bob", "10", "2")).await.unwrap();
     let trade = &world.trades("ann").await[0];
 
-    let (status, body) = get(
+    let (status, body) = http_get(
         address,
         &format!("/orderbook?instrument_id={BOND}"),
         "sandbox.auditor",
@@ -217,7 +217,7 @@ async fn r293_http_reads_equal_the_calls() {
     assert_eq!(book["instrumentId"], BOND);
     assert_eq!(book["bids"][0]["price"]["value"], "10.00");
     assert_eq!(book["bids"][0]["quantity"]["value"], "3");
-    let (status, body) = get(
+    let (status, body) = http_get(
         address,
         &format!("/orders/{}", resting.order_id),
         "sandbox.operator",
@@ -230,7 +230,7 @@ async fn r293_http_reads_equal_the_calls() {
         "bare enum names"
     );
     assert_eq!(order["orderId"], resting.order_id.as_str());
-    let (status, body) = get(
+    let (status, body) = http_get(
         address,
         &format!("/trades/{}", trade.trade_id),
         "sandbox.operator",
@@ -248,13 +248,13 @@ async fn r293_http_reads_equal_the_calls() {
         "/orderbook?instrument_id=NO".into(),
     ] {
         assert_eq!(
-            get(address, &path, "sandbox.operator").await.0,
+            http_get(address, &path, "sandbox.operator").await.0,
             404,
             "{path}"
         );
     }
     assert_eq!(
-        get(
+        http_get(
             address,
             &format!("/orders/{}", resting.order_id),
             "sandbox.trader.ann"
@@ -262,17 +262,17 @@ async fn r293_http_reads_equal_the_calls() {
         .await
         .0,
         403,
-        "staff reads"
+        "only staff may read"
     );
 
-    let (status, body) = get(address, "/health", "").await;
+    let (status, body) = http_get(address, "/health", "").await;
     assert_eq!((status, body.contains("\"ok\"")), (200, true));
     stop.cancel();
     serving.await.unwrap();
     world.stop().await;
 }
 
-/// The value of a time series, 0 before its first sample.
+/// Value of a time series; 0 before its first sample.
 fn sample(metrics: &str, series: &str) -> u64 {
     let mut lines = metrics.lines();
     let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -283,20 +283,19 @@ fn sample(metrics: &str, series: &str) -> u64 {
 async fn until_metrics(address: SocketAddr, expected: &[(String, u64)]) {
     let what = format!("metrics {expected:?}");
     until_true(&what, async || {
-        let (_, metrics) = get(address, "/metrics", "").await;
-        let is_so = |(series, value): &(String, u64)| sample(&metrics, series) == *value;
-        expected.iter().all(is_so)
+        let (_, metrics) = http_get(address, "/metrics", "").await;
+        let is_equal = |(series, value): &(String, u64)| sample(&metrics, series) == *value;
+        expected.iter().all(is_equal)
     })
     .await;
 }
 
-/// The metrics are of the process: worlds of other tests write them too, but none of them has this
-/// instrument. Each step is a delta.
+/// Metrics are process-wide and other tests write them too. Only this test has this instrument.
 // rows: R274 R275 R276
 #[tokio::test]
 async fn r274_r275_r276_orders_trades_and_levels_of_an_instrument_are_counted() {
     const METERED: &str = "BOND-METERED";
-    // Before anything is counted, as in the platform.
+    // The recorder is installed before the services start, as in the platform.
     rpc::metrics_init();
     let folder = tempfile::tempdir().unwrap();
     let registry = Arc::new(testkit::Registry::default());
@@ -305,7 +304,7 @@ async fn r274_r275_r276_orders_trades_and_levels_of_an_instrument_are_counted() 
     let mut world = World::start(folder.path(), settings, Arc::default(), registry).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "0", "0").await;
-    world.give("bob", METERED, "100").await;
+    world.deposit("bob", METERED, "100").await;
     let (address, stop, serving) = serve(&world).await;
     let until_counted = async |orders: [u64; 2], trades: u64| {
         let request = GetOrderBookRequest {
@@ -340,11 +339,11 @@ async fn r274_r275_r276_orders_trades_and_levels_of_an_instrument_are_counted() 
         world.place(metered(order)).await.unwrap();
     }
     assert_eq!(until_counted([3, 1], 0).await, [2, 1]);
-    // One order, three trades.
+    // One sell order makes three trades.
     let sweep = world.place(metered(sell("bob", "9", "4"))).await.unwrap();
     assert_eq!(sweep.status(), OrderStatus::Filled);
     assert_eq!(until_counted([3, 2], 3).await, [0, 1]);
-    // A refused order is none, and a session's counts like any other.
+    // A refused order does not count. A session's order counts.
     let dear = world.place(metered(buy("ann", "5000", "100"))).await;
     assert_eq!(refused(dear.unwrap_err()).2, "INSUFFICIENT_BALANCE");
     let (session, mut reports) = world.session(with_money("ann", "metered")).await;
@@ -352,15 +351,14 @@ async fn r274_r275_r276_orders_trades_and_levels_of_an_instrument_are_counted() 
         .send(0, wire_order(1, types::Side::Buy, 100, 1))
         .await
         .unwrap();
-    numbered(&mut reports).await;
+    next_numbered(&mut reports).await;
     assert_eq!(until_counted([4, 2], 3).await, [1, 1]);
     stop.cancel();
     serving.await.unwrap();
     world.stop().await;
 }
 
-/// Metrics without a label of the test's own. Worlds of other tests may add to them: each must grow
-/// by what this one does at least.
+/// Metrics without a label of this test's own. Other tests add to them too, so each must only grow.
 // rows: R277
 #[tokio::test]
 async fn r277_metrics_of_trading_grow_with_trades_logins_and_requests() {
@@ -369,7 +367,7 @@ async fn r277_metrics_of_trading_grow_with_trades_logins_and_requests() {
         "trading_logins_total",
         "trading_requests_total",
         "trading_packets_sent_total",
-        // A sample of the live messages was compared with those of the journal.
+        // Counts live messages that were compared with the journal.
         "trading_messages_compared_total{outcome=\"equal\"}",
     ];
     rpc::metrics_init();
@@ -379,7 +377,7 @@ async fn r277_metrics_of_trading_grow_with_trades_logins_and_requests() {
     world.user("bob", "0", "100").await;
     let (address, stop, serving) = serve(&world).await;
     let values = async || {
-        let (_, metrics) = get(address, "/metrics", "").await;
+        let (_, metrics) = http_get(address, "/metrics", "").await;
         GROW.map(|series| sample(&metrics, series))
     };
     let before = values().await;
@@ -391,12 +389,12 @@ async fn r277_metrics_of_trading_grow_with_trades_logins_and_requests() {
         id += 1;
         let order = wire_order(id, types::Side::Buy, 100, 1);
         session.send(0, order).await.unwrap();
-        numbered(&mut reports).await;
+        next_numbered(&mut reports).await;
         let now = values().await;
         now.iter().zip(before).all(|(now, before)| *now > before)
     })
     .await;
-    let (_, metrics) = get(address, "/metrics", "").await;
+    let (_, metrics) = http_get(address, "/metrics", "").await;
     assert!(metrics.contains("trading_packets_lost_total "));
     assert!(!metrics.contains("trading_messages_compared_total{outcome=\"differs\"}"));
     stop.cancel();
@@ -419,7 +417,7 @@ async fn t12_a_late_repeat_of_a_phase_does_not_undo_a_halt() {
         supervisor.set_trading_phase(request).await.unwrap();
         world.status().await.instruments[0].phase()
     };
-    // Already open: nothing to do, and recorded all the same.
+    // The market is already open. The answer is stored under the key all the same.
     assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Open);
     assert_eq!(set("b", TradingPhase::Halt).await, TradingPhase::Halt);
     assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Halt);
@@ -449,7 +447,7 @@ async fn r261_health_fails_when_no_more_orders_are_taken() {
     let health = world.gateway.service().health;
     assert!(health.failing().is_empty());
     let mut changes = health.watch();
-    world.lose_trading_path().await;
+    world.stop_trading_path().await;
     let fails = changes.wait_for(|failing| failing.contains_key("trading_path"));
     drop(in_time("the health read fails", fails).await.unwrap());
     world.stop().await;

@@ -1,5 +1,4 @@
-//! A member's share of the journal, its sessions and message rates, and the authority to lift a
-//! halt.
+//! Limits of a member: journal quota, sessions, message rates. And which role may lift a halt.
 
 use client::{Connection, Error, Reports};
 use prost::Message;
@@ -15,7 +14,7 @@ use wire::{DisconnectCode, ServerMessage};
 use crate::world::*;
 
 /// Publishes a change of an instrument in the registry.
-async fn registry_tells(world: &World, instrument_id: &str) {
+async fn publish_instrument_updated(world: &World, instrument_id: &str) {
     let updated = InstrumentUpdatedEvent {
         context: context(&unique()),
         instrument_id: instrument_id.into(),
@@ -45,14 +44,14 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
         client_order_id,
         engine_order_id: 0,
     };
-    // Journalled refusals until the quota is used up: 1 MiB is some ten thousand of them.
+    // Journalled refusals use up the quota. 1 MiB has space for about ten thousand.
     let mut asked = 0;
     let wait_us = 'full: loop {
         for _ in 0..500 {
             ann.send(0, named(77)).await.unwrap();
         }
         asked += 500;
-        assert!(asked <= 40_000, "no quota applies");
+        assert!(asked <= 40_000, "the quota does not apply");
         for _ in 0..500 {
             let refusal = until(&mut reports, |message| match message {
                 ServerMessage::Rejected(refusal) => Some(*refusal),
@@ -60,7 +59,7 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
             });
             let refusal = refusal.await;
             if refusal.reason == RejectReason::JournalQuota {
-                // Refused by the hot thread, which names the request (B7 of the protocol's review).
+                // The hot thread's refusal names the request (B7 of the protocol's review).
                 let named = (refusal.request, refusal.client_order_id);
                 assert_eq!(named, (types::command::RequestKind::Cancel, 77));
                 break 'full refusal.limit;
@@ -92,7 +91,7 @@ async fn r341_a_member_above_its_journal_quota_cancels_and_others_trade() {
     world.stop().await;
 }
 
-/// Bounds that no test reaches, with the exchange's rates and number of sessions.
+/// Order bounds that no test reaches. Rates and number of sessions are the exchange's.
 fn wide() -> OrderBounds {
     OrderBounds {
         open_orders_per_user: 50_000,
@@ -101,7 +100,7 @@ fn wide() -> OrderBounds {
     }
 }
 
-/// Sets or removes the bounds of a user, or of a group; returns the answer's.
+/// Sets or removes the bounds of a user or a group. Returns the bounds of the answer.
 async fn set_bounds(
     world: &World,
     (user_id, group): (&str, u32),
@@ -128,7 +127,7 @@ async fn set_group(world: &World, user_id: &str, group: u32) {
     world.operator().set_member_group(request).await.unwrap();
 }
 
-/// Number of sessions, then the rates of session, user and group.
+/// Maximum number of sessions, then the rates per session, user and group.
 fn rates(bounds: Option<MemberBounds>) -> [u32; 4] {
     let bounds = bounds.unwrap();
     [
@@ -139,7 +138,7 @@ fn rates(bounds: Option<MemberBounds>) -> [u32; 4] {
     ]
 }
 
-/// [`rates`] as ann sees them.
+/// The [`rates`] that ann reads.
 async fn own_rates(world: &World) -> [u32; 4] {
     let mut trader = world.trader("ann");
     let status = trader.get_market_status(GetMarketStatusRequest::default());
@@ -155,7 +154,7 @@ struct Trader {
 }
 
 impl Trader {
-    /// Logs in. Returns also the session's rate as the answer states it.
+    /// Logs in. Also returns the session's rate from the answer.
     async fn login(world: &World, name: &str, last: u64) -> (Self, u32) {
         let (connection, reports) = world.connect().await;
         let answer = connection.login(0, with_money("ann", name));
@@ -168,7 +167,7 @@ impl Trader {
         (trader, info.throttle_per_s)
     }
 
-    /// Sends 20 orders at once; true if the rate refuses some of them.
+    /// Sends 20 orders in a burst. Returns true if the rate refuses some of them.
     async fn is_throttled(&mut self) -> bool {
         for _ in 0..20 {
             self.last += 1;
@@ -194,12 +193,12 @@ impl Trader {
         until_true(what, async || self.is_throttled().await).await;
     }
 
-    async fn until_free(&mut self, what: &str) {
+    async fn until_unthrottled(&mut self, what: &str) {
         until_true(what, async || !self.is_throttled().await).await;
     }
 }
 
-/// `design.md` 7: rates are reference data of users and groups. No session logs in again.
+/// `design.md` 7: rates are reference data of users and groups. They apply without a new login.
 // rows: R341
 #[tokio::test]
 async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
@@ -222,11 +221,15 @@ async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
         messages_per_second_user: Some(5),
         ..wide()
     };
-    assert_eq!(set.unwrap(), Some(expected), "the exchange's where unset");
+    assert_eq!(
+        set.unwrap(),
+        Some(expected),
+        "unset bounds are the exchange's"
+    );
     ann.until_throttled("the user's rate").await;
     assert_eq!(own_rates(&world).await, [1_000, 0, 5, 50_000]);
     set_bounds(&world, user, None).await.unwrap();
-    ann.until_free("no rate of the user").await;
+    ann.until_unthrottled("no rate of the user").await;
 
     let of_session = OrderBounds {
         messages_per_second_session: Some(5),
@@ -235,11 +238,13 @@ async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
     set_bounds(&world, user, Some(of_session)).await.unwrap();
     ann.until_throttled("the session's rate").await;
     let (mut other, stated) = Trader::login(&world, "b", 1_000_000).await;
-    assert_eq!(stated, 5, "a login states it");
+    assert_eq!(stated, 5, "the answer to the login has the rate");
     other.until_throttled("the rate of a later session").await;
     set_bounds(&world, user, None).await.unwrap();
-    ann.until_free("no rate of the session").await;
-    other.until_free("no rate of the later session").await;
+    ann.until_unthrottled("no rate of the session").await;
+    other
+        .until_unthrottled("no rate of the later session")
+        .await;
 
     let of_group = |rate| OrderBounds {
         messages_per_second_group: Some(rate),
@@ -252,14 +257,14 @@ async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
     ann.until_throttled("the rate of the user's group").await;
     assert_eq!(own_rates(&world).await, [1_000, 0, 0, 5]);
     set_bounds(&world, group, Some(of_group(0))).await.unwrap();
-    ann.until_free("the group's raised rate").await;
+    ann.until_unthrottled("the group's raised rate").await;
     set_bounds(&world, group, Some(of_group(5))).await.unwrap();
     ann.until_throttled("the group's lowered rate").await;
     set_group(&world, "ann", 0).await;
-    ann.until_free("no group").await;
+    ann.until_unthrottled("no group").await;
     assert_eq!(own_rates(&world).await, [1_000, 0, 0, 50_000]);
 
-    // A start journals other settings; the group keeps its own.
+    // A start with other settings journals them. The group keeps its bounds.
     set_group(&world, "ann", 7).await;
     drop((ann, other));
     let world = world.restart(Settings::default()).await;
@@ -269,7 +274,7 @@ async fn r341_a_changed_rate_or_group_applies_to_open_sessions() {
     world.stop().await;
 }
 
-/// Logs ann in under a session name; the code of a refusal.
+/// Logs ann in under a session name. Returns the code of a refusal.
 async fn refused_login(world: &World, name: &str) -> Option<DisconnectCode> {
     let (connection, _reports) = world.connect().await;
     match in_time("an answer", connection.login(0, login("ann", name))).await {
@@ -279,7 +284,7 @@ async fn refused_login(world: &World, name: &str) -> Option<DisconnectCode> {
     }
 }
 
-/// `design.md` 7.
+/// `design.md` 7: sessions per user.
 // rows: R341
 #[tokio::test]
 async fn sessions_of_a_user_are_limited_by_its_bounds() {
@@ -299,11 +304,11 @@ async fn sessions_of_a_user_are_limited_by_its_bounds() {
     set_bounds(&world, user, Some(most(2))).await.unwrap();
     assert_eq!(refused_login(&world, "b").await, None);
     assert_eq!(refused_login(&world, "c").await, too_many);
-    // A lower bound leaves the sessions that there are.
+    // A lower bound does not end existing sessions.
     set_bounds(&world, user, Some(most(1))).await.unwrap();
     assert_eq!(refused_login(&world, "b").await, None);
     assert_eq!(refused_login(&world, "c").await, too_many);
-    // The group's, then the exchange's.
+    // The bound of the group applies, then the bound of the exchange.
     set_bounds(&world, ("", 7), Some(most(2))).await.unwrap();
     set_group(&world, "ann", 7).await;
     set_bounds(&world, user, None).await.unwrap();
@@ -337,7 +342,7 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
     world.registry.list(bond("BOND-2"));
-    registry_tells(&world, "BOND-2").await;
+    publish_instrument_updated(&world, "BOND-2").await;
     listed(&world, 2).await;
     let order = || Order {
         instrument_id: "BOND-2".into(),
@@ -352,16 +357,16 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
         listed
     };
     world.registry.list(set(InstrumentStatus::Halted));
-    registry_tells(&world, "BOND-2").await;
+    publish_instrument_updated(&world, "BOND-2").await;
     until_true("the halt", async || {
         phase(&world).await == TradingPhase::Halt
     })
     .await;
     world.registry.list(set(InstrumentStatus::Active));
-    registry_tells(&world, "BOND-2").await;
+    publish_instrument_updated(&world, "BOND-2").await;
     // Events are handled in order: once BOND-3 is known, the change of BOND-2 has been handled.
     world.registry.list(bond("BOND-3"));
-    registry_tells(&world, "BOND-3").await;
+    publish_instrument_updated(&world, "BOND-3").await;
     listed(&world, 3).await;
     assert_eq!(phase(&world).await, TradingPhase::Halt);
     let lift = SetTradingPhaseRequest {

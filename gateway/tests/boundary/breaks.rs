@@ -1,4 +1,4 @@
-//! Users whose money differs between journal and ledger.
+//! Blocks of users whose hold differs between journal and ledger.
 
 use admission::Blocks;
 use prost::Message;
@@ -10,7 +10,7 @@ use types::command::BlockCause::{Difference, Identity};
 
 use crate::world::*;
 
-/// Sets what the ledger has left in a hold.
+/// Sets the remaining amount of a hold in the ledger.
 async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
     let request = books::AdjustHoldRequest {
         context: context(&format!("adjust-{}", unique())),
@@ -23,7 +23,7 @@ async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
     world.ledger.adjust_hold(request).await.unwrap();
 }
 
-/// Waits until an order has a hold of its own, split off ann's trading hold.
+/// Waits until an order's hold is split from ann's trading hold.
 async fn until_split(world: &mut World) {
     until_true("the order's own hold", async || {
         let holds = world.holds("ann", "CFA-RUB").await;
@@ -32,7 +32,7 @@ async fn until_split(world: &mut World) {
     .await;
 }
 
-/// The causes of a user's block, as the journal has them.
+/// The causes of a user's block in the replica.
 fn blocks(world: &World, user_id: &str) -> Blocks {
     let id = UserId::new(user_id).unwrap();
     world.replica().read(|state| {
@@ -49,8 +49,8 @@ async fn until_blocks(world: &World, user_id: &str, wanted: impl Fn(Blocks) -> b
     until_true(&what, async || wanted(blocks(world, user_id))).await;
 }
 
-/// Publishes identity's block or unblock of a user, in the order of the calls.
-async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
+/// Publishes identity's block or unblock event of a user. Events keep the order of the calls.
+async fn publish_block_event(world: &World, user_id: &str, is_blocked: bool) {
     let (context, user_id) = (context(&unique()), user_id.to_owned());
     let (name, payload) = if is_blocked {
         let event = identity::UserBlockedEvent {
@@ -74,7 +74,7 @@ async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
 
 fn settings() -> Settings {
     let mut settings = Settings::default();
-    // The sweeper must not repair what this test adjusts.
+    // The sweeper must not repair the difference that this test creates.
     settings.gateway.sweep_interval_ms = 3_600_000;
     settings
 }
@@ -88,12 +88,11 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     let hold = world.open_hold("ann", "CFA-RUB", "600").await;
     let order = world.place(buy("ann", "10", "10")).await.unwrap();
     let other = world.place(buy("bob", "9", "10")).await.unwrap();
-    // An order that stays open gets its own hold a second later: only then is the adjusted hold
-    // stable.
+    // Settlement splits the order's hold off after a second. The parent does not change after that.
     until_split(&mut world).await;
     adjust(&mut world, &hold.hold_id, "499.8").await;
 
-    // A start compares everything. A difference that stays blocks the user and no one else.
+    // A start compares all holds. A persistent difference blocks only its user.
     let mut world = world.restart(settings()).await;
     world.until_ended(&order).await;
     let cancelled = world.order(&order.order_id).await.unwrap();
@@ -103,7 +102,7 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     assert_eq!(other.status(), OrderStatus::Open);
     assert!(world.settlement.suspensions().contains_key("ann"));
 
-    // After the repair the user continues without any call.
+    // After the repair the user is unblocked without a call.
     world.settled().await;
     adjust(&mut world, &hold.hold_id, "600").await;
     until_true("ann trades again", async || {
@@ -132,21 +131,21 @@ async fn a_user_with_two_causes_of_a_block_stays_blocked_until_both_are_gone() {
     let world = world.restart(settings()).await;
     until_blocks(&world, "ann", |blocks| blocks.has(Difference)).await;
 
-    // Identity does not block her: that lifts no block of settlement.
-    identity_says(&world, "ann", false).await;
-    identity_says(&world, "bob", true).await;
+    // Identity's unblock event does not lift the block by settlement.
+    publish_block_event(&world, "ann", false).await;
+    publish_block_event(&world, "bob", true).await;
     until_blocks(&world, "bob", |blocks| blocks.has(Identity)).await;
     let left = blocks(&world, "ann");
     assert!(left.has(Difference) && !left.has(Identity));
 
-    // Now it does. Her hold is closed and released, so that journal and ledger agree: she stays
-    // blocked.
-    identity_says(&world, "ann", true).await;
+    // Identity's block closes and releases the hold, so journal and ledger agree. The user stays
+    // blocked by identity.
+    publish_block_event(&world, "ann", true).await;
     until_blocks(&world, "ann", |blocks| blocks.has(Identity)).await;
     until_blocks(&world, "ann", |blocks| !blocks.has(Difference)).await;
     assert!(blocks(&world, "ann").any());
     world.place(buy("ann", "10", "1")).await.unwrap_err();
-    identity_says(&world, "ann", false).await;
+    publish_block_event(&world, "ann", false).await;
     until_blocks(&world, "ann", |blocks| !blocks.any()).await;
     world.place(buy("ann", "10", "1")).await.unwrap();
     world.stop().await;

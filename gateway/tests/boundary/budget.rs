@@ -1,4 +1,4 @@
-//! The TRADING budget of a day: what an order did not trade returns to it (`design.md` 3).
+//! The TRADING budget of a day: the untraded part of an ended order returns to it (`design.md` 3).
 
 use prost::Message;
 use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
@@ -30,7 +30,7 @@ async fn until_limit(world: &World, user_id: &str, minor: i64) {
     .await;
 }
 
-/// A member who quotes and cancels within its limit is never sent to identity, on both protocols.
+/// Orders and cancels within the limit cause no question to identity, on both protocols.
 #[tokio::test]
 async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     let folder = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
         ann.send(0, cancel_own(id)).await.unwrap();
         assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, id);
     }
-    // 20.00 of which 15.00 are traded; the rest is cancelled.
+    // An order of 20.00, of which 15.00 are traded and the rest is cancelled.
     ann.send(0, wire_order(21, Side::Buy, 100, 20))
         .await
         .unwrap();
@@ -64,11 +64,11 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     until(&mut of_bob, ack).await;
     ann.send(0, cancel_own(21)).await.unwrap();
     assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, 21);
-    // 10.00 are left, and by call as well.
+    // An order by call uses the remaining 10.00.
     world.place(buy("ann", "1.00", "10")).await.unwrap();
     assert_eq!(world.identity.limit_questions(), []);
-    // The session's figure does not see the call: admission refuses one order. For the next one
-    // the figure is read again, and identity is asked.
+    // The session's budget lacks the call's order, so admission refuses one order. For the next one
+    // the budget is read again, and identity is asked.
     ann.send(0, wire_order(22, Side::Buy, 100, 1))
         .await
         .unwrap();
@@ -79,8 +79,8 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
         .unwrap();
     assert_eq!(until(&mut of_ann, ack).await.client_order_id, 23);
     assert_eq!(world.identity.limit_questions().len(), 1);
-    // A raised limit is journalled when identity says so: 15.00 traded and 10.00 open of 40.00. The
-    // double has counted another 5.00 of 45.00.
+    // Identity's event of a raised limit is journalled: 15.00 traded and 10.00 open of 40.00. The
+    // limit is 45.00, because the double has counted another 5.00.
     world
         .identity
         .change("ann", |ann| ann.trading_minor = 4_000);
@@ -91,8 +91,8 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     world.stop().await;
 }
 
-/// A sell far below the best bid is judged by the bid: admission refuses it, and identity is asked
-/// about what it would get, on both protocols.
+/// A sell far below the best bid is valued at the bid. Admission refuses it, and identity is asked
+/// about that value, on both protocols.
 #[tokio::test]
 async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     let folder = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     world.place(buy("ann", "3.00", "30")).await.unwrap();
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
     world.identity.limit_questions();
-    // 10.00 at its own price, 30.00 at the bid, of 25.00.
+    // 10.00 at its own price and 30.00 at the bid; the limit is 25.00.
     bob.send(0, wire_order(1, Side::Sell, 100, 10))
         .await
         .unwrap();
@@ -133,7 +133,7 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     world.stop().await;
 }
 
-/// A limit that cannot be read is read later, and delays no other user's.
+/// A limit that identity does not answer is read later and delays no other user's limit.
 #[tokio::test]
 async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
     let folder = tempfile::tempdir().unwrap();
@@ -142,24 +142,24 @@ async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
         world.user(user_id, "100000", "0").await;
         drop(world.session(login(user_id, name)).await);
     }
-    let away = |is_away| {
+    let set_unavailable = |is_unavailable| {
         world.identity.with(|state| {
-            match is_away {
+            match is_unavailable {
                 true => state.limits_away.insert("ann".to_owned()),
                 false => state.limits_away.remove("ann"),
             };
         });
     };
-    away(true);
+    set_unavailable(true);
     for user_id in ["ann", "bob"] {
         world
             .identity
             .change(user_id, |user| user.trading_minor = 4_000);
         publish_updated(&world, user_id).await;
     }
-    // Ann was bound first: hers is the first to be read.
+    // Ann was bound first, so her limit is read first.
     until_limit(&world, "bob", 4_500).await;
-    away(false);
+    set_unavailable(false);
     until_limit(&world, "ann", 4_500).await;
     world.stop().await;
 }

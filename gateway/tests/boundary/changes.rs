@@ -1,4 +1,4 @@
-//! Orders that change or end: amend, cancel, mass cancel, and the money released.
+//! Amend, cancel, mass cancel and kill switch, and the money that they release.
 
 use std::time::Duration;
 
@@ -126,8 +126,8 @@ async fn r161_cancel_of_what_is_not_open_has_its_error() {
     world.stop().await;
 }
 
-/// D37: an amend changes the client order id, through either protocol. The order_id stays, and the
-/// history shows the new client order id.
+/// D37: an amend by either protocol may change the client order id. The order id stays, and the
+/// history has the new client order id.
 // rows: R328
 #[tokio::test]
 async fn r328_an_amend_may_give_the_order_another_client_order_id() {
@@ -155,7 +155,7 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
     assert_eq!(shown, (&*order.order_id, "second"));
     let stored = world.order(&order.order_id).await.unwrap();
     assert_eq!(stored.client_order_id, "second");
-    // The first id is free again, the second is in use.
+    // The first id is free again. The second is in use.
     let named = |id: &str| Order {
         client_order_id: id.into(),
         ..buy("ann", "9", "1")
@@ -165,12 +165,12 @@ async fn r328_an_amend_may_give_the_order_another_client_order_id() {
     assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
     let status = trader.amend_order(amend("first")).await.unwrap_err();
     assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
-    // Nothing to change, and an id that is too long.
+    // An amend without a change, and one with an id that is too long.
     let status = trader.amend_order(amend("")).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     let status = trader.amend_order(amend(&"x".repeat(129))).await;
     assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
-    // A number through a session.
+    // A session sets a numeric id.
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     let rename = wire::Amend {
         client_order_id: 0,
@@ -216,7 +216,7 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
         .unwrap();
     assert_eq!(text(&amended.quantity), "15");
     assert_eq!(world.book().await.0, [("10.00".into(), "20".into())]);
-    // More, at a better price: its hold grows.
+    // A larger quantity at a better price: the order's hold grows.
     let amended = trader
         .amend_order(amend(Some("12"), Some("40")))
         .await
@@ -232,11 +232,11 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
         world.book().await.0,
         [("12.00".into(), "40".into()), ("10.00".into(), "5".into())]
     );
-    // 480.00 and 50.00, and a thousandth of each for the fee.
+    // 480.00 and 50.00, each with a fee of 0.1 %.
     let both: (String, String, String) = ("1000.00".into(), "530.53".into(), "469.47".into());
     world.settled().await;
     assert_eq!(world.balance("ann", "CFA-RUB").await, both);
-    // More than the money covers: refused, the order is unchanged.
+    // A quantity above the balance is refused, and the order is unchanged.
     let refusal = refused(
         trader
             .amend_order(amend(None, Some("90")))
@@ -258,7 +258,7 @@ async fn r143_amend_changes_price_and_total_and_the_blocked_money() {
     let nothing = trader.amend_order(amend(None, None)).await.unwrap_err();
     assert_eq!(nothing.code(), Code::InvalidArgument);
 
-    // In the end all money is released.
+    // The cancels release all money.
     for order in [&order, &later] {
         world.cancel("ann", &order.order_id).await.unwrap();
     }
@@ -282,7 +282,7 @@ async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
         reason: "drill".into(),
     };
 
-    // Her own, engaged by herself. She may not engage another user's, nor lift her own.
+    // A trader may engage the switch of its own user, but not lift it, nor engage another user's.
     let mut ann = world.trader("ann");
     let mine = ann.set_kill_switch(switch("k1", "", true)).await.unwrap();
     assert_eq!(mine.get_ref().cancelled, 1);
@@ -298,7 +298,7 @@ async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
     assert_eq!(refused.message(), "Kill switch is engaged");
     world.place(buy("bob", "3", "1")).await.unwrap();
 
-    // All users': the two levels are independent, and both survive a restart.
+    // The switch of all users is independent of a user's switch. Both survive a restart.
     let mut operator = world.operator();
     let all = operator.set_kill_switch(switch("k4", "", true)).await;
     assert_eq!(all.unwrap().get_ref().cancelled, 2);
@@ -322,7 +322,7 @@ async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
     world.stop().await;
 }
 
-// The caller disconnects while its orders are being cancelled in slices of 256.
+/// The caller disconnects while its orders are cancelled in slices of 256.
 #[tokio::test]
 async fn t12_a_repeat_of_a_mass_cancel_that_goes_on_in_slices_is_answered_with_all_of_them() {
     const ORDERS: u32 = 3_000;
@@ -404,7 +404,7 @@ async fn mass_cancel_takes_what_its_filters_name() {
     assert_eq!(
         all.into_inner().cancelled,
         2,
-        "the kill switch cancels all users' orders"
+        "an operator's mass cancel without a user is for all users"
     );
     assert_eq!(world.book().await, (vec![], vec![]));
     let orders = world

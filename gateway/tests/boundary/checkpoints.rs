@@ -1,5 +1,5 @@
-//! The market after a journal truncation: sessions, books, history and money continue from
-//! checkpoints as if the whole journal were there.
+//! The market after a journal truncation. Sessions, books, history and money continue from
+//! checkpoints as with the whole journal.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,11 +17,11 @@ use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
 const FOLDER: &str = "MARKET_CHECKPOINT_FOLDER";
-/// Number of last messages whose records the journal still has.
+/// Number of the newest messages whose records the truncated journal still has.
 const KEPT: usize = 10;
 
-/// Frequent checkpoints, and next to nothing of the journal kept.
-fn kept_short() -> Settings {
+/// Frequent checkpoints, and a journal that is truncated to 64 KiB.
+fn truncating() -> Settings {
     Settings {
         checkpoints: Some(SnapshotConfig {
             every_commands: 20,
@@ -35,12 +35,12 @@ fn kept_short() -> Settings {
     }
 }
 
-/// The same over the data that such settings left, with nothing more written or removed.
-fn read_only() -> Settings {
+/// Like [`truncating`], but without new checkpoints and without truncation.
+fn without_truncation() -> Settings {
     Settings {
         checkpoints: None,
         retain_bytes: None,
-        ..kept_short()
+        ..truncating()
     }
 }
 
@@ -54,10 +54,11 @@ fn first_segment(folder: &Path) -> u64 {
     numbers.min().unwrap()
 }
 
-/// Orders of ann's session that rest, trade with bob's, or are cancelled, with client ids after
-/// `first_id`, until the journal starts after segment `beyond`. Returns her last message number.
+/// Trades until the journal starts after segment `beyond`. Ann's session enters orders with client
+/// ids after `first_id`, which rest, trade with bob or are cancelled. Returns the session's last
+/// message number.
 async fn trade(world: &World, beyond: u64, first_id: u64) -> u64 {
-    // Earlier messages may have left window and journal.
+    // Earlier messages may have been removed from window and journal.
     let options = LoginOptions {
         from_now: true,
         ..with_money("ann", "a")
@@ -72,7 +73,7 @@ async fn trade(world: &World, beyond: u64, first_id: u64) -> u64 {
             .await
             .unwrap();
         let entered = loop {
-            let report = numbered(&mut of_ann).await;
+            let report = next_numbered(&mut of_ann).await;
             last = report.sequence;
             if let ServerMessage::OrderAck(ack) = report.message {
                 break ack;
@@ -80,10 +81,10 @@ async fn trade(world: &World, beyond: u64, first_id: u64) -> u64 {
         };
         if id % 4 == 0 {
             world.place(sell("bob", "10", "1")).await.unwrap();
-            last = numbered(&mut of_ann).await.sequence;
+            last = next_numbered(&mut of_ann).await.sequence;
         } else if id % 7 != 0 {
             ann.send(0, cancel(entered.engine_order_id)).await.unwrap();
-            last = numbered(&mut of_ann).await.sequence;
+            last = next_numbered(&mut of_ann).await.sequence;
         }
     }
     last
@@ -96,8 +97,8 @@ fn cancel(engine_order_id: u64) -> wire::Cancel {
     }
 }
 
-/// Everything that is visible of the market.
-async fn seen(world: &mut World) -> impl PartialEq + std::fmt::Debug + use<> {
+/// The market's visible state.
+async fn visible_state(world: &mut World) -> impl PartialEq + std::fmt::Debug + use<> {
     world.settled().await;
     let (status, book) = (world.status().await, world.book().await);
     let trades = world.trades("bob").await;
@@ -124,7 +125,7 @@ async fn members(folder: &Path, settings: Settings) -> World {
 }
 
 /// Every numbered message of ann's session after `after`, up to `last`.
-async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
+async fn session_messages(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
     let options = LoginOptions {
         last_sequence: after,
         ..login("ann", "a")
@@ -132,7 +133,7 @@ async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
     let (_ann, mut reports) = world.session(options).await;
     let mut messages = Vec::new();
     while after + (messages.len() as u64) < last {
-        let report = numbered(&mut reports).await;
+        let report = next_numbered(&mut reports).await;
         assert_eq!(report.sequence, after + messages.len() as u64 + 1);
         messages.push(report.message);
     }
@@ -142,32 +143,33 @@ async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
 #[tokio::test]
 async fn a_market_with_a_truncated_journal_is_the_same_market() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = members(folder.path(), kept_short()).await;
+    let mut world = members(folder.path(), truncating()).await;
     let first = world
         .place_with("bob", "first", sell("bob", "500", "1"))
         .await
         .unwrap();
     let last = trade(&world, 6, 0).await;
-    let messages = told(&world, 0, last).await;
-    let before = seen(&mut world).await;
-    let mut world = world.restart(read_only()).await;
+    let messages = session_messages(&world, 0, last).await;
+    let before = visible_state(&mut world).await;
+    let mut world = world.restart(without_truncation()).await;
     assert!(first_segment(&world.folder) > 6);
-    assert_eq!(seen(&mut world).await, before);
-    // As far back as the journal goes; the windows ended with the process.
+    assert_eq!(visible_state(&mut world).await, before);
+    // The windows ended with the process, so these messages come from the truncated journal.
     for back in [KEPT, 3] {
-        let behind = messages.len() - back;
-        assert_eq!(told(&world, behind as u64, last).await, messages[behind..]);
+        let first = messages.len() - back;
+        let resent = session_messages(&world, first as u64, last).await;
+        assert_eq!(resent, messages[first..]);
     }
 
-    // An earlier key gets its earlier answer; an earlier order is found, and can be cancelled.
+    // A key from before the truncation gets its stored answer. Its order is found and cancelled.
     let again = world
         .place_with("bob", "first", sell("bob", "500", "1"))
         .await
         .unwrap();
     assert_eq!(again.order_id, first.order_id);
     world.cancel("bob", &first.order_id).await.unwrap();
-    // The session continues, and so does the truncation.
-    let world = world.restart(kept_short()).await;
+    // The session continues, and the journal is truncated further.
+    let world = world.restart(truncating()).await;
     let gone = first_segment(&world.folder);
     let (ann, mut of_ann) = world
         .session(LoginOptions {
@@ -178,32 +180,32 @@ async fn a_market_with_a_truncated_journal_is_the_same_market() {
     ann.send(0, wire_order(9_999, Side::Buy, 100, 1))
         .await
         .unwrap();
-    assert_eq!(numbered(&mut of_ann).await.sequence, last + 1);
+    assert_eq!(next_numbered(&mut of_ann).await.sequence, last + 1);
     drop((ann, of_ann));
     trade(&world, gone + 2, 10_000).await;
     world.stop().await;
-    // The next start needs the records that the history has.
-    let told = gateway::published_through(&folder.path().join("gateway")).await;
+    // The history's position is within the journal. It is zero without a history.
+    let published = gateway::published_through(&folder.path().join("gateway")).await;
     let journal = Folder::new(&folder.path().join("journal"))
         .verify()
         .unwrap();
-    assert!((1..=journal.last).contains(&told.unwrap().get()));
+    assert!((1..=journal.last).contains(&published.unwrap().get()));
     let nothing = gateway::published_through(&folder.path().join("none")).await;
     assert_eq!(nothing.unwrap(), types::Sequence::ZERO);
 }
 
-/// The process that is killed; does nothing in an ordinary run.
+/// Body of the child process that is killed. Does nothing in an ordinary test run.
 #[tokio::test]
 async fn child_trades_and_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else {
         return;
     };
-    let world = members(Path::new(&folder), kept_short()).await;
+    let world = members(Path::new(&folder), truncating()).await;
     let last = trade(&world, 4, 0).await;
-    let messages = told(&world, last - KEPT as u64, last).await;
-    std::fs::write(Path::new(&folder).join("told"), format!("{messages:?}")).unwrap();
+    let messages = session_messages(&world, last - KEPT as u64, last).await;
+    std::fs::write(Path::new(&folder).join("messages"), format!("{messages:?}")).unwrap();
     std::fs::write(Path::new(&folder).join("last"), last.to_string()).unwrap();
-    // The registry's double dies with this process: nothing may be in flight to it.
+    // The registry's double dies with this process, so no call to it may be in flight.
     world.settled().await;
     std::process::abort();
 }
@@ -220,19 +222,19 @@ async fn a_killed_market_continues_with_a_truncated_journal() {
         .env(FOLDER, folder.path())
         .status()
         .unwrap();
-    assert!(!status.success(), "the child was to be killed");
+    assert!(!status.success(), "the child is killed");
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     let last: u64 = read("last").parse().unwrap();
     let (identity, registry) = <(std::sync::Arc<Peers>, std::sync::Arc<Registry>)>::default();
     identity.change("ann", |_| {});
     identity.change("bob", |_| {});
     registry.list(bond(BOND));
-    let mut world = World::start(folder.path(), read_only(), identity, registry).await;
+    let mut world = World::start(folder.path(), without_truncation(), identity, registry).await;
     assert!(first_segment(&world.folder) > 4);
     world.settled().await;
-    let messages = told(&world, last - KEPT as u64, last).await;
-    assert_eq!(format!("{messages:?}"), read("told"));
-    // Trades are settled once: ann has exactly the bonds that bob lacks.
+    let messages = session_messages(&world, last - KEPT as u64, last).await;
+    assert_eq!(format!("{messages:?}"), read("messages"));
+    // Each trade is settled once: the sum of both positions is unchanged.
     let bought = world.balance("ann", BOND).await.0.parse::<u64>().unwrap();
     let left = world.balance("bob", BOND).await.0.parse::<u64>().unwrap();
     assert_eq!(bought + left, 100_000);
@@ -244,12 +246,12 @@ async fn a_killed_market_continues_with_a_truncated_journal() {
     world.stop().await;
 }
 
-// A client that lacks messages no longer in window or journal gets MESSAGES_REMOVED.
+/// A client that resumes before the oldest available message gets MESSAGES_REMOVED.
 #[tokio::test]
 async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
     const ORDERS: u64 = 9_000;
     let folder = tempfile::tempdir().unwrap();
-    let mut world = members(folder.path(), kept_short()).await;
+    let mut world = members(folder.path(), truncating()).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     for id in 1..=ORDERS {
         ann.send(0, wire_order(id, Side::Buy, 100, 1))
@@ -263,8 +265,8 @@ async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
     })
     .await;
     let deadline = Instant::now() + PATIENCE;
-    // Two checkpoints must follow the segment, and a flood may end before the second one.
-    // Settlement passes the flood with the next trade.
+    // A segment is removed only if two checkpoints follow it and settlement is past it. Further
+    // trades cause both.
     world.user("carl", "1000000", "0").await;
     while first_segment(&world.folder) == 1 {
         assert!(Instant::now() < deadline, "nothing is removed");
@@ -272,7 +274,7 @@ async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
         world.place(buy("carl", "20", "1")).await.unwrap();
     }
     cut(&ann, &mut of_ann).await;
-    // The code may be lost with the connection that ends: the client asks again.
+    // The closing connection may lose the code: the client logs in again.
     let mut refused = None;
     for _ in 0..10 {
         let (connection, mut reports) = world.connect().await;
@@ -300,19 +302,19 @@ async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
     };
     let (ann, mut of_ann) = world.session(options).await;
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
-    assert_eq!(numbered(&mut of_ann).await.sequence, 2 * ORDERS + 1);
+    assert_eq!(next_numbered(&mut of_ann).await.sequence, 2 * ORDERS + 1);
     world.stop().await;
 }
 
-// Requests resent together get their own answers: those that the journal still has are answered,
-// and only those that have left it are not.
+/// Of requests that are resent together, those that the journal still has get their first answers.
+/// Only the others get ALREADY_SEEN.
 #[tokio::test]
 async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
     const ORDERS: u64 = 25_000;
     let folder = tempfile::tempdir().unwrap();
     let whole = Settings {
         retain_bytes: None,
-        ..kept_short()
+        ..truncating()
     };
     let world = members(folder.path(), whole).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
@@ -331,7 +333,7 @@ async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
         }
     }
     drop((ann, of_ann));
-    // The kept part begins before the window, and after the first requests.
+    // The kept part of the journal starts after the first requests and before the window.
     let bytes: u64 = std::fs::read_dir(folder.path().join("journal"))
         .unwrap()
         .map(|file| file.unwrap().metadata().unwrap())
@@ -340,7 +342,7 @@ async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
         .sum();
     let kept = Settings {
         retain_bytes: Some(bytes * 2 / 5),
-        ..kept_short()
+        ..truncating()
     };
     let world = world.restart(kept).await;
     let options = LoginOptions {
@@ -352,28 +354,28 @@ async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
     let mut id = ORDERS;
     while first_segment(&world.folder) == 1 {
         assert!(Instant::now() < deadline, "nothing is removed");
-        // A new checkpoint needs a new command. A single command takes a whole block: with too many
-        // of them nothing else is kept.
+        // A new checkpoint needs a new command. Each command takes a whole block, so too many of
+        // them would push out the rest.
         if id < ORDERS + 20 {
             id += 1;
             ann.send(0, wire_order(id, Side::Buy, 100, 1))
                 .await
                 .unwrap();
-            numbered(&mut of_ann).await;
+            next_numbered(&mut of_ann).await;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     drop((ann, of_ann));
-    // A stop ends a removal that has begun; nothing more is removed after it.
-    let world = world.restart(read_only()).await;
-    // The rest of the journal continues from its oldest checkpoint. The record of a request has at
-    // least the request's number: this one is after the checkpoint.
+    // A stop completes a removal that has started. Nothing is removed after it.
+    let world = world.restart(without_truncation()).await;
+    // The kept part is readable from its oldest checkpoint. The sequence of a request's record is
+    // at least its client sequence, so the record of request `kept` is after the checkpoint.
     let dir = world.folder.join("journal");
     let first = Folder::new(&dir).first().unwrap();
     let states = Snapshots::new(&dir.join("snapshots")).sequences().unwrap();
     let mut usable = states.into_iter().filter(|at| at + 1 >= first);
-    let told = usable.next().expect("a checkpoint of the rest") + 1;
-    assert!(told < 2 * ORDERS - 16_500, "{told} is before the window");
+    let kept = usable.next().expect("a checkpoint of the kept part") + 1;
+    assert!(kept < 2 * ORDERS - 16_500, "{kept} is in the window");
 
     let mut raw = Raw::connect(&world).await;
     let now = wire::Login {
@@ -381,13 +383,13 @@ async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
         ..raw_login("ann", "a", 0)
     };
     raw.login(0, now).await;
-    for again in [1, told, 2, told + 1] {
+    for again in [1, kept, 2, kept + 1] {
         raw.send(0, again, wire_order(again, Side::Buy, 100, 1))
             .await;
     }
     let mut answers = std::collections::BTreeMap::new();
     while answers.len() < 4 {
-        let (header, message) = raw.next_at_last().await;
+        let (header, message) = raw.next_with_heartbeats().await;
         match message {
             ServerMessage::OrderAck(ack) => {
                 answers.insert(ack.client_seq, header.sequence);
@@ -402,7 +404,7 @@ async fn r343_an_answer_that_has_left_the_journal_affects_no_other() {
             _ => {}
         }
     }
-    let expected = [(1, 0), (2, 0), (told, told), (told + 1, told + 1)];
+    let expected = [(1, 0), (2, 0), (kept, kept), (kept + 1, kept + 1)];
     assert_eq!(answers, expected.into());
     world.stop().await;
 }

@@ -1,5 +1,4 @@
-//! A clock that steps, as members, the market supervisor and the health read see it
-//! (`design.md` 8).
+//! Effects of a clock step on members, the market supervisor and the health read (`design.md` 8).
 
 use proto::convert::to_timestamp_us;
 use proto::market::v1::*;
@@ -26,26 +25,28 @@ fn reason(refused_by: Result<impl Sized, Status>) -> (Code, String) {
     (code, reason)
 }
 
-/// Settings with the clock of the machine's next process.
-fn on(machine: &Machine) -> Settings {
+/// Settings for the next process of the machine.
+fn settings_on(machine: &Machine) -> Settings {
     Settings {
         clock: Some(machine.process()),
         ..Settings::default()
     }
 }
 
-async fn health(world: &World) -> String {
+/// Waits until the clock fails in the health read. Returns the reason.
+async fn until_clock_fails(world: &World) -> String {
     let health = world.gateway.service().health;
     eventually(async || health.failing().get("clock").cloned()).await
 }
 
-async fn health_is_well(world: &World) {
+/// Waits until the clock no longer fails in the health read.
+async fn until_clock_is_ok(world: &World) {
     let health = world.gateway.service().health;
     eventually(async || (!health.failing().contains_key("clock")).then_some(())).await;
 }
 
-/// Answer to an order of a session: accepted, or the reason of the refusal.
-async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<(), RejectReason> {
+/// Enters an order by a session. Returns the reason of a refusal.
+async fn enter(world: &World, user_id: &str, name: &str, number: u64) -> Result<(), RejectReason> {
     let (session, mut reports) = world.session(with_money(user_id, name)).await;
     let order = wire_order(number, Side::Buy, 1_000, 1);
     session.send(0, order).await.unwrap();
@@ -60,7 +61,7 @@ async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<()
 #[tokio::test]
 async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
-    let settings = on(&machine);
+    let settings = settings_on(&machine);
     let process = settings.clock.clone().unwrap();
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "100000", "10").await;
@@ -70,29 +71,29 @@ async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     let expires_us = i64::try_from(START_NS / 1_000).unwrap() + 3_600_000_000;
     dated.expires_at = Some(to_timestamp_us(expires_us));
     let dated = world.place(dated).await.unwrap();
-    ask(&world, "ann", "before", 1).await.unwrap();
+    enter(&world, "ann", "before", 1).await.unwrap();
     let nothing = world.operator().confirm_clock(confirm("c0", DAY_S)).await;
     let expected = (Code::FailedPrecondition, "CLOCK_NOT_SUSPECT".to_owned());
     assert_eq!(reason(nothing), expected);
 
     machine.set_wrong_by_s(DAY_S);
     process.observe();
-    let told = health(&world).await;
-    assert!(told.contains("86400 s ahead"), "{told}");
+    let reason_text = until_clock_fails(&world).await;
+    assert!(reason_text.contains("86400 s ahead"), "{reason_text}");
     assert!(
-        told.contains("confirm-clock --offset-seconds 86400"),
-        "{told}"
+        reason_text.contains("confirm-clock --offset-seconds 86400"),
+        "{reason_text}"
     );
     let placed = world.place(buy("ann", "1", "1")).await;
     let expected = (Code::Unavailable, "CLOCK_UNCONFIRMED".to_owned());
     assert_eq!(reason(placed), expected);
-    let asked = ask(&world, "ann", "during", 2).await;
-    assert_eq!(asked, Err(RejectReason::ClockUnconfirmed));
+    let entered = enter(&world, "ann", "during", 2).await;
+    assert_eq!(entered, Err(RejectReason::ClockUnconfirmed));
     world.cancel("ann", &kept.order_id).await.unwrap();
     let order = world.order(&dated.order_id).await.unwrap();
     assert_eq!(order.status(), OrderStatus::Open, "not expired");
 
-    // Only the market supervisor may confirm, and only the offset that the health read shows.
+    // Only the market supervisor may confirm the clock, with the offset of the health read.
     let own = world
         .trader("ann")
         .confirm_clock(confirm("c1", DAY_S))
@@ -105,9 +106,9 @@ async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
         let confirmed = world.operator().confirm_clock(confirm("c3", DAY_S)).await;
         assert_eq!(confirmed.unwrap().get_ref().offset_seconds, DAY_S);
     }
-    health_is_well(&world).await;
+    until_clock_is_ok(&world).await;
     world.place(buy("ann", "1", "1")).await.unwrap();
-    ask(&world, "ann", "after", 3).await.unwrap();
+    enter(&world, "ann", "after", 3).await.unwrap();
     eventually(async || {
         let order = world.order(&dated.order_id).await.unwrap();
         (order.cancel_reason == "EXPIRED").then_some(())
@@ -115,53 +116,53 @@ async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     .await;
 
     let hash = world.status().await.state_hash;
-    let world = world.restart(on(&machine)).await;
+    let world = world.restart(settings_on(&machine)).await;
     assert!(!hash.is_empty());
     world.place(buy("ann", "1", "1")).await.unwrap();
     world.stop().await;
 }
 
-// H8: with journalled time a day ahead, no session could order all day (`LIMIT_EXCEEDED`).
+/// H8: with journalled time a day ahead, sessions were refused for a day (`LIMIT_EXCEEDED`).
 #[tokio::test]
 async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
     machine.set_wrong_by_s(DAY_S);
-    let mut world = World::with(folder.path(), on(&machine)).await;
+    let mut world = World::with(folder.path(), settings_on(&machine)).await;
     world.user("ann", "100000", "10").await;
-    ask(&world, "ann", "before", 1).await.unwrap();
+    enter(&world, "ann", "before", 1).await.unwrap();
 
     machine.set_wrong_by_s(0);
-    let world = world.restart(on(&machine)).await;
-    let told = health(&world).await;
-    assert!(told.contains("s behind"), "{told}");
-    let asked = ask(&world, "ann", "during", 2).await;
-    assert_eq!(asked, Err(RejectReason::ClockUnconfirmed));
+    let world = world.restart(settings_on(&machine)).await;
+    let reason_text = until_clock_fails(&world).await;
+    assert!(reason_text.contains("s behind"), "{reason_text}");
+    let entered = enter(&world, "ann", "during", 2).await;
+    assert_eq!(entered, Err(RejectReason::ClockUnconfirmed));
     let confirmed = world.operator().confirm_clock(confirm("c1", -DAY_S)).await;
     confirmed.unwrap();
-    health_is_well(&world).await;
-    ask(&world, "ann", "after", 3).await.unwrap();
+    until_clock_is_ok(&world).await;
+    enter(&world, "ann", "after", 3).await.unwrap();
 
-    let world = world.restart(on(&machine)).await;
-    ask(&world, "ann", "later", 4).await.unwrap();
-    health_is_well(&world).await;
+    let world = world.restart(settings_on(&machine)).await;
+    enter(&world, "ann", "later", 4).await.unwrap();
+    until_clock_is_ok(&world).await;
     world.stop().await;
 }
 
 #[tokio::test]
 async fn a_clock_that_is_back_opens_the_market_by_itself() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
-    let settings = on(&machine);
+    let settings = settings_on(&machine);
     let process = settings.clock.clone().unwrap();
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "100000", "10").await;
     machine.set_wrong_by_s(-DAY_S);
     process.observe();
-    health(&world).await;
+    until_clock_fails(&world).await;
     let placed = world.place(buy("ann", "1", "1")).await;
     assert_eq!(reason(placed).1, "CLOCK_UNCONFIRMED");
     machine.set_wrong_by_s(0);
     process.observe();
-    health_is_well(&world).await;
+    until_clock_is_ok(&world).await;
     eventually(async || world.place(buy("ann", "1", "1")).await.ok()).await;
     world.stop().await;
 }

@@ -1,5 +1,5 @@
-//! A process killed exactly between the ledger's hold and the journal's append (`design.md` 4):
-//! nothing is lost, nothing stays blocked, and the old key acts no more.
+//! A crash between the ledger's hold and the journal's append (`design.md` 4). No money is lost or
+//! stays on hold, and the old key enters no order.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn settings(orphan_hold_age_ms: u64) -> Settings {
     settings
 }
 
-/// The process that is killed; does nothing in an ordinary run.
+/// Body of the child process that is killed. Does nothing in an ordinary test run.
 #[tokio::test]
 async fn child_places_an_order_and_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else {
@@ -31,7 +31,7 @@ async fn child_places_an_order_and_is_killed() {
         .place_with("ann", "the-key", buy("ann", "10", "50"))
         .await
         .unwrap();
-    unreachable!("killed after the hold was placed");
+    unreachable!("the process is killed after the hold is placed");
 }
 
 fn crash(folder: &Path) {
@@ -45,7 +45,7 @@ fn crash(folder: &Path) {
         .env("PLATFORM_CRASH_AT", "market.hold_placed")
         .status()
         .unwrap();
-    assert!(!status.success(), "the child was to be killed");
+    assert!(!status.success(), "the child is killed");
 }
 
 async fn after_the_crash(folder: &Path, orphan_hold_age_ms: u64) -> World {
@@ -62,11 +62,11 @@ async fn a_hold_unknown_to_the_journal_is_released_and_its_key_bound() {
     let folder = tempfile::tempdir().unwrap();
     crash(folder.path());
     let mut world = after_the_crash(folder.path(), 0).await;
-    // The failpoint hits the first order of its own hold: nothing reached the book.
+    // The failpoint aborts at the first order with its own hold, before any order enters the book.
     let held = world.balance("ann", "CFA-RUB").await.1;
     assert_eq!(
         held, "10.01",
-        "blocked in the ledger, unknown to the journal"
+        "on hold in the ledger, unknown to the journal"
     );
     world.gateway.sweep().await.unwrap();
     world.settled().await;
@@ -81,7 +81,7 @@ async fn a_hold_unknown_to_the_journal_is_released_and_its_key_bound() {
             .iter()
             .all(|hold| hold.status() == HoldStatus::Released)
     );
-    // The key of that call follows the prefix of the reason.
+    // The hold's reason contains the key of the call.
     let key = holds[0]
         .reason
         .strip_prefix("Order of request ")

@@ -1,4 +1,4 @@
-//! The process has no file descriptor left to read the journal with, and later has some again.
+//! A process that temporarily has no file descriptor to read its journal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ async fn until_failing(health: &Health, parts: &[&str]) {
     drop(in_time(&what, waiting).await);
 }
 
-/// Until they can read again, the market is closed to new orders (`design.md` 7).
+/// Until the journal's readers recover, the market refuses new orders (`design.md` 7).
 #[tokio::test]
 async fn journal_readers_report_missing_descriptors_and_recover() {
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ async fn journal_readers_report_missing_descriptors_and_recover() {
     let mut id = 0;
     for _ in 0..2 {
         world.settled().await;
-        // It rests while readers fail, and its cancel passes.
+        // This order rests while the readers fail. Its cancel is accepted.
         id += 1;
         let resting = id;
         ann.send(0, wire_order(id, Side::Buy, 900, 1))
@@ -47,7 +47,7 @@ async fn journal_readers_report_missing_descriptors_and_recover() {
         until(&mut of_ann, ack).await;
         world.settled().await;
         storage.open_fails_every.store(1, Ordering::SeqCst);
-        // New orders are refused as soon as the replica has missed the first one.
+        // New orders are refused once the replica cannot read the first one.
         let refused = loop {
             id += 1;
             ann.send(0, wire_order(id, Side::Buy, 900, 1))

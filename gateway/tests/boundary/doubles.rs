@@ -7,17 +7,17 @@ use std::time::Duration;
 use events::Log;
 use tokio::sync::watch;
 
-/// A log that refuses events while it is unavailable.
-pub struct LogThatGoesAway {
+/// An event log that refuses events while it is unavailable.
+pub struct UnavailableLog {
     pub log: Arc<dyn Log>,
-    pub is_away: Arc<AtomicBool>,
-    /// While unavailable it does not answer, like Kafka, instead of returning an error.
+    pub is_unavailable: Arc<AtomicBool>,
+    /// While unavailable, `publish` blocks like a Kafka client instead of returning an error.
     pub hangs: bool,
 }
 
-impl LogThatGoesAway {
+impl UnavailableLog {
     fn check(&self) -> Result<(), events::Error> {
-        match self.is_away.load(Ordering::SeqCst) {
+        match self.is_unavailable.load(Ordering::SeqCst) {
             true => Err(events::Error::Closed),
             false => Ok(()),
         }
@@ -25,9 +25,9 @@ impl LogThatGoesAway {
 }
 
 #[tonic::async_trait]
-impl Log for LogThatGoesAway {
+impl Log for UnavailableLog {
     async fn publish(&self, events: &[events::Event]) -> Result<(), events::Error> {
-        while self.hangs && self.is_away.load(Ordering::SeqCst) {
+        while self.hangs && self.is_unavailable.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.check()?;

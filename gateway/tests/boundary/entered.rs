@@ -1,4 +1,4 @@
-//! The answer to PlaceOrder: the order as its record left it, without the history.
+//! The answer to PlaceOrder comes from the order's record, not from the history.
 
 use proto::market::v1::{
     Order, OrderSide, OrderStatus, OrderType, SelfTradePrevention, TimeInForce,
@@ -7,8 +7,8 @@ use sqlx::{Connection, SqliteConnection};
 
 use crate::world::*;
 
-/// Lets no other connection write to a database.
-pub async fn locked(folder: &std::path::Path, file: &str) -> SqliteConnection {
+/// Locks a database against writes of other connections.
+pub async fn lock_database(folder: &std::path::Path, file: &str) -> SqliteConnection {
     let url = format!("sqlite:{}", folder.join(file).display());
     let mut lock = SqliteConnection::connect(&url).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE")
@@ -18,7 +18,7 @@ pub async fn locked(folder: &std::path::Path, file: &str) -> SqliteConnection {
     lock
 }
 
-/// The history's file is locked after the call has noted its request and before its order enters.
+/// The history is locked after the call has stored its request and before its order enters.
 #[tokio::test]
 async fn place_order_is_answered_while_the_history_cannot_write() {
     let folder = tempfile::tempdir().unwrap();
@@ -34,11 +34,11 @@ async fn place_order_is_answered_while_the_history_cannot_write() {
         count.fetch_one(&mut reader).await.unwrap()
     };
     let before = requests().await;
-    let ledger = locked(folder.path(), "ledger/ledger.sqlite").await;
+    let ledger = lock_database(folder.path(), "ledger/ledger.sqlite").await;
     let order = world.place(buy("ann", "1", "1"));
     let history = async {
-        until_true("the request is noted", async || requests().await > before).await;
-        let history = locked(folder.path(), "gateway/market.db").await;
+        until_true("the request is stored", async || requests().await > before).await;
+        let history = lock_database(folder.path(), "gateway/market.db").await;
         ledger.close().await.unwrap();
         history
     };
@@ -51,14 +51,14 @@ async fn place_order_is_answered_while_the_history_cannot_write() {
     world.stop().await;
 }
 
-/// Every outcome of an order that enters: the answer is what a read gets afterwards.
+/// For every outcome of an order that enters, the answer equals a later read.
 #[tokio::test]
 async fn the_answer_to_place_order_equals_a_later_read() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "10000", "10").await;
     world.user("bob", "0", "1000").await;
-    let as_kind = |order: Order, time_in_force: TimeInForce| Order {
+    let with_time_in_force = |order: Order, time_in_force: TimeInForce| Order {
         time_in_force: time_in_force.into(),
         ..order
     };
@@ -68,12 +68,12 @@ async fn the_answer_to_place_order_equals_a_later_read() {
     };
     let dated = Order {
         expires_at: Some(proto::convert::to_timestamp_us(4_000_000_000_000_000)),
-        ..as_kind(sell("bob", "20", "1"), TimeInForce::Gtd)
+        ..with_time_in_force(sell("bob", "20", "1"), TimeInForce::Gtd)
     };
     let market = Order {
         r#type: OrderType::Market.into(),
         price: None,
-        ..as_kind(sell("bob", "10", "50"), TimeInForce::Ioc)
+        ..with_time_in_force(sell("bob", "10", "50"), TimeInForce::Ioc)
     };
     let post_only = Order {
         post_only: true,
@@ -90,11 +90,11 @@ async fn the_answer_to_place_order_equals_a_later_read() {
         (sell("bob", "9", "7"), OrderStatus::PartiallyFilled),
         (buy("ann", "8", "3"), OrderStatus::Open),
         (
-            as_kind(buy("ann", "9", "9"), TimeInForce::Ioc),
+            with_time_in_force(buy("ann", "9", "9"), TimeInForce::Ioc),
             OrderStatus::Cancelled,
         ),
         (
-            as_kind(sell("bob", "8", "90"), TimeInForce::Fok),
+            with_time_in_force(sell("bob", "8", "90"), TimeInForce::Fok),
             OrderStatus::Cancelled,
         ),
         (post_only, OrderStatus::Rejected),

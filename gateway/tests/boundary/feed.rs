@@ -1,4 +1,4 @@
-//! The market's events from the journal: after the log was unavailable, and again after a crash.
+//! Market events published from the journal, after an outage of the log and after a crash.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +8,7 @@ use sqlx::{Connection, SqliteConnection};
 
 use crate::world::*;
 
+/// Waits for a state of the feed in the health read.
 async fn feed_until(world: &World, is_wanted: impl Fn(Option<&String>) -> bool) {
     let health = world.gateway.service().health;
     let mut failing = health.watch();
@@ -19,9 +20,9 @@ async fn feed_until(world: &World, is_wanted: impl Fn(Option<&String>) -> bool) 
 #[tokio::test]
 async fn r248_events_wait_for_a_log_that_is_away_and_the_market_does_not() {
     let folder = tempfile::tempdir().unwrap();
-    let log_is_away = Arc::new(AtomicBool::new(true));
+    let log_is_unavailable = Arc::new(AtomicBool::new(true));
     let settings = Settings {
-        log_is_away: log_is_away.clone(),
+        log_is_unavailable: log_is_unavailable.clone(),
         ..Settings::default()
     };
     let mut world = World::with(folder.path(), settings).await;
@@ -33,7 +34,7 @@ async fn r248_events_wait_for_a_log_that_is_away_and_the_market_does_not() {
     let backlog = world.log.backlog(&unique(), &[topics::MARKET]).await;
     assert!(backlog.unwrap().is_empty());
 
-    log_is_away.store(false, Ordering::SeqCst);
+    log_is_unavailable.store(false, Ordering::SeqCst);
     let events = world.events(topics::MARKET, 1, |_| true).await;
     assert_eq!(events[0].correlation_id, "corr-one");
     feed_until(&world, |reason| reason.is_none()).await;
@@ -52,7 +53,7 @@ async fn r248_events_published_again_have_the_same_ids() {
     let before = world.events(topics::MARKET, 3, |_| true).await;
     let (path, identity, registry) = world.stop().await;
 
-    // As after a crash: the position of what was published is not saved.
+    // Simulates a crash before the position of the published events is saved.
     let file = path.join("gateway/market.db");
     let url = format!("sqlite://{}", file.display());
     let mut db = SqliteConnection::connect(&url).await.unwrap();
@@ -67,7 +68,7 @@ async fn r248_events_published_again_have_the_same_ids() {
     let world = World::start(&path, Settings::default(), identity, registry).await;
     world.place(sell("ann", "101", "1")).await.unwrap();
     let all = world.events(topics::MARKET, 4, |_| true).await;
-    // The log deduplicates by id: no event is there twice, and none is different.
+    // The log deduplicates by id. Each event is there once and unchanged.
     assert_eq!(all[..3], before);
     assert_eq!(all[3].short_type(), "OrderPlacedEvent");
     world.stop().await;
@@ -78,7 +79,7 @@ async fn r248_events_published_again_have_the_same_ids() {
 async fn r248_a_stop_does_not_wait_for_a_log_that_takes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
-        log_is_away: Arc::new(AtomicBool::new(true)),
+        log_is_unavailable: Arc::new(AtomicBool::new(true)),
         log_hangs: true,
         ..Settings::default()
     };

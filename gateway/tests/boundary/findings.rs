@@ -1,4 +1,4 @@
-//! Faults that a review of the trading path found: each test fails if its fault returns.
+//! Regression tests of faults that a review of the trading path found.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use wire::ServerMessage;
 
 use crate::world::*;
 
-/// Identity answers no limit check until the gate is closed.
-fn hold_limit_checks(world: &World) -> Arc<Semaphore> {
+/// Blocks identity's answers to limit checks until the returned gate is closed.
+fn block_limit_checks(world: &World) -> Arc<Semaphore> {
     let gate = Arc::new(Semaphore::new(0));
     world
         .identity
@@ -30,7 +30,7 @@ async fn until_identity_is_asked(world: &World) {
     until_true("identity is asked", is_asked).await;
 }
 
-/// M6: an order with a negative price adds nothing to the budget that a session counts down.
+/// M6: an order with a negative price does not increase a session's budget.
 #[tokio::test]
 async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
         });
         assert_eq!(rejected.await.reason, RejectReason::PriceTick);
     }
-    // 20.00 of 25.00 pass without identity, and the next 10.00 do not.
+    // 20.00 of 25.00 pass without a question to identity. The next 10.00 need one.
     for id in 3..=4 {
         let order = wire_order(id, Side::Buy, 100, 10);
         ann.send(0, order).await.unwrap();
@@ -64,7 +64,7 @@ async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
     world.stop().await;
 }
 
-/// M9: an order that waits for identity delays its own session alone.
+/// M9: an order that waits for identity delays only its own session.
 #[tokio::test]
 async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
     let folder = tempfile::tempdir().unwrap();
@@ -77,11 +77,11 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
     let (connection, mut reports) = world.session(with_money("ann", "a")).await;
     connection.login(1, with_money("bob", "b")).await.unwrap();
     world.identity.limit_questions();
-    let gate = hold_limit_checks(&world);
+    let gate = block_limit_checks(&world);
     let past_budget = wire_order(1, Side::Buy, 100, 30);
     connection.send(0, past_budget).await.unwrap();
     until_identity_is_asked(&world).await;
-    // The next request of the same session keeps its place.
+    // The session's next request stays after the waiting one.
     let next = wire_order(2, Side::Buy, 100, 1);
     connection.send(0, next).await.unwrap();
     for id in 1..=100 {
@@ -104,14 +104,15 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
     world.stop().await;
 }
 
-/// A session on a ring of its own, which nothing reads while orders of it end.
+/// A front with one session, whose ring is not read while the session's orders end.
 struct SilentFront {
     ring: RingPort,
     session: SessionIx,
 }
 
 impl SilentFront {
-    fn wait<T>(&mut self, pick: impl Fn(&Report) -> Option<T>) -> T {
+    /// Polls the ring until `pick` returns a value.
+    fn wait_for<T>(&mut self, pick: impl Fn(&Report) -> Option<T>) -> T {
         let since = std::time::Instant::now();
         let mut found = None;
         while found.is_none() {
@@ -124,13 +125,13 @@ impl SilentFront {
         found.expect("just found")
     }
 
-    fn ask(&mut self, request: &Request) {
+    fn submit(&mut self, request: &Request) {
         let submission = Submission::default();
         self.ring.submit(submission, request).expect("room");
     }
 }
 
-/// Opens a session of `user_id` with `orders` sells in the book, one unit each.
+/// Opens a session of `user_id` and enters `orders` sells of one unit.
 async fn silent_front(world: &World, user_id: &str, orders: u64) -> SilentFront {
     let port = world.port();
     let id = UserId::new(user_id).unwrap();
@@ -141,24 +142,24 @@ async fn silent_front(world: &World, user_id: &str, orders: u64) -> SilentFront 
     let ring = port.rings(8, Arc::new(Parker::default())).unwrap();
     let session = SessionIx::NONE;
     let mut front = SilentFront { ring, session };
-    front.ask(&Request::OpenSession(SessionRequest {
+    front.submit(&Request::OpenSession(SessionRequest {
         key: Id128::from_u128(7),
         user,
         stp_group: None,
         cancel_on_disconnect: false,
     }));
-    front.session = front.wait(|report| match report {
+    front.session = front.wait_for(|report| match report {
         Report::Opened(opened) => Some(opened.session),
         _ => None,
     });
     for client_seq in 1..=orders {
-        front.ask(&Request::New(NewRequest {
+        front.submit(&Request::New(NewRequest {
             session: front.session,
             client_seq,
             limit_checked: true,
             ..NewRequest::limit(InstrumentIx(0), user, Side::Sell, Ticks(5_000), Lots(1))
         }));
-        front.wait(|report| match report {
+        front.wait_for(|report| match report {
             Report::SessionMessage(..) => Some(()),
             Report::NotSubmitted { reason, .. } => panic!("{reason:?}"),
             _ => None,
@@ -167,11 +168,11 @@ async fn silent_front(world: &World, user_id: &str, orders: u64) -> SilentFront 
     front
 }
 
-/// M4: `BUSY` for an order with a hold of its own keeps the hold, so that the call can be repeated
-/// under its key: it makes one order. The market is busy here because a front reads no reports.
+/// M4: a call that is refused `BUSY` keeps the order's own hold. A repeat under the same key enters
+/// one order. The market is busy here because a front reads no reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
-    /// More than half of what the hot thread keeps for a front.
+    /// More than half of the reports that the hot thread queues for a front.
     const REPORTS: u64 = 33_500;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unsettled();
@@ -180,10 +181,10 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     world.user("ann", "1000", "0").await;
     world.user("bob", "0", "100000").await;
     world.open_hold("bob", BOND, "100000").await;
-    // A login reads the budget of the day: identity is asked only when the call needs a hold.
+    // A login reads the budget of the day. Identity is then asked only if the call needs a hold.
     drop(world.session(login("ann", "a")).await);
     let mut front = silent_front(&world, "bob", REPORTS).await;
-    let gate = hold_limit_checks(&world);
+    let gate = block_limit_checks(&world);
     let order = buy("ann", "10", "1");
     let request = PlaceOrderRequest {
         context: context("key-1"),
@@ -191,7 +192,7 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     };
     let mut client = world.trader("ann");
     let first = tokio::spawn(async move { client.place_order(request).await });
-    // Admission has refused the order for want of a hold; identity is asked before one is made.
+    // Admission has refused the order without a hold. Identity is asked before the hold is placed.
     until_identity_is_asked(&world).await;
     let cancel = MassCancelRequest {
         context: context("cancel-all"),
@@ -206,7 +207,7 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     assert_eq!((busy.0, busy.2.as_str()), (Code::ResourceExhausted, "BUSY"));
     let hold = world.holds("ann", "CFA-RUB").await.remove(0);
     assert_eq!(hold.status(), HoldStatus::Active, "kept for the repeat");
-    // The front reads again; the sweep of a minute later would release the hold.
+    // The front reads again. The next sweep, a minute later, would release the hold.
     while front.ring.poll(|_| ()).expect("the node runs") {
         tokio::task::yield_now().await;
     }
@@ -229,8 +230,8 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     world.stop().await;
 }
 
-/// D33: a caller far above its rate is refused with a retry delay. What cancels its orders passes,
-/// what would cancel nothing does not; other callers pass.
+/// D33: a caller above its rate is refused with a retry delay. Calls that cancel its open orders
+/// pass, and calls that would cancel nothing are refused. Other callers pass.
 // rows: R341
 #[tokio::test]
 async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
@@ -265,11 +266,11 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
         let answer = client.place_order(request).await?;
         Ok::<_, Status>(answer.into_inner().order.unwrap())
     };
-    let hostile = caller("sandbox.trader.ann");
+    let over_rate = caller("sandbox.trader.ann");
     let resting = world.place(buy("ann", "10", "1")).await.unwrap();
     world.place(buy("ann", "10", "2")).await.unwrap();
-    // One call per second is allowed: some of these come earlier, on any machine.
-    let calls = (0..20).map(|_| place(hostile.clone(), buy("ann", "10", "1")));
+    // The rate is one call per second, so some of these 20 calls are above it.
+    let calls = (0..20).map(|_| place(over_rate.clone(), buy("ann", "10", "1")));
     let answers = futures::future::join_all(calls).await;
     let refusals: Vec<Status> = answers.into_iter().filter_map(Result::err).collect();
     assert!(!refusals.is_empty());
@@ -285,14 +286,14 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
             context: context(&unique()),
             order_id: resting.order_id.clone(),
         };
-        hostile.clone().cancel_order(cancel).await.map(drop)
+        over_rate.clone().cancel_order(cancel).await.map(drop)
     };
     let mass_cancel = async || {
         let request = MassCancelRequest {
             context: context(&unique()),
             ..Default::default()
         };
-        hostile.clone().mass_cancel(request).await.map(drop)
+        over_rate.clone().mass_cancel(request).await.map(drop)
     };
     let kill = async || {
         let request = SetKillSwitchRequest {
@@ -301,11 +302,13 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
             engaged: true,
             reason: String::new(),
         };
-        hostile.clone().set_kill_switch(request).await.map(drop)
+        over_rate.clone().set_kill_switch(request).await.map(drop)
     };
     cancel().await.expect("a cancel of an open order passes");
-    mass_cancel().await.expect("a user with orders passes");
-    kill().await.expect("a switch that is not set passes");
+    mass_cancel()
+        .await
+        .expect("a mass cancel of a user with orders passes");
+    kill().await.expect("engaging a kill switch passes");
     let cancels = futures::future::join_all((0..20).map(|_| cancel())).await;
     let mass_cancels = futures::future::join_all((0..20).map(|_| mass_cancel())).await;
     let kills = futures::future::join_all((0..20).map(|_| kill())).await;
@@ -321,7 +324,7 @@ async fn d33_a_caller_over_its_rate_cancels_and_others_order() {
     for _ in 0..20 {
         let asked = GetMarketStatusRequest { context: None };
         let service = caller("sandbox.service").get_market_status(asked).await;
-        service.expect("services have no rate");
+        service.expect("services have no call rate");
     }
     stop.cancel();
     serving.await.unwrap().unwrap();

@@ -7,8 +7,8 @@ use wire::{DisconnectCode, ServerMessage};
 use crate::checkpoints::cancel_own;
 use crate::world::*;
 
-/// Sessions of the user in the replica, and whether it knows the named one.
-fn known(world: &World, user_id: &str, name: &str) -> (u32, bool) {
+/// Number of the user's sessions in the replica, and whether the named session is one of them.
+fn replica_sessions(world: &World, user_id: &str, name: &str) -> (u32, bool) {
     let id = UserId::new(user_id).unwrap();
     let key: Id128 = derived::session_key(user_id, name);
     world.replica().read(|state| {
@@ -19,6 +19,7 @@ fn known(world: &World, user_id: &str, name: &str) -> (u32, bool) {
     })
 }
 
+/// Code of a refused login.
 async fn refusal(world: &World, options: LoginOptions) -> Option<DisconnectCode> {
     let (connection, _reports) = world.connect().await;
     match in_time("an answer", connection.login(0, options)).await {
@@ -49,11 +50,11 @@ async fn a_closed_session_is_forgotten_and_its_name_starts_a_new_one() {
     let (other, mut of_other) = world.session(login("ann", "b")).await;
     cut(&ann, &mut of_ann).await;
     cut(&other, &mut of_other).await;
-    // The one without open orders goes; the other one stays, also over a restart.
-    let is_gone = async || known(&world, "ann", "b") == (1, false);
+    // The session without open orders is forgotten. The other one stays, also after a restart.
+    let is_gone = async || replica_sessions(&world, "ann", "b") == (1, false);
     until_true("session b is forgotten", is_gone).await;
     let world = world.restart(settings()).await;
-    let is_known = async || known(&world, "ann", "a") == (1, true);
+    let is_known = async || replica_sessions(&world, "ann", "a") == (1, true);
     until_true("the replica has caught up", is_known).await;
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     ann.send(0, cancel_own(1)).await.unwrap();
@@ -66,9 +67,9 @@ async fn a_closed_session_is_forgotten_and_its_name_starts_a_new_one() {
     let code = refusal(&world, login("ann", "d")).await;
     assert_eq!(code, Some(DisconnectCode::TooManySessions));
     cut(&ann, &mut of_ann).await;
-    let is_gone = async || known(&world, "ann", "a") == (1, false);
+    let is_gone = async || replica_sessions(&world, "ann", "a") == (1, false);
     until_true("session a is forgotten", is_gone).await;
-    // A client that counts on the old messages learns that they are gone.
+    // A login that resumes the forgotten session is refused.
     let resumed = LoginOptions {
         last_sequence: 2,
         ..login("ann", "a")
@@ -77,7 +78,7 @@ async fn a_closed_session_is_forgotten_and_its_name_starts_a_new_one() {
     assert_eq!(code, Some(DisconnectCode::SequenceAhead));
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
-    let report = numbered(&mut of_ann).await;
+    let report = next_numbered(&mut of_ann).await;
     assert_eq!((report.sequence, is_ack(&report.message)), (1, Some(1)));
     world.stop().await;
 }

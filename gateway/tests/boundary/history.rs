@@ -1,4 +1,4 @@
-//! Reads of orders and trades: lists, events, positions.
+//! Reads of orders, trades and positions, and the events of orders and trades.
 
 use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
@@ -23,7 +23,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
         .await
         .unwrap();
     assert_eq!(taker.status(), OrderStatus::Filled);
-    // 10 * 100 and 2 * 101 over 12.
+    // (10 * 100 + 2 * 101) / 12.
     assert_eq!(text(&taker.average_price), "100.16666667");
     let (of_ann, of_bob) = (world.trades("ann").await, world.trades("bob").await);
     let ids = |trades: &[Trade]| {
@@ -58,7 +58,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
         context: None,
         trade_id: trade.trade_id.clone(),
     };
-    // The book is anonymous: either side sees itself, staff sees both.
+    // Trading is anonymous: a party sees only itself, staff sees both parties.
     for (mut caller, parties) in [
         (world.trader("ann"), ("", "ann")),
         (world.trader("bob"), ("bob", "")),
@@ -69,7 +69,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
         assert_eq!((&*got.buyer_id, &*got.seller_id), parties);
     }
     assert!(of_ann.iter().all(|trade| trade.buyer_id.is_empty()));
-    // A third user is refused.
+    // Another user is refused.
     assert_eq!(
         world
             .trader("eve")
@@ -108,7 +108,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
     );
     assert!(
         events.iter().all(|event| event.key == BOND),
-        "key = instrument, so order is kept"
+        "the key is the instrument, so events keep their order"
     );
     let placed: OrderPlacedEvent = prost::Message::decode(&*events[2].payload).unwrap();
     assert_eq!(
@@ -150,7 +150,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
     );
     assert_eq!(executed.executed_at, trade.executed_at);
 
-    // Settled in the ledger and on the (doubled) chain.
+    // Settled in the ledger and by the registry's double.
     world.settled().await;
     let settled = world.trades("bob").await;
     assert!(
@@ -207,7 +207,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
             .into_inner();
         assert_eq!(answer.orders.len(), count, "{request:?}");
     }
-    // Users see their own orders, with or without a filter.
+    // A user sees only its own orders, without a filter too.
     let own = world
         .trader("bob")
         .list_orders(list("", "", OrderStatus::Unspecified))
@@ -225,7 +225,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
         Code::PermissionDenied
     );
 
-    // Pages of two: everything once, newest first.
+    // Pages of two have every order once, newest first.
     let mut request = list("ann", "", OrderStatus::Unspecified);
     let mut seen = Vec::new();
     loop {
@@ -244,7 +244,7 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
             .unwrap()
             .into_inner();
         seen.extend(answer.orders.into_iter().map(|order| order.order_id));
-        assert!(seen.len() < 9, "the pages have no end");
+        assert!(seen.len() < 9, "the list has a last page");
         let next = answer.pagination.unwrap().next_page_token;
         if next.is_empty() {
             break;
@@ -318,14 +318,14 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         redeemed.encode_to_vec(),
     )
     .await;
-    // Events of one key are handled in order: after the last one all are handled.
+    // Events of one key are handled in order, so the last one is awaited.
     until_true("bob's position", async || {
         world.position("bob").await == "3"
     })
     .await;
     assert_eq!(world.position("ann").await, "6");
 
-    // A new instrument is traded from its event on; a matured one is not, and its orders end.
+    // A new instrument trades after its event. A matured one does not trade, and its orders end.
     world.registry.list(bond("BOND-2"));
     let registered = proto::cfa::v1::InstrumentRegisteredEvent {
         context: context("n"),
@@ -400,7 +400,7 @@ async fn a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     let second = world.place(second).await.unwrap();
     world.place(third).await.unwrap();
 
-    // Another connection locks the file.
+    // Another connection locks the database.
     let file = folder.path().join("gateway/market.db");
     let mut lock = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display()))
         .await
@@ -419,7 +419,7 @@ async fn a_history_that_cannot_write_is_not_read_and_cancels_pass() {
         matches!(m, ServerMessage::Cancelled(_)).then_some(())
     })
     .await;
-    // What the member already knows is not contradicted.
+    // The stale history is not read: it would contradict the member's report.
     let order_id = first.order_id.clone();
     let request = GetOrderRequest {
         context: None,
@@ -478,11 +478,11 @@ async fn a_store_that_cannot_look_up_answers_stops_no_cancel() {
         open_orders(&world, 1).await;
         mass_cancel(&world).await
     };
-    let mend = async {
+    let repair = async {
         open_orders(&world, 0).await;
         rename("away", "answers").await;
     };
-    let all = async { tokio::join!(one, rest, mend) };
+    let all = async { tokio::join!(one, rest, repair) };
     let (one, rest, ()) = in_time("both cancels are answered", all).await;
     assert_eq!((one.unwrap().status(), rest), (OrderStatus::Cancelled, 1));
     world.stop().await;
@@ -497,7 +497,7 @@ async fn open_orders(world: &World, wanted: u64) {
     .await;
 }
 
-/// Cancels all of ann's orders. Returns how many.
+/// Cancels all of ann's orders. Returns their number.
 async fn mass_cancel(world: &World) -> u32 {
     let request = MassCancelRequest {
         context: context("mass cancel"),

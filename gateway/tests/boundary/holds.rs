@@ -1,5 +1,5 @@
-//! Trading holds: opened, drawn on, resized, closed; their loss, a block of their user, and the
-//! sweeper's repairs.
+//! Trading holds: open, draw, resize, close. Holds that the ledger releases, blocks of the user,
+//! and the sweeper's repairs.
 
 use prost::Message;
 use proto::ledger::v1 as books;
@@ -38,7 +38,7 @@ async fn close(world: &World, user: &str, hold_id: &str) -> Result<TradingHold, 
     Ok(answer.into_inner().trading_hold.unwrap())
 }
 
-/// Waits until the ledger holds `amount` of ann's money.
+/// Waits until `amount` of ann's money is on hold in the ledger.
 async fn until_held(world: &mut World, amount: &str) {
     let what = format!("the ledger holds {amount}");
     until_true(&what, async || {
@@ -64,7 +64,7 @@ async fn t49_defunded_money_is_released_after_settlement() {
     world.settled().await;
     world.place(sell("bob", "10", "10")).await.unwrap();
     world.place(buy("ann", "10", "10")).await.unwrap();
-    // The trade is not posted: the ledger has the whole hold, 100.10 of it for the trade.
+    // The trade is not posted yet: the ledger's hold still includes its 100.10.
     let less = adjust(&world, "ann", &hold.hold_id, "100").await.unwrap();
     assert_eq!(figures(&less), ("100.00".into(), "0.00".into()));
     let id = types::Id128::parse(&hold.hold_id).unwrap();
@@ -93,7 +93,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
     let reason = &world.holds("ann", "CFA-RUB").await[0].reason;
     assert_eq!(*reason, format!("Trading hold {}", hold.hold_id));
-    // The same call again returns the same hold, another one is refused.
+    // A repeat of the call returns the same hold. A second hold is refused.
     assert_eq!(world.open_hold("ann", "CFA-RUB", "600").await, hold);
     let second = OpenTradingHoldRequest {
         context: context(&unique()),
@@ -115,20 +115,20 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
     assert_eq!(
         figures(&listed[0]),
         ("99.50".into(), "500.50".into()),
-        "drawn in memory, with the fee"
+        "the order draws its value and fee in memory"
     );
     assert_eq!(
         world.balance("ann", "CFA-RUB").await.1,
         "600.00",
-        "the ledger holds no more than before"
+        "the ledger's hold is unchanged"
     );
 
-    // The trading hold does not cover it, available money does: a hold of its own.
+    // The trading hold does not cover this order, so it gets its own hold of available money.
     let own = world.place(buy("ann", "10", "30")).await.unwrap();
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "900.30");
     world.cancel("ann", &own.order_id).await.unwrap();
 
-    // Shrinking takes only what is undrawn; closing is refused while orders are open.
+    // Only the undrawn amount can be reduced. A close is refused while orders are open.
     let less = adjust(&world, "ann", &hold.hold_id, "20").await.unwrap();
     assert_eq!(figures(&less), ("20.00".into(), "500.50".into()));
     world.settled().await;
@@ -161,7 +161,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
         refused(adjust(&world, "ann", &unique(), "1").await.unwrap_err()).1,
         "Hold not found"
     );
-    // Everything survives a restart.
+    // The hold survives a restart.
     let mut world = world.restart(Settings::default()).await;
     let listed = world.trading_holds("ann").await;
     assert_eq!(figures(&listed[0]), ("100.00".into(), "500.50".into()));
@@ -199,8 +199,8 @@ async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
     world.stop().await;
 }
 
-/// D28: an order whose hold another service has ended is cancelled. Nothing else is: an event of
-/// another user's sub-account names no order of this one.
+/// D28: an order is cancelled if another service ends its hold. An event under the key of another
+/// user's sub-account cancels no order.
 // rows: R158 R338
 #[tokio::test]
 async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
@@ -239,7 +239,7 @@ async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
         };
         ("HoldConsumedEvent", event.encode_to_vec())
     };
-    // Handled in this order: after the last one all are handled.
+    // Events are handled in this order, so the last one is awaited.
     let (own, other) = ("ann:CFA-RUB", "bob:CFA-RUB");
     for (key, (name, payload)) in [
         (own, created(&holds[0])),
@@ -352,7 +352,7 @@ async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     world.gateway.sweep().await.unwrap();
     world.settled().await;
     world.gateway.sweep().await.unwrap();
-    // The order's money is free again, the trading hold serves.
+    // The order's money is available again. The trading hold is adopted.
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "300.00");
     let holds = world.holds("ann", "CFA-RUB").await;
     let status = |id: &str| {
@@ -371,7 +371,7 @@ async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     );
     assert_eq!(figures(&listed[0]).0, "300.00");
 
-    // A growth that the journal does not know yet.
+    // The ledger's hold grows without a record in the journal.
     let grow = books::CreateOperationsRequest {
         context: context(&unique()),
         hold_steps: vec![books::HoldStep {
@@ -413,7 +413,7 @@ async fn t12_a_late_repeat_of_an_adjustment_changes_nothing() {
             replayed,
         )
     };
-    // One shrinks, one grows, one has nothing to do.
+    // The first call shrinks the hold, the second grows it, the third changes nothing.
     for (key, target) in [("a", "10"), ("b", "50"), ("c", "50")] {
         assert_eq!(set(key, target).await, (format!("{target}.00"), false));
     }
@@ -430,15 +430,15 @@ async fn orders_at_the_same_time_share_what_the_trading_hold_can_spare() {
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1400", "0").await;
     world.open_hold("ann", "CFA-RUB", "600").await;
-    // 650.65 each, neither covered by the trading hold: one comes out of available money, the other
-    // needs part of the trading hold's.
+    // 650.65 each, not covered by the trading hold. One order uses available money, the other also
+    // needs a part of the trading hold.
     let (first, second) = tokio::join!(
         world.place(buy("ann", "650", "1")),
         world.place(buy("ann", "650", "1"))
     );
     assert_eq!(first.unwrap().status(), OrderStatus::Open);
     assert_eq!(second.unwrap().status(), OrderStatus::Open);
-    // 98.70 are left in the trading hold: not enough, and there is nothing else.
+    // The remaining 98.70 do not cover 99.10.
     let refusal = refused(world.place(buy("ann", "99", "1")).await.unwrap_err());
     assert_eq!(refusal.1, "Insufficient balance");
     world.stop().await;
@@ -455,7 +455,7 @@ async fn t49_an_abandoned_trading_hold_is_closed_unless_its_user_is_back() {
         world.user(user, "1000", "0").await;
         world.open_hold(user, "CFA-RUB", "600").await;
     }
-    // Bob never had a session and manages the hold by call.
+    // Bob never had a session and manages its hold by call.
     let (ann, mut reports) = world.session(login("ann", "a")).await;
     world.gateway.sweep().await.unwrap();
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
@@ -480,7 +480,7 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
-    // Identity's answers lag behind its event here.
+    // Identity's event precedes the change of its answers.
     let blocked = proto::identity::v1::UserBlockedEvent {
         context: context("b"),
         user_id: "ann".into(),
@@ -496,7 +496,7 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
         blocked.encode_to_vec(),
     )
     .await;
-    // Bound, blocked, cancelled.
+    // The journal has the binding and the block of the user.
     until_true("the block is journalled", async || {
         world.status().await.commit_sequence >= before + 2
     })

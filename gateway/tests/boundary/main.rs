@@ -1,7 +1,6 @@
-//! The market at its boundary: real ledger, sequencer, journal, settlement and event log in a
-//! temporary folder. Every call goes through the client of the contract or of the protocol;
-//! identity and the registry are doubles that record their requests. One test binary, since linking
-//! costs more than running.
+//! The market at its boundary, with real ledger, sequencer, journal, settlement and event log in a
+//! temporary folder. Tests use the RPC client or the trading client. Identity and the registry are
+//! doubles that record their requests. One test binary, because linking costs more than running.
 
 mod abuse;
 mod behind;

@@ -1,4 +1,5 @@
-//! Reports on money that a session did not move itself: trading holds, settlement, bust trades.
+//! Reports on money that a session did not move itself: trading holds, settlement, bust trades,
+//! ledger balances.
 
 use client::{Report, Reports};
 use proto::market::v1::*;
@@ -29,7 +30,7 @@ fn busted(message: &ServerMessage) -> Option<TradeBusted> {
     }
 }
 
-/// Sets the undrawn amount by call, as another system of the member does.
+/// Sets the undrawn amount by call, without a session.
 async fn adjust(world: &World, user: &str, hold_id: &str, undrawn: &str) {
     let request = AdjustTradingHoldRequest {
         context: context(&unique()),
@@ -40,11 +41,11 @@ async fn adjust(world: &World, user: &str, hold_id: &str, undrawn: &str) {
     adjusted.expect("there is enough");
 }
 
-/// Reads numbered messages up to a number.
+/// Reads numbered messages up to the number `last`.
 async fn read_to(reports: &mut Reports, last: u64) -> Vec<(u64, ServerMessage)> {
     let mut all = Vec::new();
     while all.last().is_none_or(|(number, _)| *number < last) {
-        let report = numbered(reports).await;
+        let report = next_numbered(reports).await;
         all.push((report.sequence, report.message));
     }
     all
@@ -60,46 +61,56 @@ async fn r343_trading_hold_changes_are_reported_and_resent() {
     let hold_id = Id128::parse(&hold.hold_id).unwrap();
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     let (_other, mut of_other) = world.session(login("ann", "b")).await;
-    // 100.00 and the fee of 0.10.
+    // Draws 100.00 and the fee of 0.10.
     ann.send(0, wire_order(1, Side::Buy, 10_000, 1))
         .await
         .unwrap();
-    assert_eq!(numbered(&mut of_ann).await.sequence, 1);
+    assert_eq!(next_numbered(&mut of_ann).await.sequence, 1);
     let check = |report: Report, number: u64, undrawn: i64, cause: FundingCause| {
-        let told = changed(&report.message).unwrap_or_else(|| panic!("{report:?}"));
-        assert_eq!((report.sequence, told.asset), (number, 0));
-        let figures = (told.undrawn_minor, told.drawn_minor);
+        let change = changed(&report.message).unwrap_or_else(|| panic!("{report:?}"));
+        assert_eq!((report.sequence, change.asset), (number, 0));
+        let figures = (change.undrawn_minor, change.drawn_minor);
         assert_eq!(figures, (undrawn, 10_010), "{cause}");
-        assert_eq!((told.hold_id, told.cause), (hold_id, cause));
-        told
+        assert_eq!((change.hold_id, change.cause), (hold_id, cause));
+        change
     };
     adjust(&world, "ann", &hold.hold_id, "700").await;
-    let funded = check(numbered(&mut of_ann).await, 2, 70_000, FundingCause::Fund);
-    // The other session has the same message under its own number.
-    let same = check(numbered(&mut of_other).await, 1, 70_000, FundingCause::Fund);
+    let funded = check(
+        next_numbered(&mut of_ann).await,
+        2,
+        70_000,
+        FundingCause::Fund,
+    );
+    // The user's other session gets the same message under its own number.
+    let same = check(
+        next_numbered(&mut of_other).await,
+        1,
+        70_000,
+        FundingCause::Fund,
+    );
     assert_eq!(same, funded);
 
-    // While the client is disconnected.
+    // A change while the client is disconnected.
     cut(&ann, &mut of_ann).await;
     adjust(&world, "ann", &hold.hold_id, "50").await;
     let infos = ann.resume().await.unwrap();
     assert_eq!(infos[0].1.next_sequence, 3);
-    let defunded = numbered(&mut of_ann).await;
+    let defunded = next_numbered(&mut of_ann).await;
     let defunded = check(defunded, 3, 5_000, FundingCause::Defund);
     assert!(defunded.node_sequence > funded.node_sequence);
-    // Its own request causes one too. The report and the answer come in either order.
+    // The session's own request causes a report too. Report and answer arrive in any order.
     let set = wire::SetTradingHold {
         request_id: 9,
         asset: 0,
         undrawn_minor: 6_000,
     };
     ann.send(0, set).await.unwrap();
-    let (mut is_told, mut is_answered) = (false, false);
-    while !(is_told && is_answered) {
+    let (mut is_reported, mut is_answered) = (false, false);
+    while !(is_reported && is_answered) {
         let report = next_report(&mut of_ann).await;
         if report.sequence != 0 {
             check(report, 4, 6_000, FundingCause::Fund);
-            is_told = true;
+            is_reported = true;
         } else if let ServerMessage::TradingHold(hold) = report.message {
             assert_eq!((hold.undrawn_minor, hold.drawn_minor), (6_000, 10_010));
             is_answered = true;
@@ -109,7 +120,7 @@ async fn r343_trading_hold_changes_are_reported_and_resent() {
     let service = world.gateway.service();
     assert!(!service.health.failing().contains_key("session-messages"));
 
-    // From the beginning: from memory, and from the journal after a restart.
+    // All messages are resent from memory, and after a restart from the journal.
     let (again, mut reports) = world.session(login("ann", "a")).await;
     let live = read_to(&mut reports, 4).await;
     assert_eq!(live[1], (2, funded.into()));
@@ -143,15 +154,15 @@ async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
     let sold = until(&mut of_bob, fill).await;
     for reports in [&mut of_ann, &mut of_bob] {
         let passes = |m: &ServerMessage| {
-            let told = progress(m)?;
-            assert!(told.finalized_sequence <= told.posted_sequence);
-            assert!(told.posted_sequence >= bought.node_sequence);
-            (told.finalized_sequence >= bought.node_sequence).then_some(told)
+            let body = progress(m)?;
+            assert!(body.finalized_sequence <= body.posted_sequence);
+            assert!(body.posted_sequence >= bought.node_sequence);
+            (body.finalized_sequence >= bought.node_sequence).then_some(body)
         };
         let last = until(reports, passes).await;
         assert_eq!(last.trades_final, 1);
     }
-    // The command that settlement journals when the chain has refused a trade for good.
+    // Settlement journals this command when the chain has refused a trade for good.
     let party = |session: SessionIx, fill: &wire::Fill| TradeParty {
         session,
         handle: Handle::from_engine_id(fill.engine_order_id),
@@ -176,23 +187,23 @@ async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
     };
     world.journal(Command::Bust(bust)).await;
     for (reports, fill) in [(&mut of_ann, &bought), (&mut of_bob, &sold)] {
-        let told = until(reports, busted).await;
+        let body = until(reports, busted).await;
         assert_eq!(
-            (told.client_order_id, told.engine_order_id, told.side),
+            (body.client_order_id, body.engine_order_id, body.side),
             (fill.client_order_id, fill.engine_order_id, fill.side)
         );
         assert_eq!(
-            (told.trade_id, told.trade_number, told.instrument),
+            (body.trade_id, body.trade_number, body.instrument),
             (bought.trade_id, bought.trade_number, bought.instrument)
         );
     }
-    // The session without a trade has no message.
+    // The session without a trade has got no message.
     adjust_units(&world, "bob", "3").await;
-    let first = numbered(&mut of_idle).await;
+    let first = next_numbered(&mut of_idle).await;
     assert_eq!(first.sequence, 1);
-    assert_eq!(changed(&first.message).map(|told| told.asset), Some(1));
+    assert_eq!(changed(&first.message).map(|body| body.asset), Some(1));
 
-    // The same numbers and bytes from the journal.
+    // The messages from the journal have the same numbers and contents.
     let last = ann.last_sequence(0);
     let (again, mut reports) = world.session(login("ann", "a")).await;
     let live = read_to(&mut reports, last).await;
@@ -225,12 +236,12 @@ async fn r343_sessions_receive_own_balances_only_unnumbered() {
     let (_ann, mut of_ann) = world.session(login("ann", "a")).await;
     let (_same, mut of_same) = world.session(login("ann", "b")).await;
     let (_bob, mut of_bob) = world.session(login("bob", "a")).await;
-    // Many at once: only the last one is certain to arrive.
+    // Balances are conflated: only the last one is certain to arrive.
     for _ in 0..20 {
-        world.give("ann", "CFA-RUB", "1").await;
+        world.deposit("ann", "CFA-RUB", "1").await;
     }
-    world.give("ann", BOND, "3").await;
-    world.give("bob", BOND, "5").await;
+    world.deposit("ann", BOND, "3").await;
+    world.deposit("bob", BOND, "5").await;
     for reports in [&mut of_ann, &mut of_same] {
         let mut last = std::collections::BTreeMap::from([(0, 0), (1, 0)]);
         while last != [(0, 102_000), (1, 3)].into() {
@@ -243,7 +254,7 @@ async fn r343_sessions_receive_own_balances_only_unnumbered() {
             assert!(before.is_some_and(|before| before < minor), "{last:?}");
         }
     }
-    let of_bonds = |m: &ServerMessage| balance(m).filter(|told| *told == (1, 15));
+    let of_bonds = |m: &ServerMessage| balance(m).filter(|body| *body == (1, 15));
     until(&mut of_bob, of_bonds).await;
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Orders over RPC: fields, checks, keys, outcomes.
+//! Orders over RPC: fields, checks, idempotency keys, outcomes.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use wire::ServerMessage;
 
 use crate::world::*;
 
+/// The text of a decimal; empty if unset.
 pub fn text(value: &Option<proto::common::v1::Decimal>) -> &str {
     value.as_ref().map_or("", |value| value.value.as_str())
 }
@@ -42,13 +43,13 @@ async fn r137_an_order_is_placed_and_reads_back_with_every_field() {
     );
     assert_eq!(
         placed.client_order_id, "my-name",
-        "a given order id is the caller's name (D37)"
+        "an order id of the caller becomes the client order id (D37)"
     );
     assert_ne!(placed.order_id, "my-name");
     assert!(placed.engine_order_id != 0 && placed.sequence != 0);
     assert_eq!(text(&placed.filled_quantity), "0");
     assert_eq!(world.order(&placed.order_id).await.unwrap(), placed);
-    // The owner reads it, another user does not.
+    // Only the owner may read the order.
     let request = GetOrderRequest {
         context: None,
         order_id: placed.order_id.clone(),
@@ -89,7 +90,7 @@ async fn r339_unknown_enum_value_is_refused_under_its_field() {
     world.stop().await;
 }
 
-// `design.md` 7.
+/// `design.md` 7: open orders per user and per instrument.
 #[tokio::test]
 async fn open_orders_of_a_user_are_bounded_on_both_protocols_and_cancels_pass() {
     let folder = tempfile::tempdir().unwrap();
@@ -121,7 +122,7 @@ async fn open_orders_of_a_user_are_bounded_on_both_protocols_and_cancels_pass() 
         bounds.open_orders_per_instrument,
     );
     assert_eq!(shown, (3, 2));
-    // A start with other settings journals them.
+    // A start with other settings journals the new bounds.
     let world = world.restart(Settings::default()).await;
     let bounds = world.status().await.bounds.unwrap();
     let shown = (
@@ -133,8 +134,8 @@ async fn open_orders_of_a_user_are_bounded_on_both_protocols_and_cancels_pass() 
     world.stop().await;
 }
 
-/// Bounds of one order and of a member group (F07, `design.md` 7), set by the market supervisor and
-/// shown to the user. A trader may not set its own.
+/// Order bounds of a user and of a member group (F07, `design.md` 7). Staff sets them, and the user
+/// reads them. A trader may not set its own.
 // rows: R333 R341
 #[tokio::test]
 async fn r341_members_and_groups_have_bounds_of_their_own() {
@@ -221,7 +222,7 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
     }
     let unknown = operator.set_member_group(put("unknown", 7)).await;
     assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
-    // After a restart the bounds are the same.
+    // The bounds survive a restart.
     let world = world.restart(Settings::default()).await;
     let status = world.place(buy("ann", "100", "3")).await.unwrap_err();
     assert_eq!(refused(status).2, "ORDER_VALUE_LIMIT");
@@ -238,7 +239,7 @@ async fn d50_a_repeat_of_a_setting_that_changed_nothing_does_not_act() {
     let mut trader = world.trader("ann");
     for (key, group, is_again, expected) in [
         ("k-1", 7, false, 7),
-        // Already so.
+        // The user is already in this group.
         ("k-2", 7, false, 7),
         ("k-3", 8, false, 8),
         ("k-2", 7, true, 8),
@@ -265,7 +266,7 @@ async fn d50_a_repeat_of_a_setting_that_changed_nothing_does_not_act() {
 async fn r150_checks_run_in_order_and_the_first_message_wins() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
-    // 100.00 for the order, 0.10 for its fee, one kopeck short.
+    // The order needs 100.00 and a fee of 0.10. One kopeck is missing.
     world.user("ann", "100.09", "0").await;
     world.identity.change("ann", |ann| {
         ann.kyc = KycStatus::Simplified;
@@ -283,7 +284,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     );
     assert!(
         world.identity.limit_questions().is_empty(),
-        "no limit question after the KYC refusal"
+        "the limit is not checked after the KYC refusal"
     );
 
     world
@@ -307,7 +308,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     assert_eq!(
         (amount.currency_code.as_str(), text(&amount.amount)),
         ("RUB", "10"),
-        "the quantity, as the specification says"
+        "the amount is the quantity, as specified"
     );
     assert_eq!(
         text(&questions[0].notional.clone().unwrap().amount),
@@ -331,10 +332,10 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
         "a refused order leaves no hold"
     );
 
-    // Nothing to sell, and no sub-account in the ledger.
+    // A sell without units, and without a sub-account in the ledger.
     let refusal = refused(world.place(sell("ann", "10", "1")).await.unwrap_err());
     assert_eq!(refusal.1, "Insufficient balance");
-    world.give("ann", "CFA-RUB", "0.01").await;
+    world.deposit("ann", "CFA-RUB", "0.01").await;
     assert_eq!(
         world.place(order()).await.unwrap().status(),
         OrderStatus::Open
@@ -342,7 +343,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     world.stop().await;
 }
 
-/// Makes the market evict a user's cached profile, and waits until it has.
+/// Publishes a user's update, and waits until the market has evicted the cached profile.
 async fn publish_user_updated(world: &World, user_id: &str) {
     use prost::Message;
     let payload = proto::identity::v1::UserUpdatedEvent {
@@ -378,7 +379,7 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
         .place_with("ann", "key-1", buy("ann", "10", "1"))
         .await
         .unwrap();
-    // The key decides, other fields do not (T12).
+    // A repeat is recognised by its key alone (T12).
     let request = PlaceOrderRequest {
         context: context("key-1"),
         order: Some(buy("ann", "11", "2")),
@@ -388,9 +389,9 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
     assert_eq!(again.into_inner().order.unwrap(), first);
     assert_eq!(world.book().await.0, [("10.00".to_owned(), "1".to_owned())]);
 
-    // Concurrent calls under one key: one order.
+    // Concurrent calls under one key enter one order.
     let calls = (0..8).map(|_| world.place_with("ann", "key-2", buy("ann", "9", "1")));
-    let placed = futures(calls).await;
+    let placed = join_all(calls).await;
     let ids: std::collections::HashSet<_> = placed
         .into_iter()
         .map(|order| order.unwrap().order_id)
@@ -410,7 +411,7 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
     assert_eq!(again.metadata().get("idempotent-replayed").unwrap(), "true");
     assert_eq!(again.into_inner(), cancelled);
 
-    // Also after a restart.
+    // The key is known after a restart.
     let world = world.restart(Settings::default()).await;
     let again = world
         .place_with("ann", "key-1", buy("ann", "10", "1"))
@@ -420,12 +421,13 @@ async fn t12_a_repeated_key_answers_with_the_stored_order_and_acts_once() {
     assert_eq!(
         again.status(),
         OrderStatus::Cancelled,
-        "the order as it is now"
+        "the order's current state"
     );
     world.stop().await;
 }
 
-async fn futures<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+/// Awaits all futures concurrently.
+async fn join_all<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut calls: Vec<_> = calls.map(Box::pin).collect();
     let mut done: Vec<Option<T>> = calls.iter().map(|_| None).collect();
     std::future::poll_fn(|cx| {
@@ -625,7 +627,7 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
         .await
         .unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
-    // The auditor's role admits the read.
+    // The role auditor permits the read.
     let request = GetOrderRequest {
         context: None,
         order_id: placed.order_id.clone(),
@@ -694,8 +696,8 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
     world.stop().await;
 }
 
-/// The hold of a market order covers the far limit of the band if the money is there, so that
-/// admission alone decides the price. The rest is released at settlement.
+/// The hold of a market order covers the far limit of the band if the balance suffices. Admission
+/// then alone decides the price. Settlement releases the rest.
 #[tokio::test]
 async fn t19_a_market_orders_own_hold_covers_the_band() {
     let folder = tempfile::tempdir().unwrap();
@@ -728,7 +730,7 @@ async fn t19_a_market_orders_own_hold_covers_the_band() {
     assert_eq!(text(&amount), "200.20", "two at 100 and the fee");
     let left = ("200.90".into(), "0.00".into(), "200.90".into());
     assert_eq!(world.balance("bob", "CFA-RUB").await, left);
-    // Three at 100 are not covered, three at 52.50 are.
+    // The balance covers three at 52.50, but not three at 100.
     let part = world.place(market("3")).await.unwrap();
     assert_eq!(part.cancel_reason, "IOC_REMAINDER");
     assert_eq!(text(&part.filled_quantity), "2");
@@ -761,8 +763,8 @@ async fn r324_an_orders_status_moves_as_specified() {
         status(&world, &filled).await,
         moved(OrderStatus::Filled, "3")
     );
-    // OPEN -> CANCELLED, and PARTIALLY_FILLED -> CANCELLED, which keeps the filled quantity and the
-    // average price.
+    // OPEN -> CANCELLED and PARTIALLY_FILLED -> CANCELLED. The latter keeps the filled quantity and
+    // the average price.
     let untouched = world.place(sell("ann", "11", "3")).await.unwrap();
     world.cancel("ann", &untouched.order_id).await.unwrap();
     assert_eq!(
@@ -856,7 +858,7 @@ async fn d13_what_the_book_refuses_is_a_rejected_order() {
             .code(),
         Code::PermissionDenied
     );
-    // A supervisor's phase survives a restart.
+    // The phase survives a restart.
     supervisor
         .set_trading_phase(phase(TradingPhase::Halt))
         .await

@@ -1,4 +1,4 @@
-//! Matching rules as a client sees them: trades, order book and events, never the book itself.
+//! Matching rules, checked by a client's reads of trades, order book and events.
 
 use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
@@ -8,7 +8,7 @@ use tonic_types::StatusExt;
 use crate::orders::text;
 use crate::world::*;
 
-/// Sellers ann and eve, buyers bob and dan.
+/// A world with the sellers ann and eve, and the buyers bob and dan.
 async fn members(folder: &std::path::Path) -> World {
     let mut world = World::with(folder, Settings::unsettled()).await;
     for user_id in ["ann", "eve"] {
@@ -73,7 +73,7 @@ async fn r162_r163_r170_taker_follows_price_time_priority() {
             fill(&bought, &far, "102.00", "1"),
         ]
     );
-    // Bids in the other direction: the highest first.
+    // A sell trades with the highest bid first.
     let far = world.place(buy("bob", "50", "1")).await.unwrap();
     let early = world.place(buy("bob", "51", "2")).await.unwrap();
     let late = world.place(buy("dan", "51", "3")).await.unwrap();
@@ -93,7 +93,7 @@ async fn r162_r163_r170_taker_follows_price_time_priority() {
     world.stop().await;
 }
 
-/// One event per trade and no more: an order after the trades ends the read.
+/// Each trade has one event. The event of a later order ends the read.
 // rows: R156
 #[tokio::test]
 async fn r156_there_are_as_many_trade_events_as_trades() {
@@ -107,7 +107,7 @@ async fn r156_there_are_as_many_trade_events_as_trades() {
     let events = world.events(events::topics::MARKET, 8, |_| true).await;
     let placed: OrderPlacedEvent = prost::Message::decode(&*events[7].payload).unwrap();
     assert_eq!(placed.order_id, last.order_id);
-    let told: Vec<String> = events
+    let published: Vec<String> = events
         .iter()
         .filter(|event| event.short_type() == "TradeExecutedEvent")
         .map(|event| {
@@ -118,7 +118,7 @@ async fn r156_there_are_as_many_trade_events_as_trades() {
     let mut trades = world.trades("bob").await;
     trades.reverse();
     let ids: Vec<String> = trades.into_iter().map(|trade| trade.trade_id).collect();
-    assert_eq!((told.len(), told), (3, ids));
+    assert_eq!((published.len(), published), (3, ids));
     world.stop().await;
 }
 
@@ -136,12 +136,12 @@ async fn r164_r165_r168_orders_match_at_an_equal_price_and_not_one_tick_away() {
     assert_eq!(equal.status(), OrderStatus::Filled);
     let left = (vec![level("99.99", "5")], vec![level("100.00", "3")]);
     assert_eq!(world.book().await, left);
-    // A sell: not above the best bid, but at it.
+    // A sell above the best bid rests. A sell at the best bid trades.
     let above = world.place(sell("eve", "100", "1")).await.unwrap();
     assert_eq!(above.status(), OrderStatus::Open);
     let equal = world.place(sell("eve", "99.99", "5")).await.unwrap();
     assert_eq!(equal.status(), OrderStatus::Filled);
-    // An exhausted level is gone.
+    // A filled level is no longer in the book.
     let left = (vec![], vec![level("100.00", "4")]);
     assert_eq!(world.book().await, left);
     world.stop().await;
@@ -161,10 +161,10 @@ async fn r166_r167_r169_smaller_quantity_trades_at_resting_price() {
     assert_eq!(trades, [fill(&bought, &sold, "100.00", "7")]);
     let gone = world.order(&sold.order_id).await.unwrap();
     assert_eq!(gone.status(), OrderStatus::Filled);
-    // The rest stays at its own price.
+    // The remainder rests at the order's price.
     let left = (vec![level("105.00", "3")], vec![]);
     assert_eq!(world.book().await, left);
-    // In the other direction the resting order is the larger one, and the sell is priced below it.
+    // Now the resting order is the larger one, and the sell's price is below it.
     let sold = world.place(sell("eve", "95", "1")).await.unwrap();
     assert_eq!(sold.status(), OrderStatus::Filled);
     let trades = fills(&world, "eve").await;
@@ -194,7 +194,7 @@ async fn r171_r172_ioc_never_rests_and_fok_is_all_or_nothing() {
     assert_eq!(ended(&ioc), cancelled("IOC_REMAINDER", "4"));
     assert_eq!(world.book().await, (vec![], vec![]));
 
-    // Nine of ten are available, at two prices; the tenth costs too much.
+    // Nine of ten lots are available, at two prices. The tenth is above the limit.
     world.place(sell("ann", "99", "5")).await.unwrap();
     world.place(sell("eve", "100", "4")).await.unwrap();
     world.place(sell("eve", "100.01", "1")).await.unwrap();
@@ -207,12 +207,12 @@ async fn r171_r172_ioc_never_rests_and_fok_is_all_or_nothing() {
     assert_eq!(whole.status(), OrderStatus::Filled);
     assert_eq!(world.book().await, (vec![], vec![level("100.01", "1")]));
 
-    let told = world
+    let published = world
         .events(events::topics::MARKET, 2, |event| {
             event.short_type() == "OrderCancelledEvent"
         })
         .await;
-    let told: Vec<(String, String)> = told
+    let published: Vec<(String, String)> = published
         .iter()
         .map(|event| {
             let event: OrderCancelledEvent = prost::Message::decode(&*event.payload).unwrap();
@@ -221,14 +221,14 @@ async fn r171_r172_ioc_never_rests_and_fok_is_all_or_nothing() {
         .collect();
     let wanted = [(ioc, "IOC_REMAINDER"), (fok, "FOK_NOT_FILLABLE")];
     assert_eq!(
-        told,
+        published,
         wanted.map(|(order, reason)| (order.order_id, reason.to_owned()))
     );
     world.stop().await;
 }
 
-/// D36: a thousandth, rounded half up to a kopeck, and over the fills of one order no more than for
-/// its whole value.
+/// D36: the fee is 0.1 %, rounded half up to a kopeck. The fees of an order's fills sum to the fee
+/// of its traded value.
 // rows: R176 R305
 #[tokio::test]
 async fn r176_the_fee_is_rounded_half_up_over_the_fills_of_an_order() {
@@ -258,8 +258,7 @@ async fn r176_the_fee_is_rounded_half_up_over_the_fills_of_an_order() {
     world.stop().await;
 }
 
-/// T22: a smaller quantity keeps its place in the queue; another price or a larger quantity loses
-/// it.
+/// T22: a smaller quantity keeps queue priority. Another price or a larger quantity loses it.
 // rows: R143 R328
 #[tokio::test]
 async fn r143_less_keeps_priority_and_more_loses_it() {
@@ -284,16 +283,24 @@ async fn r143_less_keeps_priority_and_more_loses_it() {
         world.trades("ann").await[0].buy_order_id.clone()
     };
     amend(None, Some("3")).await;
-    assert_eq!(next().await, first.order_id, "less keeps its place");
+    assert_eq!(
+        next().await,
+        first.order_id,
+        "a smaller quantity keeps priority"
+    );
     amend(None, Some("6")).await;
-    assert_eq!(next().await, second.order_id, "more loses its place");
+    assert_eq!(
+        next().await,
+        second.order_id,
+        "a larger quantity loses priority"
+    );
     amend(Some("11"), None).await;
-    assert_eq!(next().await, first.order_id, "a better price");
+    assert_eq!(next().await, first.order_id, "a better price trades first");
     amend(Some("10"), None).await;
     assert_eq!(
         next().await,
         second.order_id,
-        "back at the price, last in its queue"
+        "a return to the price is last in its queue"
     );
     world.stop().await;
 }
@@ -339,7 +346,7 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
         let answer = operator.list_trades(request.clone()).await.unwrap();
         let answer = answer.into_inner();
         pages.push(answer.trades);
-        assert!(pages.len() < 9, "the pages have no end");
+        assert!(pages.len() < 9, "the list has a last page");
         page_token = answer.pagination.unwrap().next_page_token;
         if page_token.is_empty() {
             break;
@@ -351,8 +358,8 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
     world.stop().await;
 }
 
-/// Every call of the market by every role, with an empty request: a caller without the role gets
-/// PERMISSION_DENIED, any other an error of the request.
+/// Every role makes every call of the market with an empty request. A caller without the role gets
+/// ROLE_REQUIRED, any other caller an answer or another error.
 // rows: R333
 #[tokio::test]
 async fn r333_each_call_of_the_market_admits_its_roles_alone() {
@@ -373,9 +380,9 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
         macro_rules! admits {
             ($($call:ident($request:ident): $roles:expr),* $(,)?) => {$(
                 let refusal = market.$call($request::default()).await.err().map(refused);
-                let is_kept_out = refusal.is_some_and(|refusal| refusal.2 == "ROLE_REQUIRED");
+                let is_denied = refusal.is_some_and(|refusal| refusal.2 == "ROLE_REQUIRED");
                 let is_admitted = $roles.split(' ').any(|admitted| admitted == role);
-                assert_eq!(is_kept_out, !is_admitted, "{role} {}", stringify!($call));
+                assert_eq!(is_denied, !is_admitted, "{role} {}", stringify!($call));
             )*};
         }
         admits! {
@@ -404,7 +411,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
     world.stop().await;
 }
 
-/// Page parameters that the lists of the market refuse, with the field's name.
+/// The market's lists refuse invalid page parameters and name the field.
 // rows: R339 R341
 #[tokio::test]
 async fn r339_r341_lists_refuse_a_bad_page_under_its_field() {
@@ -436,7 +443,7 @@ async fn r339_r341_lists_refuse_a_bad_page_under_its_field() {
             assert_eq!(bad.field_violations[0].field, field);
         }
     }
-    // A page above the largest size is cut to it.
+    // A larger page size is reduced to the maximum.
     let pagination = Some(PaginationRequest {
         page_size: 1_000_000,
         page_token: String::new(),

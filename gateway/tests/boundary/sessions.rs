@@ -12,7 +12,7 @@ use crate::checkpoints::cancel_own;
 use crate::orders::text;
 use crate::world::*;
 
-/// Two members with money and units, and trading holds for both.
+/// A world with two members that have money. Bob also has units in a trading hold.
 async fn members(folder: &std::path::Path, settings: Settings) -> World {
     let mut world = World::with(folder, settings).await;
     world.user("ann", "100000", "0").await;
@@ -21,8 +21,8 @@ async fn members(folder: &std::path::Path, settings: Settings) -> World {
     world
 }
 
-/// A client that has lost its own state requests its open orders: each as of the messages up to its
-/// `node_sequence`. Above the rate, and while a request is being answered, it is refused.
+/// A client that has lost its state requests its open orders. A second request while the first one
+/// is being answered is refused.
 // rows: R343
 #[tokio::test]
 async fn r343_a_client_asks_for_its_open_orders() {
@@ -87,8 +87,8 @@ async fn r343_a_client_asks_for_its_open_orders() {
     world.stop().await;
 }
 
-/// Retransmits numbered messages from memory and from the journal, under their numbers. Refuses
-/// messages that were not sent yet, or never.
+/// Numbered messages are retransmitted under their numbers, from memory and from the journal.
+/// Ranges with messages that were not sent are refused.
 // rows: R343
 #[tokio::test]
 async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
@@ -105,7 +105,7 @@ async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
     }
     let mut first = Vec::new();
     while first.len() < ORDERS as usize {
-        let report = numbered(&mut of_ann).await;
+        let report = next_numbered(&mut of_ann).await;
         first.push((report.sequence, report.message));
     }
     for (request_id, range) in [(1, 1..=ORDERS), (2, 40..=41), (3, ORDERS..=ORDERS)] {
@@ -144,16 +144,16 @@ async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
         });
         assert_eq!(outcome.await, RejectReason::Malformed.code());
     }
-    // The stream continues where it was.
+    // The numbers of new messages continue.
     ann.send(0, wire_order(ORDERS + 1, Side::Buy, 100, 1))
         .await
         .unwrap();
-    assert_eq!(numbered(&mut of_ann).await.sequence, ORDERS + 1);
+    assert_eq!(next_numbered(&mut of_ann).await.sequence, ORDERS + 1);
     world.stop().await;
 }
 
-/// F12: the session sets a deadline. Without another call its orders end, connected or not,
-/// heartbeats or not.
+/// F12: the session sets a timer. Unless it is set again, the session's orders end, with or without
+/// a connection and heartbeats.
 // rows: R345
 #[tokio::test]
 async fn r345_a_dead_mans_switch_ends_the_sessions_orders() {
@@ -211,7 +211,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
         _ => None,
     });
     let hint = hint.await;
-    let first = numbered(&mut of_ann).await;
+    let first = next_numbered(&mut of_ann).await;
     let acked = ack(&first.message).unwrap();
     assert_eq!(
         (
@@ -227,7 +227,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
         (acked.engine_order_id, acked.node_sequence)
     );
 
-    // Ann disconnects; meanwhile her order trades twice.
+    // Ann is disconnected while the order trades twice.
     cut(&ann, &mut of_ann).await;
     for (id, lots) in [(1, 3), (2, 4)] {
         bob.send(0, wire_order(id, Side::Sell, 1_000, lots))
@@ -245,7 +245,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
         (2, 1)
     );
     for (sequence, open, fee) in [(2, 7, 3), (3, 3, 4)] {
-        let report = numbered(&mut of_ann).await;
+        let report = next_numbered(&mut of_ann).await;
         let missed = fill(&report.message).unwrap();
         assert_eq!(
             (
@@ -257,14 +257,15 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
             (sequence, open, 0, fee)
         );
     }
-    // The numbers are the same after a restart of the exchange, read from the beginning or later.
+    // After a restart of the exchange the messages have the same numbers, whatever the first one
+    // is.
     world.gateway.caught_up().await;
     drop((ann, bob, of_ann, of_bob));
     let world = world.restart(Settings::default()).await;
     let (_again, mut reports) = world.session(login("ann", "a")).await;
     let mut all = Vec::new();
     for _ in 0..3 {
-        all.push(numbered(&mut reports).await);
+        all.push(next_numbered(&mut reports).await);
     }
     let numbers: Vec<u64> = all.iter().map(|report| report.sequence).collect();
     assert_eq!(numbers, [1, 2, 3]);
@@ -275,7 +276,7 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
             ..login("ann", "a")
         })
         .await;
-    assert_eq!(numbered(&mut reports).await.sequence, 3);
+    assert_eq!(next_numbered(&mut reports).await.sequence, 3);
     world.stop().await;
 }
 
@@ -288,7 +289,7 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     raw.login(0, raw_login("ann", "a", 5_000_000)).await;
     raw.send(0, 7, wire_order(1, Side::Buy, 1_000, 10)).await;
     let (first, _) = raw.until(|m| ack(m).is_some()).await;
-    // The same sequence again, with other content.
+    // A repeat of the client sequence with other content.
     raw.send(0, 7, wire_order(2, Side::Buy, 2_000, 10)).await;
     let (again, message) = raw.until(|m| ack(m).is_some()).await;
     assert_eq!(
@@ -300,7 +301,7 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     raw.send(0, 8, wire_order(3, Side::Buy, 900, 1)).await;
     assert_eq!(raw.until(|m| ack(m).is_some()).await.0, 2);
     assert_eq!(world.book().await.0.len(), 2);
-    // A refusal after login is numbered too.
+    // A journalled refusal is numbered too.
     raw.send(
         0,
         9,
@@ -318,9 +319,9 @@ async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
     world.stop().await;
 }
 
-/// Repeats of requests whose reports have left the window are looked up in the journal, eight at a
-/// time per member. Each is answered once, with the first answer or with `ALREADY_SEEN`, none acts,
-/// and another member has its own limit of eight.
+/// Repeats of requests whose reports have left the window are looked up in the journal, at most
+/// eight at a time per member. Each repeat is answered once, with the first answer or with
+/// `ALREADY_SEEN`. No repeat acts. Another member has its own limit.
 // rows: R341
 #[tokio::test]
 async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
@@ -334,9 +335,9 @@ async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
     settings.gateway.window_messages_max = 16;
     let world = members(folder.path(), settings).await;
     let mut ann = Raw::connect(&world).await;
-    let first_of_ann = out_of_the_window(&mut ann, "ann").await;
+    let first_of_ann = evict_from_window(&mut ann, "ann").await;
     let mut bob = Raw::connect(&world).await;
-    let first_of_bob = out_of_the_window(&mut bob, "bob").await;
+    let first_of_bob = evict_from_window(&mut bob, "bob").await;
     let before = world.status().await;
 
     let mut repeats = bytes::BytesMut::new();
@@ -350,8 +351,8 @@ async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
     let (found, refused) = answers(&mut ann, REPEATS, &first_of_ann).await;
     assert!(found >= 8, "{found} {refused}");
     let of_bob = answers(&mut bob, 8, &first_of_bob).await;
-    assert_eq!(of_bob, (8, 0), "regardless of the other member");
-    // None is in flight any more: the next eight are found.
+    assert_eq!(of_bob, (8, 0), "not limited by the other member");
+    // All lookups are completed, so the next eight are admitted.
     for _ in 0..8 {
         ann.send(0, 1, unknown()).await;
     }
@@ -361,7 +362,7 @@ async fn r341_look_ups_are_bounded_per_member_and_every_repeat_is_answered() {
     assert_eq!(after.state_hash, before.state_hash);
     ann.send(0, 65, wire_order(2, Side::Buy, 100, 1)).await;
     let (number, _) = ann.until(|m| ack(m).is_some()).await;
-    assert_eq!(number, 65, "nothing took a number");
+    assert_eq!(number, 65, "no repeat took a number");
     world.stop().await;
 }
 
@@ -373,9 +374,9 @@ fn unknown() -> wire::ClientMessage {
     .into()
 }
 
-/// Logs in, places an order as request 1, and fills the window until its report has left it.
+/// Logs in, places an order as request 1, and sends requests until its report has left the window.
 /// Returns the report.
-async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
+async fn evict_from_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     raw.login(0, raw_login(user, "a", 5_000_000)).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     let first = raw.until(|m| ack(m).is_some()).await;
@@ -387,20 +388,20 @@ async fn out_of_the_window(raw: &mut Raw, user: &str) -> (u64, ServerMessage) {
     first
 }
 
-/// Reads N answers to repeats of request 1. Returns how many equal the first answer and how many
-/// are `ALREADY_SEEN`.
+/// Reads the answers to `repeats` repeats of request 1. Returns how many equal the first answer and
+/// how many are `ALREADY_SEEN`.
 async fn answers(raw: &mut Raw, repeats: u64, first: &(u64, ServerMessage)) -> (u64, u64) {
     let (mut found, mut refused) = (0, 0);
     while found + refused < repeats {
-        let (header, message) = raw.next_at_last().await;
+        let (header, message) = raw.next_with_heartbeats().await;
         match message {
             ServerMessage::OrderAck(_) => {
                 assert_eq!(&(header.sequence, message), first);
                 found += 1;
             }
             ServerMessage::Rejected(m) => {
-                let said = (header.sequence, m.client_seq, m.reason);
-                assert_eq!(said, (0, 1, RejectReason::AlreadySeen));
+                let got = (header.sequence, m.client_seq, m.reason);
+                assert_eq!(got, (0, 1, RejectReason::AlreadySeen));
                 refused += 1;
             }
             _ => {}
@@ -424,7 +425,7 @@ async fn r344_both_protocols_share_one_book() {
         (order.engine_order_id, order.client_order_id.as_str()),
         (acked.engine_order_id, "5")
     );
-    // Placed through one, cancelled through the other.
+    // Placed by one protocol, cancelled by the other.
     world.cancel("ann", &order.order_id).await.unwrap();
     let gone = until(&mut of_ann, cancelled).await;
     assert_eq!(
@@ -450,7 +451,7 @@ async fn r344_both_protocols_share_one_book() {
         world.order(&placed.order_id).await.unwrap().status(),
         OrderStatus::Cancelled
     );
-    // One risk path: the session's trading hold serves the call as well.
+    // An order by call draws on the session's trading hold.
     let by_rpc = world.place(buy("ann", "9", "4")).await.unwrap();
     ann.send(
         0,
@@ -480,8 +481,8 @@ async fn r344_both_protocols_share_one_book() {
     world.stop().await;
 }
 
-/// A client order id names one open order of its user, whichever protocol brought it. The second
-/// order is refused, by either protocol, and a repeat under its own key or sequence gets the first
+/// A client order id is unique among the user's open orders of both protocols. A second order with
+/// the id is refused by either protocol. A repeat under its own key or sequence gets the first
 /// answer.
 // rows: R344
 #[tokio::test]
@@ -501,7 +502,7 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
     let trader = || world.trader("ann");
     let taken = (tonic::Code::AlreadyExists, "DUPLICATE_CLIENT_ORDER_ID");
 
-    // By the session first.
+    // First by the session, then by the call.
     let by_session = wire_order(5, Side::Buy, 1_000, 10);
     raw.send(0, 1, by_session).await;
     let (number, message) = raw.until(|m| ack(m).is_some()).await;
@@ -512,7 +513,7 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
     let again = raw.until(|m| ack(m).is_some()).await;
     assert_eq!(again, (number, message), "the first answer");
 
-    // By the call first.
+    // First by the call, then by the session.
     let placed = trader().place_order(call("6", "k2")).await.unwrap();
     assert!(placed.metadata().get("idempotent-replayed").is_none());
     let placed = placed.into_inner().order.unwrap();
@@ -529,7 +530,7 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
     let both = vec![bid("10.00", "10"), bid("9.00", "4")];
     assert_eq!(world.book().await.0, both);
 
-    // Concurrently, by both: one of them acts.
+    // Concurrently by both: one of them acts.
     for id in 10..30_u64 {
         raw.send(0, id, wire_order(id, Side::Buy, 700, 1)).await;
         let (text, key) = (id.to_string(), format!("both-{id}"));
@@ -538,18 +539,18 @@ async fn r344_one_client_order_id_sent_by_both_protocols_acts_once() {
         let (_, message) = answer.await;
         if let Some(acked) = ack(&message) {
             assert_eq!(acked.client_order_id, id);
-            let refusal = refused(by_call.expect_err("taken by the session"));
+            let refusal = refused(by_call.expect_err("the session's order has the id"));
             assert_eq!((refusal.0, &*refusal.2), taken);
         } else {
             let reason = rejected(&message).unwrap().reason;
             assert_eq!(reason, RejectReason::DuplicateClientOrderId);
-            by_call.expect("taken by the call");
+            by_call.expect("the call's order has the id");
         }
     }
     assert_eq!(world.status().await.instruments[0].open_orders, 22);
 
-    // An order that has ended leaves its id to the other protocol; its own key and sequence keep
-    // their answers.
+    // After an order has ended, the other protocol may use its id. The key and the sequence of the
+    // order keep their answers.
     world
         .cancel("ann", &acked.order_id.to_string())
         .await
@@ -623,7 +624,7 @@ async fn r345_orders_are_cancelled_on_disconnect_and_by_mass_cancel() {
     assert_eq!(ended.await, DisconnectCode::Logout.code());
     assert_eq!(world.book().await.0.len(), 2);
 
-    // A lost connection does, after the grace period; the other session's order stays.
+    // A lost connection cancels after the grace period. The other session's order stays.
     let (ann, mut of_ann) = world
         .session(LoginOptions {
             from_now: true,
@@ -720,24 +721,24 @@ async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
                 assert_eq!(
                     (m.reason, report.sequence),
                     (RejectReason::Throttle, 0),
-                    "unnumbered: not seen"
+                    "unnumbered: the request was not seen"
                 );
-                // One message is earned in a tenth of a second.
+                // The rate replenishes one message in 100 ms.
                 assert!((1..=100_000).contains(&m.limit), "{}", m.limit);
                 refusals += 1;
             }
             _ => {}
         }
     }
-    // A burst, and what has been earned since.
+    // A burst, and what the rate has replenished since.
     let most = 10 + 10 * (begun.elapsed().as_secs() + 1);
     assert!((10..=most).contains(&acks), "{acks}, {most} at most");
     assert_eq!(world.status().await.instruments[0].open_orders, acks);
     world.stop().await;
 }
 
-/// A repeat past the rate gets the first answer. `THROTTLE` would say that the request was not
-/// seen, and its sender would order again.
+/// A repeat above the rate gets the first answer. `THROTTLE` means that the request was not seen,
+/// so the client would send it as a new order.
 // rows: R341
 #[tokio::test]
 async fn r341_a_repeat_past_the_rate_gets_the_first_answer() {
@@ -767,8 +768,8 @@ async fn r341_a_repeat_past_the_rate_gets_the_first_answer() {
     world.stop().await;
 }
 
-/// A repeat of an answered order takes no budget and is not checked: an order that identity refuses
-/// under its number would be ordered again.
+/// A repeat of an answered order is not checked by identity and uses no budget. After a refusal the
+/// client would send the same order again.
 // rows: R341
 #[tokio::test]
 async fn r341_a_repeat_of_an_answered_order_is_not_checked_again() {
@@ -791,7 +792,7 @@ async fn r341_a_repeat_of_an_answered_order_is_not_checked_again() {
     world.stop().await;
 }
 
-/// A connection that sends any bytes.
+/// A client that can send arbitrary bytes.
 pub struct Raw {
     _endpoint: quinn::Endpoint,
     pub connection: quinn::Connection,
@@ -861,7 +862,7 @@ impl Raw {
             .await;
     }
 
-    /// `None` after the end of the connection.
+    /// The next message; `None` after the end of the connection.
     async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
         loop {
             if let Some(next) = wire::decode(&mut self.buffer).unwrap() {
@@ -872,8 +873,8 @@ impl Raw {
         }
     }
 
-    /// The next message, however long it takes. Sends heartbeats meanwhile.
-    pub async fn next_at_last(&mut self) -> (wire::Header, ServerMessage) {
+    /// The next message within 60 s. Sends a heartbeat every second.
+    pub async fn next_with_heartbeats(&mut self) -> (wire::Header, ServerMessage) {
         let beat = std::time::Duration::from_secs(1);
         for _ in 0..60 {
             if let Ok(next) = tokio::time::timeout(beat, self.next()).await {
@@ -885,10 +886,11 @@ impl Raw {
         panic!("no message within 60 s");
     }
 
+    /// Reads until a message is wanted. Returns its number and the message.
     pub async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {
         let reading = async {
             loop {
-                let (header, message) = self.next_at_last().await;
+                let (header, message) = self.next_with_heartbeats().await;
                 if wanted(&message) {
                     return (header.sequence, message);
                 }
@@ -897,7 +899,7 @@ impl Raw {
         in_time("the wanted message", reading).await
     }
 
-    /// The code of the last disconnect message, and the code of the close.
+    /// Reads to the end. Returns the code of the last `Disconnect` message and of the QUIC close.
     pub async fn end(mut self) -> (Option<u16>, u64) {
         let mut last = None;
         let reading = async {
@@ -959,7 +961,7 @@ async fn garbage_gets_its_code_and_changes_nothing() {
         ),
         (bad_side.to_vec(), DisconnectCode::BadField),
         (bad_channel.to_vec(), DisconnectCode::BadField),
-        // Well formed, but without a login.
+        // A valid order without a login.
         (order.to_vec(), DisconnectCode::LoginExpected),
     ] {
         let mut raw = Raw::connect(&world).await;
@@ -970,8 +972,7 @@ async fn garbage_gets_its_code_and_changes_nothing() {
             "{code}"
         );
     }
-    // The same in the middle of a session: its orders stay, and what follows the garbage does not
-    // happen.
+    // Garbage in a session: its orders stay, and a request after the garbage is not executed.
     let mut raw = Raw::connect(&world).await;
     raw.login(0, raw_login("ann", "a", 5_000_000)).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 1_000, 10)).await;
@@ -1021,8 +1022,8 @@ async fn logins_that_are_refused_say_why() {
     world.stop().await;
 }
 
-/// Five wrong tokens in a minute lock out their session name, fifty the address. Logged-in sessions
-/// continue.
+/// Five invalid tokens within a minute lock out their session name, fifty lock out the address.
+/// Logged-in sessions continue.
 #[tokio::test]
 async fn invalid_tokens_lock_out_a_session_name_then_the_address() {
     let folder = tempfile::tempdir().unwrap();
@@ -1106,7 +1107,7 @@ async fn a_session_sets_its_trading_holds() {
     assert_eq!(
         answer(1, 400).await.undrawn_minor,
         400,
-        "units of instrument 0, opened before"
+        "units of instrument 0, in the hold opened before"
     );
     assert_eq!(
         answer(0, 100_000_000).await.outcome,
@@ -1152,7 +1153,7 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
         .await
         .unwrap();
     let report = loop {
-        let report = numbered(&mut of_ann).await;
+        let report = next_numbered(&mut of_ann).await;
         if rejected(&report.message).is_some() {
             break report;
         }
@@ -1164,8 +1165,8 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
     world.stop().await;
 }
 
-/// The end of a connection that was replaced does not close the session: the orders that the new
-/// connection enters stay open, although the grace is a millisecond.
+/// The late end of a replaced connection does not close the session. Orders of the new connection
+/// stay open, although the grace period is 1 ms.
 // rows: R343
 #[tokio::test]
 async fn r343_late_close_of_old_connection_keeps_resumed_session() {
@@ -1184,8 +1185,8 @@ async fn r343_late_close_of_old_connection_keeps_resumed_session() {
     let mut placed = None;
     for id in 1..=40u64 {
         let (connection, mut reports) = world.connect().await;
-        stays_open(&world, placed).await;
-        // The old connection dies while the new one logs in, a little earlier or later each time.
+        assert_open(&world, placed).await;
+        // The old connection ends during the new login, at a different moment each time.
         let dying = async {
             for _ in 0..id % 20 {
                 tokio::task::yield_now().await;
@@ -1202,7 +1203,7 @@ async fn r343_late_close_of_old_connection_keeps_resumed_session() {
         placed = Some(until(&mut reports, ack).await);
         old = (connection, reports);
     }
-    // Of a session that is lost after all others, the order ends after theirs would have.
+    // The order of a session that is lost last ends last. Then the placed order must still be open.
     let other = LoginOptions {
         cancel_on_disconnect: true,
         ..login("ann", "other")
@@ -1218,11 +1219,11 @@ async fn r343_late_close_of_old_connection_keeps_resumed_session() {
         world.order(&last).await.unwrap().cancel_reason == "CANCEL_ON_DISCONNECT"
     })
     .await;
-    stays_open(&world, placed).await;
+    assert_open(&world, placed).await;
     world.stop().await;
 }
 
-async fn stays_open(world: &World, placed: Option<wire::OrderAck>) {
+async fn assert_open(world: &World, placed: Option<wire::OrderAck>) {
     if let Some(placed) = placed {
         let order = world.order(&placed.order_id.to_string()).await.unwrap();
         assert_eq!(order.status(), OrderStatus::Open, "{}", order.cancel_reason);
@@ -1259,7 +1260,7 @@ async fn r345_a_refused_login_does_not_save_the_orders_of_a_lost_session() {
         }
         other => panic!("{other:?}"),
     }
-    book_empties(&world).await;
+    until_no_bids(&world).await;
     world.stop().await;
 }
 
@@ -1285,7 +1286,7 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
     };
     ann.send(0, all).await.unwrap();
     let last = loop {
-        let report = numbered(&mut of_ann).await;
+        let report = next_numbered(&mut of_ann).await;
         if let ServerMessage::MassCancelled(done) = report.message
             && done.remaining == 0
         {
@@ -1293,24 +1294,25 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
             break report.sequence;
         }
     };
-    // One after the first slice, one after the last.
+    // One acknowledgement and one cancel per order, and `MassCancelled` after the first and the
+    // last slice.
     assert_eq!(last, 2 * ORDERS + 2);
     ann.cut();
     drop(of_ann);
-    // All of it, more than any window holds, while new messages arrive.
+    // Resends everything, more than a window holds, while new messages arrive.
     let mut raw = Raw::connect(&world).await;
     raw.login(0, raw_login("ann", "a", 0)).await;
     raw.send(0, ORDERS + 2, wire_order(ORDERS + 1, Side::Buy, 100, 1))
         .await;
     let mut next = 1;
     while next <= last + 1 {
-        let (header, _) = raw.next_at_last().await;
+        let (header, _) = raw.next_with_heartbeats().await;
         if header.sequence != 0 {
             assert_eq!(header.sequence, next);
             next += 1;
         }
     }
-    // A request that has long left the window, sent again: its answer comes from the journal.
+    // The answer to a repeat whose report has left the window comes from the journal.
     for again in [5u64, 3] {
         raw.send(0, again, wire_order(again, Side::Buy, 100, 1))
             .await;
@@ -1368,7 +1370,7 @@ async fn t49_sessions_logging_in_together_share_one_trading_hold() {
 }
 
 /// Waits until there are no bids.
-async fn book_empties(world: &World) {
+async fn until_no_bids(world: &World) {
     until_true("no bid is open", async || world.book().await.0.is_empty()).await;
 }
 
@@ -1382,7 +1384,7 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
     let world = members(folder.path(), settings).await;
     let begun = std::time::Instant::now();
     let (mut acked, mut refused, mut id) = (0, 0, 0);
-    // Two sessions, each logged in repeatedly: one connection after the other takes it over.
+    // Two sessions log in by turns, each login on a new connection.
     for round in 0..6 {
         let options = LoginOptions {
             from_now: true,
@@ -1408,7 +1410,7 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
             answers += 1;
         }
     }
-    // The user's rate allows a burst, and what it has earned since.
+    // The user's rate allows a burst and what it has replenished since.
     let most = 80 + 80 * (begun.elapsed().as_secs() + 1);
     assert!(
         acked >= 80 && acked <= most,
@@ -1436,7 +1438,7 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
         client_order_id,
         engine_order_id: 0,
     };
-    // The cancel of an unknown order counts as any request does; cancels of open orders pass.
+    // The cancel of an unknown order counts in the rate. Cancels of open orders pass.
     ann.send(0, wire_order(9, Side::Buy, 100, 1)).await.unwrap();
     ann.send(0, named(77)).await.unwrap();
     for id in 1..=4 {
@@ -1461,7 +1463,7 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
     }
     assert!(
         throttled <= 2,
-        "only the new order and the cancel of an unknown one: {throttled}"
+        "only the new order and the cancel of an unknown order: {throttled}"
     );
     world.stop().await;
 }
@@ -1474,7 +1476,7 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     for (channel, name) in [(0, "a"), (1, "b")] {
         raw.login(channel, raw_login("ann", name, 5_000_000)).await;
     }
-    // Sent after a logout, and after a refused login.
+    // Requests after a logout and after a refused login.
     raw.send(0, 0, wire::Logout {}).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     let unknown =
@@ -1483,7 +1485,8 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     raw.send(2, 0, raw_login("stranger", "x", 0)).await;
     raw.send(2, 1, wire_order(2, Side::Buy, 100, 1)).await;
     raw.until(unknown).await;
-    // Taken over by another connection: its next request is refused, the other session continues.
+    // After a takeover by another connection the session's requests are refused here. The other
+    // session continues.
     let (other, mut of_other) = world.session(login("ann", "b")).await;
     raw.until(|m| matches!(m, ServerMessage::Disconnect(end) if end.code == DisconnectCode::TakenOver.code()))
         .await;
@@ -1500,9 +1503,9 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     world.stop().await;
 }
 
-/// A client sends these requests, numbered from 2 on, and reads nothing: the exchange closes its
-/// connection and cancels its orders.
-async fn is_closed_unread(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
+/// Checks that a client that sends these requests and reads nothing is disconnected, and that its
+/// orders are cancelled. `request` returns client sequence and message for a number from 2 on.
+async fn assert_slow_consumer_closed(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
     let folder = tempfile::tempdir().unwrap();
     let world = members(folder.path(), Settings::unthrottled()).await;
     let mut raw = Raw::connect(&world).await;
@@ -1521,10 +1524,10 @@ async fn is_closed_unread(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
             if raw.send.write_all(&out).await.is_err() {
                 return;
             }
-            // Lets the client read its socket, which needs space for the close.
+            // Lets the QUIC client read its socket, so that the close is not lost.
             tokio::task::yield_now().await;
         }
-        panic!("the connection is never closed");
+        panic!("the exchange does not close the connection");
     };
     in_time("the exchange closes the connection", sending).await;
     match in_time("the end of the connection", raw.connection.closed()).await {
@@ -1537,11 +1540,11 @@ async fn is_closed_unread(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
         quinn::ConnectionError::Reset => {}
         other => panic!("{other}"),
     }
-    book_empties(&world).await;
+    until_no_bids(&world).await;
     world.stop().await;
 }
 
-/// Numbered reports: 64 bytes for each refused cancel.
+/// Each refused cancel causes a numbered report of 72 bytes.
 // rows: R345
 #[tokio::test]
 async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
@@ -1549,17 +1552,17 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
         client_order_id: 7,
         engine_order_id: 0,
     };
-    is_closed_unread(|number| (number, cancel.into())).await;
+    assert_slow_consumer_closed(|number| (number, cancel.into())).await;
 }
 
-/// Repeats are answered with the original report, which is not numbered anew.
+/// Repeats are answered with the original report under its number.
 // rows: R345
 #[tokio::test]
 async fn r345_a_client_that_reads_no_repeats_is_disconnected() {
-    is_closed_unread(|_| (1, wire_order(1, Side::Buy, 100, 1).into())).await;
+    assert_slow_consumer_closed(|_| (1, wire_order(1, Side::Buy, 100, 1).into())).await;
 }
 
-/// A half-open connection: the peer sends no packet any more, not even an acknowledgement.
+/// The peer no longer sends packets, not even acknowledgements.
 // rows: R345
 #[tokio::test]
 async fn r345_the_orders_of_a_peer_that_falls_silent_are_cancelled() {
@@ -1571,7 +1574,7 @@ async fn r345_the_orders_of_a_peer_that_falls_silent_are_cancelled() {
         ..raw_login("ann", "a", 5_000_000)
     };
     let (address, config) = (world.gateway.trading_address(), Raw::config(&world));
-    // A runtime of its own: the peer stands still, its socket open, while nothing drives it.
+    // The peer has its own runtime. It keeps its socket open and is not polled any more.
     let peer = tokio::task::spawn_blocking(move || {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().unwrap();
@@ -1590,7 +1593,7 @@ async fn r345_the_orders_of_a_peer_that_falls_silent_are_cancelled() {
     let event: OrderCancelledEvent = prost::Message::decode(&*cancels[0].payload).unwrap();
     assert_eq!(event.reason, "CANCEL_ON_DISCONNECT");
     assert_eq!(world.book().await, (vec![], vec![]));
-    // The member reads it when it is back.
+    // The member receives the cancel after its next login.
     let options = LoginOptions {
         last_sequence: 1,
         ..login("ann", "a")
@@ -1610,7 +1613,7 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     let mut settings = Settings::default();
     settings.gateway.login_timeout_ms = 4_000;
     let world = members(folder.path(), settings).await;
-    // Sends nothing but heartbeats for longer than its interval: stays open.
+    // A client that sends only heartbeats stays connected for longer than its interval.
     let mut beating = Raw::connect(&world).await;
     let seldom = wire::Login {
         heartbeat_ms: 6_000,
@@ -1618,7 +1621,7 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     };
     beating.login(0, seldom).await;
     let beating = tokio::spawn(async move {
-        // Each comes after 3 s without another message. `until` sends a heartbeat every second.
+        // The server sends a heartbeat after 3 s without a message. `until` sends one every second.
         for _ in 0..3 {
             beating
                 .until(|m| matches!(m, ServerMessage::ServerHeartbeat(_)))
@@ -1629,7 +1632,8 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
             .await;
         beating.until(|m| ack(m).is_some()).await;
     });
-    // Silent for longer than the requested interval: closed, although the server's is 10 s.
+    // A client that is silent for its requested interval is closed, although the server's default
+    // is 10 s.
     let mut silent = Raw::connect(&world).await;
     let often = wire::Login {
         heartbeat_ms: 2_000,
@@ -1644,7 +1648,7 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
         .await;
     let code = DisconnectCode::HeartbeatTimeout.code();
     assert_eq!(silent.end().await, (Some(code), u64::from(code)));
-    // Never logged in: heartbeats do not keep the connection open.
+    // Without a login heartbeats do not keep the connection open.
     let mut idle = Raw::connect(&world).await;
     let mut out = bytes::BytesMut::new();
     let beat = wire::ClientMessage::from(wire::Heartbeat {});
@@ -1675,7 +1679,7 @@ async fn connections_are_limited_per_address_and_in_total() {
             "{refused:?}"
         );
         first.connection.close(0_u32.into(), b"");
-        until_true("there is room", async || {
+        until_true("a connection is accepted again", async || {
             Raw::try_connect(&world).await.is_ok()
         })
         .await;
@@ -1683,7 +1687,7 @@ async fn connections_are_limited_per_address_and_in_total() {
     }
 }
 
-// `design.md` 7: connections begun under foreign addresses make no state above the limit.
+/// `design.md` 7: above the limit, handshakes from spoofed addresses create no state.
 #[tokio::test]
 async fn address_is_validated_past_64_half_open_connections() {
     use transport::proto as quic;
@@ -1701,7 +1705,8 @@ async fn address_is_validated_past_64_half_open_connections() {
         let mut initial = Vec::new();
         let sent = connection.poll_transmit(now, 1, &mut initial);
         assert!(sent.is_some());
-        // The first datagram returned to a socket of its own is the answer; nothing more is sent.
+        // Each handshake has its own socket and sends only its first datagram. The first datagram
+        // received is the answer.
         let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.send_to(&initial, address).await.unwrap();
         let mut answer = [0; 2_048];
@@ -1711,7 +1716,7 @@ async fn address_is_validated_past_64_half_open_connections() {
         assert_eq!(is_retry, begun == BOUND, "after {begun}");
         sockets.push(socket);
     }
-    // A client that answers a Retry is accepted.
+    // A client that completes a Retry is accepted.
     let mut raw = Raw::connect(&world).await;
     raw.login(0, raw_login("ann", "a", 0)).await;
     world.stop().await;
@@ -1729,7 +1734,7 @@ async fn r343_trades_during_a_login_are_reported_once_and_in_order() {
         .unwrap();
     until(&mut of_ann, ack).await;
     drop((ann, of_ann));
-    // After a restart the front knows no session: ann's is opened while her order trades.
+    // After a restart the front knows no session. Ann's session opens while its order trades.
     let world = world.restart(Settings::default()).await;
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
     let (ann, mut of_ann) = world.connect().await;
@@ -1744,9 +1749,9 @@ async fn r343_trades_during_a_login_are_reported_once_and_in_order() {
     let both = async { tokio::join!(ann.login(0, login("ann", "a")), selling) };
     let (logged_in, ()) = in_time("the login is answered", both).await;
     logged_in.unwrap();
-    // Her order's acknowledgement, and a fill per lot.
+    // The acknowledgement of the order, and one fill per lot.
     for number in 1..=LOTS + 1 {
-        assert_eq!(numbered(&mut of_ann).await.sequence, number);
+        assert_eq!(next_numbered(&mut of_ann).await.sequence, number);
     }
     until(&mut of_bob, |m| {
         fill(m).filter(|fill| fill.client_order_id == LOTS)

@@ -1,4 +1,4 @@
-//! What one member can take of the front: slots in flight, windows in memory, reads of the journal.
+//! A member's share of the front: slots in flight, windows in memory, reads of the journal.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ fn order(id: u64) -> wire::NewOrder {
     wire_order(id, Side::Buy, 100, 1)
 }
 
-/// The cancel of an order that was never entered.
+/// Cancel of an order that was never entered.
 fn unknown() -> wire::Cancel {
     cancel(1 << 40)
 }
 
-/// Ann and bob, who have money.
+/// A world with ann and bob, both with money.
 async fn members(folder: &std::path::Path, settings: Settings) -> World {
     let mut world = World::with(folder, settings).await;
     world.user("ann", "100000", "0").await;
@@ -59,18 +59,18 @@ async fn stall(world: &World) -> SyncSender<()> {
     release
 }
 
-/// While the hot thread is stopped, connections are read: past the member's slots new orders are
-/// `BUSY`, repeats of what is in flight are not answered, and a cancel passes, as do other members'
-/// orders. The second time shows that every slot was returned.
+/// The front reads connections while the hot thread is stopped. Orders above the member's slots are
+/// `BUSY`, and repeats of requests in flight are not answered. A cancel and other members' orders
+/// pass. The second round shows that every slot was returned.
 // rows: R341
 #[tokio::test]
 async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pass() {
-    /// Half of those for orders: no other member has any.
+    /// Half of the slots for orders: no other member has orders in flight.
     const SLOTS: u64 = 1_024;
     const ORDERS: u64 = 1_500;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unthrottled();
-    // The front has a thread of its own.
+    // The front runs on its own thread.
     settings.layout = Some(Layout::Shared);
     let world = members(folder.path(), settings).await;
     let (mut ann, mut bob) = (Raw::connect(&world).await, Raw::connect(&world).await);
@@ -100,8 +100,8 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
             assert_eq!(is, (0, id, RejectReason::Busy));
         }
         drop(stalled);
-        // Once each, accepted ones in order. On a busy machine the engine's thread may leave its
-        // ring full for so long that the hot thread refuses some.
+        // Each order is answered once, accepted ones in order. On a busy machine the engine's ring
+        // may stay full until the hot thread refuses some orders.
         let (mut answered, mut last) = (HashSet::new(), 0);
         for _ in 0..SLOTS {
             let (_, message) = ann.until(is_answer).await;
@@ -114,7 +114,7 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
                 (None, Some(refusal)) if refusal.reason == RejectReason::Busy => refusal.client_seq,
                 _ => panic!("{message:?}"),
             };
-            assert!(answered.insert(id), "twice: {message:?}");
+            assert!(answered.insert(id), "answered twice: {message:?}");
         }
         assert!(
             answered
@@ -131,8 +131,8 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
     world.stop().await;
 }
 
-/// 64 requests of a session wait for identity, the order that is checked included. Repeats of them
-/// are not `BUSY`: their sender would order again.
+/// At most 64 requests of a session wait for identity, the checked order included. Their repeats do
+/// not get `BUSY`, because the client would send them again as new orders.
 // rows: R341
 #[tokio::test]
 async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
@@ -180,17 +180,17 @@ async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
     world.stop().await;
 }
 
-/// Counts the reads of the journal by fronts that start on this thread.
+/// A metrics recorder that counts journal lookups of fronts that start on this thread.
 #[derive(Default)]
-struct LookUps(Arc<AtomicU64>);
+struct LookupCounter(Arc<AtomicU64>);
 
-impl LookUps {
+impl LookupCounter {
     fn count(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-impl Recorder for LookUps {
+impl Recorder for LookupCounter {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -213,15 +213,15 @@ impl Recorder for LookUps {
     }
 }
 
-/// A member whose live session has more messages than the pool of windows keeps its own newest
-/// ones; another member's idle session resumes from memory.
+/// A member with more messages than the pool of windows keeps only its own newest messages. Another
+/// member's idle session still resumes from memory.
 // rows: R341
 #[tokio::test]
 async fn r341_a_busy_member_does_not_evict_the_window_of_another() {
     const OF_BOB: u64 = 100;
-    /// The smallest pool has 2,048.
+    /// More than the smallest pool, 2,048 messages.
     const OF_ANN: u64 = 3_000;
-    let look_ups = LookUps::default();
+    let look_ups = LookupCounter::default();
     let _recording = metrics::set_default_local_recorder(&look_ups);
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unthrottled();
@@ -245,11 +245,11 @@ async fn r341_a_busy_member_does_not_evict_the_window_of_another() {
     for number in 1..=OF_BOB {
         assert_eq!(bob.until(is_answer).await.0, number);
     }
-    assert_eq!(look_ups.count(), 0, "from memory");
+    assert_eq!(look_ups.count(), 0, "resumed from memory");
     world.stop().await;
 }
 
-/// A connection that leaves what it does not read with the exchange.
+/// A client with a small receive window: unread messages stay with the exchange.
 struct SmallWindow {
     _endpoint: quinn::Endpoint,
     _connection: quinn::Connection,
@@ -308,15 +308,15 @@ impl SmallWindow {
     }
 }
 
-/// Sessions of one connection resume from the journal while their client does not read: each
-/// range is read once, and kept until there is space for it.
+/// Sessions of one connection resume from the journal while their client does not read. Each range
+/// is read once and kept until the connection has space.
 // rows: R343
 #[tokio::test]
 async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
     const SESSIONS: u16 = 4;
-    /// Some 200 KiB per session: two of them fill the connection.
+    /// About 200 KiB per session. Two sessions fill the connection.
     const MESSAGES: u64 = 3_000;
-    let look_ups = LookUps::default();
+    let look_ups = LookupCounter::default();
     let _recording = metrics::set_default_local_recorder(&look_ups);
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unthrottled();
@@ -337,10 +337,10 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
     for channel in 0..SESSIONS {
         slow.send(channel, login(channel)).await;
     }
-    // Until every session has asked and the answers are here. The test holds without that too, but
-    // then nothing has waited.
+    // Gives every lookup time to start and to complete, so that its messages wait for space.
+    // Without that the test passes but proves less.
     let are_asked = async || look_ups.count() >= u64::from(SESSIONS);
-    let asked = until_true("the sessions are read", are_asked);
+    let asked = until_true("every session is looked up", are_asked);
     let _ = tokio::time::timeout(Duration::from_secs(2), asked).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     slow.send(wire::CONNECTION_CHANNEL, wire::Heartbeat {})
@@ -362,6 +362,10 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
         }
     };
     in_time("every message", reading).await;
-    assert_eq!(look_ups.count(), u64::from(SESSIONS), "each once");
+    assert_eq!(
+        look_ups.count(),
+        u64::from(SESSIONS),
+        "one lookup per session"
+    );
     world.stop().await;
 }

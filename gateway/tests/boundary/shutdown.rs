@@ -1,4 +1,4 @@
-//! Requests accepted before a shutdown are answered and reported after it.
+//! Requests that are accepted before the end of a shutdown are answered and reported.
 
 use types::Side;
 use wire::ServerMessage;
@@ -10,9 +10,8 @@ async fn an_accepted_call_is_answered_after_the_shutdown() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
-    // Listeners drain after the token is cancelled: an admitted call gets its answer from the
-    // history.
-    world.shut();
+    // Listeners drain after the token is cancelled: a call that is admitted meanwhile is answered.
+    world.begin_shutdown();
     let order = world.place(buy("ann", "10", "1")).await.unwrap();
     assert_eq!(
         world.order(&order.order_id).await.unwrap().order_id,

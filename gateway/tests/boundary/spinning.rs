@@ -1,4 +1,4 @@
-//! The spinning client against the front: the rules of the async client, with another driver.
+//! The spinning client with the front. It follows the same rules as the async client.
 
 use std::time::Instant;
 
@@ -19,12 +19,12 @@ fn until<T>(connection: &mut Connection, pick: impl Fn(&Report) -> Option<T>) ->
                 return found;
             }
         }
-        assert!(begun.elapsed() < PATIENCE, "the report does not come");
+        assert!(begun.elapsed() < PATIENCE, "the report does not arrive");
         connection.poll().expect("the connection is open");
     }
 }
 
-fn numbered(connection: &mut Connection) -> Report {
+fn next_numbered(connection: &mut Connection) -> Report {
     until(connection, |report| {
         (report.sequence != 0).then_some(*report)
     })
@@ -34,7 +34,7 @@ fn order(id: u64, side: Side, lots: u64) -> wire::ClientMessage {
     wire_order(id, side, 1_000, lots).into()
 }
 
-/// Two members on one connection, which is lost while an order is in flight.
+/// Two members trade on one connection, which is lost before an order is transmitted.
 fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
     let mut connection = Connection::connect(address, trust).unwrap();
     connection.login(0, with_money("ann", "a")).unwrap();
@@ -51,13 +51,13 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
         connection.send(0, &order(1, Side::Buy, 10)).unwrap(),
         Some(1)
     );
-    let first = numbered(&mut connection);
+    let first = next_numbered(&mut connection);
     let ServerMessage::OrderAck(ack) = first.message else {
         panic!("{first:?}");
     };
     assert_eq!((first.channel, first.sequence, ack.client_seq), (0, 1, 1));
 
-    // Never transmitted: the server first sees it after the resume.
+    // Not transmitted: the server sees this order only after the resume.
     assert_eq!(
         connection.send(1, &order(1, Side::Sell, 4)).unwrap(),
         Some(1)
@@ -78,7 +78,7 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
     );
     let mut lots = Vec::new();
     while lots.len() < 2 {
-        let report = numbered(&mut connection);
+        let report = next_numbered(&mut connection);
         match report.message {
             ServerMessage::Fill(fill) if report.channel == 0 => {
                 lots.push((report.sequence, fill.quantity_lots));
@@ -86,7 +86,7 @@ fn trade_and_resume(address: std::net::SocketAddr, trust: &Trust) {
             _ => {}
         }
     }
-    // Message 2: the login has topped up the trading hold.
+    // Message 2 reports that the second login has topped up the trading hold.
     assert_eq!(lots, [(3, 4), (4, 1)]);
     assert_eq!(connection.last_sequence(0), 4);
 }

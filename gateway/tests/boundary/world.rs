@@ -1,4 +1,4 @@
-//! A platform around the market, in one folder, that can be stopped and restarted.
+//! A platform around the market in one folder. Tests can stop and restart it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use tonic::Status;
 use types::{NodeId, Sequence, Side};
 use wire::ServerMessage;
 
-use crate::doubles::LogThatGoesAway;
+use crate::doubles::UnavailableLog;
 
 pub use testkit::messages::{context, decimal, fresh as unique};
 
@@ -38,23 +38,24 @@ pub struct Settings {
     pub gateway: GatewayConfig,
     /// Time from a lost session to the cancel of its orders.
     pub grace_ms: u64,
-    /// How long settlement holds a trade back to batch it.
+    /// Time that settlement waits to batch trades.
     pub linger_ms: u64,
-    /// How long settlement holds back anything else.
+    /// Time that settlement waits to batch records without trades.
     pub settle_wait_ms: u64,
-    /// When checkpoints are written.
+    /// Checkpoint schedule; `None` = no checkpoints.
     pub checkpoints: Option<SnapshotConfig>,
-    /// Bytes per segment of the journal, and bytes of journal kept, if not all.
+    /// Bytes per segment of the journal.
     pub segment_bytes: u64,
+    /// Bytes of the journal to keep; `None` = all.
     pub retain_bytes: Option<u64>,
-    /// Threads of the trading path, if not those for this machine.
+    /// Threads of the trading path; `None` = those for this machine.
     pub layout: Option<Layout>,
     /// While true, the log refuses the market's events.
-    pub log_is_away: Arc<AtomicBool>,
+    pub log_is_unavailable: Arc<AtomicBool>,
     pub log_hangs: bool,
-    /// The clock of ledger and trading path; the process's own otherwise.
+    /// Clock of ledger and trading path; `None` = the process clock.
     pub clock: Option<Arc<Disciplined>>,
-    /// Stores the journal instead of the folder.
+    /// Storage of the journal; `None` = files in the folder.
     pub journal: Option<Arc<MemoryStorage>>,
 }
 
@@ -64,7 +65,7 @@ impl Default for Settings {
             gateway: GatewayConfig {
                 quic_listen: ([127, 0, 0, 1], 0).into(),
                 gauge_interval_ms: 20,
-                // No test depends on how long a sync of a busy disk takes.
+                // A slow disk must not fail a test.
                 replica_wait_ms: 5_000,
                 ..GatewayConfig::default()
             },
@@ -75,7 +76,7 @@ impl Default for Settings {
             segment_bytes: 16 << 20,
             retain_bytes: None,
             layout: None,
-            log_is_away: Arc::default(),
+            log_is_unavailable: Arc::default(),
             log_hangs: false,
             clock: None,
             journal: None,
@@ -84,7 +85,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Nothing is settled while a test runs, so that it adds no message to those counted.
+    /// Settles nothing while a test runs. Sessions get no settlement messages.
     pub fn unsettled() -> Self {
         Self {
             linger_ms: 600_000,
@@ -93,7 +94,7 @@ impl Settings {
         }
     }
 
-    /// No member reaches its message rate.
+    /// No message rates.
     pub fn unthrottled() -> Self {
         let mut settings = Self::default();
         settings.gateway.throttle_per_s = 0;
@@ -112,7 +113,7 @@ pub struct World {
     pub settlement: SettlementHandle,
     pub market: LocalSlot,
     embedded: events::Embedded,
-    /// `None` after a test has stopped both.
+    /// `None` after [`World::stop_trading_path`].
     replica: Option<LiveReplica>,
     sequencer: Option<SequencerHandle>,
     ledger_handle: ledger::LedgerHandle,
@@ -127,13 +128,14 @@ impl World {
         Self::with(folder, Settings::default()).await
     }
 
+    /// A fresh platform with these settings.
     pub async fn with(folder: &Path, settings: Settings) -> Self {
         let registry = Arc::new(Registry::default());
         registry.list(bond(BOND));
         Self::start(folder, settings, Arc::default(), registry).await
     }
 
-    /// Starts over the existing data of the folder.
+    /// Starts with the existing data of the folder.
     pub async fn start(
         folder: &Path,
         settings: Settings,
@@ -175,7 +177,7 @@ impl World {
         let shared = backlog.clone();
         let journal = settings.journal;
         if journal.is_some() {
-            // The test is about this disk: read everything from it.
+            // No record is cached in memory: every read reaches the storage under test.
             config.recent_bytes = 0;
         }
         let start = move || match journal {
@@ -214,9 +216,9 @@ impl World {
             ..settings.gateway
         };
         let gateway_deps = GatewayDeps {
-            log: Arc::new(LogThatGoesAway {
+            log: Arc::new(UnavailableLog {
                 log: log.clone(),
-                is_away: settings.log_is_away,
+                is_unavailable: settings.log_is_unavailable,
                 hangs: settings.log_hangs,
             }),
             auth: auth.clone(),
@@ -252,12 +254,12 @@ impl World {
         }
     }
 
-    /// Begins the shutdown: intake ends. Call [`Self::stop`] afterwards.
-    pub fn shut(&self) {
+    /// Begins the shutdown: order intake ends. [`Self::stop`] completes it.
+    pub fn begin_shutdown(&self) {
         self.stop_gateway.cancel();
     }
 
-    /// Stops in order.
+    /// Stops all services in shutdown order.
     pub async fn stop(self) -> (PathBuf, Arc<Peers>, Arc<Registry>) {
         self.stop_gateway.cancel();
         self.gateway.stopped().await;
@@ -276,8 +278,8 @@ impl World {
         (self.folder, self.identity, self.registry)
     }
 
-    /// Stops the trading path while the market continues.
-    pub async fn lose_trading_path(&mut self) {
+    /// Stops replica and sequencer. The gateway continues.
+    pub async fn stop_trading_path(&mut self) {
         let (replica, sequencer) = (self.replica.take(), self.sequencer.take());
         let ending = move || {
             drop(replica);
@@ -286,13 +288,13 @@ impl World {
         tokio::task::spawn_blocking(ending).await.unwrap();
     }
 
-    /// Stops and restarts over the same folder.
+    /// Stops, and starts again with the same folder.
     pub async fn restart(self, settings: Settings) -> Self {
         let (folder, identity, registry) = self.stop().await;
         Self::start(&folder, settings, identity, registry).await
     }
 
-    /// MarketService as this caller.
+    /// Client of MarketService with this credential.
     pub fn as_caller(&self, token: &str) -> MarketServiceClient<Channel> {
         MarketServiceClient::new(Channel::local(&self.market, token))
     }
@@ -316,19 +318,20 @@ impl World {
         self.as_caller("sandbox.operator")
     }
 
-    /// A user with KYC who owns roubles and bonds.
+    /// Creates a user with KYC that owns roubles and bonds.
     pub async fn user(&mut self, user_id: &str, roubles: &str, bonds: &str) {
         self.identity.change(user_id, |_| {});
-        self.give(user_id, "CFA-RUB", roubles).await;
-        self.give(user_id, BOND, bonds).await;
+        self.deposit(user_id, "CFA-RUB", roubles).await;
+        self.deposit(user_id, BOND, bonds).await;
     }
 
-    pub async fn give(&mut self, user_id: &str, instrument_id: &str, amount: &str) {
+    /// Deposits an amount to a user; no effect if it is "0".
+    pub async fn deposit(&mut self, user_id: &str, instrument_id: &str, amount: &str) {
         if amount == "0" {
             return;
         }
         let request = books::CreateOperationRequest {
-            context: context(&format!("give-{user_id}-{instrument_id}-{}", unique())),
+            context: context(&format!("deposit-{user_id}-{instrument_id}-{}", unique())),
             operation: Some(books::Operation {
                 r#type: OperationType::Deposit.into(),
                 user_id: user_id.to_owned(),
@@ -378,7 +381,7 @@ impl World {
     pub async fn journal(&self, command: types::Command) {
         let port = self.sequencer.as_ref().expect("the trading path").port();
         let journalled = port.settlement(command).await;
-        assert!(journalled.expect("is journalled").is_some(), "{command:?}");
+        assert!(journalled.expect("the node runs").is_some(), "{command:?}");
     }
 
     pub fn port(&self) -> sequencer::Port {
@@ -389,8 +392,8 @@ impl World {
         self.replica.as_ref().expect("the trading path").replica()
     }
 
-    /// Waits until settlement has caught up with everything durable and the market knows it: holds
-    /// are released then.
+    /// Waits until settlement has processed every durable record and the market has its position.
+    /// The released holds are then in the ledger.
     pub async fn settled(&self) {
         let last = Sequence(self.status().await.commit_sequence);
         let replica = self.replica();
@@ -492,15 +495,16 @@ impl World {
         Ok(answer.into_inner().order.unwrap())
     }
 
-    /// Waits until an order is not open any more.
+    /// Waits until an order is no longer open.
     pub async fn until_ended(&self, order: &Order) {
-        until_true("the end of the order", async || {
+        until_true("the order ends", async || {
             let order = self.order(&order.order_id).await.unwrap();
             order.status() != OrderStatus::Open
         })
         .await;
     }
 
+    /// Price and quantity of each bid level and ask level, best first.
     pub async fn book(&self) -> (Vec<(String, String)>, Vec<(String, String)>) {
         let request = GetOrderBookRequest {
             context: None,
@@ -564,23 +568,23 @@ impl World {
     }
 }
 
-/// Waits for `what`, longer than any machine needs.
+/// Waits for a future, at most [`PATIENCE`]. `what` names it in the panic.
 pub async fn in_time<T>(what: &str, waiting: impl Future<Output = T>) -> T {
     let waited = tokio::time::timeout(PATIENCE, waiting).await;
     waited.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Asks until the answer is yes.
-pub async fn until_true(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let asking = async {
-        while !is_so().await {
+/// Polls a condition until it is true.
+pub async fn until_true(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let polling = async {
+        while !is_true().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    in_time(what, asking).await;
+    in_time(what, polling).await;
 }
 
-/// Publishes an event as another service does.
+/// Publishes an event in the name of another service.
 pub async fn publish(world: &World, topic: &str, key: &str, type_name: &str, payload: Vec<u8>) {
     let event = event(topic, key, type_name, payload);
     world.log.publish(&[event]).await.unwrap();
@@ -660,7 +664,7 @@ pub fn with_money(user_id: &str, name: &str) -> LoginOptions {
     }
 }
 
-/// Drops the connection, and waits until its reports end.
+/// Closes the connection and waits for the error of its reports.
 pub async fn cut(connection: &Connection, reports: &mut Reports) {
     connection.cut();
     let ended = async { while reports.recv().await.expect("the loss is reported").is_ok() {} };
@@ -670,12 +674,12 @@ pub async fn cut(connection: &Connection, reports: &mut Reports) {
 pub async fn next_report(reports: &mut Reports) -> Report {
     let report = in_time("a report", reports.recv()).await;
     report
-        .expect("there are sessions")
+        .expect("the connection exists")
         .expect("the connection is open")
 }
 
 /// The next numbered report.
-pub async fn numbered(reports: &mut Reports) -> Report {
+pub async fn next_numbered(reports: &mut Reports) -> Report {
     let reading = async {
         loop {
             let report = next_report(reports).await;
@@ -715,7 +719,7 @@ pub fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
     }
 }
 
-/// Reads until `pick` returns a value for a message.
+/// Reads reports until `pick` returns a value.
 pub async fn until<T>(reports: &mut Reports, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
     let reading = async {
         loop {

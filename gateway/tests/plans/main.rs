@@ -1,8 +1,8 @@
-//! No statement of the market's history costs more as rows accumulate. Every statement that runs
-//! while orders are placed, amended, cancelled and listed, trades are made and positions follow the
-//! registry is explained on the database that it ran on.
+//! No statement of the market's history scans a table, so its cost does not grow with the rows. The
+//! test places, cancels and lists orders, trades, and updates positions. Then it explains every
+//! statement that ran, on the same database.
 //!
-//! A test program of its own: the record of statements is process-wide.
+//! A separate test binary, because the record of statements is process-wide.
 
 #[path = "../boundary/doubles.rs"]
 #[allow(dead_code)]
@@ -21,11 +21,11 @@ use crate::world::*;
 const ALLOWED: [Allowed; 2] = [
     Allowed {
         statement: "WHERE o.sequence < ? AND o.status =",
-        reason: "staff alone list by status without a user",
+        reason: "only staff lists by status without a user",
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row per migration, at the start",
+        reason: "one row per migration, read at the start",
     },
 ];
 
@@ -33,12 +33,12 @@ async fn trade(world: &mut World) {
     world.user("ann", "1000", "100").await;
     world.user("bob", "10000", "0").await;
     let resting = world.place(sell("ann", "100", "10")).await.unwrap();
-    let named = Order {
+    let with_id = Order {
         client_order_id: "mine".into(),
         ..buy("bob", "100", "4")
     };
     for _ in 0..2 {
-        let taken = world.place_with("bob", "once", named.clone()).await;
+        let taken = world.place_with("bob", "once", with_id.clone()).await;
         assert_eq!(taken.unwrap().status(), OrderStatus::Filled);
     }
     world.cancel("ann", &resting.order_id).await.unwrap();
@@ -76,7 +76,7 @@ async fn lists(world: &World) {
     }
 }
 
-/// Issues a position in the registry.
+/// Publishes an issue of the registry, and waits for the position.
 async fn issue(world: &World) {
     let issued = CfaIssuedEvent {
         context: context("i"),
@@ -98,7 +98,7 @@ async fn issue(world: &World) {
         issued.encode_to_vec(),
     )
     .await;
-    until_true("the position is kept", async || {
+    until_true("the position is stored", async || {
         world.position("ann").await == "10"
     })
     .await;
