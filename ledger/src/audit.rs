@@ -161,7 +161,7 @@ impl Sealer {
 }
 
 /// True if a group created an operation.
-pub fn seals(book: &Book) -> bool {
+pub fn has_new_operations(book: &Book) -> bool {
     let mut changes = book.operations.changes();
     changes.any(|change| change.before.is_none() && change.after.is_some())
 }

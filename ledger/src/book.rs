@@ -29,7 +29,7 @@ type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 pub struct Table<K, V> {
     rows: IndexMap<K, Slot<V>, RandomState>,
     /// Number of rows present.
-    there: usize,
+    present: usize,
     undo: Vec<Undo<V>>,
 }
 
@@ -43,7 +43,7 @@ struct Slot<V> {
 
 #[derive(Debug)]
 struct Undo<V> {
-    place: usize,
+    index: usize,
     before: Option<V>,
     /// The first change of this row since loading.
     is_first: bool,
@@ -53,7 +53,7 @@ impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
         Table {
             rows: IndexMap::default(),
-            there: 0,
+            present: 0,
             undo: Vec::new(),
         }
     }
@@ -81,7 +81,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
             is_changed: false,
         };
         let before = self.rows.insert(key, loaded);
-        self.there += usize::from(before.is_none());
+        self.present += usize::from(before.is_none());
     }
 
     pub fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
@@ -93,15 +93,15 @@ impl<K: Hash + Eq, V> Table<K, V> {
 
     pub fn put(&mut self, key: K, row: V) {
         let entry = self.rows.entry(key);
-        let place = entry.index();
+        let index = entry.index();
         let slot = entry.or_insert(Slot {
             row: None,
             is_changed: false,
         });
         let before = slot.row.replace(row);
-        self.there += usize::from(before.is_none());
+        self.present += usize::from(before.is_none());
         self.undo.push(Undo {
-            place,
+            index,
             before,
             is_first: !slot.is_changed,
         });
@@ -109,12 +109,12 @@ impl<K: Hash + Eq, V> Table<K, V> {
     }
 
     pub fn remove(&mut self, key: &K) {
-        if let Some((place, _, slot)) = self.rows.get_full_mut(key)
+        if let Some((index, _, slot)) = self.rows.get_full_mut(key)
             && let Some(before) = slot.row.take()
         {
-            self.there -= 1;
+            self.present -= 1;
             self.undo.push(Undo {
-                place,
+                index,
                 before: Some(before),
                 is_first: !slot.is_changed,
             });
@@ -128,12 +128,12 @@ impl<K: Hash + Eq, V> Table<K, V> {
 
     /// Keys of the rows present.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
-        let there = self.rows.iter().filter(|(_, slot)| slot.row.is_some());
-        there.map(|(key, _)| key)
+        let present = self.rows.iter().filter(|(_, slot)| slot.row.is_some());
+        present.map(|(key, _)| key)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.there == 0
+        self.present == 0
     }
 
     fn undo_len(&self) -> usize {
@@ -142,9 +142,9 @@ impl<K: Hash + Eq, V> Table<K, V> {
 
     fn rollback(&mut self, mark: usize) {
         for undo in self.undo.drain(mark..).rev() {
-            let slot = &mut self.rows[undo.place];
-            self.there -= usize::from(slot.row.is_some());
-            self.there += usize::from(undo.before.is_some());
+            let slot = &mut self.rows[undo.index];
+            self.present -= usize::from(slot.row.is_some());
+            self.present += usize::from(undo.before.is_some());
             slot.row = undo.before;
             slot.is_changed = !undo.is_first;
         }
@@ -160,11 +160,11 @@ impl<K: Hash + Eq, V> Table<K, V> {
     }
 
     /// Rows made after a mark, in that order, in their current state.
-    fn made_since(&self, mark: usize) -> impl Iterator<Item = (&K, &V)> {
-        let made = self.undo[mark..].iter();
-        let made = made.filter(|undo| undo.is_first && undo.before.is_none());
-        made.filter_map(|undo| {
-            let (key, slot) = self.rows.get_index(undo.place)?;
+    fn inserted_since(&self, mark: usize) -> impl Iterator<Item = (&K, &V)> {
+        let inserted = self.undo[mark..].iter();
+        let inserted = inserted.filter(|undo| undo.is_first && undo.before.is_none());
+        inserted.filter_map(|undo| {
+            let (key, slot) = self.rows.get_index(undo.index)?;
             Some((key, slot.row.as_ref()?))
         })
     }
@@ -173,14 +173,14 @@ impl<K: Hash + Eq, V> Table<K, V> {
     fn modified_since(&self, mark: usize) -> BTreeSet<usize> {
         let (earlier, later) = self.undo.split_at(mark);
         let modified = later.iter().filter(|undo| !undo.is_first);
-        let mut modified: BTreeSet<usize> = modified.map(|undo| undo.place).collect();
+        let mut modified: BTreeSet<usize> = modified.map(|undo| undo.index).collect();
         for undo in later.iter().filter(|undo| undo.is_first) {
-            modified.remove(&undo.place);
+            modified.remove(&undo.index);
         }
         if !modified.is_empty() {
             let loaded = earlier.iter().filter(|undo| undo.before.is_some());
             for undo in loaded.filter(|undo| undo.is_first) {
-                modified.remove(&undo.place);
+                modified.remove(&undo.index);
             }
         }
         modified
@@ -190,7 +190,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
     pub fn changes(&self) -> impl Iterator<Item = Change<'_, K, V>> {
         let firsts = self.undo.iter().filter(|undo| undo.is_first);
         firsts.filter_map(|undo| {
-            let (key, slot) = self.rows.get_index(undo.place)?;
+            let (key, slot) = self.rows.get_index(undo.index)?;
             Some(Change {
                 key,
                 before: undo.before.as_ref(),
@@ -234,7 +234,7 @@ pub struct Book {
     /// New effects, each with the index of the command that caused it.
     pub effects: Vec<(usize, Effect)>,
     /// Index of the command being folded.
-    pub command: usize,
+    pub command_index: usize,
     /// Holds whose expiry the current command found: it answers `Hold has expired`, later commands
     /// `Hold is not active`.
     pub expired_now: Vec<Id>,
@@ -254,8 +254,8 @@ struct EarlyFlush {
     /// Number of flushed operations.
     count: usize,
     /// Length of the undo logs of operations and of postings at the last flush.
-    operations: usize,
-    postings: usize,
+    operations_mark: usize,
+    postings_mark: usize,
     /// Indexes of operations that were changed between their flush and the last flush.
     changed: BTreeSet<usize>,
     /// Flushed rows were rolled back.
@@ -313,7 +313,7 @@ impl Book {
 
     /// Undoes everything after the savepoint.
     pub fn rollback(&mut self, savepoint: Savepoint) {
-        let flushed = (self.flush.operations, self.flush.postings);
+        let flushed = (self.flush.operations_mark, self.flush.postings_mark);
         let mut marks = savepoint.lengths.into_iter();
         macro_rules! back {
             ($book:ident, $($table:ident),+) => { $($book.$table.rollback(marks.next().expect("a mark per table"));)+ };
@@ -347,7 +347,7 @@ impl Book {
     /// times.
     pub fn drain_ready(&mut self, changes: usize) -> Option<FlushedRows> {
         if self.flush.rolled_back_past_flush
-            || self.operations.undo_len() < self.flush.operations + changes
+            || self.operations.undo_len() < self.flush.operations_mark + changes
         {
             return None;
         }
@@ -356,11 +356,11 @@ impl Book {
             operations: operations.into_iter().cloned().collect(),
             postings: postings.into_iter().cloned().collect(),
         };
-        let changed = self.operations.modified_since(self.flush.operations);
+        let changed = self.operations.modified_since(self.flush.operations_mark);
         self.flush.changed.extend(changed);
         self.flush.count += rows.operations.len();
-        self.flush.operations = self.operations.undo_len();
-        self.flush.postings = self.postings.undo_len();
+        self.flush.operations_mark = self.operations.undo_len();
+        self.flush.postings_mark = self.postings.undo_len();
         (!rows.operations.is_empty()).then_some(rows)
     }
 
@@ -377,8 +377,8 @@ impl Book {
 
     /// New operations and postings that were not flushed.
     pub fn unflushed(&self) -> (Vec<&Operation>, Vec<&Posting>) {
-        let operations = self.operations.made_since(self.flush.operations);
-        let postings = self.postings.made_since(self.flush.postings);
+        let operations = self.operations.inserted_since(self.flush.operations_mark);
+        let postings = self.postings.inserted_since(self.flush.postings_mark);
         (
             operations.map(|(_, row)| row).collect(),
             postings.flat_map(|(_, rows)| rows).collect(),
@@ -387,10 +387,10 @@ impl Book {
 
     /// Operations that changed after they were flushed.
     pub fn flushed_and_modified(&self) -> Vec<&Operation> {
-        let mut changed = self.operations.modified_since(self.flush.operations);
+        let mut changed = self.operations.modified_since(self.flush.operations_mark);
         changed.extend(&self.flush.changed);
         let rows = changed.into_iter();
-        rows.filter_map(|place| self.operations.rows[place].row.as_ref())
+        rows.filter_map(|index| self.operations.rows[index].row.as_ref())
             .collect()
     }
 
@@ -400,7 +400,7 @@ impl Book {
     }
 
     pub fn push_effect(&mut self, effect: Effect) {
-        self.effects.push((self.command, effect));
+        self.effects.push((self.command_index, effect));
     }
 
     /// The operation made under a key of this scope.
@@ -431,13 +431,13 @@ mod tests {
 
     /// Model of a table: current rows, loaded rows, changed keys in the order of first change.
     #[derive(Clone, Default)]
-    struct Twin {
+    struct Model {
         rows: BTreeMap<u8, u32>,
         loaded: BTreeMap<u8, u32>,
         changed: Vec<u8>,
     }
 
-    impl Twin {
+    impl Model {
         fn set(&mut self, key: u8, row: Option<u32>) {
             if !self.changed.contains(&key) {
                 self.changed.push(key);
@@ -449,18 +449,18 @@ mod tests {
         }
     }
 
-    fn same(table: &Table<u8, u32>, twin: &Twin) {
+    fn assert_same(table: &Table<u8, u32>, model: &Model) {
         for key in 0..=u8::MAX {
-            assert_eq!(table.get(&key), twin.rows.get(&key));
+            assert_eq!(table.get(&key), model.rows.get(&key));
         }
-        assert_eq!(table.is_empty(), twin.rows.is_empty());
-        assert_eq!(table.values().count(), twin.rows.len());
-        assert!(table.keys().all(|key| twin.rows.contains_key(key)));
+        assert_eq!(table.is_empty(), model.rows.is_empty());
+        assert_eq!(table.values().count(), model.rows.len());
+        assert!(table.keys().all(|key| model.rows.contains_key(key)));
         let changes = table.changes();
         let changes =
             changes.map(|change| (*change.key, change.before.copied(), change.after.copied()));
-        let expected = twin.changed.iter().map(|key| {
-            let (before, after) = (twin.loaded.get(key), twin.rows.get(key));
+        let expected = model.changed.iter().map(|key| {
+            let (before, after) = (model.loaded.get(key), model.rows.get(key));
             (*key, before.copied(), after.copied())
         });
         assert!(changes.eq(expected));
@@ -550,35 +550,35 @@ mod tests {
     fn table_matches_a_model_of_rows_changes_and_rollback() {
         for seed in 0..300 {
             let mut random = StdRng::seed_from_u64(seed);
-            let (mut table, mut twin) = (Table::default(), Twin::default());
+            let (mut table, mut model) = (Table::default(), Model::default());
             for key in 0..random.random_range(0..6) {
                 table.load(key, 0);
-                twin.rows.insert(key, 0);
+                model.rows.insert(key, 0);
             }
-            twin.loaded = twin.rows.clone();
-            let mut marks = vec![(table.undo_len(), twin.clone())];
+            model.loaded = model.rows.clone();
+            let mut marks = vec![(table.undo_len(), model.clone())];
             for row in 1..60 {
                 let key = random.random_range(0..8);
                 match random.random_range(0..8) {
-                    0 => marks.push((table.undo_len(), twin.clone())),
+                    0 => marks.push((table.undo_len(), model.clone())),
                     1 => {
                         let (mark, then) = marks[random.random_range(0..marks.len())].clone();
                         marks.retain(|(earlier, _)| *earlier <= mark);
                         table.rollback(mark);
-                        twin = then;
+                        model = then;
                     }
                     2 | 3 => {
                         table.remove(&key);
-                        if twin.rows.contains_key(&key) {
-                            twin.set(key, None);
+                        if model.rows.contains_key(&key) {
+                            model.set(key, None);
                         }
                     }
                     _ => {
                         table.put(key, row);
-                        twin.set(key, Some(row));
+                        model.set(key, Some(row));
                     }
                 }
-                same(&table, &twin);
+                assert_same(&table, &model);
             }
         }
     }

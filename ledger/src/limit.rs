@@ -25,23 +25,23 @@ types::code_enum! {
 
 /// A set of operation types, by the bits of their numbers; the empty set means all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Kinds(pub i64);
+pub struct OperationTypes(pub i64);
 
-impl Kinds {
+impl OperationTypes {
     pub fn of(kinds: impl IntoIterator<Item = OperationType>) -> Self {
-        Kinds(
+        OperationTypes(
             kinds
                 .into_iter()
                 .fold(0, |bits, kind| bits | 1 << kind.code()),
         )
     }
 
-    pub fn has(self, kind: OperationType) -> bool {
+    pub fn contains(self, kind: OperationType) -> bool {
         self.0 == 0 || self.0 >> kind.code() & 1 == 1
     }
 
     /// The types of the set; empty when all are meant.
-    pub fn named(self) -> impl Iterator<Item = OperationType> {
+    pub fn iter(self) -> impl Iterator<Item = OperationType> {
         (0..63)
             .filter(move |bit| self.0 >> bit & 1 == 1)
             .filter_map(OperationType::from_code)
@@ -61,14 +61,14 @@ pub struct VelocityLimit {
     pub window_s: i64,
     /// May be reached, not exceeded.
     pub amount: Minor,
-    pub kinds: Kinds,
+    pub kinds: OperationTypes,
     pub created_at_us: i64,
     pub updated_at_us: i64,
 }
 
 impl VelocityLimit {
     /// Whether postings on this sub-account are counted. House sub-accounts have no limits.
-    pub fn is_about(&self, subaccount_id: &str) -> bool {
+    pub fn applies_to(&self, subaccount_id: &str) -> bool {
         SubAccountName::parse(subaccount_id).is_some_and(|name| {
             !name.is_system()
                 && name.instrument_id == &*self.instrument_id
@@ -85,7 +85,7 @@ impl VelocityLimit {
     }
 
     /// Compares the terms, not the times at which they were set.
-    pub fn has_terms_of(&self, other: &Self) -> bool {
+    pub fn has_same_terms(&self, other: &Self) -> bool {
         let at = (self.created_at_us, self.updated_at_us);
         let other = VelocityLimit {
             created_at_us: at.0,
@@ -96,13 +96,13 @@ impl VelocityLimit {
     }
 
     /// Text for the audit record.
-    pub fn in_words(&self) -> String {
+    pub fn audit_text(&self) -> String {
         let user = if self.user_id.is_empty() {
             "every user"
         } else {
             &self.user_id
         };
-        let kinds: Vec<&str> = self.kinds.named().map(OperationType::as_str).collect();
+        let kinds: Vec<&str> = self.kinds.iter().map(OperationType::as_str).collect();
         format!(
             "{user}, {}, {} at most {} {} in {} s, {}",
             self.account_kind.map_or("any account", AccountType::as_str),

@@ -194,7 +194,7 @@ pub struct Hold {
     pub amount: Minor,
     pub remaining: Minor,
     pub added: Minor,
-    /// Moved to children, less what is netted against `returned` ([`Self::take_back`]).
+    /// Moved to children, less what is netted against `returned` ([`Self::add_returned`]).
     pub split_off: Minor,
     pub consumed: Minor,
     pub released: Minor,
@@ -203,7 +203,7 @@ pub struct Hold {
     pub status: HoldStatus,
     /// An expiry found by the sweeper is reported once, to the first caller that touches the hold,
     /// as if that call had found it (3.3).
-    pub expiry_told: bool,
+    pub expiry_reported: bool,
     pub updated_at_us: i64,
 }
 
@@ -228,7 +228,7 @@ impl Hold {
     /// in a long-lived hold, with each side of the equation: beyond that the amount is netted
     /// against `split_off`. `split_off` is large enough, since `split_off - returned` is what the
     /// children have or have used.
-    pub fn take_back(&mut self, amount: Minor) {
+    pub fn add_returned(&mut self, amount: Minor) {
         if self.has_room_for(amount) {
             self.returned += amount;
         } else {
@@ -265,14 +265,14 @@ impl Hold {
     ///
     /// # Panics
     /// Bug: money appeared in or vanished from a hold.
-    pub fn assert_whole(&self) {
+    pub fn assert_equation(&self) {
         let parts = [self.remaining, self.split_off, self.consumed, self.released];
         let wide = |minor: &Minor| i128::from(minor.0);
-        let had = wide(&self.amount) + wide(&self.returned);
-        let went: i128 = parts.iter().map(wide).sum();
+        let left = wide(&self.amount) + wide(&self.returned);
+        let right: i128 = parts.iter().map(wide).sum();
         assert!(
-            had == went
-                && had <= i128::from(i64::MAX)
+            left == right
+                && left <= i128::from(i64::MAX)
                 && parts.iter().all(|part| !part.is_negative())
                 && !self.returned.is_negative()
                 && self.added <= self.amount

@@ -31,16 +31,16 @@ pub fn emit_events(
     now_us: i64,
     to: &mut dyn FnMut(EventRef<'_>),
 ) {
-    let heads: Vec<Vec<u8>> = contexts
+    let contexts_encoded: Vec<Vec<u8>> = contexts
         .iter()
-        .map(|context| head(context, now_us))
+        .map(|context| encode_context(context, now_us))
         .collect();
     let mut ids = IdGenerator::at(now_us);
     let mut payload = Vec::new();
     for (command, effect) in effects {
         let id = ids.uuid();
         payload.clear();
-        payload.extend_from_slice(&heads[*command]);
+        payload.extend_from_slice(&contexts_encoded[*command]);
         let (type_name, key, subject) = encode(effect, id, now_us, &mut payload);
         to(EventRef {
             id,
@@ -60,15 +60,15 @@ pub fn emit_events(
 }
 
 /// The first field of every event, its context, encoded once for all events of a command.
-fn head(context: &rpc::Context, now_us: i64) -> Vec<u8> {
+fn encode_context(context: &rpc::Context, now_us: i64) -> Vec<u8> {
     let context = common::RequestContext {
         occurred_at: Some(to_timestamp_us(now_us)),
         source: "ledger".to_owned(),
         ..context.to_proto()
     };
-    let mut head = Vec::new();
-    message::encode(CONTEXT_TAG, &context, &mut head);
-    head
+    let mut bytes = Vec::new();
+    message::encode(CONTEXT_TAG, &context, &mut bytes);
+    bytes
 }
 
 fn append(message: &impl Message, to: &mut Vec<u8>) {

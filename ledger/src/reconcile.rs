@@ -30,8 +30,8 @@ use crate::{
 /// Transactions per request; the limit of the CFA service.
 const HASHES_MAX: usize = 100;
 /// Pause between requests for open operations, in multiples of `after`.
-const REVISIT_AFTER: u32 = 5;
-const REVISIT_MIN: Duration = Duration::from_millis(100);
+const RETRY_AFTER: u32 = 5;
+const RETRY_MIN: Duration = Duration::from_millis(100);
 /// Bound on remembered transactions with open operations.
 const OPEN_MAX: usize = 10_000;
 
@@ -68,25 +68,25 @@ impl Reconciler {
         }
         if let Some(handled) = first {
             let stopped = |error| Stopped { handled, error };
-            self.look(hashes).await.map_err(stopped)?;
+            self.restore_after_delay(hashes).await.map_err(stopped)?;
         }
         unreadable.map_or(Ok(()), Err)
     }
 
-    async fn look(&self, hashes: BTreeSet<String>) -> Result<(), Failure> {
-        let looked = async {
+    async fn restore_after_delay(&self, hashes: BTreeSet<String>) -> Result<(), Failure> {
+        let restored = async {
             tokio::time::sleep(self.after).await;
             self.restore_all(hashes).await
         };
         tokio::select! {
-            looked = looked => looked,
+            restored = restored => restored,
             () = self.shutdown.cancelled() => Err(RetryLater("the ledger is stopping".to_owned()).into()),
         }
     }
 
     /// Requests open operations again, until shutdown.
-    pub async fn revisit(&self) {
-        let pause = (self.after * REVISIT_AFTER).max(REVISIT_MIN);
+    pub async fn retry_open(&self) {
+        let pause = (self.after * RETRY_AFTER).max(RETRY_MIN);
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -145,7 +145,7 @@ impl Reconciler {
             false => error.into(),
         })?;
         for ((operation_id, tx_hash), outcome) in missed.into_iter().zip(outcomes) {
-            self.report(&operation_id, tx_hash, outcome);
+            self.on_outcome(&operation_id, tx_hash, outcome);
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Reconciler {
         })
     }
 
-    fn report(&self, operation_id: &str, tx_hash: String, outcome: Outcome) {
+    fn on_outcome(&self, operation_id: &str, tx_hash: String, outcome: Outcome) {
         match outcome {
             Ok(result) if is_new(&result.answer) => {
                 tracing::warn!(
@@ -196,9 +196,9 @@ impl Reconciler {
         let mut open = self.open();
         open.insert(tx_hash);
         while open.len() > OPEN_MAX {
-            let forgotten = open.pop_first();
+            let dropped = open.pop_first();
             tracing::warn!(
-                tx_hash = forgotten,
+                tx_hash = dropped,
                 "too many open operations of blocks, transaction dropped"
             );
         }
@@ -220,7 +220,7 @@ fn is_new(answer: &Answer) -> bool {
             .iter()
             .flatten()
             .any(|posted| posted.replay == Replay::No),
-        Answer::Finalized { moved } => *moved > 0,
+        Answer::Finalized { changed } => *changed > 0,
         _ => false,
     }
 }

@@ -29,7 +29,7 @@ impl Book {
     pub fn assert_read(&self) {
         let mut left = Sums::default();
         for hold in self.holds.values() {
-            hold.assert_whole();
+            hold.assert_equation();
             add(
                 &mut left,
                 &hold.terms.subaccount_id,

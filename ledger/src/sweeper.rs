@@ -70,7 +70,7 @@ impl Sweeper {
 
     async fn forget(&self, now_us: i64) -> Result<(), Error> {
         let before_us = now_us - i64::from(self.parked_retention_h) * US_PER_HOUR;
-        self.submit(CommandKind::ForgetPendingReceipts { before_us })
+        self.submit(CommandKind::PurgePendingReceipts { before_us })
             .await
     }
 

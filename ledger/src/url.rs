@@ -41,10 +41,10 @@ impl fmt::Display for StoreUrl {
         };
         // A password may contain an @: the last one ends it.
         match rest.rsplit_once('@') {
-            Some((login, place)) => {
+            Some((login, host)) => {
                 let user = login.split(':').next().unwrap_or_default();
                 let password = if login.contains(':') { ":***" } else { "" };
-                write!(f, "{scheme}://{user}{password}@{place}")
+                write!(f, "{scheme}://{user}{password}@{host}")
             }
             None => write!(f, "{scheme}://{rest}"),
         }

@@ -46,8 +46,8 @@ pub fn spawn_reconciler(
     shutdown: CancellationToken,
 ) {
     let reconciler = Arc::new(reconciler);
-    let revisiting = reconciler.clone();
-    tasks.spawn(async move { revisiting.revisit().await });
+    let retrying = reconciler.clone();
+    tasks.spawn(async move { retrying.retry_open().await });
     tasks.spawn(async move {
         let handler = |events: Vec<Event>| {
             let reconciler = reconciler.clone();
@@ -95,10 +95,10 @@ async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event
     let mut indices = Vec::new();
     let mut unreadable = None;
     for (index, event) in events.iter().enumerate() {
-        match effect(event) {
+        match command_of(event) {
             Ok(None) => {}
-            Ok(Some(effect)) => {
-                commands.push(inbox_command(event, effect));
+            Ok(Some(command)) => {
+                commands.push(inbox_command(event, command));
                 indices.push(index);
             }
             Err(poison) => {
@@ -111,7 +111,7 @@ async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event
         }
     }
     if !commands.is_empty() {
-        take(committer, consumer, &events, commands, &indices).await?;
+        commit_events(committer, consumer, &events, commands, &indices).await?;
     }
     unreadable.map_or(Ok(()), Err)
 }
@@ -136,7 +136,7 @@ fn inbox_command(
 }
 
 /// `indices`: index of the event of each command.
-async fn take(
+async fn commit_events(
     committer: &Committer,
     consumer: &'static str,
     events: &[Event],
@@ -144,7 +144,7 @@ async fn take(
     indices: &[usize],
 ) -> BatchResult {
     let stopped = |handled: usize, error| Err(Stopped { handled, error });
-    let outcomes = match committer.take(consumer, commands).await {
+    let outcomes = match committer.accept_events(consumer, commands).await {
         Ok(outcomes) => outcomes,
         Err(error) if error.is_away() => {
             return stopped(indices[0], RetryLater(error.to_string()).into());
@@ -165,7 +165,7 @@ async fn take(
     Ok(())
 }
 
-type Effect = Option<(CommandKind, Option<RequestContext>)>;
+type EventCommand = Option<(CommandKind, Option<RequestContext>)>;
 
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(event.payload.as_slice())
@@ -187,7 +187,7 @@ fn hash(text: &str) -> Option<Id> {
 }
 
 /// The command of an event; `None` if the ledger ignores it.
-fn effect(event: &Event) -> Result<Effect, Poison> {
+fn command_of(event: &Event) -> Result<EventCommand, Poison> {
     let name = event.short_type();
     Ok(match name.strip_suffix("Event").unwrap_or(name) {
         "UserCreated" => {
@@ -223,7 +223,7 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
                 .map_err(|_| Poison("decimals must be at most 18".to_owned()))?;
             let instrument_id = required("instrument_id", instrument.instrument_id)?;
             Some((
-                CommandKind::LearnScale {
+                CommandKind::RegisterInstrument {
                     instrument_id,
                     decimals,
                 },
@@ -262,7 +262,7 @@ pub fn command_kind_of(operation: CfaOperation) -> Result<Option<CommandKind>, P
         currency_code: operation.instrument_id.clone(),
         amount: operation.amount.map(convert::to_decimal),
     });
-    let effect = match operation.operation_type {
+    let command = match operation.operation_type {
         Some(CfaOperationType::Issuance) => issued(cfa::CfaIssuedEvent {
             operation_id: operation.operation_id,
             instrument_id: operation.instrument_id,
@@ -289,7 +289,7 @@ pub fn command_kind_of(operation: CfaOperation) -> Result<Option<CommandKind>, P
         })?,
         _ => None,
     };
-    Ok(effect.map(|(kind, _)| kind))
+    Ok(command.map(|(kind, _)| kind))
 }
 
 /// Transaction hashes of a block; none for another event.
@@ -318,7 +318,7 @@ fn confirmed(
 
 /// CFA-RUB: posts the deposit now (D21). Other instruments: the CFA service posted the issuance,
 /// which is final now.
-fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
+fn issued(event: cfa::CfaIssuedEvent) -> Result<EventCommand, Poison> {
     if event.instrument_id != CFA_RUB {
         return confirmed(
             OperationType::Issuance,
@@ -347,7 +347,7 @@ fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
 
 /// With a trade: its operations exist and become final (T11). Without: becomes final, or is posted
 /// now if missing.
-fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
+fn transferred(event: cfa::CfaTransferredEvent) -> Result<EventCommand, Poison> {
     let from = required("from_user_id", event.from_user_id)?;
     let to = required("to_user_id", event.to_user_id)?;
     if !event.trade_id.is_empty() {

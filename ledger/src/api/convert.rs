@@ -75,26 +75,26 @@ fn bare_status(refused: &Refused, in_batch: bool) -> Status {
     rpc::status::with_metadata(code, refusal.reason(), refusal.to_string(), metadata)
 }
 
-fn bad(field: &str) -> impl FnOnce(ConvertError) -> Refusal {
+fn invalid_field(field: &str) -> impl FnOnce(ConvertError) -> Refusal {
     move |error| Refusal::invalid(field, error.to_string())
 }
 
-fn check(field: &str, problem: Option<String>) -> Result<(), Refusal> {
+fn check_problem(field: &str, problem: Option<String>) -> Result<(), Refusal> {
     problem.map_or(Ok(()), |problem| Err(Refusal::invalid(field, problem)))
 }
 
 /// A required id.
 pub fn id(field: &str, text: String) -> Result<Id, Refusal> {
-    named(field, &text)?;
+    check_id(field, &text)?;
     Ok(text.into())
 }
 
 /// Checks the required id of a requested object.
-pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
+pub fn check_id(field: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() {
         return Err(Refusal::invalid(field, "must not be empty"));
     }
-    check(field, id_problem(text, ID_BYTES_MAX))
+    check_problem(field, id_problem(text, ID_BYTES_MAX))
 }
 
 /// An optional id.
@@ -106,18 +106,18 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
 }
 
 /// Checks an id that a list is filtered by; empty for none.
-pub fn filter(field: &str, text: &str) -> Result<(), Refusal> {
-    check(field, id_problem(text, ID_BYTES_MAX))
+pub fn check_id_filter(field: &str, text: &str) -> Result<(), Refusal> {
+    check_problem(field, id_problem(text, ID_BYTES_MAX))
 }
 
 /// Checks a text that a list is filtered by; empty for none.
-pub fn text_filter(field: &str, text: &str) -> Result<(), Refusal> {
-    check(field, text_problem(text, TEXT_BYTES_MAX))
+pub fn check_text(field: &str, text: &str) -> Result<(), Refusal> {
+    check_problem(field, text_problem(text, TEXT_BYTES_MAX))
 }
 
 /// Free text that may be empty.
 pub fn text(field: &str, text: String) -> Result<String, Refusal> {
-    text_filter(field, &text)?;
+    check_text(field, &text)?;
     Ok(text)
 }
 
@@ -128,7 +128,7 @@ pub fn tx_hash(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal>
 
 /// A required positive amount.
 pub fn amount(field: &str, value: Option<&common::MonetaryAmount>) -> Result<Amount, Refusal> {
-    let (code, value) = convert::monetary_amount(value).map_err(bad(field))?;
+    let (code, value) = convert::monetary_amount(value).map_err(invalid_field(field))?;
     Ok(Amount {
         instrument_id: code.into(),
         value,
@@ -140,10 +140,12 @@ pub fn amount_or_zero(
     field: &str,
     value: Option<&common::MonetaryAmount>,
 ) -> Result<Amount, Refusal> {
-    let value = value.ok_or(ConvertError::Missing).map_err(bad(field))?;
+    let value = value
+        .ok_or(ConvertError::Missing)
+        .map_err(invalid_field(field))?;
     Ok(Amount {
         instrument_id: value.currency_code.as_str().into(),
-        value: convert::decimal(value.amount.as_ref()).map_err(bad(field))?,
+        value: convert::decimal(value.amount.as_ref()).map_err(invalid_field(field))?,
     })
 }
 

@@ -13,7 +13,7 @@ use tonic::{Response, Status};
 use super::{Api, Writer, convert, reads, refused, respond};
 use crate::{
     fold::{Answer as CommandAnswer, CommandKind, LimitTerms, Replay},
-    limit::{Kinds, Side, VelocityLimit},
+    limit::{OperationTypes, Side, VelocityLimit},
     model::{AccountType, OperationType},
     refusal::Refusal,
 };
@@ -70,7 +70,7 @@ impl Api {
             .map_err(|refusal| convert::status(&refusal, false))?;
         match result.answer {
             CommandAnswer::Limit(limit) => Ok((to_limit(&limit), result.replay)),
-            _ => Err(super::writes::wrong()),
+            _ => Err(super::writes::answer_mismatch()),
         }
     }
 
@@ -80,8 +80,8 @@ impl Api {
         message: wire::ListVelocityLimitsRequest,
     ) -> Answer<wire::ListVelocityLimitsResponse> {
         rpc::context::record_read_context(message.context);
-        reads::filter("user_id", &message.user_id)?;
-        reads::filter("instrument_id", &message.instrument_id)?;
+        reads::check_id_filter("user_id", &message.user_id)?;
+        reads::check_id_filter("instrument_id", &message.instrument_id)?;
         let hash = page::filter_hash(&[&message.user_id, &message.instrument_id]);
         let page = page::parse(message.pagination, hash)?;
         let mut rows = self
@@ -135,7 +135,7 @@ fn terms(limit: Option<wire::VelocityLimit>) -> Result<LimitTerms, Refusal> {
         window_s: i64::from(limit.window_seconds),
         amount: proto_convert::decimal(limit.amount.as_ref())
             .map_err(|error| Refusal::invalid("limit.amount", error.to_string()))?,
-        kinds: Kinds::of(kinds),
+        kinds: OperationTypes::of(kinds),
     })
 }
 
@@ -148,7 +148,7 @@ fn to_limit(limit: &VelocityLimit) -> wire::VelocityLimit {
         side: limit.side.code(),
         window_seconds: u32::try_from(limit.window_s).unwrap_or(u32::MAX),
         amount: Some(to_decimal_minor(limit.amount.0, limit.decimals)),
-        operation_types: limit.kinds.named().map(OperationType::code).collect(),
+        operation_types: limit.kinds.iter().map(OperationType::code).collect(),
         created_at: Some(to_timestamp_us(limit.created_at_us)),
         updated_at: Some(to_timestamp_us(limit.updated_at_us)),
     }

@@ -80,8 +80,8 @@ impl Api {
         let started = Instant::now();
         let outcome = self.committer.submit(command, context).await;
         let outcome = outcome.map_err(|error| failed(&error))?;
-        record(started);
-        note_differences(differences(&outcome));
+        record_latency(started);
+        report_key_reuse(reused_keys(&outcome));
         Ok(outcome)
     }
 
@@ -107,19 +107,19 @@ impl Api {
             while let Ok(newer) = early.folded.try_recv() {
                 outcome = newer;
             }
-            prepared = Some((differences(&outcome), prepare(outcome)));
+            prepared = Some((reused_keys(&outcome), prepare(outcome)));
         }
         let durable = early.durable.await.unwrap_or(Err(Error::Closed));
         durable.map_err(|error| failed(&error))?;
-        record(started);
-        let (differences, answer) = prepared.ok_or_else(|| failed(&Error::Closed))?;
-        note_differences(differences);
+        record_latency(started);
+        let (reused_keys, answer) = prepared.ok_or_else(|| failed(&Error::Closed))?;
+        report_key_reuse(reused_keys);
         Ok(answer)
     }
 }
 
 /// Number of keys reused with different content, of the call and of its operations.
-fn differences(outcome: &Outcome) -> usize {
+fn reused_keys(outcome: &Outcome) -> usize {
     match outcome {
         Ok(CommandResult {
             replay: Replay::Different,
@@ -143,7 +143,7 @@ fn differences(outcome: &Outcome) -> usize {
     }
 }
 
-fn note_differences(count: usize) {
+fn report_key_reuse(count: usize) {
     if count > 0 {
         tracing::warn!(
             count,
@@ -154,7 +154,7 @@ fn note_differences(count: usize) {
 }
 
 /// Records the latency of a durable write.
-fn record(started: Instant) {
+fn record_latency(started: Instant) {
     metrics::histogram!("ledger_operation_duration_seconds")
         .record(started.elapsed().as_secs_f64());
 }

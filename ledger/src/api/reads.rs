@@ -39,18 +39,18 @@ pub(super) fn failed(error: Error) -> Status {
 }
 
 /// Checks the id of a requested object.
-fn named(field: &str, text: &str) -> Result<(), Status> {
-    convert::named(field, text).map_err(refused)
+fn check_id(field: &str, text: &str) -> Result<(), Status> {
+    convert::check_id(field, text).map_err(refused)
 }
 
 /// Checks an id that a list is filtered by.
-pub(super) fn filter(field: &str, text: &str) -> Result<(), Status> {
-    convert::filter(field, text).map_err(refused)
+pub(super) fn check_id_filter(field: &str, text: &str) -> Result<(), Status> {
+    convert::check_id_filter(field, text).map_err(refused)
 }
 
 /// Effective user_id of a list. Empty means all users for staff, the caller for a user.
 fn effective_user_id(caller: &Caller, user_id: String) -> Result<String, Status> {
-    filter("user_id", &user_id)?;
+    check_id_filter("user_id", &user_id)?;
     match &caller.user_id {
         Some(own) if user_id.is_empty() && !caller.acts_for_any_user() => Ok(own.clone()),
         _ => {
@@ -80,7 +80,7 @@ impl Api {
         message: wire::GetAccountRequest,
     ) -> Answer<wire::GetAccountResponse> {
         rpc::context::record_read_context(message.context);
-        named("account_id", &message.account_id)?;
+        check_id("account_id", &message.account_id)?;
         let account = self
             .store
             .account(&message.account_id)
@@ -122,7 +122,7 @@ impl Api {
         caller: &Caller,
         subaccount_id: &str,
     ) -> Result<SubAccount, Status> {
-        named("subaccount_id", subaccount_id)?;
+        check_id("subaccount_id", subaccount_id)?;
         if let Some(name) = SubAccountName::parse(subaccount_id) {
             caller.require_user(name.user_id)?;
         }
@@ -151,13 +151,13 @@ impl Api {
         message: wire::ListSubAccountsRequest,
     ) -> Answer<wire::ListSubAccountsResponse> {
         rpc::context::record_read_context(message.context);
-        filter("instrument_id", &message.instrument_id)?;
+        check_id_filter("instrument_id", &message.instrument_id)?;
         if message.subaccount_ids.len() > SUBACCOUNT_IDS_MAX {
             let text = format!("must be at most {SUBACCOUNT_IDS_MAX}");
             return Err(refused(Refusal::invalid("subaccount_ids", text)));
         }
         for id in &message.subaccount_ids {
-            named("subaccount_ids", id)?;
+            check_id("subaccount_ids", id)?;
         }
         let user_id = effective_user_id(caller, message.user_id)?;
         let mut filters = vec![user_id.as_str(), &message.instrument_id];
@@ -212,7 +212,7 @@ impl Api {
         message: wire::GetOperationRequest,
     ) -> Answer<wire::GetOperationResponse> {
         rpc::context::record_read_context(message.context);
-        named("operation_id", &message.operation_id)?;
+        check_id("operation_id", &message.operation_id)?;
         let (operation, postings) = self.operation(caller, &message.operation_id).await?;
         Ok(Response::new(wire::GetOperationResponse {
             operation: Some(convert::to_operation(&operation)),
@@ -226,7 +226,7 @@ impl Api {
         message: wire::ListOperationsRequest,
     ) -> Answer<wire::ListOperationsResponse> {
         rpc::context::record_read_context(message.context);
-        filter("idempotency_key", &message.idempotency_key)?;
+        check_id_filter("idempotency_key", &message.idempotency_key)?;
         let user_id = effective_user_id(caller, message.user_id)?;
         let hash = page::filter_hash(&[
             &user_id,
@@ -262,7 +262,7 @@ impl Api {
         message: wire::GetHoldRequest,
     ) -> Answer<wire::GetHoldResponse> {
         rpc::context::record_read_context(message.context);
-        named("hold_id", &message.hold_id)?;
+        check_id("hold_id", &message.hold_id)?;
         let hold = self.store.hold(&message.hold_id).await.map_err(failed)?;
         let hold = hold
             .filter(|hold| caller.require_user(&hold.terms.user_id).is_ok())
@@ -278,9 +278,9 @@ impl Api {
         message: wire::ListHoldsRequest,
     ) -> Answer<wire::ListHoldsResponse> {
         rpc::context::record_read_context(message.context);
-        filter("subaccount_id", &message.subaccount_id)?;
-        convert::text_filter("owner", &message.owner).map_err(refused)?;
-        filter("parent_hold_id", &message.parent_hold_id)?;
+        check_id_filter("subaccount_id", &message.subaccount_id)?;
+        convert::check_text("owner", &message.owner).map_err(refused)?;
+        check_id_filter("parent_hold_id", &message.parent_hold_id)?;
         let user_id = effective_user_id(caller, String::new())?;
         let hash = page::filter_hash(&[
             &message.subaccount_id,
@@ -318,7 +318,7 @@ impl Api {
         message: wire::GetSourcePositionRequest,
     ) -> Answer<wire::GetSourcePositionResponse> {
         rpc::context::record_read_context(message.context);
-        named("source", &message.source)?;
+        check_id("source", &message.source)?;
         let through_sequence = self
             .store
             .source_position(&message.source)
@@ -336,7 +336,7 @@ impl Api {
         message: wire::GetTrialBalanceRequest,
     ) -> Answer<wire::GetTrialBalanceResponse> {
         rpc::context::record_read_context(message.context);
-        filter("instrument_id", &message.instrument_id)?;
+        check_id_filter("instrument_id", &message.instrument_id)?;
         let found = self
             .store
             .trial_balance(&message.instrument_id)

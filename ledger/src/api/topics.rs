@@ -116,7 +116,7 @@ async fn send(
     response: &str,
     answer: Answer,
 ) -> Result<(), events::Error> {
-    let unsent = answer.unsent();
+    let too_large = answer.too_large();
     let refused = match log
         .append(&[reply(delivery, topic, response, answer)])
         .await
@@ -127,7 +127,7 @@ async fn send(
     let position = &delivery.position;
     tracing::error!(error = %refused, topic, %position, "reply refused by the log, replaced by an error");
     match log
-        .append(&[reply(delivery, topic, response, unsent)])
+        .append(&[reply(delivery, topic, response, too_large)])
         .await
     {
         Err(error @ events::Error::Refused { .. }) => {
@@ -154,7 +154,7 @@ struct TopicResponse {
 
 impl Answer {
     /// The error that replaces an answer that cannot be sent.
-    fn unsent(&self) -> Answer {
+    fn too_large(&self) -> Answer {
         let status = match &self.result {
             Ok(topic_response) => {
                 let bytes = topic_response.payload.len();
@@ -186,7 +186,7 @@ impl Answer {
 }
 
 /// For reads, which commit nothing.
-fn nothing<T>(_: &T) -> Option<String> {
+fn no_commit<T>(_: &T) -> Option<String> {
     None
 }
 
@@ -211,12 +211,12 @@ async fn dispatch(api: &Api, topic: &str, payload: &[u8]) -> Answer {
         };
     }
     calls! {
-        "ledger.getAccount" get_account GetAccountRequest nothing;
-        "ledger.listAccounts" list_accounts ListAccountsRequest nothing;
-        "ledger.getSubAccount" get_sub_account GetSubAccountRequest nothing;
+        "ledger.getAccount" get_account GetAccountRequest no_commit;
+        "ledger.listAccounts" list_accounts ListAccountsRequest no_commit;
+        "ledger.getSubAccount" get_sub_account GetSubAccountRequest no_commit;
         "ledger.createOperation" create_operation CreateOperationRequest |r| operation_id(r.operation.as_ref());
-        "ledger.getOperation" get_operation GetOperationRequest nothing;
-        "ledger.listOperations" list_operations ListOperationsRequest nothing;
+        "ledger.getOperation" get_operation GetOperationRequest no_commit;
+        "ledger.listOperations" list_operations ListOperationsRequest no_commit;
         "ledger.createHold" create_hold CreateHoldRequest |r| hold_id(r.hold.as_ref());
         "ledger.releaseHold" release_hold ReleaseHoldRequest |r| hold_id(r.hold.as_ref());
         "ledger.consumeHold" consume_hold ConsumeHoldRequest |r| {
@@ -224,7 +224,7 @@ async fn dispatch(api: &Api, topic: &str, payload: &[u8]) -> Answer {
             Some(ids.into_iter().flatten().collect::<Vec<_>>().join(", "))
         };
         "ledger.finalizeOperation" finalize_operation FinalizeOperationRequest |r| operation_id(r.operation.as_ref());
-        "ledger.getBalance" get_balance GetBalanceRequest nothing;
+        "ledger.getBalance" get_balance GetBalanceRequest no_commit;
     }
 }
 

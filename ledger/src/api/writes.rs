@@ -14,7 +14,7 @@ use crate::{
 /// Operations and hold steps per call.
 const BATCH_ITEMS_MAX: usize = 20_000;
 
-type Answer_<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u8)>, Status> {
     scales
@@ -45,7 +45,7 @@ fn is_independent(mode: i32) -> Result<bool, Status> {
 }
 
 /// Bug: the answer does not match the command.
-pub(super) fn wrong() -> Status {
+pub(super) fn answer_mismatch() -> Status {
     rpc::status::internal(&crate::Error::Broken(
         "answer does not match the command".to_owned(),
     ))
@@ -57,20 +57,21 @@ fn to_postings(posted: &Posted) -> Vec<wire::Posting> {
 
 fn single(result: CommandResult) -> Result<Posted, Status> {
     let Answer::Batch { outcomes } = result.answer else {
-        return Err(wrong());
+        return Err(answer_mismatch());
     };
     outcomes
         .into_iter()
         .next()
-        .ok_or_else(wrong)?
-        .map_err(|no| convert::status(&no, false))
+        .ok_or_else(answer_mismatch)?
+        .map_err(|refused| convert::status(&refused, false))
 }
 
 /// The response to a batch.
-fn to_outcomes(outcome: Outcome) -> Answer_<wire::CreateOperationsResponse> {
-    let CommandResult { answer, replay } = outcome.map_err(|no| convert::status(&no, true))?;
+fn to_outcomes(outcome: Outcome) -> RpcResult<wire::CreateOperationsResponse> {
+    let CommandResult { answer, replay } =
+        outcome.map_err(|refused| convert::status(&refused, true))?;
     let Answer::Batch { outcomes } = answer else {
-        return Err(wrong());
+        return Err(answer_mismatch());
     };
     let outcomes = outcomes
         .into_iter()
@@ -103,7 +104,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::CreateOperationRequest,
-    ) -> Answer_<wire::CreateOperationResponse> {
+    ) -> RpcResult<wire::CreateOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let new = convert::new_operation(
@@ -124,7 +125,7 @@ impl Api {
         let result = self
             .commit(writer, CommandKind::Post(batch))
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refused| convert::status(&refused, false))?;
         let replay = result.replay;
         let posted = single(result)?;
         let message = wire::CreateOperationResponse {
@@ -138,7 +139,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::CreateOperationsRequest,
-    ) -> Answer_<wire::CreateOperationsResponse> {
+    ) -> RpcResult<wire::CreateOperationsResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         if message.operations.len() + message.hold_steps.len() > BATCH_ITEMS_MAX {
@@ -182,7 +183,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::FinalizeOperationRequest,
-    ) -> Answer_<wire::FinalizeOperationResponse> {
+    ) -> RpcResult<wire::FinalizeOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let id = convert::id("operation_id", message.operation_id).map_err(refused)?;
@@ -194,13 +195,13 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refused| convert::status(&refused, false))?;
         let operation = self
             .store
             .operation(&id)
             .await
             .map_err(|error| super::failed(&error))?
-            .ok_or_else(wrong)?;
+            .ok_or_else(answer_mismatch)?;
         let message = wire::FinalizeOperationResponse {
             operation: Some(convert::to_operation(&operation)),
         };
@@ -211,7 +212,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::FinalizeOperationsRequest,
-    ) -> Answer_<wire::FinalizeOperationsResponse> {
+    ) -> RpcResult<wire::FinalizeOperationsResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let targets = message
@@ -229,12 +230,12 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, true))?;
-        let Answer::Finalized { moved } = result.answer else {
-            return Err(wrong());
+            .map_err(|refused| convert::status(&refused, true))?;
+        let Answer::Finalized { changed } = result.answer else {
+            return Err(answer_mismatch());
         };
         Ok(respond(
-            wire::FinalizeOperationsResponse { finalized: moved },
+            wire::FinalizeOperationsResponse { finalized: changed },
             result.replay,
         ))
     }
@@ -243,7 +244,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::ReverseOperationRequest,
-    ) -> Answer_<wire::ReverseOperationResponse> {
+    ) -> RpcResult<wire::ReverseOperationResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::Reverse {
@@ -253,7 +254,7 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refused| convert::status(&refused, false))?;
         let replay = result.replay;
         let posted = single(result)?;
         let message = wire::ReverseOperationResponse {
@@ -267,7 +268,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::CreateHoldRequest,
-    ) -> Answer_<wire::CreateHoldResponse> {
+    ) -> RpcResult<wire::CreateHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::CreateHold(convert::new_hold(message.hold).map_err(refused)?);
@@ -282,7 +283,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::ReleaseHoldRequest,
-    ) -> Answer_<wire::ReleaseHoldResponse> {
+    ) -> RpcResult<wire::ReleaseHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::ReleaseHold {
@@ -300,7 +301,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::ConsumeHoldRequest,
-    ) -> Answer_<wire::ConsumeHoldResponse> {
+    ) -> RpcResult<wire::ConsumeHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let operation_kind = match message.operation_type {
@@ -335,7 +336,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::AdjustHoldRequest,
-    ) -> Answer_<wire::AdjustHoldResponse> {
+    ) -> RpcResult<wire::AdjustHoldResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::AdjustHold {
@@ -361,12 +362,12 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refused| convert::status(&refused, false))?;
         match result.answer {
             Answer::Hold { hold, operation } => {
                 Ok((convert::to_hold(&hold), operation, result.replay))
             }
-            _ => Err(wrong()),
+            _ => Err(answer_mismatch()),
         }
     }
 
@@ -374,7 +375,7 @@ impl Api {
         &self,
         caller: &Caller,
         mut message: wire::SetSubAccountStatusRequest,
-    ) -> Answer_<wire::SetSubAccountStatusResponse> {
+    ) -> RpcResult<wire::SetSubAccountStatusResponse> {
         let context = rpc::context::write(message.context.take())?;
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
@@ -388,9 +389,9 @@ impl Api {
         let result = self
             .commit(writer, kind)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|refused| convert::status(&refused, false))?;
         let Answer::SubAccount(subaccount) = result.answer else {
-            return Err(wrong());
+            return Err(answer_mismatch());
         };
         let message = wire::SetSubAccountStatusResponse {
             subaccount: Some(convert::to_subaccount(&subaccount)),

@@ -18,7 +18,7 @@ pub struct InboxCommand {
 
 /// Early outcome of a command: one message per fold, then whether the last one is durable. The
 /// outcome must not leave the process before it is durable.
-pub struct Early {
+pub struct EarlyOutcome {
     pub folded: mpsc::UnboundedReceiver<Outcome>,
     pub durable: oneshot::Receiver<Result<(), Error>>,
 }
@@ -26,9 +26,9 @@ pub struct Early {
 /// Where the outcome of one command goes.
 pub(super) enum Reply {
     /// After commit.
-    Whole(oneshot::Sender<Result<Outcome, Error>>),
+    AfterCommit(oneshot::Sender<Result<Outcome, Error>>),
     /// At each fold, to a caller that builds its response meanwhile; then the result of the commit.
-    Early {
+    AfterFold {
         folded: mpsc::UnboundedSender<Outcome>,
         durable: oneshot::Sender<Result<(), Error>>,
     },
@@ -37,7 +37,7 @@ pub(super) enum Reply {
 impl Reply {
     /// Sends the outcome of the fold to an early caller.
     pub(super) fn send_early(&self, outcome: &mut Outcome) {
-        if let Reply::Early { folded, .. } = self {
+        if let Reply::AfterFold { folded, .. } = self {
             let early = std::mem::replace(outcome, Ok(CommandResult::new(Answer::Done)));
             let _ = folded.send(early);
         }
@@ -60,7 +60,7 @@ pub(super) enum Job {
 impl Job {
     /// Events are accepted in order up to the first refusal, and the postings that a limit counts
     /// are loaded before a group is folded: each such job has its own transaction.
-    pub(super) fn is_alone(&self) -> bool {
+    pub(super) fn needs_own_group(&self) -> bool {
         match self {
             Job::Events { .. } => true,
             Job::One { command, .. } => {
@@ -80,15 +80,15 @@ impl Job {
     }
 
     /// Sends the outcomes. A caller that disconnected finds its answer stored under its key.
-    pub(super) fn answer(self, mut outcomes: Result<Vec<Outcome>, Error>) {
+    pub(super) fn reply(self, mut outcomes: Result<Vec<Outcome>, Error>) {
         match self {
             Job::Events { reply, .. } => drop(reply.send(outcomes)),
             Job::One { reply, .. } => {
                 let outcome = outcomes.as_mut().map(|outcomes| outcomes.remove(0));
                 let outcome = outcome.map_err(|error| std::mem::replace(error, Error::Closed));
                 match reply {
-                    Reply::Whole(reply) => drop(reply.send(outcome)),
-                    Reply::Early { durable, .. } => drop(durable.send(outcome.map(drop))),
+                    Reply::AfterCommit(reply) => drop(reply.send(outcome)),
+                    Reply::AfterFold { durable, .. } => drop(durable.send(outcome.map(drop))),
                 }
             }
         }
@@ -96,13 +96,13 @@ impl Job {
 }
 
 /// Sends each command of a group its outcome.
-pub(super) fn answer(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
+pub(super) fn reply_to_group(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
     if let [Job::Events { .. }] = group.as_slice() {
-        group.remove(0).answer(Ok(outcomes));
+        group.remove(0).reply(Ok(outcomes));
         return;
     }
     for (job, outcome) in group.into_iter().zip(outcomes) {
-        job.answer(Ok(vec![outcome]));
+        job.reply(Ok(vec![outcome]));
     }
 }
 

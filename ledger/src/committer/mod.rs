@@ -6,7 +6,7 @@
 //! group: the group is retried one command at a time. A group that conflicts with another ledger or
 //! loses its connection is folded again from the start, invisibly to its callers: what was
 //! committed after all is found by the keys of its commands or the inbox of its event, or leaves
-//! nothing to do. Retries last [`worker::PATIENCE`], or a single attempt while the store is known
+//! nothing to do. Retries last [`worker::RETRY_TIME_MAX`], or a single attempt while the store is known
 //! to be unavailable. Where the writer blocks its thread until the disk answers (SQLite), a small
 //! command that finds the writer idle is written on the caller's thread: two thread wake-ups are a
 //! sixth of a lone command's time. The caller's deadline is not checked meanwhile. Bounds:
@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-pub use job::{Early, InboxCommand};
+pub use job::{EarlyOutcome, InboxCommand};
 use job::{Job, Reply};
 use worker::Worker;
 
@@ -108,9 +108,9 @@ impl Committer {
         let job = Job::One {
             command,
             context,
-            reply: Reply::Whole(reply),
+            reply: Reply::AfterCommit(reply),
         };
-        if let Some(job) = self.write_here(job) {
+        if let Some(job) = self.write_inline(job) {
             self.send(job).await?;
         }
         answer.await.map_err(|_| Error::Closed)?
@@ -132,7 +132,7 @@ impl Committer {
             self.send(Job::One {
                 command,
                 context: context.clone(),
-                reply: Reply::Whole(reply),
+                reply: Reply::AfterCommit(reply),
             })
             .await?;
             answers.push(answer);
@@ -145,13 +145,13 @@ impl Committer {
     }
 
     /// Writes the job on this thread. Returns it if it is large or the writer is busy.
-    fn write_here(&self, job: Job) -> Option<Job> {
-        let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX
+    fn write_inline(&self, job: Job) -> Option<Job> {
+        let may_inline = self.queue.capacity() == QUEUE_COMMANDS_MAX
             && job.weight() < LARGE_WEIGHT_MIN
-            && !job.is_alone();
+            && !job.needs_own_group();
         let runtime = Handle::current();
         let Some(worker) = (self.worker.as_ref())
-            .filter(|_| is_quiet && runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+            .filter(|_| may_inline && runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
         else {
             return Some(job);
         };
@@ -179,16 +179,16 @@ impl Committer {
         &self,
         command: Command,
         context: rpc::Context,
-    ) -> Result<Early, Error> {
+    ) -> Result<EarlyOutcome, Error> {
         let (folded, outcomes) = mpsc::unbounded_channel();
         let (durable, end) = oneshot::channel();
         self.send(Job::One {
             command,
             context,
-            reply: Reply::Early { folded, durable },
+            reply: Reply::AfterFold { folded, durable },
         })
         .await?;
-        Ok(Early {
+        Ok(EarlyOutcome {
             folded: outcomes,
             durable: end,
         })
@@ -200,7 +200,7 @@ impl Committer {
     ///
     /// # Errors
     /// As [`Self::submit`]; then no event is accepted.
-    pub async fn take(
+    pub async fn accept_events(
         &self,
         consumer: &'static str,
         inbox: Vec<InboxCommand>,
@@ -247,10 +247,12 @@ async fn run(
         let Some(first) = first else { return true };
         let mut weight = first.weight();
         let mut group = vec![first];
-        while !group[0].is_alone() && group.len() < GROUP_COMMANDS_MAX && weight < GROUP_WEIGHT_MAX
+        while !group[0].needs_own_group()
+            && group.len() < GROUP_COMMANDS_MAX
+            && weight < GROUP_WEIGHT_MAX
         {
             let Ok(job) = queue.try_recv() else { break };
-            if job.is_alone() {
+            if job.needs_own_group() {
                 worker.commit(std::mem::take(&mut group)).await;
                 group.push(job);
                 break;
@@ -259,6 +261,6 @@ async fn run(
             group.push(job);
         }
         worker.commit(group).await;
-        worker.catch_up().await;
+        worker.run_deferred().await;
     }
 }

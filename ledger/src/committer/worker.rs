@@ -14,7 +14,7 @@ use events::EventRef;
 use service_kit::{backoff, discipline::STEP_MAX_NS};
 use uuid::Uuid;
 
-use super::job::{InboxCommand, Job, answer};
+use super::job::{InboxCommand, Job, reply_to_group};
 use crate::{
     Clock, Error,
     book::Book,
@@ -27,7 +27,7 @@ use crate::{
 
 /// How long a group is retried; below the deadline of a call, so that the caller learns that the
 /// store is unavailable.
-pub const PATIENCE: Duration = Duration::from_secs(4);
+pub const RETRY_TIME_MAX: Duration = Duration::from_secs(4);
 /// Attempts of a group that conflicts with other ledgers. Jitter separates two that keep colliding.
 const CONTENTION_TRIES_MAX: u32 = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -59,9 +59,9 @@ impl Worker {
     }
 
     /// Deferred store work, done after the answers of a group.
-    pub(super) async fn catch_up(&self) {
+    pub(super) async fn run_deferred(&self) {
         let _guard = StopGuard(self.health.clone(), self.is_broken.clone());
-        if let Err(error) = self.store.catch_up().await {
+        if let Err(error) = self.store.run_deferred().await {
             tracing::warn!(%error, "deferred store work failed; the next group retries it");
         }
     }
@@ -71,7 +71,7 @@ impl Worker {
         match self.attempt(&group).await {
             Ok((outcomes, book)) => {
                 self.health.set_ok("store");
-                answer(group, outcomes);
+                reply_to_group(group, outcomes);
                 // Dropped after the answers: freeing the rows takes a while.
                 drop(book);
             }
@@ -86,7 +86,7 @@ impl Worker {
                     match self.attempt(&one).await {
                         Ok((outcomes, _)) => {
                             self.health.set_ok("store");
-                            answer(one, outcomes);
+                            reply_to_group(one, outcomes);
                         }
                         Err(error) => self.fail(one, error),
                     }
@@ -104,7 +104,7 @@ impl Worker {
         let text = error.to_string();
         for job in group {
             let text = text.clone();
-            job.answer(Err(Error::Commit { text, is_away }));
+            job.reply(Err(Error::Commit { text, is_away }));
         }
     }
 
@@ -122,7 +122,7 @@ impl Worker {
                 Err(error) => error,
             };
             tries += 1;
-            let is_over = began.elapsed() >= PATIENCE;
+            let is_over = began.elapsed() >= RETRY_TIME_MAX;
             let retry = self.store.retry_kind(&error);
             if retry != RetryKind::Lost {
                 // The store answered.
@@ -154,7 +154,7 @@ impl Worker {
             },
         ] = group
         {
-            return self.take_events(consumer, inbox).await;
+            return self.accept_events(consumer, inbox).await;
         }
         let commands: Vec<(&Command, &rpc::Context)> = group
             .iter()
@@ -181,10 +181,10 @@ impl Worker {
             publish::emit_events(&book.effects, &contexts, book.now_us, emit)
         };
         let book = tx.fold_and_save(book, &mut fold, &events).await?;
-        let has_chores = commands
+        let has_maintenance = commands
             .iter()
-            .any(|(command, _)| matches!(command.kind, CommandKind::ForgetPendingReceipts { .. }));
-        if !book.is_clean() || has_chores {
+            .any(|(command, _)| matches!(command.kind, CommandKind::PurgePendingReceipts { .. }));
+        if !book.is_clean() || has_maintenance {
             finish(tx, &book, &commands).await?;
         }
         Ok((outcomes, book))
@@ -192,19 +192,19 @@ impl Worker {
 
     /// Accepts events up to the first refusal. Those before it are folded again without it, with
     /// the same result unless another ledger committed in between.
-    async fn take_events(
+    async fn accept_events(
         &self,
         consumer: &str,
         inbox: &[InboxCommand],
     ) -> Result<(Vec<Outcome>, Book), Error> {
-        let mut taken = inbox;
+        let mut accepted = inbox;
         let mut refused = None;
         loop {
-            let (mut outcomes, book) = self.take_together(consumer, taken).await?;
+            let (mut outcomes, book) = self.accept_all(consumer, accepted).await?;
             match outcomes.pop_if(|last| last.is_err()) {
                 Some(first) if outcomes.is_empty() => return Ok((vec![first], book)),
                 Some(first) => {
-                    taken = &taken[..outcomes.len()];
+                    accepted = &accepted[..outcomes.len()];
                     refused = Some(first);
                 }
                 None => {
@@ -216,7 +216,7 @@ impl Worker {
     }
 
     /// Accepts all of these events, or none if one is refused; then its outcome is the last.
-    async fn take_together(
+    async fn accept_all(
         &self,
         consumer: &str,
         inbox: &[InboxCommand],
@@ -308,15 +308,15 @@ async fn finish(
     commands: &[(&Command, &rpc::Context)],
 ) -> Result<(), Error> {
     for (command, _) in commands {
-        tx.tidy(command).await?;
+        tx.run_maintenance(command).await?;
     }
     tx.commit().await?;
-    count(book);
+    record_metrics(book);
     Ok(())
 }
 
 /// Counts the metrics of specification 1.6, after the change is durable.
-fn count(book: &Book) {
+fn record_metrics(book: &Book) {
     let mut operations: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
     let mut postings = 0;
     for (_, effect) in &book.effects {

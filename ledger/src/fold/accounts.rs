@@ -188,7 +188,7 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
 
 /// Binds the decimals of an instrument and opens its reserve. The first binding stays; different
 /// decimals are refused.
-pub fn learn_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
+pub fn register_instrument(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
     bind_scale(book, instrument_id, decimals)?;
     Ok(CommandResult::new(Answer::Done))
 }

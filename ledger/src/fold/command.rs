@@ -3,7 +3,7 @@
 use types::Decimal;
 
 use crate::{
-    limit::{Kinds, Side, VelocityLimit},
+    limit::{OperationTypes, Side, VelocityLimit},
     model::{
         AccountType, Amount, Hold, Id, Operation, OperationType, Posting, SubAccount,
         SubAccountStatus,
@@ -93,12 +93,12 @@ pub enum CommandKind {
         user_id: Id,
         blocked: bool,
     },
-    LearnScale {
+    RegisterInstrument {
         instrument_id: Id,
         decimals: u8,
     },
     /// Drops parked notices about operations that were never created; done by the store alone.
-    ForgetPendingReceipts {
+    PurgePendingReceipts {
         before_us: i64,
     },
 }
@@ -192,7 +192,7 @@ pub struct LimitTerms {
     pub side: Side,
     pub window_s: i64,
     pub amount: Decimal,
-    pub kinds: Kinds,
+    pub kinds: OperationTypes,
 }
 
 #[derive(Clone, Debug)]
@@ -265,7 +265,7 @@ pub enum Answer {
         operation: Option<Posted>,
     },
     Finalized {
-        moved: u32,
+        changed: u32,
     },
     SubAccount(SubAccount),
     Limit(VelocityLimit),

@@ -31,21 +31,21 @@ pub fn expire_touched(book: &mut Book, command: &Command) {
         return;
     }
     let mut touched = Vec::new();
-    command.each_hold(&mut |hold_id| touched.push(hold_id.clone()));
+    command.for_each_hold(&mut |hold_id| touched.push(hold_id.clone()));
     for hold_id in touched {
         let Some(hold) = book.holds.get(&hold_id) else {
             continue;
         };
-        let is_untold = hold.status == HoldStatus::Expired && !hold.expiry_told;
+        let is_unreported = hold.status == HoldStatus::Expired && !hold.expiry_reported;
         if hold.is_due(book.now_us) {
             let hold = hold.clone();
             expire(book, hold, true);
-        } else if is_untold {
-            let told = Hold {
-                expiry_told: true,
+        } else if is_unreported {
+            let reported = Hold {
+                expiry_reported: true,
                 ..hold.clone()
             };
-            put(book, told);
+            put(book, reported);
         } else {
             continue;
         }
@@ -54,7 +54,7 @@ pub fn expire_touched(book: &mut Book, command: &Command) {
 }
 
 /// Expires every due hold of the list.
-pub fn sweep(book: &mut Book, hold_ids: &[Id]) {
+pub fn expire_due(book: &mut Book, hold_ids: &[Id]) {
     for hold_id in hold_ids {
         if let Some(hold) = book
             .holds
@@ -67,12 +67,12 @@ pub fn sweep(book: &mut Book, hold_ids: &[Id]) {
     }
 }
 
-fn expire(book: &mut Book, mut hold: Hold, told: bool) {
+fn expire(book: &mut Book, mut hold: Hold, reported: bool) {
     let rest = hold.remaining;
     hold.released += rest;
     hold.remaining = Minor::ZERO;
     hold.status = HoldStatus::Expired;
-    hold.expiry_told = told;
+    hold.expiry_reported = reported;
     return_to_parent_of(book, &hold, rest);
     book.push_effect(Effect::HoldReleased {
         hold_id: hold.terms.hold_id.clone(),
@@ -109,7 +109,7 @@ pub(super) fn open(
     new: &NewHold,
     ids: Ids,
 ) -> Result<Hold, Refusal> {
-    if is_of_service(&new.owner) && !command.is_service {
+    if is_service_owner(&new.owner) && !command.is_service {
         return Err(Refusal::invalid("hold.owner", "is reserved for services"));
     }
     let hold_id = new.hold_id.clone().unwrap_or_else(&mut *ids);
@@ -145,12 +145,12 @@ pub(super) fn open(
         expires_at_us: new.expires_at_us,
         created_at_us: book.now_us,
     };
-    take(book, subaccount, amount)?;
-    Ok(begin(book, terms, amount))
+    reserve(book, subaccount, amount)?;
+    Ok(insert(book, terms, amount))
 }
 
 /// Writes a new ACTIVE hold and its effect.
-pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
+pub(super) fn insert(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
     let hold = Hold {
         terms: Arc::new(terms),
         amount,
@@ -161,7 +161,7 @@ pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
         released: Minor::ZERO,
         returned: Minor::ZERO,
         status: HoldStatus::Active,
-        expiry_told: false,
+        expiry_reported: false,
         updated_at_us: book.now_us,
     };
     book.push_effect(Effect::HoldCreated {
@@ -176,9 +176,9 @@ pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
 
 /// ReleaseHold: ACTIVE -> RELEASED, even if partly consumed (D11).
 pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -> Outcome {
-    let hold = usable(book, command, hold_id)?;
+    let hold = active_hold(book, command, hold_id)?;
     let rest = hold.remaining;
-    let hold = let_go(book, hold, rest, Some((HoldStatus::Released, reason)));
+    let hold = release_amount(book, hold, rest, Some((HoldStatus::Released, reason)));
     Ok(CommandResult::new(Answer::Hold {
         hold,
         operation: None,
@@ -197,7 +197,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
     else {
         unreachable!("called for ConsumeHold only");
     };
-    let hold = usable(book, command, hold_id)?;
+    let hold = active_hold(book, command, hold_id)?;
     let amount = match amount {
         Some(amount) => minor_of_hold(&hold, amount, "amount")?,
         None => hold.remaining,
@@ -245,7 +245,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
             let mut subaccount = subaccount_of(book, &hold);
             subaccount.held -= amount;
             accounts::put(book, subaccount);
-            draw(book, hold, amount);
+            consume_amount(book, hold, amount);
         }
     }
     let hold = book
@@ -257,7 +257,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
 }
 
 /// Consumes `amount` of a hold. The caller updates the sub-account.
-pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
+pub fn consume_amount(book: &mut Book, mut hold: Hold, amount: Minor) {
     hold.remaining -= amount;
     hold.consumed += amount;
     if hold.remaining.is_zero() {
@@ -272,7 +272,7 @@ pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
 
 /// AdjustHold: `remaining` is the amount that stays reserved.
 pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amount) -> Outcome {
-    let hold = usable(book, command, hold_id)?;
+    let hold = active_hold(book, command, hold_id)?;
     let target = scaled_of_hold(&hold, remaining, "remaining_amount")?;
     if target.is_negative() {
         return Err(Refusal::invalid("remaining_amount.amount", "must not be negative").into());
@@ -282,7 +282,7 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
         grow(book, hold, growth).map_err(|refusal| refusal.under("remaining_amount"))?
     } else {
         let surplus = hold.remaining - target;
-        let_go(book, hold, surplus, None)
+        release_amount(book, hold, surplus, None)
     };
     Ok(CommandResult::new(Answer::Hold {
         hold,
@@ -311,7 +311,7 @@ pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hol
         }
         None => {
             let subaccount = subaccount_of(book, &hold);
-            take(book, subaccount, amount)?;
+            reserve(book, subaccount, amount)?;
         }
     }
     hold.add(amount)?;
@@ -321,7 +321,7 @@ pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hol
 }
 
 /// Moves available money into `held`.
-fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<(), Refusal> {
+fn reserve(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<(), Refusal> {
     match subaccount.status() {
         SubAccountStatus::Active => {}
         SubAccountStatus::Frozen => return Err(Refusal::SubAccountFrozen),
@@ -336,7 +336,7 @@ fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<()
 }
 
 /// Returns `amount` of a hold, and ends the hold if `end` is set.
-pub(super) fn let_go(
+pub(super) fn release_amount(
     book: &mut Book,
     mut hold: Hold,
     amount: Minor,
@@ -375,7 +375,7 @@ fn return_to_parent_of(book: &mut Book, hold: &Hold, amount: Minor) {
     match parent.filter(|parent| parent.is_active() && !parent.is_due(book.now_us)) {
         Some(parent) => {
             let mut parent = parent.clone();
-            parent.take_back(amount);
+            parent.add_returned(amount);
             put(book, parent);
         }
         None => {
@@ -387,9 +387,9 @@ fn return_to_parent_of(book: &mut Book, hold: &Hold, amount: Minor) {
 }
 
 /// An ACTIVE hold that this caller may touch; otherwise the refusal of 4.4.3.
-pub fn usable(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refusal> {
+pub fn active_hold(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refusal> {
     let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
-    let hold = owned(hold.clone(), command)?;
+    let hold = require_access(hold.clone(), command)?;
     if hold.is_active() {
         return Ok(hold);
     }
@@ -399,14 +399,14 @@ pub fn usable(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refu
     Err(Refusal::HoldNotActive)
 }
 
-pub(super) fn owned(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
-    if is_of_service(&hold.terms.owner) && !command.is_service {
+pub(super) fn require_access(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
+    if is_service_owner(&hold.terms.owner) && !command.is_service {
         return Err(Refusal::HoldInUse);
     }
     Ok(hold)
 }
 
-fn is_of_service(owner: &str) -> bool {
+fn is_service_owner(owner: &str) -> bool {
     SERVICE_OWNERS.contains(&owner)
 }
 
@@ -418,7 +418,7 @@ fn subaccount_of(book: &Book, hold: &Hold) -> SubAccount {
 }
 
 pub(super) fn put(book: &mut Book, mut hold: Hold) {
-    hold.assert_whole();
+    hold.assert_equation();
     hold.updated_at_us = book.now_us;
     book.holds.put(hold.terms.hold_id.clone(), hold);
 }
@@ -426,14 +426,14 @@ pub(super) fn put(book: &mut Book, mut hold: Hold) {
 /// A positive amount of the sub-account's instrument, in its minor units.
 pub fn minor_of(subaccount: &SubAccount, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
     let of = &subaccount.terms;
-    positive(
+    require_positive(
         scaled(&of.instrument_id, of.decimals, amount, field)?,
         field,
     )
 }
 
 pub(super) fn minor_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
-    positive(scaled_of_hold(hold, amount, field)?, field)
+    require_positive(scaled_of_hold(hold, amount, field)?, field)
 }
 
 fn scaled_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
@@ -464,7 +464,7 @@ fn scaled(
         .map_err(|error| Refusal::invalid(format!("{field}.amount"), error.to_string()))
 }
 
-fn positive(minor: Minor, field: &str) -> Result<Minor, Refusal> {
+fn require_positive(minor: Minor, field: &str) -> Result<Minor, Refusal> {
     if minor <= Minor::ZERO {
         return Err(Refusal::invalid(
             format!("{field}.amount"),

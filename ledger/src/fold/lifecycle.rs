@@ -30,16 +30,20 @@ pub fn finalize(
     targets: &[Target],
     tx_hash: Option<&Id>,
 ) -> Outcome {
-    let mut moved = 0;
+    let mut changed = 0;
     for (index, target) in targets.iter().enumerate() {
-        moved += u32::from(
+        changed += u32::from(
             finalize_target(book, command, target, tx_hash)
                 .map_err(|refusal| Refused::from(refusal).at(Position::Operation(index)))?,
         );
     }
     Ok(CommandResult {
-        answer: Answer::Finalized { moved },
-        replay: if moved == 0 { Replay::Same } else { Replay::No },
+        answer: Answer::Finalized { changed },
+        replay: if changed == 0 {
+            Replay::Same
+        } else {
+            Replay::No
+        },
     })
 }
 
@@ -63,7 +67,7 @@ fn finalize_target(
             Ok(false)
         }
         status if status.is_open() => {
-            own_flight(operation, command)?;
+            require_service(operation, command)?;
             Ok(finalize_one(book, &id, tx_hash))
         }
         _ => Err(Refusal::OperationStatus),
@@ -73,35 +77,35 @@ fn finalize_target(
 /// Finality reported by an event. A notice for an unknown operation is parked; an operation that
 /// ended otherwise is left alone.
 pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
-    let mut moved = 0;
+    let mut changed = 0;
     for target in targets {
         match find(book, target) {
-            Some(id) => moved += u32::from(finalize_one(book, &id, tx_hash)),
+            Some(id) => changed += u32::from(finalize_one(book, &id, tx_hash)),
             None => park(book, target_key(target), tx_hash.cloned(), false),
         }
     }
-    Ok(CommandResult::new(Answer::Finalized { moved }))
+    Ok(CommandResult::new(Answer::Finalized { changed }))
 }
 
 /// A receipt for a hash: the operations become final, or fail with reversing entries if it
 /// reverted.
 pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outcome {
-    let mut carriers = book.by_tx.get(tx_hash).cloned().unwrap_or_default();
-    carriers.retain(|id| book.operations.get(id).is_some());
-    if carriers.is_empty() {
+    let mut operation_ids = book.by_tx.get(tx_hash).cloned().unwrap_or_default();
+    operation_ids.retain(|id| book.operations.get(id).is_some());
+    if operation_ids.is_empty() {
         park(book, tx_key(tx_hash), Some(tx_hash.clone()), reverted);
     }
-    let mut moved = 0;
-    for id in carriers {
+    let mut changed = 0;
+    for id in operation_ids {
         let before = book.operations.get(&id).map(|operation| operation.status);
         if reverted {
             fail_one(book, &id, ids)?;
         } else {
             finalize_one(book, &id, Some(tx_hash));
         }
-        moved += u32::from(book.operations.get(&id).map(|operation| operation.status) != before);
+        changed += u32::from(book.operations.get(&id).map(|operation| operation.status) != before);
     }
-    Ok(CommandResult::new(Answer::Finalized { moved }))
+    Ok(CommandResult::new(Answer::Finalized { changed }))
 }
 
 /// Moves one open operation to FINALIZED; false if it had ended before.
@@ -179,7 +183,7 @@ pub fn reverse(
     if !operation.status.is_open() && operation.status != OperationStatus::Finalized {
         return Err(Refusal::OperationStatus.into());
     }
-    own_flight(&operation, command)?;
+    require_service(&operation, command)?;
     let id = reverse_one(
         book,
         operation,
@@ -196,7 +200,7 @@ pub fn reverse(
 /// Only the service that sent an operation to the chain ends it, since it knows the outcome there.
 /// Any other caller could contradict the chain: undo a confirmed transfer, or free money that may
 /// be reversed.
-fn own_flight(operation: &Operation, command: &Command) -> Result<(), Refusal> {
+fn require_service(operation: &Operation, command: &Command) -> Result<(), Refusal> {
     let in_flight = operation.terms.awaits_chain && operation.status.is_open();
     if in_flight && !command.is_service {
         return Err(Refusal::OperationInFlight);
@@ -272,7 +276,7 @@ fn reverse_one(
         reversed_by: None,
     };
     operations::write(book, reversal, moves, ids)?;
-    limits::forget(book, &operation);
+    limits::uncount(book, &operation);
     operation.reversed_by = Some(reversal_id.clone());
     if was_open {
         operation.rejection_code = rejection_code;
@@ -305,13 +309,13 @@ pub fn apply_pending_receipts(book: &mut Book, operation_id: &Id, ids: Ids) -> R
         return Ok(());
     };
     for key in pending_receipt_keys(&operation) {
-        let Some(news) = book.pending_receipts.get(&key).cloned() else {
+        let Some(notice) = book.pending_receipts.get(&key).cloned() else {
             continue;
         };
-        if news.reverted {
+        if notice.reverted {
             fail_one(book, operation_id, ids)?;
         } else {
-            finalize_one(book, operation_id, news.tx_hash.as_ref());
+            finalize_one(book, operation_id, notice.tx_hash.as_ref());
         }
         book.pending_receipts.remove(&key);
     }
@@ -319,13 +323,13 @@ pub fn apply_pending_receipts(book: &mut Book, operation_id: &Id, ids: Ids) -> R
 }
 
 fn park(book: &mut Book, key: Id, tx_hash: Option<Id>, reverted: bool) {
-    let news = PendingReceipt {
+    let notice = PendingReceipt {
         tx_hash,
         reverted,
         at_us: book.now_us,
     };
     if book.pending_receipts.get(&key).is_none() {
-        book.pending_receipts.put(key, news);
+        book.pending_receipts.put(key, notice);
     }
 }
 

@@ -58,13 +58,13 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
             .map_or(book.now_us, |known| known.created_at_us),
         updated_at_us: book.now_us,
     };
-    if let Some(known) = known.as_ref().filter(|known| known.has_terms_of(&limit)) {
+    if let Some(known) = known.as_ref().filter(|known| known.has_same_terms(&limit)) {
         return Ok(CommandResult::new(Answer::Limit(known.clone())));
     }
     book.push_effect(Effect::LimitChanged {
         limit_id: limit.limit_id.clone(),
-        before: known.map_or_else(String::new, |known| known.in_words()),
-        after: limit.in_words(),
+        before: known.map_or_else(String::new, |known| known.audit_text()),
+        after: limit.audit_text(),
         actor: actor.to_owned(),
         reason: reason.to_owned(),
     });
@@ -80,7 +80,7 @@ pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outc
         .ok_or(Refusal::LimitNotFound)?;
     book.push_effect(Effect::LimitChanged {
         limit_id: limit_id.clone(),
-        before: known.in_words(),
+        before: known.audit_text(),
         after: String::new(),
         actor: actor.to_owned(),
         reason: reason.to_owned(),
@@ -106,7 +106,7 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     for posting in book.postings_of(operation_id).to_vec() {
         let is_promised =
             command.is_service && operations::is_promised(kind, posting.hold_id.as_ref());
-        for (limit, subaccount_id) in applying(book, kind, &posting) {
+        for (limit, subaccount_id) in applicable(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);
             if after > i128::from(limit.amount.0) && !has_happened && !is_promised {
@@ -120,13 +120,13 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
 }
 
 /// Stops counting a reversed operation.
-pub fn forget(book: &mut Book, operation: &Operation) {
+pub fn uncount(book: &mut Book, operation: &Operation) {
     if book.limits.is_empty() {
         return;
     }
     let terms = operation.terms.clone();
     for posting in book.postings_of(&terms.operation_id).to_vec() {
-        for (limit, subaccount_id) in applying(book, terms.kind, &posting) {
+        for (limit, subaccount_id) in applicable(book, terms.kind, &posting) {
             let counts =
                 terms.reverses.is_none() && posting.created_at_us > limit.since_us(book.now_us);
             if counts {
@@ -140,27 +140,27 @@ pub fn forget(book: &mut Book, operation: &Operation) {
 }
 
 /// Limits that apply to a posting, each with the sub-account concerned, by id.
-fn applying<'a>(
+fn applicable<'a>(
     book: &Book,
     kind: OperationType,
     posting: &'a Posting,
 ) -> Vec<(VelocityLimit, &'a Id)> {
-    let mut applying: Vec<(VelocityLimit, &Id)> = book
+    let mut applicable: Vec<(VelocityLimit, &Id)> = book
         .limits
         .values()
-        .filter(|limit| limit.kinds.has(kind))
+        .filter(|limit| limit.kinds.contains(kind))
         .filter_map(|limit| {
             let subaccount_id = match limit.side {
                 Side::Debit => &posting.debit_subaccount_id,
                 Side::Credit => &posting.credit_subaccount_id,
             };
             limit
-                .is_about(subaccount_id)
+                .applies_to(subaccount_id)
                 .then(|| (limit.clone(), subaccount_id))
         })
         .collect();
-    applying.sort_by(|(a, _), (b, _)| a.limit_id.cmp(&b.limit_id));
-    applying
+    applicable.sort_by(|(a, _), (b, _)| a.limit_id.cmp(&b.limit_id));
+    applicable
 }
 
 fn exceeded(limit: &VelocityLimit, subaccount_id: &Id, used: i128, posting: &Posting) -> Refusal {

@@ -47,7 +47,7 @@ pub fn fold(
     ids: Ids,
     on_progress: OnProgress,
 ) -> Outcome {
-    book.command = index;
+    book.command_index = index;
     holds::expire_touched(book, command);
     let answer_key = answer_key(book, command);
     let stored = answer_key
@@ -88,7 +88,7 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
             holds::adjust(book, command, hold_id, remaining)
         }
         CommandKind::ExpireHolds(due) => {
-            holds::sweep(book, due);
+            holds::expire_due(book, due);
             Ok(CommandResult::new(Answer::Done))
         }
         CommandKind::Finalize { targets, tx_hash } => {
@@ -112,10 +112,10 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
         CommandKind::BlockUser { user_id, blocked } => {
             accounts::block_user(book, user_id, *blocked)
         }
-        CommandKind::LearnScale {
+        CommandKind::RegisterInstrument {
             instrument_id,
             decimals,
-        } => accounts::learn_scale(book, instrument_id, *decimals),
+        } => accounts::register_instrument(book, instrument_id, *decimals),
         CommandKind::SetLimit {
             limit,
             actor,
@@ -126,7 +126,7 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
             actor,
             reason,
         } => limits::remove(book, limit_id, actor, reason),
-        CommandKind::ForgetPendingReceipts { .. } => Ok(CommandResult::new(Answer::Done)),
+        CommandKind::PurgePendingReceipts { .. } => Ok(CommandResult::new(Answer::Done)),
     }
 }
 

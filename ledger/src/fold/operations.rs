@@ -182,7 +182,7 @@ fn resolve(
         ));
     }
     if let Some(hold_id) = &posting.hold_id {
-        let hold = holds::usable(book, command, hold_id)?;
+        let hold = holds::active_hold(book, command, hold_id)?;
         if hold.terms.subaccount_id != debit_id {
             return Err(Refusal::invalid(
                 field("hold_id"),
@@ -320,7 +320,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
             return Err(Refusal::HoldAmountExceeded);
         }
         debit.held -= minor;
-        holds::draw(book, hold, minor);
+        holds::consume_amount(book, hold, minor);
     }
     let (debit_after, debit_version) = (debit.balance, debit.version);
     accounts::put(book, debit);

@@ -39,13 +39,13 @@ pub struct ReadSet {
     pub sources: BTreeSet<Id>,
     pub pending_receipts: BTreeSet<Id>,
     /// No notices are parked, so none needs to be looked up.
-    pub no_news: bool,
+    pub no_notices: bool,
 }
 
 impl ReadSet {
     /// Adds the rows that a command names.
     pub fn add(&mut self, command: &Command) {
-        command.each_hold(&mut |hold_id| {
+        command.for_each_hold(&mut |hold_id| {
             self.hold_ids.insert(hold_id.clone());
         });
         let key = command.key.as_ref().map(|key| key.key.clone());
@@ -134,7 +134,7 @@ impl ReadSet {
                 self.add_accounts(user_id);
                 self.whole_users.insert(user_id.clone());
             }
-            CommandKind::LearnScale { instrument_id, .. } => {
+            CommandKind::RegisterInstrument { instrument_id, .. } => {
                 self.add_subaccount(&subaccount::reserve(instrument_id).into())
             }
             CommandKind::SetLimit { .. } | CommandKind::RemoveLimit { .. } => {
@@ -150,12 +150,12 @@ impl ReadSet {
             CommandKind::ReleaseHold { .. }
             | CommandKind::AdjustHold { .. }
             | CommandKind::ExpireHolds(_)
-            | CommandKind::ForgetPendingReceipts { .. } => {}
+            | CommandKind::PurgePendingReceipts { .. } => {}
         }
     }
 
     /// Adds the rows that depend on the loaded holds and operations of a command.
-    pub fn add_late(
+    pub fn add_dependent(
         &mut self,
         command: &Command,
         hold: impl Fn(&Id) -> Option<Hold>,
@@ -218,7 +218,7 @@ impl ReadSet {
         if let Some((kind, reference)) = reference {
             self.add_reference(kind, reference);
         }
-        if !self.no_news {
+        if !self.no_notices {
             self.pending_receipts
                 .extend(lifecycle::new_operation_receipt_keys(
                     &new.user_id,
@@ -266,8 +266,8 @@ impl ReadSet {
     }
 
     /// Adds account and user of each missing sub-account, which may have to be created with it.
-    pub fn add_owners(&mut self, is_there: impl Fn(&Id) -> bool) {
-        for id in self.subaccount_ids.iter().filter(|id| !is_there(id)) {
+    pub fn add_owners(&mut self, is_loaded: impl Fn(&Id) -> bool) {
+        for id in self.subaccount_ids.iter().filter(|id| !is_loaded(id)) {
             if let Some(name) = SubAccountName::parse(id) {
                 self.user_ids.insert(name.user_id.into());
                 self.account_ids
@@ -288,7 +288,7 @@ impl ReadSet {
 
 impl Command {
     /// Calls `see` with every hold id of the command.
-    pub fn each_hold(&self, see: &mut dyn FnMut(&Id)) {
+    pub fn for_each_hold(&self, visit: &mut dyn FnMut(&Id)) {
         match &self.kind {
             CommandKind::Post(batch) => {
                 for operation in batch.operations.iter().flatten() {
@@ -296,46 +296,46 @@ impl Command {
                         .postings
                         .iter()
                         .flat_map(|posting| &posting.hold_id)
-                        .for_each(&mut *see);
+                        .for_each(&mut *visit);
                 }
                 for step in batch.steps.iter().flatten() {
                     match &step.kind {
-                        StepKind::Open(hold) => hold.hold_id.iter().for_each(&mut *see),
+                        StepKind::Open(hold) => hold.hold_id.iter().for_each(&mut *visit),
                         StepKind::Split {
                             parent_hold_id,
                             hold_id,
                             ..
                         } => {
-                            see(parent_hold_id);
-                            see(hold_id);
+                            visit(parent_hold_id);
+                            visit(hold_id);
                         }
                         StepKind::Grow { hold_id, .. }
                         | StepKind::Return { hold_id, .. }
-                        | StepKind::Shrink { hold_id, .. } => see(hold_id),
+                        | StepKind::Shrink { hold_id, .. } => visit(hold_id),
                     }
                 }
             }
-            CommandKind::CreateHold(hold) => hold.hold_id.iter().for_each(see),
+            CommandKind::CreateHold(hold) => hold.hold_id.iter().for_each(visit),
             CommandKind::ReleaseHold { hold_id, .. }
             | CommandKind::ConsumeHold { hold_id, .. }
             | CommandKind::AdjustHold { hold_id, .. } => {
-                see(hold_id);
+                visit(hold_id);
             }
-            CommandKind::ExpireHolds(hold_ids) => hold_ids.iter().for_each(see),
+            CommandKind::ExpireHolds(hold_ids) => hold_ids.iter().for_each(visit),
             _ => {}
         }
     }
 
     /// Calls `see` with every instrument whose decimals the command may bind, or reads without a
     /// sub-account.
-    pub fn each_new_scale(&self, see: &mut dyn FnMut(&Id)) {
+    pub fn for_each_scale(&self, visit: &mut dyn FnMut(&Id)) {
         match &self.kind {
             CommandKind::Post(batch) => batch
                 .scales
                 .iter()
-                .for_each(|(instrument_id, _)| see(instrument_id)),
-            CommandKind::LearnScale { instrument_id, .. } => see(instrument_id),
-            CommandKind::SetLimit { limit, .. } => see(&limit.instrument_id),
+                .for_each(|(instrument_id, _)| visit(instrument_id)),
+            CommandKind::RegisterInstrument { instrument_id, .. } => visit(instrument_id),
+            CommandKind::SetLimit { limit, .. } => visit(&limit.instrument_id),
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use types::Minor;
 
 use super::{
     Command, Ids, StepKind,
-    holds::{begin, grow, let_go, minor_of_hold, open, owned, put, usable},
+    holds::{active_hold, grow, insert, minor_of_hold, open, put, release_amount, require_access},
 };
 use crate::{
     book::Book,
@@ -28,7 +28,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
             amount,
             reason,
         } => {
-            let parent = usable(book, command, parent_hold_id)?;
+            let parent = active_hold(book, command, parent_hold_id)?;
             let amount = minor_of_hold(&parent, amount, "split.amount")?;
             split(book, parent, hold_id, amount, reason)?;
         }
@@ -37,9 +37,9 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
             let is_emptied_child =
                 hold.status == HoldStatus::Consumed && hold.terms.parent_hold_id.is_some();
             let hold = if is_emptied_child {
-                owned(hold.clone(), command)?
+                require_access(hold.clone(), command)?
             } else {
-                usable(book, command, hold_id)?
+                active_hold(book, command, hold_id)?
             };
             let amount = minor_of_hold(&hold, amount, "grow.amount")?;
             grow(book, hold, amount).map_err(|refusal| refusal.under("grow"))?;
@@ -71,7 +71,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
                 HoldStatus::Consumed
             };
             let ends = amount == hold.remaining;
-            let_go(book, hold, amount, ends.then_some((end, reason.as_str())));
+            release_amount(book, hold, amount, ends.then_some((end, reason.as_str())));
         }
         StepKind::Shrink {
             hold_id,
@@ -84,7 +84,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
             else {
                 return Ok(());
             };
-            let_go(
+            release_amount(
                 book,
                 hold,
                 amount,
@@ -111,7 +111,7 @@ fn releasable(
     if ended && amount.is_none() {
         return Ok(None);
     }
-    let hold = usable(book, command, hold_id)?;
+    let hold = active_hold(book, command, hold_id)?;
     let amount = match amount {
         Some(amount) => minor_of_hold(&hold, amount, field)?,
         None => hold.remaining,
@@ -152,6 +152,6 @@ fn split(
         created_at_us: book.now_us,
     };
     put(book, parent);
-    begin(book, terms, amount);
+    insert(book, terms, amount);
     Ok(())
 }

@@ -25,7 +25,7 @@ pub trait Dialect: Database {
     const BROKEN_LINK: Option<&str>;
     /// Selects the first operation that is missing from the index of its user, or is found twice,
     /// or under another user: (operation, user).
-    const UNLISTED: Option<&str>;
+    const UNINDEXED_OPERATION: Option<&str>;
 }
 
 impl Dialect for Sqlite {
@@ -82,7 +82,7 @@ impl Dialect for Sqlite {
          ORDER BY l.of IS NULL, l.of LIMIT 1",
     );
 
-    const UNLISTED: Option<&str> = Some(
+    const UNINDEXED_OPERATION: Option<&str> = Some(
         "SELECT operation_id, user_id FROM (SELECT o.operation_id, o.user_id FROM operations o \
          LEFT JOIN operations_of_users u \
          ON u.user_id = o.user_id AND u.created_at_us = o.created_at_us AND u.operation_id = o.operation_id \
@@ -120,5 +120,5 @@ impl Dialect for Postgres {
          ORDER BY version DESC LIMIT 1) last";
 
     const BROKEN_LINK: Option<&str> = None;
-    const UNLISTED: Option<&str> = None;
+    const UNINDEXED_OPERATION: Option<&str> = None;
 }

@@ -17,7 +17,7 @@ use crate::{
     Error,
     book::Book,
     fold::{Command, CommandKind, ReadSet},
-    limit::{Kinds, Side, VelocityLimit},
+    limit::{OperationTypes, Side, VelocityLimit},
     model::{AccountType, Id, SubAccount},
     names::SubAccountName,
 };
@@ -26,7 +26,7 @@ pub const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM ve
      LEFT JOIN instruments i ON i.instrument_id = l.instrument_id";
 
 /// Sub-accounts with fewer postings are summed without a search for the window's start.
-const FEW: u64 = 64;
+const SEARCH_POSTINGS_MIN: u64 = 64;
 
 events::row! {
     /// Also the format of a limit in a stored answer.
@@ -60,7 +60,7 @@ impl TryFrom<LimitRow> for VelocityLimit {
             decimals: row.decimals,
             window_s: row.window_s,
             amount: Minor(row.amount),
-            kinds: Kinds(row.kinds),
+            kinds: OperationTypes(row.kinds),
             created_at_us: row.created_at_us,
             updated_at_us: row.updated_at_us,
         })
@@ -172,17 +172,17 @@ pub fn limited_subaccounts<'a>(
     limit: &'a VelocityLimit,
     book: &'a Book,
 ) -> impl Iterator<Item = &'a SubAccount> {
-    (book.subaccounts.values()).filter(|row| limit.is_about(&row.terms.subaccount_id))
+    (book.subaccounts.values()).filter(|row| limit.applies_to(&row.terms.subaccount_id))
 }
 
 /// True if all postings may be summed, without a search for the window's start.
 pub fn is_small(of: &SubAccount) -> bool {
-    of.version < FEW
+    of.version < SEARCH_POSTINGS_MIN
 }
 
 /// The sub-accounts of [`limited_subaccounts`], each with a version at or before the window's
 /// start. The time of a posting decides.
-pub async fn places<DB>(
+pub async fn window_starts<DB>(
     tx: &mut DB::Connection,
     limit: &VelocityLimit,
     book: &Book,
@@ -197,30 +197,30 @@ where
 {
     let rows: Vec<&SubAccount> = limited_subaccounts(limit, book).collect();
     let since_us = limit.since_us(book.now_us);
-    let mut places = Vec::with_capacity(rows.len());
+    let mut starts = Vec::with_capacity(rows.len());
     for row in rows {
         let from = if is_small(row) {
             0
         } else {
             statement::version_through::<DB>(tx, row, since_us).await?
         };
-        places.push((row.terms.subaccount_id.clone(), from.cast_signed()));
+        starts.push((row.terms.subaccount_id.clone(), from.cast_signed()));
     }
-    Ok(places)
+    Ok(starts)
 }
 
 /// For PostgreSQL: usage of a window in minor units per sub-account, in two halves; no row means
-/// zero. `$1`: start of the window, `$2`: types of operations. `places_join` names the sub-accounts
+/// zero. `$1`: start of the window, `$2`: types of operations. `from_sql` names the sub-accounts
 /// and joins their postings.
-pub fn used_sql(side: Side, places_join: &str) -> String {
+pub fn usage_sql(side: Side, from_sql: &str) -> String {
     let column = match side {
         Side::Debit => "debit",
         Side::Credit => "credit",
     };
-    let join = places_join.replace("SIDE", column);
+    let from = from_sql.replace("SIDE", column);
     format!(
         "SELECT p.{column}_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), \
-         CAST(SUM(p.amount & 4294967295) AS BIGINT) FROM {join} \
+         CAST(SUM(p.amount & 4294967295) AS BIGINT) FROM {from} \
          JOIN operations o ON o.operation_id = p.operation_id \
          WHERE p.created_at_us > $1 AND o.reverses IS NULL AND o.reversed_by IS NULL \
          AND ($2 = 0 OR (($2 >> o.kind) & 1) = 1) \

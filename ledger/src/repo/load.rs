@@ -107,7 +107,7 @@ pub fn instruments(read_set: &ReadSet, commands: &[&Command], book: &Book) -> BT
         .map(|name| name.instrument_id.into())
         .collect();
     for command in commands {
-        command.each_new_scale(&mut |id| {
+        command.for_each_scale(&mut |id| {
             instruments.insert(id.clone());
         });
     }

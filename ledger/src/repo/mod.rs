@@ -81,12 +81,12 @@ impl Store {
         self.writes.begin().await
     }
 
-    /// As [`Writes::catch_up`].
+    /// As [`Writes::run_deferred`].
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub async fn catch_up(&self) -> Result<(), Error> {
-        self.writes.catch_up().await
+    pub async fn run_deferred(&self) -> Result<(), Error> {
+        self.writes.run_deferred().await
     }
 
     /// Publishes events of committed groups to the log until `shutdown`.
@@ -147,7 +147,7 @@ pub trait Writes: Send + Sync {
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
     /// Does deferred work after the answers of a group. The next group first completes what
     /// remains.
-    async fn catch_up(&self) -> Result<(), Error>;
+    async fn run_deferred(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn retry_kind(&self, error: &Error) -> RetryKind;
     /// Waits for all connections to be returned and closes them, including those of [`Reads`].
@@ -191,7 +191,7 @@ pub trait Group: Send {
     }
 
     /// Runs the store-only work of a command.
-    async fn tidy(&mut self, command: &Command) -> Result<(), Error>;
+    async fn run_maintenance(&mut self, command: &Command) -> Result<(), Error>;
 
     async fn commit(self: Box<Self>) -> Result<(), Error>;
 }

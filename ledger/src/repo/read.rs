@@ -74,20 +74,20 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error>;
     async fn subaccounts(
         &self,
-        wanted: &SubAccountFilter<'_>,
+        filter: &SubAccountFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error>;
     async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error>;
     async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error>;
     async fn operations(
         &self,
-        wanted: &OperationFilter<'_>,
+        filter: &OperationFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<Operation>, Error>;
     async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error>;
     async fn holds(
         &self,
-        wanted: &HoldFilter<'_>,
+        filter: &HoldFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<Hold>, Error>;
     /// Active holds past their expiry.
@@ -141,7 +141,7 @@ where
         let mut query =
             QueryBuilder::new("SELECT * FROM accounts WHERE (created_at_us, account_id) < (");
         push_bound(&mut query, &bound);
-        filter(&mut query, "user_id", user_id);
+        push_filter(&mut query, "user_id", user_id);
         push_order(&mut query, "account_id", &bound);
         let found: Vec<AccountRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Account::try_from).collect()
@@ -158,18 +158,18 @@ where
 
     async fn subaccounts(
         &self,
-        wanted: &SubAccountFilter<'_>,
+        filter: &SubAccountFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<SubAccount>, Error> {
         let mut query = QueryBuilder::new(rows::SUB_ACCOUNT);
         query.push(" WHERE (s.created_at_us, s.subaccount_id) < (");
         push_bound(&mut query, &bound);
-        filter(&mut query, "s.user_id", wanted.user_id);
-        filter(&mut query, "s.instrument_id", wanted.instrument_id);
-        if !wanted.subaccount_ids.is_empty() {
+        push_filter(&mut query, "s.user_id", filter.user_id);
+        push_filter(&mut query, "s.instrument_id", filter.instrument_id);
+        if !filter.subaccount_ids.is_empty() {
             let (before, after) = DB::IN_LIST;
             query.push(" AND s.subaccount_id ").push(before);
-            query.push_bind(serde_json::json!(wanted.subaccount_ids).to_string());
+            query.push_bind(serde_json::json!(filter.subaccount_ids).to_string());
             query.push(after);
         }
         query.push(" ORDER BY s.created_at_us DESC, s.subaccount_id DESC LIMIT ");
@@ -201,24 +201,24 @@ where
 
     async fn operations(
         &self,
-        wanted: &OperationFilter<'_>,
+        filter: &OperationFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<Operation>, Error> {
         let mut query = QueryBuilder::new("");
         let narrow = |query: &mut QueryBuilder<DB>, of: &str| {
             query.push(format!("({of}.created_at_us, {of}.operation_id) < ("));
             push_bound(query, &bound);
-            filter(query, "o.user_id", wanted.user_id);
-            filter(query, "o.idempotency_key", wanted.idempotency_key);
-            filter_code(query, "o.kind", wanted.kind.map(OperationType::code));
-            filter_code(query, "o.status", wanted.status.map(OperationStatus::code));
+            push_filter(query, "o.user_id", filter.user_id);
+            push_filter(query, "o.idempotency_key", filter.idempotency_key);
+            push_code_filter(query, "o.kind", filter.kind.map(OperationType::code));
+            push_code_filter(query, "o.status", filter.status.map(OperationStatus::code));
             query.push(format!(
                 " ORDER BY {of}.created_at_us DESC, {of}.operation_id DESC LIMIT "
             ));
             query.push_bind(bound.limit);
         };
         // A key is selective enough without the user.
-        if wanted.user_id.is_empty() || !wanted.idempotency_key.is_empty() {
+        if filter.user_id.is_empty() || !filter.idempotency_key.is_empty() {
             query.push("SELECT o.* FROM operations o WHERE ");
             narrow(&mut query, "o");
         } else {
@@ -226,7 +226,7 @@ where
             for (find, of) in DB::OPERATIONS_OF_USER {
                 query.push(between);
                 query.push(find);
-                query.push_bind(wanted.user_id.to_owned());
+                query.push_bind(filter.user_id.to_owned());
                 query.push(" AND ");
                 narrow(&mut query, of);
                 query.push(") f");
@@ -250,29 +250,29 @@ where
 
     async fn holds(
         &self,
-        wanted: &HoldFilter<'_>,
+        filter: &HoldFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<Hold>, Error> {
         let mut query = QueryBuilder::new(rows::HOLD);
         query.push(" WHERE (h.created_at_us, h.hold_id) < (");
         push_bound(&mut query, &bound);
-        filter(&mut query, "h.subaccount_id", wanted.subaccount_id);
-        filter(&mut query, "h.owner", wanted.owner);
-        filter(&mut query, "h.parent_hold_id", wanted.parent_hold_id);
+        push_filter(&mut query, "h.subaccount_id", filter.subaccount_id);
+        push_filter(&mut query, "h.owner", filter.owner);
+        push_filter(&mut query, "h.parent_hold_id", filter.parent_hold_id);
         // A sub-account or a parent selects fewer holds than the user does.
-        let is_narrow = !wanted.subaccount_id.is_empty() || !wanted.parent_hold_id.is_empty();
+        let is_narrow = !filter.subaccount_id.is_empty() || !filter.parent_hold_id.is_empty();
         let user_id = if is_narrow {
             "h.user_id || ''"
         } else {
             "h.user_id"
         };
-        filter(&mut query, user_id, wanted.user_id);
-        match wanted.status {
+        push_filter(&mut query, user_id, filter.user_id);
+        match filter.status {
             // A literal: a bound value does not match the partial index of active holds.
             Some(HoldStatus::Active) if !is_narrow => {
                 query.push(" AND h.status = 1");
             }
-            status => filter_code(&mut query, "h.status", status.map(HoldStatus::code)),
+            status => push_code_filter(&mut query, "h.status", status.map(HoldStatus::code)),
         }
         query.push(" ORDER BY h.created_at_us DESC, h.hold_id DESC LIMIT ");
         query.push_bind(bound.limit);
@@ -374,7 +374,7 @@ where
     query.push_bind(bound.limit);
 }
 
-fn filter<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: &str)
+fn push_filter<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: &str)
 where
     for<'q> String: Encode<'q, DB> + Type<DB>,
 {
@@ -384,7 +384,7 @@ where
     }
 }
 
-fn filter_code<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: Option<i32>)
+fn push_code_filter<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: Option<i32>)
 where
     for<'q> i32: Encode<'q, DB> + Type<DB>,
 {

@@ -263,7 +263,7 @@ impl TryFrom<HoldRow> for Hold {
             consumed: Minor(row.consumed),
             released: Minor(row.released),
             returned: Minor(row.returned_by_children),
-            expiry_told: row.expiry_told,
+            expiry_reported: row.expiry_told,
             updated_at_us: row.updated_at_us,
         })
     }
@@ -286,7 +286,7 @@ impl From<&Hold> for HoldRow {
             released: hold.released.0,
             returned_by_children: hold.returned.0,
             status: hold.status.code(),
-            expiry_told: hold.expiry_told,
+            expiry_told: hold.expiry_reported,
             reason: terms.reason.clone(),
             owner: terms.owner.clone(),
             parent_hold_id: terms.parent_hold_id.as_ref().map(ToString::to_string),

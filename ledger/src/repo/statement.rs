@@ -107,7 +107,7 @@ where
                 .bind(to.cast_signed())
                 .fetch_one(self)
                 .await?;
-        check_whole(of, from, to, count)?;
+        check_complete(of, from, to, count)?;
         Ok(rows::wide(high.unwrap_or(0), low.unwrap_or(0)))
     }
 
@@ -135,7 +135,7 @@ where
             .bind(to.cast_signed())
             .fetch_all(self)
             .await?;
-        check_whole(of, from, to, found.len() as i64)?;
+        check_complete(of, from, to, found.len() as i64)?;
         found.into_iter().map(Line::try_from).collect()
     }
 }
@@ -172,16 +172,16 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    let mut halving = Halving::to(of.version);
-    while let Some(version) = halving.asks() {
+    let mut search = VersionSearch::through(of.version);
+    while let Some(version) = search.next_probe() {
         let then_us = time_of::<DB>(&mut *reader, of, version).await?;
-        halving.hears(version, then_us <= at_us);
+        search.narrow(version, then_us <= at_us);
     }
-    Ok(halving.found())
+    Ok(search.result())
 }
 
 /// Binary search for the last version at or before a time.
-struct Halving {
+struct VersionSearch {
     /// Versions through this one are at or before the time.
     low: u64,
     /// Versions after this one are later.
@@ -190,10 +190,10 @@ struct Halving {
     step: u64,
 }
 
-impl Halving {
+impl VersionSearch {
     /// Searches the versions through `version`.
-    fn to(version: u64) -> Self {
-        Halving {
+    fn through(version: u64) -> Self {
+        VersionSearch {
             low: 0,
             high: version,
             step: 64,
@@ -201,22 +201,22 @@ impl Halving {
     }
 
     /// The next version whose time is needed; `None` when the search is done.
-    fn asks(&self) -> Option<u64> {
+    fn next_probe(&self) -> Option<u64> {
         let left = self.high - self.low;
         match left {
             0 => None,
-            _ if left > self.step => Some(self.at_hand(self.high - self.step)),
-            _ => Some(self.at_hand(self.low + left.div_ceil(2))),
+            _ if left > self.step => Some(self.aligned(self.high - self.step)),
+            _ => Some(self.aligned(self.low + left.div_ceil(2))),
         }
     }
 
     /// A nearby version that SQLite finds without a walk ([`Dialect::ENTRIES`]), if there is one.
-    fn at_hand(&self, version: u64) -> u64 {
+    fn aligned(&self, version: u64) -> u64 {
         let near = version & !31;
         if near > self.low { near } else { version }
     }
 
-    fn hears(&mut self, version: u64, is_through: bool) {
+    fn narrow(&mut self, version: u64, is_through: bool) {
         if is_through {
             self.low = version;
             self.step = u64::MAX;
@@ -226,7 +226,7 @@ impl Halving {
         }
     }
 
-    fn found(&self) -> u64 {
+    fn result(&self) -> u64 {
         self.low
     }
 }
@@ -260,7 +260,7 @@ where
 }
 
 /// Versions are gapless: fewer postings than versions are a corrupt row, not a shorter answer.
-fn check_whole(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Error> {
+fn check_complete(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Error> {
     if found.unsigned_abs() == to.saturating_sub(from) {
         Ok(())
     } else {

@@ -131,7 +131,7 @@ pub trait LedgerSnapshot: Send {
     /// posting, sub-account).
     async fn broken_link(&mut self) -> Result<Option<BrokenLink>, Error>;
     /// The first operation missing from the list of its user: (operation, user).
-    async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error>;
+    async fn unindexed_operation(&mut self) -> Result<Option<(String, String)>, Error>;
     /// Fills the temporary tables that [`Self::subaccounts`] and [`Self::holds`] join: postings per
     /// hold, unsettled credits per sub-account, last posting per sub-account. Call it once, before
     /// them.
@@ -310,8 +310,8 @@ where
         }
     }
 
-    async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error> {
-        match DB::UNLISTED {
+    async fn unindexed_operation(&mut self) -> Result<Option<(String, String)>, Error> {
+        match DB::UNINDEXED_OPERATION {
             Some(sql) => Ok(sqlx::query_as(sql).fetch_optional(&mut self.0).await?),
             None => Ok(None),
         }

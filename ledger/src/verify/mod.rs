@@ -10,8 +10,8 @@
 //! that does not follow the previous one is reported first. Memory: a page of rows and the last
 //! balance of [`BALANCES_MAX`] sub-accounts; other balances are looked up.
 
+mod checks;
 mod found;
-mod judge;
 
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
 type Found = Result<Option<Fault>, Error>;
 
 /// A block whose operations are being read.
-struct Open<'a> {
+struct OpenBlock<'a> {
     row: &'a BlockRow,
     sealer: Sealer,
     operations: i64,
@@ -84,7 +84,7 @@ impl Check {
             }
             return Ok(Some(fault));
         }
-        stop!(self.outside().await?);
+        stop!(self.unsealed().await?);
         stop!(self.subaccounts().await?);
         stop!(self.links().await?);
         stop!(self.holds().await?);
@@ -112,7 +112,7 @@ impl Check {
             };
             let mut operations = Pages::new(after, last.block);
             for row in &blocks {
-                stop!(judge::follows(head.as_ref(), row));
+                stop!(checks::follows(head.as_ref(), row));
                 let hash = Hash::try_from(row.hash.as_slice()).unwrap_or_default();
                 if let Some(head) = &head {
                     stop!(self.block(head, row, &mut operations).await?);
@@ -130,7 +130,7 @@ impl Check {
 
     /// Checks the contents of a block.
     async fn block(&mut self, head: &Head, row: &BlockRow, pages: &mut Pages) -> Found {
-        let mut open = Open {
+        let mut open = OpenBlock {
             row,
             sealer: Sealer::after(head, row.sealed_at_us),
             operations: 0,
@@ -145,12 +145,12 @@ impl Check {
             ("operations", row.operations, open.operations),
             ("postings", row.postings, open.postings),
         ];
-        for (name, said, counted) in counts {
-            if said != counted {
+        for (name, recorded, counted) in counts {
+            if recorded != counted {
                 return Ok(Some(Fault::in_block(
                     row.block,
                     &format!("number of {name}"),
-                    said,
+                    recorded,
                     counted,
                 )));
             }
@@ -163,7 +163,7 @@ impl Check {
 
     async fn operation(
         &mut self,
-        open: &mut Open<'_>,
+        open: &mut OpenBlock<'_>,
         operation: &SealedOperation,
         postings: &[SealedPosting],
     ) -> Found {
@@ -273,14 +273,14 @@ impl Check {
             .await?;
         Ok(found
             .filter(|found| {
-                let stands = (found.block, found.place, found.ordinal);
-                stands < (Some(place.0), Some(place.1), place.2)
+                let position = (found.block, found.place, found.ordinal);
+                position < (Some(place.0), Some(place.1), place.2)
             })
             .map(|found| (version, found.balance)))
     }
 
     /// Checks that nothing is outside the chain.
-    async fn outside(&mut self) -> Found {
+    async fn unsealed(&mut self) -> Found {
         if let Some((operation_id, block)) = self.snapshot.operation_without_block().await? {
             return Ok(Some(Fault {
                 block,
@@ -298,7 +298,7 @@ impl Check {
 
     /// Checks that links lead to the previous posting and that lists of operations are complete.
     async fn links(&mut self) -> Found {
-        if let Some((operation_id, user_id)) = self.snapshot.unlisted_operation().await? {
+        if let Some((operation_id, user_id)) = self.snapshot.unindexed_operation().await? {
             return Ok(Some(Fault {
                 operation_id: Some(operation_id),
                 ..Fault::new(
@@ -330,7 +330,7 @@ impl Check {
             after.clone_from(&last.subaccount_id);
             for row in &page {
                 self.done.sub_accounts += 1;
-                stop!(judge::subaccount(row));
+                stop!(checks::subaccount(row));
             }
         }
     }
@@ -345,7 +345,7 @@ impl Check {
             after.clone_from(&last.hold_id);
             for row in &page {
                 self.done.holds += 1;
-                stop!(judge::hold(row));
+                stop!(checks::hold(row));
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     fold::{Command, CommandKind},
     limit::VelocityLimit,
     model::Id,
-    repo::limits::{LIMIT, LimitRow, LimitScope, load_limit, places, used_sql},
+    repo::limits::{LIMIT, LimitRow, LimitScope, load_limit, usage_sql, window_starts},
 };
 
 /// Locks the limits that commands name, so that two ledgers do not change the same one.
@@ -54,10 +54,10 @@ pub async fn load(
         .await?;
     for row in found {
         let limit = VelocityLimit::try_from(row)?;
-        let places = places::<sqlx::Postgres>(tx, &limit, book).await?;
+        let starts = window_starts::<sqlx::Postgres>(tx, &limit, book).await?;
         let mut used = Vec::new();
-        if !places.is_empty() {
-            let sql = used_sql(
+        if !starts.is_empty() {
+            let sql = usage_sql(
                 limit.side,
                 "UNNEST($3::text[], $4::bigint[]) AS j (id, version) \
                  JOIN postings p ON p.SIDE_subaccount_id = j.id AND p.SIDE_version > j.version",
@@ -65,8 +65,8 @@ pub async fn load(
             used = sqlx::query_as(AssertSqlSafe(sql))
                 .bind(limit.since_us(book.now_us))
                 .bind(limit.kinds.0)
-                .bind(texts(places.iter().map(|(id, _)| id)))
-                .bind(places.iter().map(|(_, from)| *from).collect::<Vec<_>>())
+                .bind(texts(starts.iter().map(|(id, _)| id)))
+                .bind(starts.iter().map(|(_, from)| *from).collect::<Vec<_>>())
                 .fetch_all(&mut *tx)
                 .await?;
         }
@@ -93,7 +93,7 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             "UPDATE velocity_limits SET user_id = $2, account_kind = $3, instrument_id = $4, side = $5, \
              window_s = $6, amount = $7, kinds = $8, updated_at_us = $9 WHERE limit_id = $1 AND created_at_us = $10"
         };
-        let met = sqlx::query(sql)
+        let affected = sqlx::query(sql)
             .bind(&row.limit_id)
             .bind(row.user_id)
             .bind(row.account_kind)
@@ -107,7 +107,7 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             .execute(&mut *tx)
             .await?
             .rows_affected();
-        if met != 1 {
+        if affected != 1 {
             return Err(Error::Broken(format!("velocity limit {}", row.limit_id)));
         }
     }

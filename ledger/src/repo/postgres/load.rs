@@ -63,7 +63,7 @@ pub async fn load(
     lock_sources(tx, &named).await?;
     let mut to_lock: BTreeSet<Id> = named.subaccount_ids.iter().cloned().collect();
     subaccounts_of_holds(tx, &named, &mut to_lock).await?;
-    if commands.iter().any(|command| moves_operations(command)) {
+    if commands.iter().any(|command| changes_operations(command)) {
         subaccounts_of_operations(tx, &named, &mut to_lock).await?;
     }
     let mut locked = Locked::default();
@@ -74,23 +74,23 @@ pub async fn load(
     lock_users(tx, &named, &locked).await?;
     limits::lock(tx, commands).await?;
     // After the locks, so that no posting of these sub-accounts has a later time than this group.
-    let mut begun = lock_news(tx, commands, &named).await?;
+    let mut started = lock_notices(tx, commands, &named).await?;
     for _ in 0..LOCK_ROUNDS {
-        let now_us = clock_us.max(begun.start.head()?.sealed_at_us);
-        let (mut read_set, mut book) = read(tx, &begun, commands, now_us).await?;
+        let now_us = clock_us.max(started.start.head()?.sealed_at_us);
+        let (mut read_set, mut book) = read(tx, &started, commands, now_us).await?;
         load::subaccounts(&mut book, locked.rows.values().cloned().collect());
         let missing = missing(tx, &read_set, &book, &locked).await?;
         if missing.is_empty() {
             read_set.add_owners(|id| book.subaccounts.get(id).is_some());
             owners(tx, &read_set, &mut book).await?;
             scales(tx, &read_set, commands, &mut book).await?;
-            if begun.start.has_limits {
+            if started.start.has_limits {
                 limits::load(tx, commands, &mut book).await?;
             }
             return Ok(book);
         }
         locked.add(tx, &missing, &BTreeSet::new()).await?;
-        begun = Begun {
+        started = GroupStart {
             start: sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?,
             has_operations: true,
             has_answers: true,
@@ -100,14 +100,14 @@ pub async fn load(
 }
 
 /// State that a group reads after its locks.
-struct Begun {
+struct GroupStart {
     start: Start,
     /// False if none of the keys in the commands has an operation, or a stored answer.
     has_operations: bool,
     has_answers: bool,
 }
 
-impl FromRow<'_, PgRow> for Begun {
+impl FromRow<'_, PgRow> for GroupStart {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
         Ok(Self {
             start: Start::from_row(row)?,
@@ -120,7 +120,7 @@ impl FromRow<'_, PgRow> for Begun {
 /// Locked sub-accounts.
 #[derive(Default)]
 struct Locked {
-    asked: BTreeSet<Id>,
+    requested: BTreeSet<Id>,
     rows: BTreeMap<Id, SubAccountRow>,
 }
 
@@ -131,7 +131,7 @@ impl Locked {
         ids: &BTreeSet<Id>,
         whole_users: &BTreeSet<Id>,
     ) -> Result<(), Error> {
-        self.asked.extend(ids.iter().cloned());
+        self.requested.extend(ids.iter().cloned());
         let sql = "SELECT (found.sub_account).*, found.decimals FROM locked_sub_accounts($1, $2) AS found";
         let found: Vec<SubAccountRow> = sqlx::query_as(sql)
             .bind(texts(ids))
@@ -149,7 +149,7 @@ impl Locked {
 }
 
 /// True for commands that change existing operations.
-fn moves_operations(command: &Command) -> bool {
+fn changes_operations(command: &Command) -> bool {
     match &command.kind {
         CommandKind::Post(batch) => batch.from_event,
         CommandKind::Finalize { .. }
@@ -252,24 +252,24 @@ async fn lock_users(
 
 /// Locks the slots of notices for the operations of these commands, shared for commands that create
 /// operations, exclusive for notices; then reads the start of the group.
-async fn lock_news(
+async fn lock_notices(
     tx: &mut PgConnection,
     commands: &[&Command],
     named: &ReadSet,
-) -> Result<Begun, Error> {
-    let (mut makers, mut news) = (ReadSet::default(), ReadSet::default());
+) -> Result<GroupStart, Error> {
+    let (mut creators, mut notices) = (ReadSet::default(), ReadSet::default());
     for command in commands {
         match &command.kind {
-            CommandKind::Confirm { .. } | CommandKind::Receipt { .. } => news.add(command),
-            _ => makers.add(command),
+            CommandKind::Confirm { .. } | CommandKind::Receipt { .. } => notices.add(command),
+            _ => creators.add(command),
         }
     }
     let (operation_users, operation_keys, scopes) = columns(&named.operation_keys);
     let (answer_users, answer_keys, calls) = columns(&named.answer_keys);
     let sql = "SELECT * FROM start_behind_news($1, $2, $3, $4, $5, $6, $7, $8)";
     Ok(sqlx::query_as(sql)
-        .bind(texts(&makers.pending_receipts))
-        .bind(texts(&news.pending_receipts))
+        .bind(texts(&creators.pending_receipts))
+        .bind(texts(&notices.pending_receipts))
         .bind(operation_users)
         .bind(operation_keys)
         .bind(scopes)
@@ -283,27 +283,27 @@ async fn lock_news(
 /// Reads all rows that the fold depends on, except sub-accounts and their owners.
 async fn read(
     tx: &mut PgConnection,
-    begun: &Begun,
+    started: &GroupStart,
     commands: &[&Command],
     now_us: i64,
 ) -> Result<(ReadSet, Book), Error> {
     let mut book = Book::at(now_us);
     let mut read_set = ReadSet {
         // A notice for an operation created here would need the lock that this group shares.
-        no_news: !begun.start.has_news,
+        no_notices: !started.start.has_news,
         ..ReadSet::default()
     };
     for command in commands {
         read_set.add(command);
     }
-    // Looked up by `lock_news` already.
+    // Looked up by `lock_notices` already.
     let absent = |keys: &[Key], has: bool| if has { 0 } else { keys.len() };
-    let absent_operations = absent(&read_set.operation_keys, begun.has_operations);
-    let absent_answers = absent(&read_set.answer_keys, begun.has_answers);
+    let absent_operations = absent(&read_set.operation_keys, started.has_operations);
+    let absent_answers = absent(&read_set.answer_keys, started.has_answers);
     holds(tx, &mut read_set, &mut book).await?;
     operations_by_id(tx, &read_set.operation_ids, &mut book).await?;
     for command in commands {
-        read_set.add_late(
+        read_set.add_dependent(
             command,
             |id| book.holds.get(id).cloned(),
             |id| book.operations.get(id).cloned(),
@@ -314,7 +314,7 @@ async fn read(
     operations_by_key(tx, &read_set.operation_keys[absent_operations..], &mut book).await?;
     operations_by_other(tx, &read_set, &mut book).await?;
     postings(tx, &mut read_set, &mut book).await?;
-    memory(tx, &read_set, &mut book).await?;
+    sources_and_notices(tx, &read_set, &mut book).await?;
     Ok((read_set, book))
 }
 
@@ -329,7 +329,7 @@ async fn missing(
     let mut missing: BTreeSet<Id> = read_set
         .subaccount_ids
         .iter()
-        .filter(|id| !locked.asked.contains(*id))
+        .filter(|id| !locked.requested.contains(*id))
         .cloned()
         .collect();
     let of_holds = book.holds.values().map(|hold| &hold.terms.subaccount_id);
@@ -361,9 +361,9 @@ async fn holds(
     read_set: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
-    let mut asked = BTreeSet::new();
+    let mut requested = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
-        let missing: Vec<Id> = read_set.hold_ids.difference(&asked).cloned().collect();
+        let missing: Vec<Id> = read_set.hold_ids.difference(&requested).cloned().collect();
         if missing.is_empty() {
             break;
         }
@@ -373,7 +373,7 @@ async fn holds(
                 .fetch_all(&mut *tx)
                 .await?;
         load::holds(read_set, book, found)?;
-        asked.extend(missing);
+        requested.extend(missing);
     }
     Ok(())
 }
@@ -553,7 +553,11 @@ async fn answers(
 }
 
 /// Loads source positions and parked notices.
-async fn memory(tx: &mut PgConnection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
+async fn sources_and_notices(
+    tx: &mut PgConnection,
+    read_set: &ReadSet,
+    book: &mut Book,
+) -> Result<(), Error> {
     if !read_set.sources.is_empty() {
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ANY($1)",

@@ -39,13 +39,15 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 
 /// SQLSTATE of a conflict with another session: unique violation, serialization failure, deadlock,
 /// lock not available.
-const STATES_OF_CONTENTION: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
+const CONTENTION_SQLSTATES: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
 
 /// A server that does not answer within this time counts as lost, even if its connection is open.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-async fn answered<T>(asked: impl Future<Output = Result<T, Error>> + Send) -> Result<T, Error> {
-    match tokio::time::timeout(ANSWER_MAX, asked).await {
+async fn with_timeout<T>(
+    request: impl Future<Output = Result<T, Error>> + Send,
+) -> Result<T, Error> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
         Ok(answer) => answer,
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
     }
@@ -74,12 +76,12 @@ struct Writer {
 #[async_trait]
 impl Writes for Writer {
     async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
-        let tx = answered(async { Ok(self.db.write().await?) }).await?;
+        let tx = with_timeout(async { Ok(self.db.write().await?) }).await?;
         Ok(Box::new(Group { tx }))
     }
 
     /// No work is deferred.
-    async fn catch_up(&self) -> Result<(), Error> {
+    async fn run_deferred(&self) -> Result<(), Error> {
         Ok(())
     }
 
@@ -97,7 +99,7 @@ impl Writes for Writer {
             sqlx::Error::Database(error) => error.code(),
             _ => None,
         };
-        if code.is_some_and(|code| STATES_OF_CONTENTION.contains(&&*code)) {
+        if code.is_some_and(|code| CONTENTION_SQLSTATES.contains(&&*code)) {
             RetryKind::Contention
         } else if postgres::is_lost(error) {
             RetryKind::Lost
@@ -119,28 +121,28 @@ struct Group {
 impl super::Group for Group {
     async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error> {
         let accepted = postgres::outbox::accept_many_in_tx(&mut self.tx, consumer, event_ids);
-        answered(async { Ok(accepted.await?) }).await
+        with_timeout(async { Ok(accepted.await?) }).await
     }
 
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
-        answered(load::load(&mut self.tx, commands, clock_us)).await
+        with_timeout(load::load(&mut self.tx, commands, clock_us)).await
     }
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
         let mut emitted: Vec<Event> = Vec::with_capacity(book.effects.len());
         events(book, &mut |event| emitted.push(event.to_event()));
-        answered(async {
+        with_timeout(async {
             save::save(&mut self.tx, book).await?;
             Ok(postgres::outbox::append_in_tx(&mut self.tx, &emitted).await?)
         })
         .await
     }
 
-    async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
-        answered(save::tidy(&mut self.tx, command)).await
+    async fn run_maintenance(&mut self, command: &Command) -> Result<(), Error> {
+        with_timeout(save::run_maintenance(&mut self.tx, command)).await
     }
 
     async fn commit(self: Box<Self>) -> Result<(), Error> {
-        answered(async { Ok(self.tx.commit().await?) }).await
+        with_timeout(async { Ok(self.tx.commit().await?) }).await
     }
 }

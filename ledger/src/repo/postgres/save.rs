@@ -28,20 +28,20 @@ fn signed(number: u64) -> i64 {
 fn split<'a, K, V>(
     changes: impl Iterator<Item = Change<'a, K, V>>,
 ) -> (Vec<(&'a K, &'a V)>, Vec<(&'a K, &'a V)>) {
-    let (mut new, mut moved) = (Vec::new(), Vec::new());
+    let (mut new, mut updated) = (Vec::new(), Vec::new());
     for change in changes {
         let Some(after) = change.after else { continue };
         if change.before.is_none() {
             new.push((change.key, after));
         } else {
-            moved.push((change.key, after));
+            updated.push((change.key, after));
         }
     }
-    (new, moved)
+    (new, updated)
 }
 
 /// Executes a statement that must affect all of its rows, which were read under a lock.
-async fn put(
+async fn execute_all(
     tx: &mut PgConnection,
     what: &str,
     rows: usize,
@@ -50,13 +50,15 @@ async fn put(
     if rows == 0 {
         return Ok(());
     }
-    let met = query.execute(tx).await?.rows_affected();
-    check(what, rows, met)
+    let affected = query.execute(tx).await?.rows_affected();
+    check(what, rows, affected)
 }
 
-fn check(what: &str, rows: usize, met: u64) -> Result<(), Error> {
-    if met != rows as u64 {
-        return Err(Error::Broken(format!("{what}: {met} of {rows} written")));
+fn check(what: &str, rows: usize, affected: u64) -> Result<(), Error> {
+    if affected != rows as u64 {
+        return Err(Error::Broken(format!(
+            "{what}: {affected} of {rows} written"
+        )));
     }
     Ok(())
 }
@@ -65,19 +67,19 @@ fn check(what: &str, rows: usize, met: u64) -> Result<(), Error> {
 /// keys, after the lock on the end of the chain: new rows, which other ledgers may wait for, are
 /// written under that lock.
 pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let block = if audit::seals(book) {
-        let head = moved_subaccounts_and_head(tx, book).await?;
+    let block = if audit::has_new_operations(book) {
+        let head = update_subaccounts_and_lock_head(tx, book).await?;
         Some(audit::seal(&head, book).expect("the group creates operations"))
     } else {
-        moved_subaccounts(tx, book).await?;
+        update_subaccounts(tx, book).await?;
         None
     };
     owners(tx, book).await?;
     limits::save(tx, book).await?;
-    new_subaccounts(tx, book).await?;
+    insert_subaccounts(tx, book).await?;
     holds(tx, book).await?;
     match block {
-        Some(block) => made(tx, book, &block).await?,
+        Some(block) => insert_block(tx, book, &block).await?,
         None => answers(tx, book).await?,
     }
     operations(tx, book).await?;
@@ -92,21 +94,21 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     )
     .bind(column(&new, |(id, _)| &***id))
     .bind(column(&new, |(_, decimals)| i32::from(**decimals)));
-    put(tx, "instruments", new.len(), query).await?;
-    let (new, moved) = split(book.users.changes());
+    execute_all(tx, "instruments", new.len(), query).await?;
+    let (new, updated) = split(book.users.changes());
     let query = sqlx::query(
         "INSERT INTO users (user_id, blocked) SELECT * FROM UNNEST($1::text[], $2::boolean[])",
     )
     .bind(column(&new, |(id, _)| &***id))
     .bind(column(&new, |(_, user)| user.blocked));
-    put(tx, "users", new.len(), query).await?;
+    execute_all(tx, "users", new.len(), query).await?;
     let query = sqlx::query(
         "UPDATE users u SET blocked = j.blocked FROM UNNEST($1::text[], $2::boolean[]) AS j (user_id, blocked) \
          WHERE u.user_id = j.user_id",
     )
-    .bind(column(&moved, |(id, _)| &***id))
-    .bind(column(&moved, |(_, user)| user.blocked));
-    put(tx, "users", moved.len(), query).await?;
+    .bind(column(&updated, |(id, _)| &***id))
+    .bind(column(&updated, |(_, user)| user.blocked));
+    execute_all(tx, "users", updated.len(), query).await?;
     let (new, _) = split(book.accounts.changes());
     let query = sqlx::query(
         "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) \
@@ -117,11 +119,11 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&new, |(_, account)| account.kind.code()))
     .bind(column(&new, |(_, account)| account.created_at_us))
     .bind(column(&new, |(_, account)| account.updated_at_us));
-    put(tx, "accounts", new.len(), query).await
+    execute_all(tx, "accounts", new.len(), query).await
 }
 
 /// The mutable columns of sub-accounts.
-fn states(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
+fn mutable_columns(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
     let mut to = PgArguments::default();
     (|| {
         to.add(column(rows, |(_, row)| &*row.terms.subaccount_id))?;
@@ -137,24 +139,24 @@ fn states(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
     Ok(to)
 }
 
-async fn new_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+async fn insert_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let (new, _) = split(book.subaccounts.changes());
     let query = sqlx::query_with(
         "INSERT INTO sub_accounts (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, \
          updated_at_us, account_id, user_id, instrument_id, may_be_negative, created_at_us) \
          SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], \
          $7::boolean[], $8::bigint[], $9::text[], $10::text[], $11::text[], $12::boolean[], $13::bigint[])",
-        states(&new)?,
+        mutable_columns(&new)?,
     )
     .bind(column(&new, |(_, row)| &*row.terms.account_id))
     .bind(column(&new, |(_, row)| &*row.terms.user_id))
     .bind(column(&new, |(_, row)| &*row.terms.instrument_id))
     .bind(column(&new, |(_, row)| row.terms.may_be_negative))
     .bind(column(&new, |(_, row)| row.terms.created_at_us));
-    put(tx, "new sub-accounts", new.len(), query).await
+    execute_all(tx, "new sub-accounts", new.len(), query).await
 }
 
-macro_rules! moved_subaccounts {
+macro_rules! update_subaccounts_sql {
     () => {
         "UPDATE sub_accounts s SET balance = j.balance, held = j.held, unsettled = j.unsettled, version = j.version, \
          \"freeze\" = j.\"freeze\", closed = j.closed, updated_at_us = j.updated_at_us \
@@ -165,29 +167,34 @@ macro_rules! moved_subaccounts {
     };
 }
 
-async fn moved_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (_, moved) = split(book.subaccounts.changes());
-    let query = sqlx::query_with(moved_subaccounts!(), states(&moved)?);
-    put(tx, "sub-accounts", moved.len(), query).await
+async fn update_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (_, updated) = split(book.subaccounts.changes());
+    let query = sqlx::query_with(update_subaccounts_sql!(), mutable_columns(&updated)?);
+    execute_all(tx, "sub-accounts", updated.len(), query).await
 }
 
-/// As [`moved_subaccounts`]; in the same round trip locks the chain of blocks until the commit and
+/// As [`update_subaccounts`]; in the same round trip locks the chain of blocks until the commit and
 /// reads its end.
-async fn moved_subaccounts_and_head(tx: &mut PgConnection, book: &Book) -> Result<Head, Error> {
-    let (_, moved) = split(book.subaccounts.changes());
+async fn update_subaccounts_and_lock_head(
+    tx: &mut PgConnection,
+    book: &Book,
+) -> Result<Head, Error> {
+    let (_, updated) = split(book.subaccounts.changes());
     let sql = concat!(
-        "WITH moved AS (",
-        moved_subaccounts!(),
-        " RETURNING 1) SELECT e.*, (SELECT COUNT(*) FROM moved) AS moved FROM locked_end_of_chain() AS e"
+        "WITH updated AS (",
+        update_subaccounts_sql!(),
+        " RETURNING 1) SELECT e.*, (SELECT COUNT(*) FROM updated) AS updated FROM locked_end_of_chain() AS e"
     );
-    let locked = sqlx::query_with(sql, states(&moved)?).fetch_one(tx).await?;
-    let written: i64 = locked.try_get("moved")?;
-    check("sub-accounts", moved.len(), written.unsigned_abs())?;
+    let locked = sqlx::query_with(sql, mutable_columns(&updated)?)
+        .fetch_one(tx)
+        .await?;
+    let written: i64 = locked.try_get("updated")?;
+    check("sub-accounts", updated.len(), written.unsigned_abs())?;
     Start::from_row(&locked)?.head()
 }
 
 async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(book.holds.changes());
+    let (new, updated) = split(book.holds.changes());
     let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &Hold)]| {
         query
             .bind(column(rows, |(_, row)| &*row.terms.hold_id))
@@ -199,7 +206,7 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             .bind(column(rows, |(_, row)| row.released.0))
             .bind(column(rows, |(_, row)| row.returned.0))
             .bind(column(rows, |(_, row)| row.status.code()))
-            .bind(column(rows, |(_, row)| row.expiry_told))
+            .bind(column(rows, |(_, row)| row.expiry_reported))
             .bind(column(rows, |(_, row)| row.updated_at_us))
     };
     let query = sqlx::query(
@@ -222,7 +229,7 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
         }))
         .bind(column(&new, |(_, row)| row.terms.expires_at_us))
         .bind(column(&new, |(_, row)| row.terms.created_at_us));
-    put(tx, "new holds", new.len(), query).await?;
+    execute_all(tx, "new holds", new.len(), query).await?;
     let query = sqlx::query(
         "UPDATE holds h SET amount = j.amount, remaining = j.remaining, added = j.added, split_off = j.split_off, \
          consumed = j.consumed, released = j.released, returned_by_children = j.returned, status = j.status, \
@@ -231,10 +238,10 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
          $8::bigint[], $9::int[], $10::boolean[], $11::bigint[]) AS j (hold_id, amount, remaining, added, split_off, \
          consumed, released, returned, status, expiry_told, updated_at_us) WHERE h.hold_id = j.hold_id",
     );
-    put(tx, "holds", moved.len(), state(query, &moved)).await
+    execute_all(tx, "holds", updated.len(), state(query, &updated)).await
 }
 
-const MADE: &str = "\
+const INSERT_BLOCK: &str = "\
      WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
      VALUES ($1, $2, $3, $4, $5, $6)), \
      made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, \
@@ -254,7 +261,7 @@ const MADE: &str = "\
 
 /// Writes in one round trip the block of a group, its operations and postings, and the stored
 /// answers.
-async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
+async fn insert_block(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
     let (new, _) = split(book.operations.changes());
     let changes = book.postings.changes();
     let postings: Vec<&Posting> = changes
@@ -262,7 +269,7 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
         .flatten()
         .collect();
     let (stored, _) = split(book.answers.changes());
-    sqlx::query(MADE)
+    sqlx::query(INSERT_BLOCK)
         .bind(signed(block.block))
         .bind(&block.previous_hash[..])
         .bind(&block.hash[..])
@@ -316,7 +323,7 @@ async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), E
 
 /// Updates existing operations.
 async fn operations(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (_, moved) = split(book.operations.changes());
+    let (_, updated) = split(book.operations.changes());
     let query = sqlx::query(
         "UPDATE operations o SET status = j.status, tx_hash = j.tx_hash, rejection_code = j.rejection_code, \
          rejection_message = j.rejection_message, reversed_by = j.reversed_by, finalized_at_us = j.finalized_at_us \
@@ -324,14 +331,14 @@ async fn operations(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
          AS j (operation_id, status, tx_hash, rejection_code, rejection_message, reversed_by, finalized_at_us) \
          WHERE o.operation_id = j.operation_id",
     )
-    .bind(column(&moved, |(id, _)| &***id))
-    .bind(column(&moved, |(_, row)| row.status.code()))
-    .bind(column(&moved, |(_, row)| row.tx_hash.as_deref()))
-    .bind(column(&moved, |(_, row)| row.rejection_code))
-    .bind(column(&moved, |(_, row)| row.rejection_message.as_deref()))
-    .bind(column(&moved, |(_, row)| row.reversed_by.as_deref()))
-    .bind(column(&moved, |(_, row)| row.finalized_at_us));
-    put(tx, "operations", moved.len(), query).await
+    .bind(column(&updated, |(id, _)| &***id))
+    .bind(column(&updated, |(_, row)| row.status.code()))
+    .bind(column(&updated, |(_, row)| row.tx_hash.as_deref()))
+    .bind(column(&updated, |(_, row)| row.rejection_code))
+    .bind(column(&updated, |(_, row)| row.rejection_message.as_deref()))
+    .bind(column(&updated, |(_, row)| row.reversed_by.as_deref()))
+    .bind(column(&updated, |(_, row)| row.finalized_at_us));
+    execute_all(tx, "operations", updated.len(), query).await
 }
 
 async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
@@ -346,11 +353,11 @@ async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&new, |(_, answer)| answer.digest))
     .bind(column(&new, |(_, answer)| outcome_text(&answer.outcome)))
     .bind(book.now_us);
-    put(tx, "answers", new.len(), query).await
+    execute_all(tx, "answers", new.len(), query).await
 }
 
 async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(book.sources.changes());
+    let (new, updated) = split(book.sources.changes());
     for (rows, sql) in [
         (
             new,
@@ -358,7 +365,7 @@ async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
              SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])",
         ),
         (
-            moved,
+            updated,
             "UPDATE sources s SET first_sequence = j.first_sequence, through_sequence = j.through_sequence, \
              digest = j.digest \
              FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS j (source, first_sequence, \
@@ -371,7 +378,7 @@ async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             .bind(column(&rows, |(_, at)| signed(at.first_sequence)))
             .bind(column(&rows, |(_, at)| signed(at.through_sequence)))
             .bind(column(&rows, |(_, at)| at.digest));
-        put(tx, "sources", rows.len(), query).await?;
+        execute_all(tx, "sources", rows.len(), query).await?;
     }
     Ok(())
 }
@@ -383,18 +390,18 @@ async fn pending_receipts(tx: &mut PgConnection, book: &Book) -> Result<(), Erro
          SELECT * FROM UNNEST($1::text[], $2::text[], $3::boolean[], $4::bigint[])",
     )
     .bind(column(&new, |(key, _)| &***key))
-    .bind(column(&new, |(_, news)| news.tx_hash.as_deref()))
-    .bind(column(&new, |(_, news)| news.reverted))
-    .bind(column(&new, |(_, news)| news.at_us));
-    put(tx, "parked notices", new.len(), query).await?;
-    let gone: Vec<&str> = (book.pending_receipts.changes())
+    .bind(column(&new, |(_, notice)| notice.tx_hash.as_deref()))
+    .bind(column(&new, |(_, notice)| notice.reverted))
+    .bind(column(&new, |(_, notice)| notice.at_us));
+    execute_all(tx, "parked notices", new.len(), query).await?;
+    let deleted: Vec<&str> = (book.pending_receipts.changes())
         .filter(|change| change.before.is_some() && change.after.is_none())
         .map(|change| &**change.key)
         .collect();
-    if !gone.is_empty() {
+    if !deleted.is_empty() {
         // The sweeper may have deleted it concurrently.
         sqlx::query("DELETE FROM parked WHERE match_key = ANY($1)")
-            .bind(gone)
+            .bind(deleted)
             .execute(tx)
             .await?;
     }
@@ -402,8 +409,8 @@ async fn pending_receipts(tx: &mut PgConnection, book: &Book) -> Result<(), Erro
 }
 
 /// Runs the store-only work of a command.
-pub async fn tidy(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
-    if let CommandKind::ForgetPendingReceipts { before_us } = &command.kind {
+pub async fn run_maintenance(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
+    if let CommandKind::PurgePendingReceipts { before_us } = &command.kind {
         sqlx::query("DELETE FROM parked WHERE at_us < $1")
             .bind(before_us)
             .execute(tx)

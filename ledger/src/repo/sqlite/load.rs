@@ -27,7 +27,7 @@ use crate::{
 const PARENT_ROUNDS: usize = 3;
 
 /// Number of keys from which a range check may save their lookups.
-const KEYS_MANY: usize = 8;
+const RANGE_CHECK_KEYS_MIN: usize = 8;
 
 /// One bound text.
 fn key(id: &Id) -> [&str; 1] {
@@ -37,11 +37,11 @@ fn key(id: &Id) -> [&str; 1] {
 /// Loads all rows that these commands can touch, and the end of the audit chain.
 pub fn load(
     db: &Connection,
-    known: &mut RowCache,
+    row_cache: &mut RowCache,
     commands: &[&Command],
     clock_us: i64,
 ) -> Result<(Book, Head), Error> {
-    known.check(db)?;
+    row_cache.check(db)?;
     let start = db.prepare_cached(Start::SQL)?.query_row([], |row| {
         Ok(Start {
             block: row.get(0)?,
@@ -57,16 +57,16 @@ pub fn load(
         .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
         .query_row([], |row| row.get(0))?;
     let mut read_set = ReadSet {
-        no_news: !start.has_news,
+        no_notices: !start.has_news,
         ..ReadSet::default()
     };
     for command in commands {
         read_set.add(command);
     }
-    holds(db, known, &mut read_set, &mut book)?;
+    holds(db, row_cache, &mut read_set, &mut book)?;
     operations_by_id(db, &read_set.operation_ids, &mut book)?;
     for command in commands {
-        read_set.add_late(
+        read_set.add_dependent(
             command,
             |id| book.holds.get(id).cloned(),
             |id| book.operations.get(id).cloned(),
@@ -76,10 +76,10 @@ pub fn load(
     operations_by_id(db, &answered, &mut book)?;
     operations_by_other(db, &read_set, &mut book)?;
     postings(db, &mut read_set, &mut book)?;
-    subaccounts(db, known, &read_set, &mut book)?;
+    subaccounts(db, row_cache, &read_set, &mut book)?;
     owners(db, &mut read_set, &mut book)?;
     scales(db, &read_set, commands, &mut book)?;
-    memory(db, &read_set, &mut book)?;
+    sources_and_notices(db, &read_set, &mut book)?;
     if start.has_limits {
         limits::load(db, commands, &mut book)?;
     }
@@ -88,19 +88,19 @@ pub fn load(
 
 fn holds(
     db: &Connection,
-    known: &RowCache,
+    row_cache: &RowCache,
     read_set: &mut ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
-    let mut asked = BTreeSet::new();
+    let mut requested = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
-        let missing: Vec<Id> = read_set.hold_ids.difference(&asked).cloned().collect();
+        let missing: Vec<Id> = read_set.hold_ids.difference(&requested).cloned().collect();
         if missing.is_empty() {
             break;
         }
         let mut unknown = Vec::new();
         for id in &missing {
-            match known.hold(id) {
+            match row_cache.hold(id) {
                 Some(hold) => load::hold(read_set, book, hold.clone()),
                 None => unknown.push(id),
             }
@@ -108,7 +108,7 @@ fn holds(
         let sql = format!("{HOLD} WHERE h.hold_id = ?1");
         let found = find(db, &sql, unknown.into_iter().map(key), rows::hold)?;
         load::holds(read_set, book, found)?;
-        asked.extend(missing);
+        requested.extend(missing);
     }
     Ok(())
 }
@@ -152,14 +152,14 @@ fn postings(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<
 
 fn subaccounts(
     db: &Connection,
-    known: &mut RowCache,
+    row_cache: &mut RowCache,
     read_set: &ReadSet,
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut unknown = Vec::new();
     book.subaccounts.reserve(read_set.subaccount_ids.len());
     for id in &read_set.subaccount_ids {
-        match known.subaccount(id) {
+        match row_cache.subaccount(id) {
             Some(row) => book.subaccounts.load(id.clone(), row.clone()),
             None => unknown.push(id),
         }
@@ -174,7 +174,7 @@ fn subaccounts(
         }
         let sql = format!("{} WHERE {column} = ?1", rows::SUB_ACCOUNT);
         for row in find(db, &sql, keys.into_iter().map(key), rows::subaccount)? {
-            known.insert_subaccount(row.clone());
+            row_cache.insert_subaccount(row.clone());
             book.subaccounts.load(row.terms.subaccount_id.clone(), row);
         }
     }
@@ -221,7 +221,7 @@ fn keys_in_stored_range<'a>(
     keys: &'a [(Id, Id, i32)],
 ) -> Result<&'a [(Id, Id, i32)], Error> {
     let all = || keys.iter().map(|(_, key, _)| key);
-    if keys.len() >= KEYS_MANY
+    if keys.len() >= RANGE_CHECK_KEYS_MIN
         && let (Some(first), Some(last)) = (all().min(), all().max())
     {
         let mut statement = db.prepare_cached(between_sql)?;
@@ -243,7 +243,7 @@ fn answers(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<BTree
 }
 
 /// Loads source positions and parked notices.
-fn memory(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
+fn sources_and_notices(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
     let sql =
         "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ?1";
     let found = find(db, sql, read_set.sources.iter().map(key), |row| {

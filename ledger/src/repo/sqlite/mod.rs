@@ -53,11 +53,11 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
     let tx = db.write().await?;
-    let unlisted = user_index::unlisted(&tx)?;
+    let unindexed = user_index::unindexed(&tx)?;
     drop(tx);
     let writer = Writer {
-        known: Arc::default(),
-        unlisted: Arc::new(AtomicU64::new(unlisted)),
+        row_cache: Arc::default(),
+        unindexed: Arc::new(AtomicU64::new(unindexed)),
         db,
     };
     Ok((writer.db.read().clone(), writer))
@@ -84,18 +84,18 @@ pub async fn snapshot(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
 
 struct Writer {
     db: Direct,
-    known: Arc<Mutex<RowCache>>,
+    row_cache: Arc<Mutex<RowCache>>,
     /// Number of operations without entries in the user index.
-    unlisted: Arc<AtomicU64>,
+    unindexed: Arc<AtomicU64>,
 }
 
 impl Writer {
     /// Fills the user index, between two groups.
-    async fn list(&self) -> Result<(), Error> {
+    async fn fill_user_index(&self) -> Result<(), Error> {
         let tx = self.db.write().await?;
-        let listed = user_index::list(&tx)?;
+        let indexed = user_index::fill(&tx)?;
         tx.commit()?;
-        self.unlisted.fetch_sub(listed, Ordering::Relaxed);
+        self.unindexed.fetch_sub(indexed, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -103,11 +103,11 @@ impl Writer {
 #[async_trait]
 impl Writes for Writer {
     async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
-        self.catch_up().await?;
+        self.run_deferred().await?;
         Ok(Box::new(Group {
             tx: self.db.write().await?,
-            known: self.known.clone(),
-            unlisted: self.unlisted.clone(),
+            row_cache: self.row_cache.clone(),
+            unindexed: self.unindexed.clone(),
             head: None,
             weight: 0,
             sealed: 0,
@@ -115,9 +115,9 @@ impl Writes for Writer {
         }))
     }
 
-    async fn catch_up(&self) -> Result<(), Error> {
-        if self.unlisted.load(Ordering::Relaxed) >= user_index::UNLISTED_MAX {
-            self.list().await?;
+    async fn run_deferred(&self) -> Result<(), Error> {
+        if self.unindexed.load(Ordering::Relaxed) >= user_index::UNINDEXED_MAX {
+            self.fill_user_index().await?;
         }
         Ok(())
     }
@@ -142,8 +142,8 @@ impl Writes for Writer {
 
 struct Group {
     tx: DirectTx,
-    known: Arc<Mutex<RowCache>>,
-    unlisted: Arc<AtomicU64>,
+    row_cache: Arc<Mutex<RowCache>>,
+    unindexed: Arc<AtomicU64>,
     /// Read with the working set.
     head: Option<Head>,
     /// Weight of its commands.
@@ -158,7 +158,7 @@ struct Group {
 type Sealed = (Option<Block>, Packed);
 
 /// Effects of a group from which its block and events are made on another thread during the write.
-const EFFECTS_ASIDE_MIN: usize = 256;
+const PARALLEL_SEAL_EFFECTS_MIN: usize = 256;
 
 /// Weight of a group from which another thread folds it while its first rows are written.
 const CONCURRENT_WEIGHT_MIN: usize = 256;
@@ -167,16 +167,18 @@ const CONCURRENT_WEIGHT_MIN: usize = 256;
 const FLUSH_CHANGES: usize = 256;
 
 /// Message from the folding thread to the writing thread.
-enum Part {
+enum FoldMessage {
     Rows(FlushedRows),
     /// The working set, after the fold.
     Book(Arc<Book>),
 }
 
 impl Group {
-    fn known(&self) -> MutexGuard<'_, RowCache> {
+    fn row_cache(&self) -> MutexGuard<'_, RowCache> {
         // Valid even if poisoned: an interrupted change has only removed rows.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.row_cache
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn head(&self) -> &Head {
@@ -185,15 +187,15 @@ impl Group {
 
     fn save_rows(&self, book: &Book, seal: impl Fn() -> Sealed + Sync) -> Result<Sealed, Error> {
         let block = self.head().block + 1;
-        if book.effects.len() < EFFECTS_ASIDE_MIN {
+        if book.effects.len() < PARALLEL_SEAL_EFFECTS_MIN {
             save::save(&self.tx, book, block)?;
             return Ok(seal());
         }
         std::thread::scope(|scope| {
-            let aside = std::thread::Builder::new().spawn_scoped(scope, &seal);
+            let sealing = std::thread::Builder::new().spawn_scoped(scope, &seal);
             let saved = save::save(&self.tx, book, block);
-            let sealed = match aside {
-                Ok(aside) => aside.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            let sealed = match sealing {
+                Ok(sealing) => sealing.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 Err(error) => {
                     tracing::debug!(%error, "cannot start a thread, sealing on this one");
                     seal()
@@ -212,29 +214,26 @@ impl Group {
         events: &Events<'_>,
     ) -> Result<Option<Book>, Error> {
         let head = self.head().clone();
-        let (sender, parts) = mpsc::channel();
+        let (sender, messages) = mpsc::channel();
         let done: Result<_, Error> = std::thread::scope(|scope| {
-            let on_progress = move || {
+            let folding = move || {
                 let mut book = book.take()?;
                 // A failed writer has dropped its receiver.
                 fold(&mut book, &mut |book| {
                     if let Some(rows) = book.drain_ready(FLUSH_CHANGES) {
-                        let _ = sender.send(Part::Rows(rows));
+                        let _ = sender.send(FoldMessage::Rows(rows));
                     }
                 });
                 let book = Arc::new(book);
-                let _ = sender.send(Part::Book(book.clone()));
+                let _ = sender.send(FoldMessage::Book(book.clone()));
                 drop(sender);
                 Some(seal(&head, &book, events))
             };
-            let Ok(on_progress) = std::thread::Builder::new().spawn_scoped(scope, on_progress)
-            else {
+            let Ok(folding) = std::thread::Builder::new().spawn_scoped(scope, folding) else {
                 return Ok(None);
             };
-            let saved = self.save_flushed(parts);
-            let sealed = on_progress
-                .join()
-                .unwrap_or_else(|panic| resume_unwind(panic));
+            let saved = self.save_flushed(messages);
+            let sealed = folding.join().unwrap_or_else(|panic| resume_unwind(panic));
             Ok(saved?.zip(sealed))
         });
         let Some((book, sealed)) = done? else {
@@ -247,19 +246,22 @@ impl Group {
     }
 
     /// Writes rows as they arrive; returns the working set when all its rows are written.
-    fn save_flushed(&mut self, parts: mpsc::Receiver<Part>) -> Result<Option<Arc<Book>>, Error> {
+    fn save_flushed(
+        &mut self,
+        messages: mpsc::Receiver<FoldMessage>,
+    ) -> Result<Option<Arc<Book>>, Error> {
         let block = self.head().block + 1;
         let mut place = 0;
-        for part in parts {
-            match part {
-                Part::Rows(rows) => {
+        for message in messages {
+            match message {
+                FoldMessage::Rows(rows) => {
                     if place == 0 {
                         self.tx.prepare_cached("SAVEPOINT flush")?.execute([])?;
                     }
                     save::save_flushed_rows(&self.tx, &rows, block, place)?;
                     place += rows.operations.len();
                 }
-                Part::Book(book) => {
+                FoldMessage::Book(book) => {
                     if place > 0 && book.rolled_back_past_flush() {
                         self.tx.execute_batch("ROLLBACK TO flush")?;
                     }
@@ -267,7 +269,7 @@ impl Group {
                         self.tx.prepare_cached("RELEASE flush")?.execute([])?;
                     }
                     if !book.is_clean() {
-                        let changed = self.known().evict_changed(&book);
+                        let changed = self.row_cache().evict_changed(&book);
                         self.changed = changed;
                         save::save(&self.tx, &book, block)?;
                     }
@@ -302,14 +304,14 @@ impl super::Group for Group {
     }
 
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
-        let (book, head) = load::load(&self.tx, &mut self.known(), commands, clock_us)?;
+        let (book, head) = load::load(&self.tx, &mut self.row_cache(), commands, clock_us)?;
         self.head = Some(head);
         self.weight = commands.iter().map(|command| command.weight()).sum();
         Ok(book)
     }
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
-        let changed = self.known().evict_changed(book);
+        let changed = self.row_cache().evict_changed(book);
         self.changed = changed;
         let head = self.head().clone();
         let sealed = self.save_rows(book, || seal(&head, book, events))?;
@@ -336,24 +338,24 @@ impl super::Group for Group {
         Ok(book)
     }
 
-    async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
-        save::tidy(&self.tx, command)
+    async fn run_maintenance(&mut self, command: &Command) -> Result<(), Error> {
+        save::run_maintenance(&self.tx, command)
     }
 
     async fn commit(self: Box<Self>) -> Result<(), Error> {
         let Group {
             tx,
-            known,
-            unlisted,
+            row_cache,
+            unindexed,
             sealed,
             changed,
             ..
         } = *self;
         // Locked before the next group begins; filled only after the commit.
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut row_cache = row_cache.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
-        unlisted.fetch_add(sealed, Ordering::Relaxed);
-        known.insert_committed(changed);
+        unindexed.fetch_add(sealed, Ordering::Relaxed);
+        row_cache.insert_committed(changed);
         Ok(())
     }
 }

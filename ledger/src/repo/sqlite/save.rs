@@ -128,10 +128,10 @@ macro_rules! put {
 /// change since. New operations belong to this block. The order follows the foreign keys.
 pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
-    save_owners(db, book)?;
+    save_accounts(db, book)?;
     save_holds(db, book)?;
     save_operations(db, book, block)?;
-    save_memory(db, book)
+    save_answers_and_sources(db, book)
 }
 
 /// Writes new operations and their postings. `place`: position of the first one in the block.
@@ -147,29 +147,29 @@ pub fn save_flushed_rows(
 }
 
 /// Runs the store-only work of a command.
-pub fn tidy(db: &Connection, command: &Command) -> Result<(), Error> {
-    if let CommandKind::ForgetPendingReceipts { before_us } = &command.kind {
+pub fn run_maintenance(db: &Connection, command: &Command) -> Result<(), Error> {
+    if let CommandKind::PurgePendingReceipts { before_us } = &command.kind {
         db.execute("DELETE FROM parked WHERE at_us < ?1", [before_us])?;
     }
     Ok(())
 }
 
 /// Splits changed rows into new and existing ones.
-fn new_and_moved<'a, K: 'a, V>(
+fn split<'a, K: 'a, V>(
     changes: impl Iterator<Item = Change<'a, K, V>>,
 ) -> (Vec<&'a V>, Vec<&'a V>) {
-    let (mut new, mut moved) = (Vec::new(), Vec::new());
+    let (mut new, mut updated) = (Vec::new(), Vec::new());
     for change in changes {
         match change.before {
             None => new.extend(change.after),
-            Some(_) => moved.extend(change.after),
+            Some(_) => updated.extend(change.after),
         }
     }
-    (new, moved)
+    (new, updated)
 }
 
 /// Executes a statement per row, if there is any.
-fn each<T>(
+fn execute_each<T>(
     db: &Connection,
     sql: &str,
     rows: impl IntoIterator<Item = T>,
@@ -186,14 +186,14 @@ fn each<T>(
 }
 
 /// As [`each`], for existing rows, which must match their loaded version.
-fn each_known<T>(
+fn execute_each_existing<T>(
     db: &Connection,
     sql: &str,
     rows: impl IntoIterator<Item = T>,
     mut write: impl FnMut(&mut CachedStatement, T) -> rusqlite::Result<usize>,
 ) -> Result<(), Error> {
     let mut is_missing = false;
-    each(db, sql, rows, |to, row| {
+    execute_each(db, sql, rows, |to, row| {
         let written = write(to, row)?;
         is_missing |= written != 1;
         Ok(written)
@@ -206,46 +206,46 @@ fn each_known<T>(
     Ok(())
 }
 
-fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
+fn save_accounts(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
     let scales = (book.scales.changes()).filter_map(|change| Some((change.key, change.after?)));
-    each(db, sql, scales, |to, row| to.execute(row))?;
+    execute_each(db, sql, scales, |to, row| to.execute(row))?;
     let sql = "INSERT INTO users (user_id, blocked) VALUES (?1, ?2) \
                ON CONFLICT (user_id) DO UPDATE SET blocked = excluded.blocked";
     let users = (book.users.changes()).filter_map(|change| change.after);
-    each(db, sql, users, |to, user| {
+    execute_each(db, sql, users, |to, user| {
         to.execute((&user.user_id, user.blocked))
     })?;
     let sql = "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) \
                VALUES (?1, ?2, ?3, ?4, ?5)";
     let accounts = (book.accounts.changes()).filter_map(|change| change.after);
-    each(db, sql, accounts, put_account)?;
+    execute_each(db, sql, accounts, put_account)?;
     let new: Vec<&SubAccount> = (book.subaccounts.changes())
         .filter(|change| change.before.is_none())
         .filter_map(|change| change.after)
         .collect();
     SUB_ACCOUNT.write(db, &new, |to, row| put_subaccount(to, row))?;
-    let mut moved: Vec<(&SubAccount, &SubAccount)> = (book.subaccounts.changes())
+    let mut updated: Vec<(&SubAccount, &SubAccount)> = (book.subaccounts.changes())
         .filter_map(|change| Some((change.before?, change.after?)))
         .collect();
     // In key order: neighbours are updated while their page is cached.
-    moved.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
-    each_known(db, SUB_ACCOUNT_STATE, moved, |to, (before, row)| {
+    updated.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
+    execute_each_existing(db, SUB_ACCOUNT_STATE, updated, |to, (before, row)| {
         put_subaccount_state(to, before, row)
     })
 }
 
 fn save_holds(db: &Connection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = new_and_moved(book.holds.changes());
+    let (new, updated) = split(book.holds.changes());
     HOLD.write(db, &new, |to, row| put_hold(to, row))?;
-    each_known(db, HOLD_STATE, moved, put_hold_state)
+    execute_each_existing(db, HOLD_STATE, updated, put_hold_state)
 }
 
 /// Writes the block of a group, if it has one.
 pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
     let sql = "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    each(db, sql, block, |to, block| {
+    execute_each(db, sql, block, |to, block| {
         to.execute(params![
             block.block.cast_signed(),
             block.previous_hash,
@@ -260,11 +260,11 @@ pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
 fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     let (operations, postings) = book.unflushed();
     save_new_operations(db, &operations, &postings, block, book.flushed_count())?;
-    let moved = (book.operations.changes())
+    let updated = (book.operations.changes())
         .filter(|change| change.before.is_some())
         .filter_map(|change| change.after);
-    each_known(db, OPERATION_STATE, moved, put_operation_state)?;
-    each_known(
+    execute_each_existing(db, OPERATION_STATE, updated, put_operation_state)?;
+    execute_each_existing(
         db,
         OPERATION_STATE,
         book.flushed_and_modified(),
@@ -286,11 +286,11 @@ fn save_new_operations(
     POSTING.write(db, postings, |to, row| put_posting(to, row))
 }
 
-fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
+fn save_answers_and_sources(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     let answers = (book.answers.changes()).filter_map(|change| Some((change.key, change.after?)));
-    each(db, sql, answers, |to, ((call, user_id, key), answer)| {
+    execute_each(db, sql, answers, |to, ((call, user_id, key), answer)| {
         let outcome = outcome_text(&answer.outcome);
         to.execute(params![
             call.code(),
@@ -305,23 +305,23 @@ fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
                ON CONFLICT (source) DO UPDATE SET first_sequence = excluded.first_sequence, \
                through_sequence = excluded.through_sequence, digest = excluded.digest";
     let sources = (book.sources.changes()).filter_map(|change| Some((change.key, change.after?)));
-    each(db, sql, sources, |to, (source, at)| {
+    execute_each(db, sql, sources, |to, (source, at)| {
         let (first, through) = (
             at.first_sequence.cast_signed(),
             at.through_sequence.cast_signed(),
         );
         to.execute((source, first, through, at.digest))
     })?;
-    let news =
+    let notices =
         (book.pending_receipts.changes()).filter_map(|change| Some((change.key, change.after?)));
     let sql = "INSERT INTO parked (match_key, tx_hash, reverted, at_us) VALUES (?1, ?2, ?3, ?4)";
-    each(db, sql, news, |to, (key, news)| {
-        to.execute((key, &news.tx_hash, news.reverted, news.at_us))
+    execute_each(db, sql, notices, |to, (key, notice)| {
+        to.execute((key, &notice.tx_hash, notice.reverted, notice.at_us))
     })?;
-    let gone = (book.pending_receipts.changes())
+    let deleted = (book.pending_receipts.changes())
         .filter(|change| change.before.is_some() && change.after.is_none());
     let sql = "DELETE FROM parked WHERE match_key = ?1";
-    each(db, sql, gone, |to, change| to.execute([change.key]))
+    execute_each(db, sql, deleted, |to, change| to.execute([change.key]))
 }
 
 fn put_account(to: &mut CachedStatement, account: &Account) -> rusqlite::Result<usize> {
@@ -390,7 +390,7 @@ fn put_hold(to: &mut Values, hold: &Hold) -> rusqlite::Result<()> {
         hold.released.0,
         hold.returned.0,
         hold.status.code(),
-        hold.expiry_told,
+        hold.expiry_reported,
         terms.reason,
         terms.owner,
         terms.parent_hold_id,
@@ -412,7 +412,7 @@ fn put_hold_state(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usi
         hold.released.0,
         hold.returned.0,
         hold.status.code(),
-        hold.expiry_told,
+        hold.expiry_reported,
         hold.updated_at_us,
     ])
 }

@@ -2,7 +2,7 @@
 //!
 //! Entries of different users are on different pages, and a transaction pays for every page that it
 //! touches; in a sorted batch of thousands the entries of one user share pages. Operations not
-//! indexed yet are found by a scan of the last blocks, at most [`UNLISTED_MAX`] operations plus one
+//! indexed yet are found by a scan of the last blocks, at most [`UNINDEXED_MAX`] operations plus one
 //! group. The bound also limits the pause between two groups: a tenth of a second if each operation
 //! belongs to another of very many users, so that no page is shared.
 
@@ -11,10 +11,10 @@ use rusqlite::Connection;
 use crate::Error;
 
 /// Number of operations without index entries that triggers a batch.
-pub const UNLISTED_MAX: u64 = 4_096;
+pub const UNINDEXED_MAX: u64 = 4_096;
 
 /// Number of operations without index entries.
-pub fn unlisted(db: &Connection) -> Result<u64, Error> {
+pub fn unindexed(db: &Connection) -> Result<u64, Error> {
     let sql = "SELECT COUNT(*) FROM operations INDEXED BY operations_by_block \
                WHERE block > (SELECT through_block FROM operations_listed)";
     let count: i64 = db.query_row(sql, [], |row| row.get(0))?;
@@ -23,8 +23,8 @@ pub fn unlisted(db: &Connection) -> Result<u64, Error> {
 
 /// Adds them to the index; returns how many. An entry that exists already does not stop writes:
 /// `verify` reports it.
-pub fn list(db: &Connection) -> Result<u64, Error> {
-    let before = unlisted(db)?;
+pub fn fill(db: &Connection) -> Result<u64, Error> {
+    let before = unindexed(db)?;
     db.prepare_cached(
         "INSERT OR IGNORE INTO operations_of_users SELECT user_id, created_at_us, operation_id \
          FROM operations INDEXED BY operations_by_block \

@@ -51,10 +51,10 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
         })
     };
     let sum = |parts: &[i64]| parts.iter().copied().map(i128::from).sum::<i128>();
-    let had = sum(&[row.amount, row.returned_by_children]);
-    let went = sum(&[row.remaining, row.split_off, row.consumed, row.released]);
-    if had != went {
-        return fault("remaining + split off + consumed + released", had, went);
+    let left = sum(&[row.amount, row.returned_by_children]);
+    let right = sum(&[row.remaining, row.split_off, row.consumed, row.released]);
+    if left != right {
+        return fault("remaining + split off + consumed + released", left, right);
     }
     if row.status != HoldStatus::Active.code() && row.remaining != 0 {
         return fault(
