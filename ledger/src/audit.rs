@@ -1,11 +1,11 @@
-//! The audit chain: contents of a sealed block, and its hash. Pure.
+//! The audit chain: content of a sealed block and its hash. Pure.
 //!
 //! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable
-//! terms of its operations in order, the postings of each in order, and the two counts. Every field
-//! has one encoding, so that different contents have different bytes: numbers big-endian at fixed
-//! width, a text as its length (`u32`) and its bytes, an optional value as `0`, or `1` and the
-//! value. Fields that change later (status, transaction hash, reversing operation) are not sealed.
-//! Cost: one hash pass over some 500 bytes per operation.
+//! terms of its operations in order, the postings of each in order, and the two counts. Each field
+//! has exactly one encoding, so different contents have different bytes. A number is big-endian at
+//! fixed width. A text is its length (`u32`) and its bytes. An optional value is `0`, or `1` and
+//! the value. Mutable fields (status, transaction hash, reversing operation) are not sealed. Cost:
+//! one hash pass over some 500 bytes per operation.
 
 use sha2::{Digest, Sha256};
 
@@ -27,7 +27,7 @@ pub struct Head {
     pub sealed_at_us: i64,
 }
 
-/// A block to write. Block 0 is empty, with a hash of zeros.
+/// A block to write. Block 0 contains no operations; its hash is all zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub block: u64,
@@ -77,7 +77,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// The block after `head`.
+    /// Begins the block that follows `head`.
     pub fn after(head: &Head, sealed_at_us: i64) -> Self {
         let block = Block {
             block: head.block + 1,
@@ -98,7 +98,7 @@ impl Sealer {
         sealer
     }
 
-    /// Adds an operation. Its postings follow.
+    /// Adds an operation. The caller adds its postings next.
     pub fn operation(&mut self, of: &OperationRecord) {
         self.block.operations += 1;
         self.hasher.update(b"O");
@@ -147,7 +147,7 @@ impl Sealer {
     }
 
     fn text(&mut self, text: &str) {
-        let length = u32::try_from(text.len()).expect("texts of the ledger are short");
+        let length = u32::try_from(text.len()).expect("a text is shorter than 4 GiB");
         self.hasher.update(length.to_be_bytes());
         self.hasher.update(text);
     }
@@ -166,8 +166,8 @@ pub fn has_new_operations(book: &Book) -> bool {
     changes.any(|change| change.before.is_none() && change.after.is_some())
 }
 
-/// The block of a group; `None` if it created no operation. Its time is the group's, or that of the
-/// last block if another ledger's clock was ahead.
+/// Seals a group. `None` if it created no operation. The block has the group's time, or that of the
+/// last block if another ledger's clock is ahead.
 pub fn seal(head: &Head, book: &Book) -> Option<Block> {
     let mut sealer = Sealer::after(head, book.now_us.max(head.sealed_at_us));
     for change in book.operations.changes() {
@@ -219,7 +219,7 @@ impl<'a> From<&'a Posting> for PostingRecord<'a> {
     }
 }
 
-/// Hex text of a hash.
+/// Formats a hash as lower-case hex.
 pub fn hex(hash: &[u8]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,8 @@
-//! The working set of one group of commands: rows as loaded, changes by the fold, an undo log.
+//! The working set of one group of commands: loaded rows, changes by the fold, and an undo log.
 //!
-//! Each command of a group is atomic on its own: [`Book::savepoint`] before it, [`Book::rollback`]
-//! when it is refused. The changes left at the end are written in one transaction. Cost: a copy of
-//! the row's small mutable state per change.
+//! Each command of a group is atomic on its own. The caller takes a [`Book::savepoint`] before the
+//! command and calls [`Book::rollback`] if the command is refused. The store writes the remaining
+//! changes in one transaction. Cost: a copy of the row's small mutable state per change.
 
 use std::{borrow::Borrow, collections::BTreeSet, hash::Hash};
 
@@ -19,11 +19,11 @@ use crate::{
     },
 };
 
-/// Seeded per process, since keys come from callers; faster than the standard hasher on short
+/// Seeded per process, because callers choose the keys. Faster than the standard hasher on short
 /// texts.
 type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
-/// Rows by key, with an undo log. A key keeps its index while the table lives, so that rollback and
+/// Rows by key, with an undo log. A key keeps its index for the life of the table, so rollback and
 /// the list of changes need no lookups.
 #[derive(Debug)]
 pub struct Table<K, V> {
@@ -35,9 +35,9 @@ pub struct Table<K, V> {
 
 #[derive(Debug)]
 struct Slot<V> {
-    /// `None`: there is no such row, or it was removed.
+    /// `None`: the row does not exist or was removed.
     row: Option<V>,
-    /// The row was changed since it was loaded, by a change that is not rolled back.
+    /// The row has a change since loading that was not rolled back.
     is_changed: bool,
 }
 
@@ -45,7 +45,7 @@ struct Slot<V> {
 struct Undo<V> {
     index: usize,
     before: Option<V>,
-    /// The first change of this row since loading.
+    /// This is the first change of the row since loading.
     is_first: bool,
 }
 
@@ -74,7 +74,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
     pub fn load(&mut self, key: K, row: V) {
         assert!(
             self.undo.is_empty(),
-            "rows are loaded before anything changes"
+            "rows must be loaded before the first change"
         );
         let loaded = Slot {
             row: Some(row),
@@ -159,7 +159,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         self.undo.reserve(changes);
     }
 
-    /// Rows made after a mark, in that order, in their current state.
+    /// Rows inserted after a mark, in order of insertion, in their current state.
     fn inserted_since(&self, mark: usize) -> impl Iterator<Item = (&K, &V)> {
         let inserted = self.undo[mark..].iter();
         let inserted = inserted.filter(|undo| undo.is_first && undo.before.is_none());
@@ -169,7 +169,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         })
     }
 
-    /// Indexes of the rows that were made before a mark and changed after it.
+    /// Indexes of the rows that were inserted before a mark and changed after it.
     fn modified_since(&self, mark: usize) -> BTreeSet<usize> {
         let (earlier, later) = self.undo.split_at(mark);
         let modified = later.iter().filter(|undo| !undo.is_first);
@@ -186,7 +186,7 @@ impl<K: Hash + Eq, V> Table<K, V> {
         modified
     }
 
-    /// Every changed row, once, in the order of first change.
+    /// Every changed row once, in the order of first change.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_, K, V>> {
         let firsts = self.undo.iter().filter(|undo| undo.is_first);
         firsts.filter_map(|undo| {
@@ -204,10 +204,10 @@ impl<K: Hash + Eq, V> Table<K, V> {
 pub type OperationKey = (Scope, Id, Id);
 /// (call, user, key) of a stored answer.
 pub type AnswerKey = (Call, Id, Id);
-/// Second guard of T12: the reference of a payment or payout acts once per type.
+/// (type, external reference): second guard of T12, unique per operation type.
 pub type ReferenceKey = (OperationType, Id);
 
-/// The working set. See the module's documentation.
+/// The working set of a group.
 #[derive(Debug, Default)]
 pub struct Book {
     pub now_us: i64,
@@ -229,19 +229,19 @@ pub struct Book {
     pub pending_receipts: Table<Id, PendingReceipt>,
     /// Limits of the loaded instruments and users.
     pub limits: Table<Id, VelocityLimit>,
-    /// Minor units in the window of a limit, per sub-account.
+    /// Usage of a limit in its window in minor units, by (limit, sub-account).
     pub used: Table<(Id, Id), i128>,
-    /// New effects, each with the index of the command that caused it.
+    /// Effects of the fold, each with the index of its command.
     pub effects: Vec<(usize, Effect)>,
     /// Index of the command being folded.
     pub command_index: usize,
-    /// Holds whose expiry the current command found: it answers `Hold has expired`, later commands
-    /// `Hold is not active`.
+    /// Holds that the current command found expired. The current command is refused with `Hold has
+    /// expired`, later ones with `Hold is not active`.
     pub expired_now: Vec<Id>,
     flush: EarlyFlush,
 }
 
-/// New operations with their postings, written while the fold continues.
+/// New operations with their postings, which the store writes while the fold continues.
 #[derive(Debug)]
 pub struct FlushedRows {
     pub operations: Vec<Operation>,
@@ -253,10 +253,10 @@ pub struct FlushedRows {
 struct EarlyFlush {
     /// Number of flushed operations.
     count: usize,
-    /// Length of the undo logs of operations and of postings at the last flush.
+    /// Lengths of the undo logs of operations and postings at the last flush.
     operations_mark: usize,
     postings_mark: usize,
-    /// Indexes of operations that were changed between their flush and the last flush.
+    /// Indexes of operations that changed after their flush and before the last flush.
     changed: BTreeSet<usize>,
     /// Flushed rows were rolled back.
     rolled_back_past_flush: bool,
@@ -311,7 +311,7 @@ impl Book {
         }
     }
 
-    /// Undoes everything after the savepoint.
+    /// Undoes all changes after the savepoint.
     pub fn rollback(&mut self, savepoint: Savepoint) {
         let flushed = (self.flush.operations_mark, self.flush.postings_mark);
         let mut marks = savepoint.lengths.into_iter();
@@ -343,8 +343,8 @@ impl Book {
         self.effects.reserve(4 * operations);
     }
 
-    /// Returns the operations made since the last flush, once operations changed at least `changes`
-    /// times.
+    /// Flushes the operations created since the last flush, once the undo log of operations grew by
+    /// `changes`. `None`: it grew by less, no operation is new, or flushed rows were rolled back.
     pub fn drain_ready(&mut self, changes: usize) -> Option<FlushedRows> {
         if self.flush.rolled_back_past_flush
             || self.operations.undo_len() < self.flush.operations_mark + changes
@@ -369,13 +369,13 @@ impl Book {
         self.flush.count
     }
 
-    /// True if flushed rows were rolled back and must be discarded. From then on nothing is flushed
-    /// and nothing counts as flushed.
+    /// True if flushed rows were rolled back. The store must discard them. Afterwards nothing is
+    /// flushed or counted as flushed.
     pub fn rolled_back_past_flush(&self) -> bool {
         self.flush.rolled_back_past_flush
     }
 
-    /// New operations and postings that were not flushed.
+    /// New operations and postings that are not flushed yet.
     pub fn unflushed(&self) -> (Vec<&Operation>, Vec<&Posting>) {
         let operations = self.operations.inserted_since(self.flush.operations_mark);
         let postings = self.postings.inserted_since(self.flush.postings_mark);
@@ -394,7 +394,7 @@ impl Book {
             .collect()
     }
 
-    /// True when there is nothing to write.
+    /// True if there is nothing to write.
     pub fn is_clean(&self) -> bool {
         self.savepoint().lengths.iter().all(|len| *len == 0)
     }
@@ -403,13 +403,13 @@ impl Book {
         self.effects.push((self.command_index, effect));
     }
 
-    /// The operation made under a key of this scope.
+    /// The operation created under a key in this scope.
     pub fn operation_by_key(&self, scope: Scope, user_id: &Id, key: &Id) -> Option<&Operation> {
         let id = self.by_key.get(&(scope, user_id.clone(), key.clone()))?;
         self.operations.get(id)
     }
 
-    /// Usage that a limit has counted for a sub-account; 0 without a row.
+    /// Usage of a limit by a sub-account in minor units; 0 without a row.
     pub fn used(&self, limit_id: &Id, subaccount_id: &Id) -> i128 {
         let key = (limit_id.clone(), subaccount_id.clone());
         self.used.get(&key).copied().unwrap_or(0)
@@ -429,7 +429,7 @@ mod tests {
     use super::*;
     use crate::model::{OperationStatus, OperationTerms};
 
-    /// Model of a table: current rows, loaded rows, changed keys in the order of first change.
+    /// Model of a table: current rows, loaded rows, changed keys in order of first change.
     #[derive(Clone, Default)]
     struct Model {
         rows: BTreeMap<u8, u32>,
@@ -525,7 +525,7 @@ mod tests {
         book.rollback(savepoint);
         assert!(book.flushed_and_modified().is_empty() && !book.rolled_back_past_flush());
 
-        // A flush after that change, then changes only.
+        // A second flush, then changes of flushed rows only.
         put(&mut book, "a", OperationStatus::Finalized);
         let rows = book.drain_ready(2).unwrap();
         assert_eq!(ids(&rows.operations.iter().collect::<Vec<_>>()), ["c"]);

@@ -1,4 +1,4 @@
-//! Effects of commands; `publish.rs` turns each into an event of specification 6.5.
+//! Effects of commands. `publish.rs` encodes each as an event of specification 6.5.
 
 use types::Decimal;
 
@@ -28,7 +28,7 @@ pub enum Effect {
         new: OperationStatus,
         reason: String,
     },
-    /// One per side of a posting, so that old and new form a gapless chain per sub-account (R231).
+    /// One per side of a posting: `old` and `new` form a gapless chain per sub-account (R231).
     BalanceUpdated {
         subaccount_id: Id,
         old: Decimal,
@@ -46,8 +46,8 @@ pub enum Effect {
         subaccount_id: Id,
         reason: String,
     },
-    /// A velocity limit was set, changed or removed; `before` and `after` are texts, empty for
-    /// none.
+    /// A velocity limit was set, changed or removed. `before` and `after` describe its terms;
+    /// empty: no limit.
     LimitChanged {
         limit_id: Id,
         before: String,

@@ -1,18 +1,18 @@
-//! Ids of new rows and events: UUIDs of version 7, increasing within a group, so that its rows are
-//! adjacent in every index. One random draw per group, not per id.
+//! UUIDv7 ids of new rows and events. Ids increase within a group, so its rows are adjacent in
+//! indexes by id. One random draw per group, not per id.
 
 use rand::Rng;
 use uuid::{Builder, Uuid};
 
 use crate::model::Id;
 
-/// Makes the ids of one group.
+/// Generates the ids of one group.
 pub struct IdGenerator {
     millis: u64,
     /// Sub-millisecond part of the time.
-    head: [u8; 2],
-    /// Counts up from a random number. Two groups of one millisecond collide with probability
-    /// 2^-60.
+    fraction: [u8; 2],
+    /// Counter with a random start. Two groups in the same fraction of a millisecond collide with
+    /// probability 2^-60 per id.
     next: u64,
 }
 
@@ -23,8 +23,8 @@ impl IdGenerator {
         let fraction = (now_us % 1_000) * 4_096 / 1_000;
         IdGenerator {
             millis: now_us / 1_000,
-            head: (fraction as u16).to_be_bytes(),
-            // Two bits go to the variant, one leaves room to count.
+            fraction: (fraction as u16).to_be_bytes(),
+            // Two bits hold the UUID variant. One bit leaves room for the counter.
             next: rand::rng().random::<u64>() >> 3,
         }
     }
@@ -32,7 +32,7 @@ impl IdGenerator {
     pub fn uuid(&mut self) -> Uuid {
         self.next += 1;
         let mut tail = [0; 10];
-        tail[..2].copy_from_slice(&self.head);
+        tail[..2].copy_from_slice(&self.fraction);
         tail[2..].copy_from_slice(&self.next.to_be_bytes());
         Builder::from_unix_timestamp_millis(self.millis, &tail).into_uuid()
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_a_group_grow_and_groups_do_not_meet() {
+    fn ids_increase_within_a_group_and_differ_between_groups() {
         let mut groups: Vec<IdGenerator> = (0..3)
             .map(|_| IdGenerator::at(1_780_000_000_123_456))
             .collect();

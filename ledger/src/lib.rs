@@ -7,9 +7,11 @@
 //! reads see committed rows only
 //! ```
 //!
-//! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire;
-//! only [`committer`] writes; SQL only in [`repo`]; prost types only in `api` and
-//! `publish`. Per instrument the sum over all sub-accounts is zero, always.
+//! Architecture invariants:
+//! - Money changes only in [`fold`], which uses no clock, file or wire format.
+//! - Only [`committer`] writes.
+//! - SQL is only in [`repo`], prost types only in `api` and `publish`.
+//! - Per instrument the sum over all sub-accounts is always zero.
 
 mod api;
 mod audit;
@@ -59,13 +61,13 @@ pub struct LedgerConfig {
     /// Folder of `ledger.sqlite`, when `url` is empty.
     pub data_dir: PathBuf,
     /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one
-    /// database if they also share the event log, since each relays for all.
+    /// database if they also share the event log: each relays the events of all.
     pub url: StoreUrl,
     /// Interval of the sweep for expired holds, in milliseconds.
     pub hold_sweep_interval_ms: u64,
-    /// How long a parked notice about an unknown operation is kept, in hours.
+    /// How long a notice for an operation that does not exist yet is kept, in hours.
     pub parked_retention_h: u32,
-    /// Delay between reading a chain block and searching it for operations with missed events, in
+    /// Delay from the event of a chain block to the search for its missed operations, in
     /// milliseconds.
     pub reconcile_after_ms: u64,
 }
@@ -144,11 +146,12 @@ impl Error {
     }
 }
 
-/// Opens the store and spawns the committer, the outbox relay, the consumers and the sweeper. All
-/// end when `shutdown` is cancelled.
+/// Opens the store and spawns the committer, the outbox relay, the consumers, the reconciler and
+/// the sweeper. All end when `shutdown` is cancelled.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Events`]: the store cannot be opened or read.
+/// [`Error::Url`], [`Error::Broken`]: the store has a wrong URL or no audit chain. Other errors:
+/// the store cannot be opened, migrated or read.
 pub fn start(
     config: LedgerConfig,
     deps: LedgerDeps,
@@ -204,17 +207,17 @@ pub fn start(
     })
 }
 
-/// Reports event log trouble in the ledger's health.
+/// Reports failures of the event log in the ledger's health.
 async fn show_events(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
     let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
     events::report_health(log, &consumers::GROUPS, set_health, shutdown).await;
 }
 
-/// Poll interval of the clock's state.
+/// Interval at which the clock's state is polled.
 const CLOCK_EVERY: Duration = Duration::from_millis(250);
 
-/// Reports an untrusted clock, and its recovery, in the ledger's health, also when nothing is
-/// written.
+/// Reports an untrusted clock and its recovery in the ledger's health. Polls, because an idle
+/// ledger does not read its clock.
 async fn show_clock(clock: Clock, health: rpc::Health, shutdown: CancellationToken) {
     loop {
         health.set("clock", clock.state().operator_message().as_deref());
@@ -247,7 +250,7 @@ impl LedgerHandle {
         }
     }
 
-    /// Expires all due holds now; returns how many.
+    /// Expires all due holds. Returns how many were due.
     ///
     /// # Errors
     /// [`Error`] of the store.

@@ -1,7 +1,7 @@
-//! Velocity limits: how much may leave or enter a user's sub-account within a sliding window.
+//! Velocity limits: the amount that may leave or enter a user's sub-account in a sliding window.
 //!
-//! At time t a window contains the postings of (t - window, t]: a posting exactly one window old no
-//! longer counts. Usage is summed from the postings themselves, so it cannot drift. A reversed
+//! At time t the window contains the postings of (t - window, t]; a posting exactly one window old
+//! does not count. Usage is the sum of the postings themselves, so it cannot drift. A reversed
 //! operation and its reversal do not count.
 
 use types::Minor;
@@ -23,7 +23,7 @@ types::code_enum! {
     }
 }
 
-/// A set of operation types, by the bits of their numbers; the empty set means all.
+/// A set of operation types as a bit mask of their numbers. The empty set means all types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OperationTypes(pub i64);
 
@@ -40,7 +40,7 @@ impl OperationTypes {
         self.0 == 0 || self.0 >> kind.code() & 1 == 1
     }
 
-    /// The types of the set; empty when all are meant.
+    /// The types in the set; none if the set means all types.
     pub fn iter(self) -> impl Iterator<Item = OperationType> {
         (0..63)
             .filter(move |bit| self.0 >> bit & 1 == 1)
@@ -59,7 +59,7 @@ pub struct VelocityLimit {
     pub decimals: u8,
     pub side: Side,
     pub window_s: i64,
-    /// May be reached, not exceeded.
+    /// Usage may reach this amount but not exceed it.
     pub amount: Minor,
     pub kinds: OperationTypes,
     pub created_at_us: i64,
@@ -67,7 +67,7 @@ pub struct VelocityLimit {
 }
 
 impl VelocityLimit {
-    /// Whether postings on this sub-account are counted. House sub-accounts have no limits.
+    /// True if postings on this sub-account count. House sub-accounts have no limits.
     pub fn applies_to(&self, subaccount_id: &str) -> bool {
         SubAccountName::parse(subaccount_id).is_some_and(|name| {
             !name.is_system()
@@ -79,12 +79,12 @@ impl VelocityLimit {
         })
     }
 
-    /// Postings later than this count.
+    /// Start of the window, exclusive.
     pub fn since_us(&self, now_us: i64) -> i64 {
         now_us.saturating_sub(self.window_s * 1_000_000)
     }
 
-    /// Compares the terms, not the times at which they were set.
+    /// Compares the terms but not the times of creation and update.
     pub fn has_same_terms(&self, other: &Self) -> bool {
         let at = (self.created_at_us, self.updated_at_us);
         let other = VelocityLimit {
@@ -95,7 +95,7 @@ impl VelocityLimit {
         *self == other
     }
 
-    /// Text for the audit record.
+    /// Describes the terms in an audit record.
     pub fn audit_text(&self) -> String {
         let user = if self.user_id.is_empty() {
             "every user"

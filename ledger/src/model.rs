@@ -1,10 +1,10 @@
-//! The rows of the ledger as the fold sees them: immutable terms in an `Arc`, small mutable state
-//! beside it.
+//! Rows of the ledger in the fold: immutable terms in an `Arc`, small mutable state next to it.
 //!
-//! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be
-//! negative; `held` is the sum of `remaining` over its active holds; for every hold, always,
-//! `amount + returned = remaining + split_off + consumed + released` (`design.md` 4), and each side
-//! of that equation fits 64 bits. The database checks the same.
+//! Invariants, which the database also checks:
+//! - `balance >= 0` and `balance - held - unsettled >= 0`, unless the sub-account may be negative.
+//! - `held` is the sum of `remaining` over the active holds of the sub-account.
+//! - `amount + returned = remaining + split_off + consumed + released` for every hold (`design.md`
+//!   4). Each side of this hold equation fits 64 bits.
 
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
@@ -57,7 +57,7 @@ impl fmt::Debug for Id {
 
 code_enum!(SubAccountStatus: i32 { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
 code_enum!(
-    /// The call that made an operation: idempotency keys of different calls are independent (T12).
+    /// The call that created an operation. Keys of different calls are independent (T12).
     Scope: i32 { Create = 1 "CREATE", Reverse = 2 "REVERSE", Consume = 3 "CONSUME", Event = 4 "EVENT" }
 );
 code_enum!(
@@ -70,7 +70,7 @@ code_enum!(
     }
 );
 
-/// A requested amount: the instrument's decimals are not known yet.
+/// A requested amount, before the instrument's decimals are known.
 #[derive(Clone, Debug)]
 pub struct Amount {
     pub instrument_id: Id,
@@ -100,7 +100,7 @@ pub struct Account {
     pub updated_at_us: i64,
 }
 
-/// A user in the ledger. `blocked`: new sub-accounts start frozen.
+/// A user of the ledger. New sub-accounts of a blocked user start frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub user_id: Id,
@@ -118,7 +118,7 @@ pub struct SubAccountTerms {
     pub created_at_us: i64,
 }
 
-/// Reasons of a freeze; lifting one leaves the other.
+/// Reasons of a freeze. Clearing one keeps the other.
 pub const FREEZE_USER_BLOCK: u8 = 1;
 pub const FREEZE_STAFF: u8 = 2;
 
@@ -133,12 +133,12 @@ pub struct SubAccount {
     pub freeze: u8,
     pub closed: bool,
     pub updated_at_us: i64,
-    /// Number of the posting that made `version`, in stores that number postings; 0: none.
+    /// Number of the posting that produced `version`, in stores that number postings; 0: none.
     pub last_posting: i64,
 }
 
 impl SubAccount {
-    /// Saturates: a house sub-account has no lower bound.
+    /// `balance - held - unsettled`. Saturates: a house sub-account has no lower bound.
     pub fn available(&self) -> Minor {
         Minor(
             self.balance
@@ -194,15 +194,15 @@ pub struct Hold {
     pub amount: Minor,
     pub remaining: Minor,
     pub added: Minor,
-    /// Moved to children, less what is netted against `returned` ([`Self::add_returned`]).
+    /// Moved to children, less the amount netted against `returned` ([`Self::add_returned`]).
     pub split_off: Minor,
     pub consumed: Minor,
     pub released: Minor,
-    /// Returned by children, less what is netted.
+    /// Returned by children, less the netted amount.
     pub returned: Minor,
     pub status: HoldStatus,
-    /// An expiry found by the sweeper is reported once, to the first caller that touches the hold,
-    /// as if that call had found it (3.3).
+    /// False after the sweeper expired the hold: the first call that touches the hold is refused as
+    /// if it had found the expiry itself (3.3).
     pub expiry_reported: bool,
     pub updated_at_us: i64,
 }
@@ -224,10 +224,10 @@ impl Hold {
         }
     }
 
-    /// Takes back what a child returns. `returned` grows with each call and would outgrow 64 bits
-    /// in a long-lived hold, with each side of the equation: beyond that the amount is netted
-    /// against `split_off`. `split_off` is large enough, since `split_off - returned` is what the
-    /// children have or have used.
+    /// Adds an amount that a child returns. `returned` grows with each call, so in a long-lived
+    /// hold the sides of the equation would overflow 64 bits. Then the amount is netted against
+    /// `split_off`, which is large enough: `split_off - returned` is what the children hold or have
+    /// used.
     pub fn add_returned(&mut self, amount: Minor) {
         if self.has_room_for(amount) {
             self.returned += amount;
@@ -237,10 +237,10 @@ impl Hold {
         self.remaining += amount;
     }
 
-    /// Adds to the hold itself. Nets `returned` against `split_off` if that is needed to fit.
+    /// Adds to the hold itself. Nets `returned` against `split_off` if the sum would overflow.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: `amount` would outgrow 64 bits.
+    /// [`Refusal::Invalid`]: the equation would overflow 64 bits.
     pub fn add(&mut self, amount: Minor) -> Result<(), Refusal> {
         if !self.has_room_for(amount) {
             self.split_off -= self.returned;
@@ -255,7 +255,7 @@ impl Hold {
         Ok(())
     }
 
-    /// True if both sides of the equation plus `more` fit 64 bits, in which the database adds them.
+    /// True if a side of the equation plus `more` fits the 64-bit columns of the database.
     fn has_room_for(&self, more: Minor) -> bool {
         let sides = self.amount.checked_add(self.returned);
         sides.and_then(|sum| sum.checked_add(more)).is_some()
@@ -292,7 +292,7 @@ pub struct OperationTerms {
     pub external_ref: Option<Id>,
     pub awaits_chain: bool,
     pub reverses: Option<Id>,
-    /// Fingerprint of the request, to detect a reused key with different content.
+    /// Fingerprint of the request, to detect a key reused with different content.
     pub digest: i64,
     pub created_at_us: i64,
 }
@@ -325,20 +325,20 @@ pub struct Posting {
     pub credit_balance_after: Minor,
     pub credit_version: u64,
     pub created_at_us: i64,
-    /// Set for a written posting; unknown in one that was read.
+    /// Set in a new posting; zeros in a posting read from the store.
     pub link: Link,
 }
 
-/// Links of a posting in the chains of its two sub-accounts, in stores that keep them.
+/// Links of a posting to the previous posting on each side, in stores that chain postings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     pub number: i64,
-    /// Number of the posting that made the previous version; 0: none.
+    /// Number of the posting that produced the previous version; 0: none.
     pub debit_previous: i64,
     pub credit_previous: i64,
 }
 
-/// How far a source log has been applied.
+/// Applied position of a source log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourcePosition {
     pub through_sequence: u64,
@@ -347,7 +347,7 @@ pub struct SourcePosition {
     pub digest: i64,
 }
 
-/// A finality notice for an operation that does not exist yet: applied when it is created (T30).
+/// A parked notice: finality of an operation that does not exist yet, applied at creation (T30).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingReceipt {
     pub tx_hash: Option<Id>,

@@ -1,4 +1,4 @@
-//! Account names, and the reserve of each instrument (specification 2.6, T16).
+//! Account ids, and routing to the reserve of each instrument (specification 2.6, T16).
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ pub use types::subaccount::SubAccountName;
 
 use crate::model::AccountType;
 
-/// Routes the reserve of all instruments to the reserve of `instrument_id` (T16).
+/// Replaces the reserve of all instruments by the reserve of `instrument_id` (T16).
 pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
     if subaccount_id == subaccount::RESERVE_OF_ALL {
         Cow::Owned(subaccount::reserve(instrument_id))
@@ -16,7 +16,7 @@ pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
     }
 }
 
-/// `<user>:MAIN`: derived, since a user has one account per type.
+/// Account id such as `<user>:MAIN`. A user has one account per type.
 pub fn account_id(user_id: &str, kind: AccountType) -> String {
     format!("{user_id}:{}", kind.as_str())
 }

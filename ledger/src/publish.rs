@@ -1,8 +1,8 @@
-//! Effects of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
+//! Encodes effects of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! A changed velocity limit is an audit record on `platform.audit.events.v1` (D34). Key (D25): the
-//! sub-account for balances and holds, the limit for audit records, the operation otherwise.
-//! `type_name` is the full name of the message.
+//! A changed velocity limit is published as an audit record on `platform.audit.events.v1` (D34).
+//! The key (D25) is the sub-account for balances and holds, the limit for audit records, and
+//! otherwise the operation. `type_name` is the full name of the message.
 
 use events::{EventRef, topics};
 use prost::{Message, encoding::message};
@@ -23,7 +23,7 @@ use crate::{
 /// Number of the field `context` in every event.
 const CONTEXT_TAG: u32 = 1;
 
-/// Emits the events of these effects, in order. Each effect names its command by index into
+/// Emits the events of these effects in order. Each effect has the index of its command in
 /// `contexts`.
 pub fn emit_events(
     effects: &[(usize, Effect)],
@@ -59,7 +59,7 @@ pub fn emit_events(
     }
 }
 
-/// The first field of every event, its context, encoded once for all events of a command.
+/// Encodes the context, the first field of every event, once for all events of a command.
 fn encode_context(context: &rpc::Context, now_us: i64) -> Vec<u8> {
     let context = common::RequestContext {
         occurred_at: Some(to_timestamp_us(now_us)),
@@ -72,15 +72,14 @@ fn encode_context(context: &rpc::Context, now_us: i64) -> Vec<u8> {
 }
 
 fn append(message: &impl Message, to: &mut Vec<u8>) {
-    message.encode(to).expect("a vector takes any length");
+    message.encode(to).expect("a Vec grows to any length");
 }
 
 fn amount(units: &Units) -> Option<common::MonetaryAmount> {
     Some(to_monetary_amount(&units.instrument_id, units.decimal()))
 }
 
-/// Appends the fields after the context. Returns the full name of the message, the key, the
-/// subject.
+/// Appends the fields after the context. Returns the full message name, the key and the subject.
 fn encode<'a>(
     effect: &'a Effect,
     event_id: Uuid,

@@ -1,10 +1,12 @@
-//! Restores missed operations (specification 1.4, R221): those in a chain block without an event.
+//! Restores missed operations: operations in a chain block whose event was lost (specification 1.4,
+//! R221).
 //!
-//! Some time after a block was read, the reconciler requests the operations of its transactions
-//! from the CFA service, and folds each final one as its event would be. The event and the
-//! reconciler use the same idempotency key, so the later of the two changes nothing. Trades are
-//! excluded: settlement completes them. An operation that is not final yet (a payout that the bank
-//! has not made) is requested again periodically, until a restart.
+//! After a delay per block, the reconciler requests the operations of the block's transactions from
+//! the CFA service and folds each final one like its event. The event and the reconciler use the
+//! same idempotency key, so the later of the two changes nothing. Trades are excluded: settlement
+//! completes them. An operation that is not final yet (a payout that the bank has not made) is
+//! requested again periodically. The list of these operations is in memory and is lost at a
+//! restart.
 
 use std::{
     collections::BTreeSet,
@@ -32,22 +34,22 @@ const HASHES_MAX: usize = 100;
 /// Pause between requests for open operations, in multiples of `after`.
 const RETRY_AFTER: u32 = 5;
 const RETRY_MIN: Duration = Duration::from_millis(100);
-/// Bound on remembered transactions with open operations.
+/// Maximum number of transactions with open operations.
 const OPEN_MAX: usize = 10_000;
 
-/// Compares blocks with the ledger.
+/// Restores the missed operations of chain blocks.
 pub struct Reconciler {
     pub cfa: CfaClient,
     pub committer: Committer,
-    /// How long events may take before they count as missed.
+    /// Delay after which the event of an operation counts as missed.
     pub after: Duration,
     pub shutdown: CancellationToken,
-    /// Transactions with operations that are not final.
+    /// Hashes of transactions with operations that are not final.
     pub open: Mutex<BTreeSet<String>>,
 }
 
 impl Reconciler {
-    /// Handles the blocks among these events.
+    /// Restores the missed operations of the blocks among these events.
     pub async fn handle(&self, events: &[Event]) -> BatchResult {
         let mut hashes = BTreeSet::new();
         let mut first = None;
@@ -105,7 +107,7 @@ impl Reconciler {
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.open.lock().expect("nothing panics with it")
+        self.open.lock().expect("no panic occurs under this lock")
     }
 
     async fn restore_all(&self, hashes: BTreeSet<String>) -> Result<(), Failure> {
@@ -150,7 +152,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The command of a final operation. Keeps the transaction of an open one.
+    /// Returns the command of a final operation. Keeps the transaction of an open one for a retry.
     fn command_of(&self, operation: Operation) -> Option<CommandKind> {
         use OperationStatus::{Failed, Finalized, Refunded, Rejected};
         match operation.status {
@@ -178,7 +180,7 @@ impl Reconciler {
                 metrics::counter!("ledger_operations_restored_total").increment(1);
             }
             Ok(_) => {}
-            // Its registration has not arrived yet.
+            // The registration of the instrument has not arrived yet.
             Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {
                 self.keep_open(tx_hash);
             }
@@ -205,7 +207,7 @@ impl Reconciler {
     }
 }
 
-/// An unavailable service is retried without limit, a refusal a limited number of times.
+/// Retries an unavailable service without limit and a refusal a limited number of times.
 fn failed(error: &CallError) -> Failure {
     let text = format!("operations of a block: {}", error.describe());
     match error.is_unavailable() {

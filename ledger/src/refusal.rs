@@ -1,4 +1,4 @@
-//! Business rejections, as values with their reason (D23). Operational failures are
+//! Business refusals as values, each with its reason (D23). Operational failures are
 //! [`crate::Error`].
 
 use std::fmt;
@@ -16,7 +16,7 @@ pub enum Class {
     Invalid,
 }
 
-/// Why the ledger refused. `Display` is the exact text of the contract.
+/// Why the ledger refused a command. `Display` is the exact text of the contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     AccountNotFound,
@@ -31,30 +31,30 @@ pub enum Refusal {
     LimitNotFound,
     HoldNotActive,
     HoldExpired,
-    /// A hold of a service, touched by another caller (`design.md` 4).
+    /// A caller that is not a service touches a hold of a service (`design.md` 4).
     HoldInUse,
-    /// More requested than remains of a hold.
+    /// The requested amount exceeds the remainder of a hold.
     HoldAmountExceeded,
     HoldExists,
     SubAccountFrozen,
     SubAccountClosed,
     /// Only an empty sub-account can be closed (D15).
     SubAccountNotEmpty,
-    /// Deposits and settlement post to the system's sub-accounts, so none is frozen or closed
+    /// System sub-accounts cannot be frozen or closed, because deposits and settlement post to them
     /// (`design.md` 10).
     SystemSubAccount,
     OperationExists,
     /// A transition that the state table forbids (D10).
     OperationStatus,
-    /// Finality or reversal of an operation that awaits the chain, requested by another than a
-    /// service.
+    /// A caller that is not a service requests finality or reversal of an operation that awaits the
+    /// chain.
     OperationInFlight,
     AlreadyReversed,
     /// The batch does not follow the last batch of its source.
     SourceGap {
         expected_first: u64,
     },
-    /// Same sequences as the stored batch, different content.
+    /// The batch has the sequences of the last stored batch but different content.
     SourceConflict,
     /// An invalid field, named as in the schema.
     Invalid {
@@ -81,7 +81,7 @@ pub struct Excess {
     pub instrument_id: String,
     pub window_s: i64,
     pub amount: Decimal,
-    /// Before the requested amount.
+    /// Usage before the requested amount.
     pub used: Decimal,
     pub left: Decimal,
     pub asked: Decimal,
@@ -168,8 +168,8 @@ impl Refusal {
         }
     }
 
-    /// Key under which a bound refusal is stored: its reason, or a finer one where the reason is
-    /// shared.
+    /// Reason under which a bound refusal is stored. Finer than [`Self::reason`] where two refusals
+    /// share one.
     pub fn bound_reason(&self) -> &'static str {
         match self {
             Self::OperationInFlight => "OPERATION_IN_FLIGHT",
@@ -177,16 +177,16 @@ impl Refusal {
         }
     }
 
-    /// True for answers that stay bound to the idempotency key, so that a retry cannot succeed
-    /// later by surprise. An invalid field, a missing object and a batch out of order may be
-    /// retried.
+    /// True for refusals that stay bound to the idempotency key: a retry gets the same refusal. A
+    /// retry may succeed after an invalid field, a missing or existing object, or a batch out of
+    /// order.
     pub fn stays_bound(&self) -> bool {
         self.class() == Class::Precondition
             && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
     }
 
-    /// The refusal stored under its [`Self::bound_reason`] with its text; figures are not stored.
-    /// `None` for one that no item of a batch can have.
+    /// Restores a refusal from its [`Self::bound_reason`] and text, without figures. `None` if no
+    /// item of a batch can have this reason or the text of an invalid field lacks the field name.
     pub fn from_stored(reason: &str, text: &str) -> Option<Self> {
         Some(match reason {
             "ACCOUNT_NOT_FOUND" => Self::AccountNotFound,
@@ -205,7 +205,7 @@ impl Refusal {
         })
     }
 
-    /// The bound refusal of `reason`; figures are not stored. `None` for a reason that is never
+    /// Restores a bound refusal from its reason, without figures. `None` for a reason that is never
     /// bound.
     pub fn from_bound_reason(reason: &str) -> Option<Self> {
         Some(match reason {
@@ -265,7 +265,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Place in a batch where a refusal arose.
+/// Item of a batch that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     Operation(usize),
@@ -277,7 +277,7 @@ pub enum Position {
 pub struct Refused {
     pub refusal: Refusal,
     pub at: Option<Position>,
-    /// Whether the key was refused before.
+    /// Whether this repeats an earlier refusal of the key.
     pub replay: Replay,
 }
 
@@ -300,7 +300,7 @@ impl Refused {
         }
     }
 
-    /// A repeated refusal of a key.
+    /// A refusal that repeats the stored outcome of its key.
     pub fn replayed(refusal: Refusal, at: Option<Position>, replay: Replay) -> Self {
         Refused {
             refusal,

@@ -1,6 +1,6 @@
-//! Invariants of the working set, asserted in pairs: on the rows after reading, and on the folded
-//! rows before writing. A failed assertion is a bug and stops the writer. Cost: constant per row
-//! read or changed, none per row stored.
+//! Invariants of the working set, asserted in pairs: on rows after reading and on folded rows
+//! before writing. A failed assertion is a bug and stops the writer. Cost: constant per row read or
+//! changed; independent of the number of stored rows.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ impl Book {
     /// is at least the remainder of its holds that were read.
     ///
     /// # Panics
-    /// The store contains rows that no ledger writes.
+    /// The stored rows violate an invariant.
     pub fn assert_read(&self) {
         let mut left = Sums::default();
         for hold in self.holds.values() {
@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not balanced")]
-    fn money_from_nowhere_is_found_before_it_is_written() {
+    fn a_created_amount_is_found_before_it_is_written() {
         changed([(3, 0), (18, 0)]).assert_balanced();
     }
 
     #[test]
     #[should_panic(expected = "held differs")]
-    fn money_held_back_for_no_hold_is_found_before_it_is_written() {
+    fn a_held_amount_without_a_hold_is_found_before_it_is_written() {
         changed([(3, 1), (17, 0)]).assert_balanced();
     }
 }

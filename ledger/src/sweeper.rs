@@ -1,5 +1,5 @@
-//! Timer tasks: expires due holds that no call touches (T31), and drops parked notices past their
-//! retention.
+//! Timer tasks: expiry of due holds that no call touches (T31), and deletion of parked notices past
+//! their retention.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     repo::Store,
 };
 
-/// Holds expired in one transaction.
+/// Holds expired per transaction.
 const BATCH: i64 = 1_000;
 const US_PER_HOUR: i64 = 3_600_000_000;
 
@@ -28,23 +28,23 @@ impl Sweeper {
     /// Sweeps at the configured interval until `shutdown`.
     pub async fn run(self, config: LedgerConfig, shutdown: CancellationToken) {
         let interval = Duration::from_millis(config.hold_sweep_interval_ms.max(10));
-        let mut forgot_at_us = i64::MIN;
+        let mut purged_at_us = i64::MIN;
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(interval) => {}
             }
             let now_us = self.clock.now_us();
-            let forget = now_us.saturating_sub(forgot_at_us) > US_PER_HOUR;
+            let purge = now_us.saturating_sub(purged_at_us) > US_PER_HOUR;
             let swept = async {
                 self.sweep().await?;
-                if forget {
-                    self.forget(now_us).await?;
+                if purge {
+                    self.purge_notices(now_us).await?;
                 }
                 Ok::<_, Error>(())
             };
             match swept.await {
-                Ok(()) if forget => forgot_at_us = now_us,
+                Ok(()) if purge => purged_at_us = now_us,
                 Ok(()) => {}
                 Err(Error::Closed) => return,
                 Err(error) => tracing::warn!(%error, "sweep failed"),
@@ -52,7 +52,7 @@ impl Sweeper {
         }
     }
 
-    /// Expires every hold that is due now; returns how many were found.
+    /// Expires every due hold. Returns how many were due.
     pub async fn sweep(&self) -> Result<usize, Error> {
         let mut swept = 0;
         loop {
@@ -68,7 +68,7 @@ impl Sweeper {
         }
     }
 
-    async fn forget(&self, now_us: i64) -> Result<(), Error> {
+    async fn purge_notices(&self, now_us: i64) -> Result<(), Error> {
         let before_us = now_us - i64::from(self.parked_retention_h) * US_PER_HOUR;
         self.submit(CommandKind::PurgePendingReceipts { before_us })
             .await
@@ -85,7 +85,7 @@ impl Sweeper {
             .submit(command, rpc::Context::new("ledger"))
             .await?;
         if let Err(refused) = outcome {
-            tracing::error!(refusal = %refused.refusal, "chore refused");
+            tracing::error!(refusal = %refused.refusal, "sweep command refused");
         }
         Ok(())
     }

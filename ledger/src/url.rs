@@ -1,4 +1,4 @@
-//! URL of the store, with its password hidden.
+//! URL of the store. Its printed form hides the password.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ impl fmt::Display for StoreUrl {
         let Some((scheme, rest)) = shown.split_once("://") else {
             return f.write_str(if shown.is_empty() { "" } else { "***" });
         };
-        // A password may contain an @: the last one ends it.
+        // A password may contain `@`: the last `@` ends it.
         match rest.rsplit_once('@') {
             Some((login, host)) => {
                 let user = login.split(':').next().unwrap_or_default();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_set_by_its_url_and_printed_settings_keep_the_password() {
+    fn the_url_selects_the_store_and_printed_settings_hide_the_password() {
         let text = r#"{"url": "postgres://ledger:pa55@db:5432/ledger"}"#;
         let config: crate::LedgerConfig = serde_json::from_str(text).unwrap();
         assert_eq!(
