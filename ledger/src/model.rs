@@ -156,6 +156,7 @@ impl SubAccount {
         }
     }
 
+    /// True if neither balance nor available is negative, or the sub-account may be negative.
     pub fn is_covered(&self) -> bool {
         self.terms.may_be_negative
             || (!self.balance.is_negative() && !self.available().is_negative())

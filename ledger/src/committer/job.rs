@@ -1,4 +1,4 @@
-//! Commands waiting for the writer, and the channels for their outcomes.
+//! Queued commands and the channels for their outcomes.
 
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use crate::{
     fold::{Answer, Command, CommandKind, CommandResult, Outcome},
 };
 
-/// The command of a consumed event. The event enters the inbox in the transaction of its effects.
+/// The command of a consumed event. The transaction of the command adds the event to the inbox.
 #[derive(Debug)]
 pub struct InboxCommand {
     pub event_id: Uuid,
@@ -16,18 +16,20 @@ pub struct InboxCommand {
     pub context: rpc::Context,
 }
 
-/// Early outcome of a command: one message per fold, then whether the last one is durable. The
-/// outcome must not leave the process before it is durable.
+/// Outcome of a command before it is durable. `folded` receives one message per fold, `durable` the
+/// result of the commit. The caller must not use the outcome outside the process before `durable`
+/// succeeds.
 pub struct EarlyOutcome {
     pub folded: mpsc::UnboundedReceiver<Outcome>,
     pub durable: oneshot::Receiver<Result<(), Error>>,
 }
 
-/// Where the outcome of one command goes.
+/// Receiver of the outcome of one command.
 pub(super) enum Reply {
-    /// After commit.
+    /// Gets the outcome after the commit.
     AfterCommit(oneshot::Sender<Result<Outcome, Error>>),
-    /// At each fold, to a caller that builds its response meanwhile; then the result of the commit.
+    /// Gets the outcome after each fold, to build the response meanwhile, and then the result of
+    /// the commit.
     AfterFold {
         folded: mpsc::UnboundedSender<Outcome>,
         durable: oneshot::Sender<Result<(), Error>>,
@@ -35,7 +37,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// Sends the outcome of the fold to an early caller.
+    /// Sends the outcome of a fold to [`Reply::AfterFold`].
     pub(super) fn send_early(&self, outcome: &mut Outcome) {
         if let Reply::AfterFold { folded, .. } = self {
             let early = std::mem::replace(outcome, Ok(CommandResult::new(Answer::Done)));
@@ -58,8 +60,8 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Events are accepted in order up to the first refusal, and the postings that a limit counts
-    /// are loaded before a group is folded: each such job has its own transaction.
+    /// True if the job needs its own transaction. Events do: they are accepted in order up to the
+    /// first refusal. Changes of limits do: usage is loaded before a group is folded.
     pub(super) fn needs_own_group(&self) -> bool {
         match self {
             Job::Events { .. } => true,
@@ -79,7 +81,8 @@ impl Job {
         }
     }
 
-    /// Sends the outcomes. A caller that disconnected finds its answer stored under its key.
+    /// Sends the outcomes. A caller that disconnected gets its stored answer when it retries with
+    /// its key.
     pub(super) fn reply(self, mut outcomes: Result<Vec<Outcome>, Error>) {
         match self {
             Job::Events { reply, .. } => drop(reply.send(outcomes)),
@@ -95,7 +98,7 @@ impl Job {
     }
 }
 
-/// Sends each command of a group its outcome.
+/// Sends each command's outcome to its caller.
 pub(super) fn reply_to_group(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
     if let [Job::Events { .. }] = group.as_slice() {
         group.remove(0).reply(Ok(outcomes));
@@ -107,7 +110,8 @@ pub(super) fn reply_to_group(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
 }
 
 impl Command {
-    /// Number of operations and hold steps.
+    /// Number of operations and hold steps, of targets, or of holds to expire; 1 for any other
+    /// command.
     pub fn weight(&self) -> usize {
         match &self.kind {
             CommandKind::Post(batch) => batch.operations.len() + batch.steps.len(),

@@ -1,17 +1,22 @@
-//! The single writer of money: folds queued commands in memory, one transaction per group.
+//! The single writer: folds queued commands in memory and writes one transaction per group.
 //!
-//! Natural group commit: the next group gathers while the last one becomes durable. A lone command
-//! does not wait, N concurrent ones share one fsync. Each command of a group is atomic on its own.
-//! An answer is sent only after its transaction is durable. A failing command does not fail its
+//! **Group commit.** The next group gathers while the last one becomes durable. A lone command does
+//! not wait; N concurrent commands share one fsync. An answer is sent only after its transaction is
+//! durable.
+//!
+//! **Failures.** Each command of a group is atomic on its own. A failing command does not fail its
 //! group: the group is retried one command at a time. A group that conflicts with another ledger or
-//! loses its connection is folded again from the start, invisibly to its callers: what was
-//! committed after all is found by the keys of its commands or the inbox of its event, or leaves
-//! nothing to do. Retries last [`worker::RETRY_TIME_MAX`], or a single attempt while the store is known
-//! to be unavailable. Where the writer blocks its thread until the disk answers (SQLite), a small
-//! command that finds the writer idle is written on the caller's thread: two thread wake-ups are a
-//! sixth of a lone command's time. The caller's deadline is not checked meanwhile. Bounds:
-//! [`QUEUE_COMMANDS_MAX`] queued (further callers wait), [`GROUP_COMMANDS_MAX`] and
-//! [`GROUP_WEIGHT_MAX`] per transaction.
+//! loses its connection is folded again from the start. If it was committed after all, the keys of
+//! its commands or the inbox of its event show this, or nothing is left to do. Retries last
+//! [`worker::RETRY_TIME_MAX`]; while the store is known to be unavailable a group has a single
+//! attempt.
+//!
+//! **Inline writes.** On SQLite a write blocks its thread until the disk answers. A small command
+//! that finds the writer idle is therefore written on the caller's thread, which saves two thread
+//! wake-ups, a sixth of its time. The caller's deadline is not checked during the write.
+//!
+//! **Bounds.** [`QUEUE_COMMANDS_MAX`] queued commands (further callers wait);
+//! [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] per transaction.
 
 mod job;
 mod worker;
@@ -41,26 +46,26 @@ use crate::{
 
 pub const QUEUE_COMMANDS_MAX: usize = 4_096;
 pub const GROUP_COMMANDS_MAX: usize = 512;
-/// Operations and hold steps per transaction, unless a single command has more.
+/// [`Command::weight`] from which a group takes no further command. Its last command may exceed it.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
 
-/// Operations and hold steps from which a command is large. Below, waking another thread costs more
-/// than it saves.
+/// [`Command::weight`] from which a command is large. For a smaller one, waking another thread
+/// costs more than it saves.
 pub const LARGE_WEIGHT_MIN: usize = 64;
 
-/// Handle that queues commands for the committer task.
+/// Handle of the writer. Clones share it.
 #[derive(Clone)]
 pub struct Committer {
     queue: mpsc::Sender<Job>,
-    /// `None`: callers never write on their own thread.
+    /// For writes on the caller's thread; `None` if the store does not block its thread.
     worker: Option<Arc<Mutex<Worker>>>,
     span: tracing::Span,
 }
 
 impl Committer {
-    /// Starts the writer, on its own thread if the store needs one. It ends when `shutdown` is
-    /// cancelled and the queue is written, and then sends to the receiver; after a failed assertion
-    /// the sender is dropped instead.
+    /// Starts the writer, on its own thread if the store blocks it. The writer ends when `shutdown`
+    /// is cancelled and the queue is written, and then sends to the returned receiver. After a
+    /// failed assertion it drops the sender instead.
     ///
     /// # Errors
     /// [`Error::Events`]: the thread cannot be started.
@@ -116,11 +121,11 @@ impl Committer {
         answer.await.map_err(|_| Error::Closed)?
     }
 
-    /// Queues commands together, for as few groups as possible. The outcomes are in the order of
-    /// the commands; none depends on another's success.
+    /// Queues commands together, so that they can share a group. The outcomes are in the order of
+    /// the commands. No command depends on the success of another.
     ///
     /// # Errors
-    /// As [`Self::submit`], of the first command that failed; others may be committed.
+    /// As [`Self::submit`], for the first command that failed. Other commands may be committed.
     pub async fn submit_all(
         &self,
         commands: Vec<Command>,
@@ -144,7 +149,8 @@ impl Committer {
         Ok(outcomes)
     }
 
-    /// Writes the job on this thread. Returns it if it is large or the writer is busy.
+    /// Writes the job on the caller's thread. Returns the job if it must be queued: it is large or
+    /// needs its own group, the writer is busy or stopped, or the runtime has one thread.
     fn write_inline(&self, job: Job) -> Option<Job> {
         let may_inline = self.queue.capacity() == QUEUE_COMMANDS_MAX
             && job.weight() < LARGE_WEIGHT_MIN
@@ -165,7 +171,7 @@ impl Committer {
         }
         block_in_place(|| {
             let write = worker.commit(vec![job]).instrument(self.span.clone());
-            // A failed assertion ends the writer, not the caller's task.
+            // A failed assertion stops the writer but not the caller's task.
             let _ = catch_unwind(AssertUnwindSafe(|| runtime.block_on(write)));
         });
         None
@@ -194,12 +200,12 @@ impl Committer {
         })
     }
 
-    /// Folds the commands of events in order and commits them together, each once per consumer: an
-    /// event accepted before changes nothing. The first refusal is the last outcome; neither that
-    /// event nor any after it is accepted.
+    /// Folds the commands of events in order and commits them together. An event that this consumer
+    /// accepted before changes nothing. The first refusal is the last outcome; that event and the
+    /// events after it are not accepted.
     ///
     /// # Errors
-    /// As [`Self::submit`]; then no event is accepted.
+    /// As [`Self::submit`]. On an error no event is accepted.
     pub async fn accept_events(
         &self,
         consumer: &'static str,
@@ -220,7 +226,8 @@ impl Committer {
     }
 }
 
-/// Writes queued jobs until `shutdown` and the end of the queue; `false`: an assertion failed.
+/// Writes queued jobs until `shutdown` and the end of the queue. Returns `false` after a failed
+/// assertion.
 async fn run(
     worker: &Mutex<Worker>,
     mut queue: mpsc::Receiver<Job>,
@@ -235,12 +242,12 @@ async fn run(
                 continue;
             }
         };
-        // A caller that writes on its own thread finishes first.
+        // Waits for a caller that writes on its own thread.
         let mut worker = worker.lock().await;
         if worker.is_broken() {
             drop((first, worker));
             queue.close();
-            // Senders that are entering the queue get `Error::Closed` too.
+            // Callers that are waiting to enter the queue get `Error::Closed` too.
             while queue.recv().await.is_some() {}
             return false;
         }

@@ -1,5 +1,5 @@
-//! The writer: loads, folds, writes and answers a group; retries it, one command at a time if the
-//! store refuses it.
+//! The writer: loads, folds, writes and answers a group. Retries a failed group, then its commands
+//! one by one.
 
 use std::{
     collections::BTreeMap,
@@ -25,10 +25,10 @@ use crate::{
     repo::{Group, RetryKind, Store},
 };
 
-/// How long a group is retried; below the deadline of a call, so that the caller learns that the
-/// store is unavailable.
+/// How long a group is retried. Below the deadline of a call, so that the caller gets
+/// `UNAVAILABLE`.
 pub const RETRY_TIME_MAX: Duration = Duration::from_secs(4);
-/// Attempts of a group that conflicts with other ledgers. Jitter separates two that keep colliding.
+/// Attempts of a group that conflicts with other ledgers. Jitter separates two such groups.
 const CONTENTION_TRIES_MAX: u32 = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -39,7 +39,7 @@ pub(super) struct Worker {
     health: rpc::Health,
     /// The last group could not reach the store.
     is_away: bool,
-    /// An assertion failed: the writer is stopped.
+    /// An assertion failed. The writer is stopped.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -58,7 +58,7 @@ impl Worker {
         self.is_broken.load(Ordering::Relaxed)
     }
 
-    /// Deferred store work, done after the answers of a group.
+    /// Runs deferred work of the store after the answers of a group.
     pub(super) async fn run_deferred(&self) {
         let _guard = StopGuard(self.health.clone(), self.is_broken.clone());
         if let Err(error) = self.store.run_deferred().await {
@@ -72,14 +72,14 @@ impl Worker {
             Ok((outcomes, book)) => {
                 self.health.set_ok("store");
                 reply_to_group(group, outcomes);
-                // Dropped after the answers: freeing the rows takes a while.
+                // Dropped after the answers, because freeing the rows takes time.
                 drop(book);
             }
             Err(error) if group.len() > 1 && !self.is_away => {
                 tracing::warn!(
                     %error,
                     commands = group.len(),
-                    "group refused by the store, trying one by one"
+                    "group failed, retrying its commands one by one"
                 );
                 for job in group {
                     let one = vec![job];
@@ -99,7 +99,7 @@ impl Worker {
     fn fail(&self, group: Vec<Job>, error: Error) {
         tracing::error!(%error, "ledger write failed");
         self.health.set_failing("store", "the last write failed");
-        // A group that lost too many conflicts may be retried by its callers too.
+        // The callers may retry a group that exhausted its retries of conflicts.
         let is_away = error.is_away() || self.store.retry_kind(&error) != RetryKind::Never;
         let text = error.to_string();
         for job in group {
@@ -108,8 +108,8 @@ impl Worker {
         }
     }
 
-    /// Folds and commits a group, retrying while the store says that this may help. Returns the
-    /// outcomes with the working set.
+    /// Folds and commits a group. Retries failures that [`Store::retry_kind`] reports as temporary.
+    /// Returns the outcomes and the working set.
     async fn attempt(&mut self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let began = Instant::now();
         let mut tries = 0;
@@ -190,8 +190,8 @@ impl Worker {
         Ok((outcomes, book))
     }
 
-    /// Accepts events up to the first refusal. Those before it are folded again without it, with
-    /// the same result unless another ledger committed in between.
+    /// Accepts events up to the first refusal. After a refusal the events before it are folded
+    /// again without it, with the same result unless another ledger committed in between.
     async fn accept_events(
         &self,
         consumer: &str,
@@ -215,7 +215,8 @@ impl Worker {
         }
     }
 
-    /// Accepts all of these events, or none if one is refused; then its outcome is the last.
+    /// Accepts all of these events, or none if one is refused. The refusal is then the last
+    /// outcome.
     async fn accept_all(
         &self,
         consumer: &str,
@@ -269,8 +270,8 @@ impl Worker {
         let mut book = tx.load(&bare, clock_us).await?;
         book.assert_read();
         if (book.now_us - clock_us) * 1_000 > STEP_MAX_NS {
-            // Another ledger on the database is ahead of this clock: the clock judges the
-            // difference.
+            // Another ledger on this database has a clock ahead of this one. This clock decides
+            // whether it is still trusted.
             self.clock.check_stored_us(book.now_us);
         }
         book.reserve(bare.iter().map(|command| command.weight()).sum());
@@ -278,7 +279,7 @@ impl Worker {
     }
 }
 
-/// Folds commands into the working set; with `ends_at_refusal` up to the first refusal.
+/// Folds commands into the working set. `ends_at_refusal`: stops after the first refusal.
 fn fold_all(
     book: &mut Book,
     commands: &[(&Command, &rpc::Context)],
@@ -301,7 +302,7 @@ fn fold_all(
     outcomes
 }
 
-/// Runs the store-only work of the commands and commits.
+/// Runs the commands' maintenance in the store and commits.
 async fn finish(
     mut tx: Box<dyn Group>,
     book: &Book,
@@ -315,7 +316,7 @@ async fn finish(
     Ok(())
 }
 
-/// Counts the metrics of specification 1.6, after the change is durable.
+/// Updates the metrics of specification 1.6. Called after the commit.
 fn record_metrics(book: &Book) {
     let mut operations: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
     let mut postings = 0;
@@ -353,7 +354,7 @@ fn record_metrics(book: &Book) {
 }
 
 impl CommandKind {
-    /// A replay changes nothing: a final or failed operation stays so.
+    /// True if a second execution changes nothing, so the event needs no inbox entry.
     fn is_idempotent(&self) -> bool {
         matches!(
             self,
@@ -362,8 +363,8 @@ impl CommandKind {
     }
 }
 
-/// Reports to health a committer that stops outside a shutdown: an assertion failed, nothing is
-/// written any more.
+/// Stops the writer and reports it to health when dropped by a panic, that is after a failed
+/// assertion.
 struct StopGuard(rpc::Health, Arc<AtomicBool>);
 
 impl Drop for StopGuard {

@@ -1,5 +1,4 @@
-//! Accounts and sub-accounts: opened on UserCreated or at the first credit (T37), frozen and closed
-//! (D15).
+//! Accounts and sub-accounts: opened on UserCreated or at first use (T37), frozen and closed (D15).
 
 use std::sync::Arc;
 
@@ -16,12 +15,12 @@ use crate::{
     refusal::{Refusal, Shortage},
 };
 
-/// The user in a sub-account name.
+/// Returns the user in a sub-account id.
 pub fn owner(subaccount_id: &str) -> Option<Id> {
     SubAccountName::parse(subaccount_id).map(|name| name.user_id.into())
 }
 
-/// The sub-account to credit; opened if missing.
+/// Returns the sub-account to credit. Opens it if it is missing.
 pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
@@ -30,9 +29,9 @@ pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refu
     ensure(book, subaccount_id, name)
 }
 
-/// The sub-account to debit or to hold on. A missing sub-account of a known user is opened with a
-/// balance of zero, so that the caller gets a shortage and not an unknown name; a house sub-account
-/// is opened, since some may be negative.
+/// Returns the sub-account to debit or to hold on. Opens a missing sub-account of a known user with
+/// a balance of zero, so that the caller is refused for a shortage and not for an unknown id. Opens
+/// a missing house sub-account, because some may be negative.
 pub fn to_debit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
@@ -111,8 +110,8 @@ fn ensure_account(book: &mut Book, user_id: &Id, kind: AccountType) -> Id {
     account_id
 }
 
-/// UserCreated: MAIN and INVEST with an empty CFA-RUB sub-account; BLOCKED is opened at the first
-/// seizure.
+/// UserCreated: opens accounts MAIN and INVEST and an empty CFA-RUB sub-account. BLOCKED is opened
+/// at the first seizure.
 pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     UserId::new(user_id).map_err(|error| Refusal::invalid("user_id", error.to_string()))?;
     ensure_user(book, user_id);
@@ -121,8 +120,8 @@ pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     Ok(CommandResult::new(Answer::Done))
 }
 
-/// UserBlocked and UserUnblocked: all current sub-accounts of the user, and those opened while
-/// blocked.
+/// UserBlocked and UserUnblocked: freezes or unfreezes all sub-accounts of the user. Sub-accounts
+/// that are opened while the user is blocked start frozen.
 pub fn block_user(book: &mut Book, user_id: &Id, blocked: bool) -> Outcome {
     create_user(book, user_id)?;
     book.users.put(
@@ -186,13 +185,14 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
     Ok(CommandResult::new(Answer::SubAccount(subaccount)))
 }
 
-/// Binds the decimals of an instrument and opens its reserve. The first binding stays; different
-/// decimals are refused.
+/// InstrumentRegistered: as [`bind_scale`].
 pub fn register_instrument(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
     bind_scale(book, instrument_id, decimals)?;
     Ok(CommandResult::new(Answer::Done))
 }
 
+/// Binds the decimals of an instrument and opens its reserve. Different decimals than bound before
+/// are refused.
 pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(), Refusal> {
     InstrumentId::new(instrument_id)
         .map_err(|error| Refusal::invalid("instrument_id", error.to_string()))?;
@@ -203,17 +203,17 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
         Some(known) if *known == decimals => Ok(()),
         Some(known) => Err(Refusal::invalid(
             "decimals",
-            format!("instrument {instrument_id} is kept with {known}"),
+            format!("instrument {instrument_id} has {known} decimals"),
         )),
         None => {
             book.scales.put(instrument_id.clone(), decimals);
             let mut reserve = to_credit(book, &subaccount::reserve(instrument_id).into())?;
             if reserve.terms.decimals != decimals {
-                // The reserve of CFA-EQ exists from the start, before its decimals are known;
-                // nothing was posted to it yet.
+                // The reserve of CFA-EQ exists before its decimals are known. It has no postings
+                // yet.
                 assert!(
                     reserve.version == 0,
-                    "postings of an instrument without decimals: {reserve:?}"
+                    "reserve has postings before its decimals are known: {reserve:?}"
                 );
                 let of = &reserve.terms;
                 reserve.terms = Arc::new(SubAccountTerms {
@@ -232,21 +232,21 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
     }
 }
 
-/// Writes a changed sub-account back.
+/// Stores a changed sub-account in the working set.
 ///
 /// # Panics
-/// Bug: held or unsettled money fell below zero.
+/// Bug: `held` or `unsettled` is negative.
 pub fn put(book: &mut Book, mut subaccount: SubAccount) {
     assert!(
         !subaccount.held.is_negative() && !subaccount.unsettled.is_negative(),
-        "held or unsettled fell below zero: {subaccount:?}"
+        "held or unsettled is negative: {subaccount:?}"
     );
     subaccount.updated_at_us = book.now_us;
     book.subaccounts
         .put(subaccount.terms.subaccount_id.clone(), subaccount);
 }
 
-/// `Insufficient balance` with the current figures of the sub-account.
+/// `Insufficient balance` with the figures of this state of the sub-account.
 pub fn shortage(subaccount: &SubAccount) -> Refusal {
     let decimal = |minor| subaccount.units(minor).decimal();
     Refusal::InsufficientBalance(Some(Box::new(Shortage {

@@ -1,7 +1,7 @@
-//! Batches (D19): operations and hold steps in order; a single call is a batch of one.
+//! Batches (D19): operations and hold steps, executed in order.
 //!
-//! All or nothing unless independent. A batch with a source is applied once, and in the order of
-//! that source (`design.md` 4).
+//! A batch is all or nothing unless it is independent. A batch with a source is applied once, in
+//! the order of its source (`design.md` 4).
 
 use super::{
     Answer, Batch, Command, CommandResult, Ids, NewOperation, OnProgress, Outcome, Posted, Replay,
@@ -15,7 +15,7 @@ use crate::{
     refusal::{Position, Refusal, Refused},
 };
 
-/// CreateOperation and CreateOperations.
+/// Executes CreateOperation and CreateOperations.
 pub fn post(
     book: &mut Book,
     command: &Command,
@@ -67,7 +67,7 @@ fn run(
     ids: Ids,
     on_progress: OnProgress,
 ) -> Result<Vec<Result<Posted, Refused>>, Refused> {
-    // Stable: steps of the same index keep their listed order.
+    // Sorted stably: steps with the same index keep their order.
     let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
     let place = |index: &usize| {
         batch.steps[*index]
@@ -134,7 +134,7 @@ fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refu
             new.idempotency_key.clone(),
         );
         if book.answers.get(&key).is_some() {
-            // Refused before; that stored refusal was returned now.
+            // Refused before: this refusal repeats the stored one.
             return;
         }
         let outcome = StoredOutcome::Refused {
@@ -157,7 +157,7 @@ enum Advance {
     Repeat,
 }
 
-/// Advances the position of a source, or finds that the batch was applied before.
+/// Advances the position of a source. `Repeat`: the batch was applied before.
 fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Refusal> {
     let (first, through) = (source.first_sequence, source.through_sequence);
     if first == 0 || through < first {
@@ -193,7 +193,7 @@ fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Ref
     Ok(Advance::Next)
 }
 
-/// The operations that the batch made when it was applied, found by their keys.
+/// The operations that the batch created when it was applied, found by their keys.
 fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refused>> {
     let find = |new: &NewOperation| {
         let operation = book.operation_by_key(Scope::Create, &new.user_id, &new.idempotency_key)?;

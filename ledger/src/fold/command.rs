@@ -15,17 +15,17 @@ use crate::{
 #[derive(Debug)]
 pub struct Command {
     pub kind: CommandKind,
-    /// `None` for work that is idempotent by nature (consumed events, sweepers).
+    /// `None` for commands that are idempotent without a key (consumed events, sweeper).
     pub key: Option<CallKey>,
-    /// The caller is a service: it may touch holds of services (`design.md` 4), and operations that
-    /// await the chain.
+    /// The caller is a service. It may touch holds of services (`design.md` 4) and end operations
+    /// that await the chain.
     pub is_service: bool,
 }
 
 #[derive(Debug)]
 pub struct CallKey {
     pub key: Id,
-    /// User on whose behalf the caller acts.
+    /// User for whom the caller acts.
     pub user_id: Id,
     /// Fingerprint of the request without its context.
     pub digest: i64,
@@ -52,18 +52,18 @@ pub enum CommandKind {
     },
     /// Holds that the sweeper found expired.
     ExpireHolds(Vec<Id>),
-    /// Finality reported by a caller: an unknown operation or an illegal transition is refused.
+    /// Finality reported by a caller. Refused for an unknown operation or an illegal transition.
     Finalize {
         targets: Vec<Target>,
         tx_hash: Option<Id>,
     },
-    /// Finality reported by an event: a notice for an unknown operation is parked until it is
-    /// created.
+    /// Finality reported by an event. A notice for an unknown operation is parked until the
+    /// operation is created.
     Confirm {
         targets: Vec<Target>,
         tx_hash: Option<Id>,
     },
-    /// A receipt for all operations with this hash (R220, T30).
+    /// The receipt of a transaction, for all operations with its hash (R220, T30).
     Receipt {
         tx_hash: Id,
         reverted: bool,
@@ -97,7 +97,7 @@ pub enum CommandKind {
         instrument_id: Id,
         decimals: u8,
     },
-    /// Drops parked notices about operations that were never created; done by the store alone.
+    /// Deletes notices parked before `before_us`. Executed by the store, not by the fold.
     PurgePendingReceipts {
         before_us: i64,
     },
@@ -107,7 +107,7 @@ pub enum CommandKind {
 #[derive(Clone, Debug)]
 pub enum Target {
     Id(Id),
-    /// Made by CreateOperation(s) for this user and key.
+    /// Created by CreateOperation(s) for this user and key.
     Key {
         user_id: Id,
         key: Id,
@@ -121,21 +121,22 @@ pub enum Target {
 /// Operations and hold steps, executed in order in one transaction.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// CreateOperation: one operation, whose key is the call's.
+    /// The batch is a CreateOperation call: one operation, with the key of the call.
     pub single: bool,
-    /// A malformed operation is refused at its index.
+    /// `Err`: the operation is malformed and is refused at its index.
     pub operations: Vec<Result<NewOperation, Refusal>>,
     pub steps: Vec<Result<Step, Refusal>>,
-    /// Each operation succeeds or fails alone; otherwise the first refusal refuses all.
+    /// Each operation succeeds or fails alone. Otherwise the first refusal refuses the batch.
     pub independent: bool,
     pub source: Option<Source>,
     /// Decimals of instruments that may be new.
     pub scales: Vec<(Id, u8)>,
-    /// Posted because of an event: an operation with the same reference is only confirmed (T11).
+    /// The batch posts an event. If an operation has the same reference, it only becomes final
+    /// (T11).
     pub from_event: bool,
 }
 
-/// The log a batch was derived from, and the sequences it covers.
+/// The log that a batch derives from, and the sequences that the batch covers.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub name: Id,
@@ -155,7 +156,7 @@ pub struct NewOperation {
     pub awaits_chain: bool,
     pub postings: Vec<NewPosting>,
     pub digest: i64,
-    /// The chain has confirmed it already: it comes from an event.
+    /// The chain has already confirmed the operation, which comes from an event.
     pub is_final: bool,
 }
 
@@ -197,7 +198,8 @@ pub struct LimitTerms {
 
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Executed before the operation of this index; past the last one: after all.
+    /// Index of the operation before which the step runs. Past the last one: runs after all of
+    /// them.
     pub before_operation: usize,
     pub kind: StepKind,
 }
@@ -227,12 +229,12 @@ pub enum StepKind {
     },
 }
 
-/// Whether an answer is new or repeated.
+/// Whether an answer is new or repeats the stored answer of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
     No,
     Same,
-    /// The key was reused with different content; the stored answer is returned nevertheless.
+    /// The request differs from the one that stored the answer.
     Different,
 }
 
@@ -265,6 +267,7 @@ pub enum Answer {
         operation: Option<Posted>,
     },
     Finalized {
+        /// Number of operations that changed their status.
         changed: u32,
     },
     SubAccount(SubAccount),
@@ -300,7 +303,7 @@ pub enum StoredOutcome {
         reason: String,
         at: Option<Position>,
     },
-    /// The hold at the time of the answer, not its current state.
+    /// The hold at the time of the answer, not in its current state.
     Hold {
         hold: Hold,
         operation_id: Option<Id>,
@@ -320,8 +323,8 @@ pub struct StoredRefusal {
 }
 
 impl StoredRefusal {
-    /// Restores the refusal. An answer stored by an older release has no text, so that an invalid
-    /// field is reported without its name.
+    /// Restores the refusal. An answer stored by an older release has no text, so an invalid field
+    /// is reported without its name.
     pub fn refusal(&self) -> Refusal {
         Refusal::from_stored(&self.reason, &self.text).unwrap_or_else(|| {
             Refusal::invalid("operation", "was refused when the batch was first sent")
@@ -346,8 +349,8 @@ impl Command {
         self.key.as_ref().map_or(0, |key| key.digest)
     }
 
-    /// The answer to store. Operations of a single call are found by their own key, so nothing more
-    /// is stored for them.
+    /// Returns the answer to store. `None` if the rows answer a replay: the operation of a single
+    /// call is found by its own key.
     pub(super) fn to_store(&self, result: &CommandResult) -> Option<StoredAnswer> {
         let outcome = match (&self.kind, &result.answer) {
             (CommandKind::Post(batch), _) if batch.single => return None,

@@ -1,7 +1,7 @@
 //! Life cycle of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
 //!
-//! The unused remainder of a child returns to its parent while the parent is active, never straight
-//! to available. A hold emptied by consumption is CONSUMED.
+//! The unused remainder of a child returns to its parent while the parent is active, and otherwise
+//! to available money. A hold emptied by consumption is CONSUMED.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Owners whose holds only services create and touch: trading holds with their children, holds of
-/// redemptions and of subscriptions.
+/// Owners whose holds only services create and touch: `market` for trading holds with their
+/// children, `cfa` for redemptions and subscriptions.
 const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 
-/// Expires the holds that the command is about to touch. The expiry stays, even if the command is
-/// refused (T31).
+/// Expires the due holds that the command names. The expiry stays even if the command is refused
+/// (T31).
 pub fn expire_touched(book: &mut Book, command: &Command) {
     book.expired_now.clear();
     if matches!(command.kind, CommandKind::ExpireHolds(_)) {
@@ -82,7 +82,7 @@ fn expire(book: &mut Book, mut hold: Hold, reported: bool) {
     put(book, hold);
 }
 
-/// CreateHold. A given id that exists is a repeat of the request.
+/// CreateHold. An existing hold with the given id on the same sub-account is returned as a replay.
 pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Outcome {
     if let Some(stored) = new.hold_id.as_ref().and_then(|id| book.holds.get(id)) {
         if stored.terms.subaccount_id != new.subaccount_id {
@@ -103,6 +103,7 @@ pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Ou
     }))
 }
 
+/// Opens a hold on available money.
 pub(super) fn open(
     book: &mut Book,
     command: &Command,
@@ -335,7 +336,7 @@ fn reserve(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result
     Ok(())
 }
 
-/// Returns `amount` of a hold, and ends the hold if `end` is set.
+/// Releases `amount` of a hold. Ends the hold with this status and reason if `end` is set.
 pub(super) fn release_amount(
     book: &mut Book,
     mut hold: Hold,
@@ -365,7 +366,7 @@ pub(super) fn release_amount(
     hold
 }
 
-/// Returns `amount` to the parent while it is active, otherwise to available.
+/// Returns `amount` to the parent if it is active and not due, otherwise to available money.
 fn return_to_parent_of(book: &mut Book, hold: &Hold, amount: Minor) {
     let parent = hold
         .terms
@@ -386,7 +387,7 @@ fn return_to_parent_of(book: &mut Book, hold: &Hold, amount: Minor) {
     }
 }
 
-/// An ACTIVE hold that this caller may touch; otherwise the refusal of 4.4.3.
+/// Returns an ACTIVE hold that the caller may touch, or the refusal of 4.4.3.
 pub fn active_hold(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refusal> {
     let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
     let hold = require_access(hold.clone(), command)?;
@@ -399,6 +400,7 @@ pub fn active_hold(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold,
     Err(Refusal::HoldNotActive)
 }
 
+/// Refuses a caller other than a service for a hold of a service.
 pub(super) fn require_access(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
     if is_service_owner(&hold.terms.owner) && !command.is_service {
         return Err(Refusal::HoldInUse);
@@ -414,7 +416,7 @@ fn subaccount_of(book: &Book, hold: &Hold) -> SubAccount {
     book.subaccounts
         .get(&hold.terms.subaccount_id)
         .cloned()
-        .expect("the sub-account of a loaded hold is loaded with it")
+        .expect("the sub-account of a loaded hold is loaded")
 }
 
 pub(super) fn put(book: &mut Book, mut hold: Hold) {
@@ -423,7 +425,7 @@ pub(super) fn put(book: &mut Book, mut hold: Hold) {
     book.holds.put(hold.terms.hold_id.clone(), hold);
 }
 
-/// A positive amount of the sub-account's instrument, in its minor units.
+/// Converts a positive amount of the sub-account's instrument to minor units.
 pub fn minor_of(subaccount: &SubAccount, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
     let of = &subaccount.terms;
     require_positive(

@@ -1,9 +1,9 @@
 //! Life cycle of an operation after posting: final, failed, reversed (D10, D20, T30).
 //!
 //! Transitions: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. An unsettled credit
-//! becomes spendable at FINALIZED. An operation is reversed once. Reversal of an open operation
-//! makes it FAILED, so that a later finality notice cannot free the same money twice. Only services
-//! end an operation that awaits the chain.
+//! becomes spendable at FINALIZED. An operation is reversed at most once. Reversal of an open
+//! operation makes it FAILED, so that a later finality notice cannot release the same money twice.
+//! Only services end an operation that awaits the chain.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub fn finalize(
     })
 }
 
-/// Makes one operation final; false if it was final before.
+/// Makes one operation final. Returns `false` if it was final before.
 fn finalize_target(
     book: &mut Book,
     command: &Command,
@@ -74,8 +74,8 @@ fn finalize_target(
     }
 }
 
-/// Finality reported by an event. A notice for an unknown operation is parked; an operation that
-/// ended otherwise is left alone.
+/// Finality reported by an event. Parks a notice for an unknown operation. An operation that
+/// already ended is left unchanged.
 pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
     let mut changed = 0;
     for target in targets {
@@ -87,8 +87,8 @@ pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Out
     Ok(CommandResult::new(Answer::Finalized { changed }))
 }
 
-/// A receipt for a hash: the operations become final, or fail with reversing entries if it
-/// reverted.
+/// The receipt of a transaction: its operations become final, or fail with reversing entries if it
+/// reverted. Parks a notice if no operation has the hash.
 pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outcome {
     let mut operation_ids = book.by_tx.get(tx_hash).cloned().unwrap_or_default();
     operation_ids.retain(|id| book.operations.get(id).is_some());
@@ -108,7 +108,7 @@ pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outco
     Ok(CommandResult::new(Answer::Finalized { changed }))
 }
 
-/// Moves one open operation to FINALIZED; false if it had ended before.
+/// Moves an open operation to FINALIZED. Returns `false` if it is unknown or already ended.
 pub fn finalize_one(book: &mut Book, operation_id: &Id, tx_hash: Option<&Id>) -> bool {
     let Some(mut operation) = book.operations.get(operation_id).cloned() else {
         return false;
@@ -133,7 +133,7 @@ pub fn finalize_one(book: &mut Book, operation_id: &Id, tx_hash: Option<&Id>) ->
     true
 }
 
-/// A reverted receipt: FAILED and reversing entries. A final operation stays final.
+/// Reverses an open operation whose transaction reverted. A final operation stays final.
 fn fail_one(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
     let Some(operation) = book.operations.get(operation_id).cloned() else {
         return Ok(());
@@ -155,7 +155,7 @@ fn fail_one(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal>
     Ok(())
 }
 
-/// ReverseOperation (D20): mirrored postings under the caller's key.
+/// ReverseOperation (D20): posts the mirrored postings under the caller's key.
 pub fn reverse(
     book: &mut Book,
     command: &Command,
@@ -197,9 +197,9 @@ pub fn reverse(
     Ok(answer(book, &id, Replay::No))
 }
 
-/// Only the service that sent an operation to the chain ends it, since it knows the outcome there.
-/// Any other caller could contradict the chain: undo a confirmed transfer, or free money that may
-/// be reversed.
+/// Refuses a caller other than a service for an open operation that awaits the chain. Only services
+/// know the outcome on the chain. Another caller could contradict it: undo a confirmed transfer, or
+/// release money of a transaction that reverts.
 fn require_service(operation: &Operation, command: &Command) -> Result<(), Refusal> {
     let in_flight = operation.terms.awaits_chain && operation.status.is_open();
     if in_flight && !command.is_service {
@@ -220,8 +220,8 @@ fn answer(book: &Book, id: &Id, replay: Replay) -> CommandResult {
     }
 }
 
-/// Writes the reversal of an operation. An open operation ends FAILED; its unsettled credits are
-/// debited as unsettled, so that a trade can always be undone (`design.md` 4).
+/// Writes the reversal of an operation. An open operation ends FAILED. Its unsettled credits are
+/// debited as unsettled, so that a trade can always be reversed (`design.md` 4).
 fn reverse_one(
     book: &mut Book,
     mut operation: Operation,
@@ -252,7 +252,7 @@ fn reverse_one(
         .collect();
     assert!(
         !moves.is_empty(),
-        "an operation has postings, and they are loaded with it"
+        "the postings of the operation are not loaded"
     );
     let reversal_id = ids();
     let reversal = Operation {
@@ -300,7 +300,7 @@ fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, r
     book.operations.put(operation_id, operation);
 }
 
-/// Applies notices that were parked before the operation was created.
+/// Applies the notices that were parked before the operation was created.
 pub fn apply_pending_receipts(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
     if book.pending_receipts.is_empty() {
         return Ok(());

@@ -1,9 +1,12 @@
 //! Velocity limits in the fold: set, remove, count.
 //!
-//! Every posting within a limit's scope counts, and is refused if the window would exceed the
-//! limit. Three kinds count without being refused, since they have happened already: postings of an
-//! event, of a batch with a source, and of a service's payment out of an earlier hold other than a
-//! subscription's (as with a freeze, D15). Reversing entries neither count nor are refused.
+//! Every posting in the scope of a limit counts, and is refused if usage would exceed the limit.
+//! Postings that have already happened count but are not refused:
+//! - postings of an event;
+//! - postings of a batch with a source;
+//! - a service's payment out of a hold, except of a subscription (as with a freeze, D15).
+//!
+//! Reversing entries neither count nor are refused.
 
 use types::{Minor, SYSTEM_USER};
 
@@ -16,7 +19,7 @@ use crate::{
     refusal::{Excess, Refusal},
 };
 
-/// Creates a limit or changes its terms. Setting equal terms changes nothing.
+/// Creates a limit or changes its terms. Equal terms change nothing.
 pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
         || &*new.user_id == SYSTEM_USER
@@ -72,6 +75,10 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
     Ok(CommandResult::new(Answer::Limit(limit)))
 }
 
+/// Removes a limit.
+///
+/// # Errors
+/// [`Refusal::LimitNotFound`].
 pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outcome {
     let known = book
         .limits
@@ -139,7 +146,7 @@ pub fn uncount(book: &mut Book, operation: &Operation) {
     }
 }
 
-/// Limits that apply to a posting, each with the sub-account concerned, by id.
+/// Limits that apply to a posting, in order of id, each with the limited sub-account.
 fn applicable<'a>(
     book: &Book,
     kind: OperationType,

@@ -1,10 +1,10 @@
-//! The posting fold: `(working set, now, command) -> new rows and effects, or a refusal`. No clock,
-//! no randomness, no file, no `async`.
+//! The posting fold: `(working set, now, command) -> new rows and effects, or a refusal`. Uses no
+//! clock, randomness, file or `async`.
 //!
-//! Every write of the ledger is one [`Command`]; a single call is a batch of one. A refused command
-//! changes nothing, with two exceptions that the contract requires: an expiry found on the way
-//! stays (T31), and a business refusal stays bound to its key. Ids come from the caller, so that
-//! equal inputs produce equal rows.
+//! Every write of the ledger is one [`Command`]. A single call is a batch of one. A refused command
+//! changes nothing, with two exceptions that the contract requires: an expiry that it found stays
+//! (T31), and a business refusal stays bound to its key. The caller supplies ids, so equal inputs
+//! produce equal rows.
 
 mod accounts;
 mod batch;
@@ -35,11 +35,11 @@ pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 /// Result of a command.
 pub type Outcome = Result<CommandResult, Refused>;
 
-/// Called between two operations of a batch, and between two commands: earlier rows stay, unless
-/// the batch is refused.
+/// Called after each operation of a batch and after each command. The rows created so far stay
+/// unless the batch is refused.
 pub type OnProgress<'a> = &'a mut dyn FnMut(&mut Book);
 
-/// Folds one command into the working set. `index` marks its effects.
+/// Folds one command into the working set. Its effects carry `index`.
 pub fn fold(
     book: &mut Book,
     index: usize,
@@ -130,9 +130,9 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
     }
 }
 
-/// The (call, user, key) under which the answer of this command is stored; `None` where the rows
-/// themselves answer a replay. The user is the owner of the touched object, so that a key never
-/// returns another user's answer (T12).
+/// The (call, user, key) under which the answer of this command is stored. `None` if the rows
+/// themselves answer a replay. The user is the owner of the touched object, so a key never returns
+/// another user's answer (T12).
 fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
     let key = command.key.as_ref()?;
     let owner = |hold_id: &Id| Some(book.holds.get(hold_id)?.terms.user_id.clone());

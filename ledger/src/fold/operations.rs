@@ -28,7 +28,7 @@ pub fn posted(book: &Book, operation_id: &Id, replay: Replay) -> Option<Posted> 
     })
 }
 
-/// Writes one operation, or returns the one that its key made before (T12).
+/// Writes one operation, or returns the one that its key created before (T12).
 pub fn create(
     book: &mut Book,
     command: &Command,
@@ -39,7 +39,7 @@ pub fn create(
     if let Some(stored) = book.operation_by_key(scope, &new.user_id, &new.idempotency_key) {
         let replay = Replay::of(stored.terms.digest == new.digest);
         let id = stored.terms.operation_id.clone();
-        return Ok(posted(book, &id, replay).expect("found by its key a moment ago"));
+        return Ok(posted(book, &id, replay).expect("just found by its key"));
     }
     if matches!(&command.kind, CommandKind::Post(batch) if !batch.single) {
         let key = (
@@ -84,7 +84,7 @@ pub fn create(
         && scope == Scope::Event
     {
         lifecycle::finalize_one(book, known, new.tx_hash.as_ref());
-        return Ok(posted(book, known, Replay::Same).expect("found by its reference a moment ago"));
+        return Ok(posted(book, known, Replay::Same).expect("just found by its reference"));
     }
     let operation_id = new.operation_id.clone().unwrap_or_else(&mut *ids);
     if by_reference.is_some() || book.operations.get(&operation_id).is_some() {
@@ -133,7 +133,7 @@ pub fn create(
         lifecycle::finalize_one(book, &operation_id, new.tx_hash.as_ref());
     }
     lifecycle::apply_pending_receipts(book, &operation_id, ids)?;
-    Ok(posted(book, &operation_id, Replay::No).expect("written a moment ago"))
+    Ok(posted(book, &operation_id, Replay::No).expect("just written"))
 }
 
 /// One checked movement, not yet applied.
@@ -143,9 +143,9 @@ pub struct Move {
     pub units: Units,
     pub hold_id: Option<Id>,
     pub unsettled: bool,
-    /// A reversing entry, units redeemed by a service, or a payment promised before the freeze.
+    /// A reversing entry, a redemption by a service, or a payment out of a hold ([`is_promised`]).
     pub may_debit_frozen: bool,
-    /// A reversing entry that takes back an unsettled credit.
+    /// A reversing entry that debits an unsettled credit.
     pub debits_unsettled: bool,
     pub index: usize,
 }
@@ -214,15 +214,16 @@ fn resolve(
     })
 }
 
-/// A payment out of a hold (D15). A subscription is an offer that its investor may withdraw, so its
-/// hold does not pay for an issue once the account is frozen.
+/// True for a payment out of a hold, which may debit a frozen sub-account (D15). False for an
+/// issue: an investor may withdraw a subscription, so its hold does not pay once the sub-account is
+/// frozen.
 pub(super) fn is_promised(kind: OperationType, hold_id: Option<&Id>) -> bool {
     hold_id.is_some() && kind != OperationType::Issuance
 }
 
-/// Units returned to their own reserve. Maturity pays every holder, including a frozen one, whose
-/// payout is credited and stays frozen. Does not apply to CFA-RUB: its redemption is a payout to
-/// the bank.
+/// True for units returned to their own reserve. Maturity pays every holder, including a frozen
+/// one, whose payout is credited and stays frozen. False for CFA-RUB, whose redemption is a payout
+/// to the bank.
 fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
     let instrument_id = &debit.terms.instrument_id;
     kind == OperationType::Redemption
@@ -230,8 +231,8 @@ fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -
         && *credit.terms.subaccount_id == *subaccount::reserve(instrument_id)
 }
 
-/// Applies the movements and writes the operation with its postings. Cover is checked after all of
-/// them (D17).
+/// Applies the movements and writes the operation with its postings. Checks cover after the last
+/// movement (D17).
 pub fn write(
     book: &mut Book,
     operation: Operation,
@@ -310,7 +311,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
         debit.unsettled -= minor;
     }
     if let Some(hold_id) = &movement.hold_id {
-        // Read again: an earlier posting of this operation may have drawn on the same hold.
+        // Read again: an earlier posting of this operation may have consumed part of this hold.
         let hold = book
             .holds
             .get(hold_id)
@@ -326,8 +327,8 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     accounts::put(book, debit);
 
     let mut credit = side(book, &movement.credit_subaccount_id)?;
-    // A credit opens or reopens the sub-account (T37): what has settled elsewhere must not be
-    // refused here. A freeze stays.
+    // A credit reopens a closed sub-account (T37), because a movement that has settled elsewhere
+    // must not be refused here. A freeze stays.
     credit.closed = false;
     let credit_before = credit.balance;
     credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;

@@ -1,8 +1,8 @@
-//! Read set: the rows that a group of commands needs, collected before any is read.
+//! Read set: keys of the rows that a group of commands needs, collected before the first read.
 //!
-//! Some rows are known only after others are loaded: those that a hold, an operation's postings or
-//! a stored answer refer to. The loader adds them after each round ([`ReadSet::add_hold`] and the
-//! like).
+//! Some keys are known only after other rows are loaded: rows to which a hold, a posting or a
+//! stored answer refers. The loader adds them after each round, for example with
+//! [`ReadSet::add_hold`].
 
 use std::{
     borrow::Cow,
@@ -28,17 +28,17 @@ pub struct ReadSet {
     pub references: BTreeMap<(Id, i32), ReferenceKey>,
     pub tx_hashes: BTreeSet<Id>,
     pub hold_ids: BTreeSet<Id>,
-    /// Unordered: the locking code sorts them.
+    /// Unordered; the store sorts them to lock them.
     pub subaccount_ids: HashSet<Id, RandomState>,
     pub account_ids: BTreeSet<Id>,
     pub user_ids: BTreeSet<Id>,
-    /// Users whose sub-accounts are all needed.
+    /// Users of whom all sub-accounts are needed.
     pub whole_users: BTreeSet<Id>,
-    /// (user, key, call), ordered as [`Self::operation_keys`].
+    /// (user, key, call), in the order of the commands, with duplicates.
     pub answer_keys: Vec<(Id, Id, i32)>,
     pub sources: BTreeSet<Id>,
     pub pending_receipts: BTreeSet<Id>,
-    /// No notices are parked, so none needs to be looked up.
+    /// No notices are parked, so new operations need no lookup of notices.
     pub no_notices: bool,
 }
 
@@ -265,7 +265,7 @@ impl ReadSet {
         }
     }
 
-    /// Adds account and user of each missing sub-account, which may have to be created with it.
+    /// Adds account and user of each sub-account that is not loaded and may have to be created.
     pub fn add_owners(&mut self, is_loaded: impl Fn(&Id) -> bool) {
         for id in self.subaccount_ids.iter().filter(|id| !is_loaded(id)) {
             if let Some(name) = SubAccountName::parse(id) {
@@ -287,7 +287,7 @@ impl ReadSet {
 }
 
 impl Command {
-    /// Calls `see` with every hold id of the command.
+    /// Calls `visit` with every hold id of the command.
     pub fn for_each_hold(&self, visit: &mut dyn FnMut(&Id)) {
         match &self.kind {
             CommandKind::Post(batch) => {
@@ -326,7 +326,7 @@ impl Command {
         }
     }
 
-    /// Calls `see` with every instrument whose decimals the command may bind, or reads without a
+    /// Calls `visit` with every instrument whose decimals the command may bind, or needs without a
     /// sub-account.
     pub fn for_each_scale(&self, visit: &mut dyn FnMut(&Id)) {
         match &self.kind {

@@ -1,8 +1,8 @@
 //! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
 //!
-//! A child emptied by consumption may be grown again by its parent while its order lives. A step
-//! for "whatever remains" of an ended hold does nothing, so that a batch derived from a log never
-//! gets stuck on it.
+//! A consumed child can grow again from its parent while its order is open. A step without an
+//! amount means all that remains. Such a step does nothing on a consumed or released hold, so that
+//! it cannot block a batch that derives from a log.
 
 use types::Minor;
 
@@ -95,8 +95,8 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
     Ok(())
 }
 
-/// The hold and the amount that a step returns; `None` if the hold has ended and the step asked for
-/// all that remains.
+/// Returns the hold and the amount to release. `None` if the hold is consumed or released and the
+/// step has no amount.
 fn releasable(
     book: &Book,
     command: &Command,

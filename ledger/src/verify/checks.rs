@@ -1,4 +1,4 @@
-//! Checks one row against the rows around it. Pure.
+//! Checks of one block, sub-account or hold against the rows that it depends on. Pure.
 
 use super::Fault;
 use crate::{

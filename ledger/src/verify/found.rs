@@ -1,22 +1,22 @@
-//! Result of a check.
+//! Result of a verification.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Counts of what was checked, and the first bad record.
+/// Counts of verified records, and the first bad record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// Blocks of the chain, without the empty first one.
+    /// Blocks of the chain, except the empty block 0.
     pub blocks: u64,
     pub operations: u64,
     pub postings: u64,
     pub sub_accounts: u64,
     pub holds: u64,
     pub instruments: u64,
-    /// Hash of the last block checked, in hex.
+    /// Hash of the last verified block, in hex.
     pub head: String,
-    /// Unset: no bad record.
+    /// `None`: all records are valid.
     pub fault: Option<Fault>,
 }
 

@@ -1,14 +1,19 @@
-//! Verifies a ledger: every block, posting, balance and hold. Read-only.
+//! Verifies every block, posting, balance and hold of a ledger. Read-only.
 //!
-//! Checks in this order, up to the first fault: blocks form a chain; the operations and postings of
-//! each are complete, in order, and match its hash; each posting follows the previous one on both
-//! of its sub-accounts; no operation or posting is outside the chain; balance, version, held and
-//! unsettled of every sub-account match its postings and holds; the list of each user's operations
-//! is complete, and the links that statements follow lead from each posting to the previous one;
-//! every hold satisfies its equation, and its consumed amount was paid by postings that name it;
-//! the balances of every instrument sum to zero. A hash mismatch names the block only, so a posting
-//! that does not follow the previous one is reported first. Memory: a page of rows and the last
-//! balance of [`BALANCES_MAX`] sub-accounts; other balances are looked up.
+//! Checks in this order, up to the first fault:
+//! - The blocks form a chain.
+//! - The operations and postings of each block are complete, in order, and match its hash.
+//! - Each posting follows the previous one on both of its sub-accounts.
+//! - No operation or posting is outside the chain.
+//! - Balance, version, held and unsettled of every sub-account match its postings and holds.
+//! - The user index of operations is complete, and each link of a posting leads to the previous
+//!   one.
+//! - Every hold satisfies its equation, and postings that name it paid its consumed amount.
+//! - The balances of every instrument sum to zero.
+//!
+//! A hash mismatch names only the block, so a posting that does not follow the previous one is
+//! reported first. Memory: a page of rows and the last balances of [`BALANCES_MAX`] sub-accounts;
+//! other balances are looked up.
 
 mod checks;
 mod found;
@@ -26,14 +31,14 @@ use async_recursion::async_recursion as boxed;
 
 const NO_POSTING_BEFORE: &str = "posting of the previous version";
 
-/// Last balances kept in memory.
+/// Sub-accounts whose last balance is kept in memory.
 const BALANCES_MAX: usize = 100_000;
 
 /// Verifies the configured ledger, which may be in use by a running node.
 ///
 /// # Errors
 /// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: the ledger is missing
-/// or unreadable. A fault in it is [`Verified::fault`].
+/// or unreadable. A fault in its records is not an error: see [`Verified::fault`].
 #[boxed]
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
@@ -51,7 +56,7 @@ pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
 
 type Found = Result<Option<Fault>, Error>;
 
-/// A block whose operations are being read.
+/// The block whose operations are being verified.
 struct OpenBlock<'a> {
     row: &'a BlockRow,
     sealer: Sealer,
@@ -66,7 +71,7 @@ struct Check {
     balances: HashMap<String, (i64, i64)>,
 }
 
-/// Returns the first fault.
+/// Returns the fault, if there is one.
 macro_rules! stop {
     ($found:expr) => {
         if let Some(fault) = $found {
@@ -78,7 +83,7 @@ macro_rules! stop {
 impl Check {
     async fn run(&mut self) -> Found {
         if let Some(fault) = self.chain().await? {
-            // The lookup followed the links.
+            // The lookup follows links, so a broken link is the likely cause. Report it instead.
             if fault.differs == NO_POSTING_BEFORE {
                 stop!(self.links().await?);
             }
@@ -128,7 +133,7 @@ impl Check {
         }
     }
 
-    /// Checks the contents of a block.
+    /// Verifies the operations, counts and hash of a block.
     async fn block(&mut self, head: &Head, row: &BlockRow, pages: &mut Pages) -> Found {
         let mut open = OpenBlock {
             row,
@@ -222,8 +227,8 @@ impl Check {
         Ok(None)
     }
 
-    /// Checks that a posting follows the previous one of this sub-account. `before`: the previous
-    /// balance computed from `after` and its amount.
+    /// Checks that a posting follows the previous one of this sub-account. `before` is the previous
+    /// balance, computed from `after` and the amount.
     async fn side(
         &mut self,
         place: (i64, i64, i32),
@@ -260,7 +265,8 @@ impl Check {
         Ok(None)
     }
 
-    /// Balance of the posting that produced a version, unless it is later than `place`.
+    /// Version and balance of the posting that produced a version; `None` if it is not before
+    /// `place`.
     async fn look_up(
         &mut self,
         place: (i64, i64, i32),
@@ -279,7 +285,7 @@ impl Check {
             .map(|found| (version, found.balance)))
     }
 
-    /// Checks that nothing is outside the chain.
+    /// Checks that no operation or posting is outside the chain.
     async fn unsealed(&mut self) -> Found {
         if let Some((operation_id, block)) = self.snapshot.operation_without_block().await? {
             return Ok(Some(Fault {
@@ -296,7 +302,8 @@ impl Check {
         }))
     }
 
-    /// Checks that links lead to the previous posting and that lists of operations are complete.
+    /// Checks that the user index of operations is complete and that links lead to the previous
+    /// posting.
     async fn links(&mut self) -> Found {
         if let Some((operation_id, user_id)) = self.snapshot.unindexed_operation().await? {
             return Ok(Some(Fault {
@@ -351,7 +358,7 @@ impl Check {
     }
 }
 
-/// Operations in chain order, page by page.
+/// Reads operations in chain order, page by page.
 struct Pages {
     read_to: (i64, i64),
     through: i64,
@@ -369,7 +376,7 @@ impl Pages {
         }
     }
 
-    /// The next operation if it belongs to this block.
+    /// Returns the next operation with its postings, if it belongs to this block.
     async fn next_of(
         &mut self,
         snapshot: &mut dyn LedgerSnapshot,

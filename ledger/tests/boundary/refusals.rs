@@ -1268,7 +1268,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
         ),
         (
             |r| r.instrument_scales = scaled(RUB, 3),
-            "instrument_scales[0].decimals: instrument CFA-RUB is kept with 2",
+            "instrument_scales[0].decimals: instrument CFA-RUB has 2 decimals",
         ),
     ];
     let mut client = world.client.clone();
@@ -1289,7 +1289,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
         ),
         (
             scaled(RUB, 3),
-            "instrument_scales[0].decimals: instrument CFA-RUB is kept with 2",
+            "instrument_scales[0].decimals: instrument CFA-RUB has 2 decimals",
         ),
     ] {
         let mut request = pay(&fresh());
