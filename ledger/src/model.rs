@@ -1,6 +1,6 @@
 //! Rows of the ledger in the fold: immutable terms in an `Arc`, small mutable state next to it.
 //!
-//! Invariants, which the database also checks:
+//! Invariants (the database checks the first and the last too):
 //! - `balance >= 0` and `balance - held - unsettled >= 0`, unless the sub-account may be negative.
 //! - `held` is the sum of `remaining` over the active holds of the sub-account.
 //! - `amount + returned = remaining + split_off + consumed + released` for every hold (`design.md`

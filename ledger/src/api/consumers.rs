@@ -1,10 +1,9 @@
 //! Consumed events (specification 6.6): users, confirmed CFA operations, receipts.
 //!
 //! Each event is accepted once, in the transaction of its effects, together with the other events
-//! of its batch. Its command is idempotent besides: operations are keyed by the CFA operation,
+//! of its batch. Its command is idempotent too: operations are keyed by the CFA operation, and
 //! finality of an unknown operation is parked. A permanent refusal goes to the dead-letter topic at
-//! once and does not block later events. While the store is unavailable every event waits; none is
-//! dropped for it.
+//! once and does not block later events. While the store is unavailable events wait.
 
 use std::sync::Arc;
 
@@ -35,10 +34,10 @@ const CHAIN: &str = "ledger.chain";
 const BLOCKS: &str = "ledger.blocks";
 /// Events per transaction.
 const EVENTS_MAX: usize = 256;
-/// All consumer groups of this service.
+/// Consumer groups of the ledger.
 pub const GROUPS: [&str; 4] = [IDENTITY, CFA, CHAIN, BLOCKS];
 
-/// Spawns the consumer that restores missed operations of blocks.
+/// Spawns the consumer of chain blocks that restores missed operations.
 pub fn spawn_reconciler(
     log: Arc<dyn events::Log>,
     reconciler: Reconciler,
@@ -89,7 +88,7 @@ pub fn spawn(
     }
 }
 
-/// Accepts events in one transaction, up to the first that fails.
+/// Accepts events in one transaction, up to the first failure.
 async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event>) -> BatchResult {
     let mut commands = Vec::new();
     let mut indices = Vec::new();
@@ -135,7 +134,7 @@ fn inbox_command(
     }
 }
 
-/// `indices`: index of the event of each command.
+/// Commits commands of events. `indices` contains the index of each command's event.
 async fn commit_events(
     committer: &Committer,
     consumer: &'static str,
@@ -154,7 +153,7 @@ async fn commit_events(
     for (index, outcome) in indices.iter().zip(outcomes) {
         let Err(refused) = outcome else { continue };
         let refusal = refused.refusal;
-        // The instrument's registration has not arrived yet.
+        // The registration of the instrument has not arrived yet: retry.
         if refusal == Refusal::InstrumentNotFound {
             return stopped(*index, refusal.to_string().into());
         }
@@ -186,7 +185,7 @@ fn hash(text: &str) -> Option<Id> {
     (!text.is_empty()).then(|| text.to_ascii_lowercase().into())
 }
 
-/// The command of an event; `None` if the ledger ignores it.
+/// Returns the command of an event; `None` if the ledger ignores it.
 fn command_of(event: &Event) -> Result<EventCommand, Poison> {
     let name = event.short_type();
     Ok(match name.strip_suffix("Event").unwrap_or(name) {
@@ -256,7 +255,7 @@ fn command_of(event: &Event) -> Result<EventCommand, Poison> {
     })
 }
 
-/// The command of the event that this operation of the CFA service should have had.
+/// Returns the command of the event that the CFA service publishes for this operation.
 pub fn command_kind_of(operation: CfaOperation) -> Result<Option<CommandKind>, Poison> {
     let amount = Some(MonetaryAmount {
         currency_code: operation.instrument_id.clone(),
@@ -292,7 +291,7 @@ pub fn command_kind_of(operation: CfaOperation) -> Result<Option<CommandKind>, P
     Ok(command.map(|(kind, _)| kind))
 }
 
-/// Transaction hashes of a block; none for another event.
+/// Returns the transaction hashes of a block; none for another event.
 pub fn transactions_of(event: &Event) -> Result<Vec<String>, Poison> {
     if event.short_type() != "BlockReadEvent" {
         return Ok(Vec::new());
@@ -301,7 +300,7 @@ pub fn transactions_of(event: &Event) -> Result<Vec<String>, Poison> {
     Ok(block.tx_hashes)
 }
 
-/// Finality of an operation that another service posted.
+/// The command for finality of an operation that another service posted.
 fn confirmed(
     kind: OperationType,
     operation_id: String,
@@ -316,8 +315,8 @@ fn confirmed(
     Ok((kind, context))
 }
 
-/// CFA-RUB: posts the deposit now (D21). Other instruments: the CFA service posted the issuance,
-/// which is final now.
+/// CFA-RUB: posts the deposit (D21). Other instruments: makes the issuance final, which the CFA
+/// service posted.
 fn issued(event: cfa::CfaIssuedEvent) -> Result<EventCommand, Poison> {
     if event.instrument_id != CFA_RUB {
         return confirmed(
@@ -345,8 +344,8 @@ fn issued(event: cfa::CfaIssuedEvent) -> Result<EventCommand, Poison> {
     Ok(Some((post(operation), event.context)))
 }
 
-/// With a trade: its operations exist and become final (T11). Without: becomes final, or is posted
-/// now if missing.
+/// With a trade: makes its operations final (T11). Without: makes the transfer final, or posts it
+/// if it is missing.
 fn transferred(event: cfa::CfaTransferredEvent) -> Result<EventCommand, Poison> {
     let from = required("from_user_id", event.from_user_id)?;
     let to = required("to_user_id", event.to_user_id)?;

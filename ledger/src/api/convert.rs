@@ -1,4 +1,4 @@
-//! Conversion between wire messages and the ledger's types. Refusals use the field names of the
+//! Converts between wire messages and the ledger's types. Refusals use the field names of the
 //! schema.
 
 use proto::{
@@ -20,7 +20,7 @@ use crate::{
     refusal::{Class, Position, Refusal, Refused},
 };
 
-/// Status of a refusal (D23). `in_batch`: the field of an invalid item includes its index.
+/// Status of a refusal (D23). `in_batch`: the status includes the index of the refused item.
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
     let mut status = bare_status(refused, in_batch);
     if refused.replay != Replay::No {
@@ -83,7 +83,7 @@ fn check_problem(field: &str, problem: Option<String>) -> Result<(), Refusal> {
     problem.map_or(Ok(()), |problem| Err(Refusal::invalid(field, problem)))
 }
 
-/// A required id.
+/// Converts a required id.
 pub fn id(field: &str, text: String) -> Result<Id, Refusal> {
     check_id(field, &text)?;
     Ok(text.into())
@@ -97,7 +97,7 @@ pub fn check_id(field: &str, text: &str) -> Result<(), Refusal> {
     check_problem(field, id_problem(text, ID_BYTES_MAX))
 }
 
-/// An optional id.
+/// Converts an optional id. An empty text is `None`.
 pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal> {
     match text {
         Some(text) if !text.is_empty() => id(field, text).map(Some),
@@ -105,28 +105,28 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
     }
 }
 
-/// Checks an id that a list is filtered by; empty for none.
+/// Checks the id in a filter of a list; empty for no filter.
 pub fn check_id_filter(field: &str, text: &str) -> Result<(), Refusal> {
     check_problem(field, id_problem(text, ID_BYTES_MAX))
 }
 
-/// Checks a text that a list is filtered by; empty for none.
+/// Checks a text, which may be empty.
 pub fn check_text(field: &str, text: &str) -> Result<(), Refusal> {
     check_problem(field, text_problem(text, TEXT_BYTES_MAX))
 }
 
-/// Free text that may be empty.
+/// Converts free text that may be empty.
 pub fn text(field: &str, text: String) -> Result<String, Refusal> {
     check_text(field, &text)?;
     Ok(text)
 }
 
-/// A transaction hash, in lower case so that equal hashes are equal texts.
+/// Converts a transaction hash to lower case, so that equal hashes are equal texts.
 pub fn tx_hash(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal> {
     optional_id(field, text.map(|text| text.to_ascii_lowercase()))
 }
 
-/// A required positive amount.
+/// Converts a required positive amount.
 pub fn amount(field: &str, value: Option<&common::MonetaryAmount>) -> Result<Amount, Refusal> {
     let (code, value) = convert::monetary_amount(value).map_err(invalid_field(field))?;
     Ok(Amount {
@@ -135,7 +135,7 @@ pub fn amount(field: &str, value: Option<&common::MonetaryAmount>) -> Result<Amo
     })
 }
 
-/// A required amount that may be zero.
+/// Converts a required amount that may be zero.
 pub fn amount_or_zero(
     field: &str,
     value: Option<&common::MonetaryAmount>,
@@ -156,7 +156,7 @@ fn optional_amount(
     value.map(|value| amount(field, Some(value))).transpose()
 }
 
-/// An operation to write. `key` and `user_id` of the call are defaults for the operation's fields.
+/// Converts an operation to write. `key` and `user_id` of the call are defaults for its fields.
 pub fn new_operation(
     operation: Option<wire::Operation>,
     postings: Vec<wire::Posting>,
@@ -176,7 +176,7 @@ pub fn new_operation(
         postings,
     } = whole;
     let operation = operation.unwrap_or_default();
-    // The call's own key and user are checked already, and the key may be longer.
+    // The key of the call is checked already and may be longer than an id.
     let user_id = match operation.user_id.as_str() {
         "" => user_id.to_owned(),
         own => own.to_owned(),
@@ -219,7 +219,7 @@ fn new_posting(index: usize, posting: wire::Posting) -> Result<NewPosting, Refus
     read().map_err(|refusal: Refusal| refusal.of_posting(index))
 }
 
-/// A hold to open.
+/// Converts a hold to open.
 pub fn new_hold(hold: Option<wire::Hold>) -> Result<NewHold, Refusal> {
     let hold = hold.ok_or_else(|| Refusal::invalid("hold", "is required"))?;
     Ok(NewHold {
@@ -236,7 +236,7 @@ pub fn new_hold(hold: Option<wire::Hold>) -> Result<NewHold, Refusal> {
     })
 }
 
-/// A hold step of a batch.
+/// Converts a hold step of a batch.
 pub fn step(step: wire::HoldStep) -> Result<Step, Refusal> {
     use wire::hold_step::Step as Wire;
     let kind = match step

@@ -1,4 +1,4 @@
-//! Diagnostic HTTP reads of specification 4.6 (D43): the same resources as the RPCs, for staff.
+//! Diagnostic HTTP reads of specification 4.6 (D43) for staff: the same resources as the RPCs.
 
 use std::{str::FromStr, sync::Arc};
 
@@ -40,14 +40,14 @@ pub fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// An RPC request with the caller that the access layer found.
+/// Builds an RPC request with the caller that the access layer identified.
 fn request<M>(caller: Caller, message: M) -> Request<M> {
     let mut request = Request::new(message);
     request.extensions_mut().insert(caller);
     request
 }
 
-/// A bare or prefixed enum name as its number; empty is 0.
+/// Converts an enum name, bare or prefixed, to its number; empty is 0.
 fn code<T: FromStr>(
     name: &str,
     prefix: &str,

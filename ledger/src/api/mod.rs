@@ -1,8 +1,8 @@
-//! LedgerService: writes become commands for the committer, reads query the store.
+//! LedgerService. Writes become commands for the committer; reads query the store.
 //!
 //! Every refusal has the exact text and reason of D23. A replayed answer has the metadata
-//! `idempotent-replayed: true`; a key reused with different content gets the stored answer, and is
-//! logged and counted (T12).
+//! `idempotent-replayed: true`. A key reused with different content gets the stored answer; the
+//! reuse is logged and counted (T12).
 
 pub mod consumers;
 pub mod convert;
@@ -27,7 +27,7 @@ use crate::{
     repo::Store,
 };
 
-/// The service. Shared by RPC, HTTP reads and the request topics.
+/// The service, shared by RPC, HTTP reads and the request topics.
 pub struct Api {
     pub(crate) store: Store,
     pub(crate) committer: Committer,
@@ -42,7 +42,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// `digest` is that of the message without its context.
+    /// `digest` is the digest of the message without its context.
     fn of(caller: &rpc::Caller, context: Context, digest: i64) -> Self {
         let user_id = if context.user_id.is_empty() {
             &caller.subject
@@ -71,7 +71,7 @@ impl Writer {
 }
 
 impl Api {
-    /// Commits a command. The outer error is operational, the inner one is the refusal.
+    /// Commits a command. The outer error is operational; the inner error is the refusal.
     async fn commit(&self, writer: Writer, kind: CommandKind) -> Result<Outcome, Status> {
         self.submit(writer.command(kind)).await
     }
@@ -85,7 +85,7 @@ impl Api {
         Ok(outcome)
     }
 
-    /// As [`Self::commit`]; passes the outcome through `prepare`, for a large command during the
+    /// As [`Self::commit`], and converts the outcome with `prepare`: for a large command during the
     /// write.
     async fn commit_prepared<T>(
         &self,
@@ -102,7 +102,7 @@ impl Api {
         let early = self.committer.submit_early(command, context).await;
         let mut early = early.map_err(|error| failed(&error))?;
         let mut prepared = None;
-        // A repeated fold may have another outcome.
+        // A repeated fold may have another outcome; the last one counts.
         while let Some(mut outcome) = early.folded.recv().await {
             while let Ok(newer) = early.folded.try_recv() {
                 outcome = newer;
@@ -118,7 +118,7 @@ impl Api {
     }
 }
 
-/// Number of keys reused with different content, of the call and of its operations.
+/// Number of keys reused with different content: the call's, or those of its operations.
 fn reused_keys(outcome: &Outcome) -> usize {
     match outcome {
         Ok(CommandResult {
@@ -159,8 +159,8 @@ fn record_latency(started: Instant) {
         .record(started.elapsed().as_secs_f64());
 }
 
-/// Status of a failing store for the caller (D23): an unavailable store may be retried, a permanent
-/// failure may not.
+/// Status of a store failure (D23). The caller may retry if the store is unavailable, but not after
+/// a permanent failure.
 pub(crate) fn failed(error: &Error) -> Status {
     if error.is_away() {
         tracing::warn!(%error, "ledger store is unavailable");

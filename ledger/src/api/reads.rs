@@ -1,7 +1,7 @@
-//! The reads of LedgerService. A user sees its own rows, staff and services see all (D32).
+//! The reads of LedgerService. A user sees its own rows; staff and services see all (D32).
 //!
-//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or filter
-//! value that a write would reject is rejected here with the same error.
+//! Lists are newest first. An unknown filter value gives an empty list, not NOT_FOUND (D45). An id
+//! or filter value that a write would reject is rejected here with the same error.
 
 use proto::{convert::to_decimal, ledger::v1 as wire};
 use rpc::{
@@ -20,7 +20,7 @@ use crate::{
     repo::{HoldFilter, OperationFilter, PageBound, SubAccountFilter, TrialBalance},
 };
 
-/// Sub-accounts that a list may be restricted to: a full page.
+/// Maximum number of sub-account ids in a list request: a full page.
 const SUBACCOUNT_IDS_MAX: usize = page::SIZE_MAX as usize;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -43,12 +43,12 @@ fn check_id(field: &str, text: &str) -> Result<(), Status> {
     convert::check_id(field, text).map_err(refused)
 }
 
-/// Checks an id that a list is filtered by.
+/// Checks the id in a filter of a list.
 pub(super) fn check_id_filter(field: &str, text: &str) -> Result<(), Status> {
     convert::check_id_filter(field, text).map_err(refused)
 }
 
-/// Effective user_id of a list. Empty means all users for staff, the caller for a user.
+/// Returns the user of a list. Empty means all users for staff and services, the caller for a user.
 fn effective_user_id(caller: &Caller, user_id: String) -> Result<String, Status> {
     check_id_filter("user_id", &user_id)?;
     match &caller.user_id {
@@ -180,8 +180,8 @@ impl Api {
         }))
     }
 
-    /// One operation with its postings, if it belongs to the caller or moved one of the caller's
-    /// sub-accounts.
+    /// Reads an operation with its postings, if it belongs to the caller or posts to one of the
+    /// caller's sub-accounts.
     async fn operation(
         &self,
         caller: &Caller,

@@ -1,4 +1,4 @@
-//! Balance as of a time, and statement of a period. A user sees its own sub-accounts, staff and
+//! Balance as of a time, and statement of a period. A user sees its own sub-accounts; staff and
 //! services see all (D32).
 
 use proto::{
@@ -17,20 +17,20 @@ use crate::{Error, model::SubAccount, refusal::Refusal, repo::Line};
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// Versions of a sub-account that a statement covers. Fixed by its first page, kept in the page
-/// token.
+/// Versions of a sub-account that a statement covers. The first page fixes them; the page token
+/// carries them.
 #[derive(Clone, Copy)]
 struct Period {
     opening_version: u64,
     closing_version: u64,
     /// Minor units credited in the period.
     sum_in: i128,
-    /// Last version shown before this page.
+    /// Last version on the previous page.
     after: u64,
 }
 
 impl Api {
-    /// Balance now, or after the last posting at or before `as_of`.
+    /// Returns the current balance, or the balance after the last posting at or before `as_of`.
     pub(super) async fn get_balance(
         &self,
         caller: &Caller,
@@ -110,7 +110,7 @@ impl Api {
         self.page_of(&row, period, &page).await
     }
 
-    /// The versions in [from, to).
+    /// Returns the versions whose postings are in [from, to).
     async fn period(
         &self,
         row: &SubAccount,
@@ -182,7 +182,7 @@ impl Api {
     }
 }
 
-/// The token contains the period, so that all pages of a statement cover the same one.
+/// Page token with the period, so that all pages of a statement cover the same versions.
 fn token_of(period: &Period, last: &Line) -> Key {
     Key {
         created_us: last.version as i64,

@@ -1,12 +1,12 @@
-//! Request/reply over topics (4.4, T37, T38): the gRPC handlers on `ledger.<call>`, with replies on
-//! `<topic>.reply`.
+//! Request/reply over topics (4.4, T37, T38): the gRPC handlers read requests from `ledger.<call>`
+//! and reply on `<topic>.reply`.
 //!
-//! A request is the encoded message of the call. Its reply has the request's `kafka_correlationId`
-//! (or request id); an error is sent as the headers `error-code`, `error-reason` and
+//! A request is the encoded message of the call. Its reply has the request's `kafka_correlationId`,
+//! or else its request id. An error is sent as the headers `error-code`, `error-reason` and
 //! `error-message` with an empty value (D26). A request may be handled twice after a crash; writes
-//! recognise it by its key. A reply that the log refuses for its size is replaced by an error with
-//! the committed ids. Writers to these topics are trusted like services; the broker must restrict
-//! access.
+//! recognise the repeat by its key. If the log refuses a reply for its size, an error with the
+//! committed ids replaces it. Writers to these topics have the rights of a service, so the broker
+//! must restrict access.
 
 use std::{collections::HashMap, future::Future, sync::Arc};
 
@@ -42,7 +42,7 @@ pub const TOPICS: [(&str, &str); 11] = [
     ("ledger.getBalance", "GetBalanceResponse"),
 ];
 
-/// Request, reply and dead-letter topics, for a broker without topic creation on demand.
+/// Request, reply and dead-letter topics, for a broker that does not create topics on demand.
 pub fn all() -> Vec<String> {
     TOPICS
         .iter()
@@ -107,8 +107,8 @@ async fn serve(
     }
 }
 
-/// Sends a reply. One that the log refuses is replaced by an error; if that is refused too, the
-/// request stays without a reply.
+/// Sends a reply. If the log refuses it, sends an error instead. If the log refuses the error too,
+/// the request has no reply.
 async fn send(
     log: &dyn Log,
     delivery: &Delivery,
@@ -138,13 +138,13 @@ async fn send(
     }
 }
 
-/// Result of a request: its request id, and the response or an error.
+/// Result of a request: the response or an error, with the request id.
 struct Answer {
     request_id: String,
     result: Result<TopicResponse, Status>,
 }
 
-/// A response, and what its error reply must contain if it cannot be sent.
+/// A response, with the ids for the error reply that replaces it if it is too large.
 struct TopicResponse {
     payload: Vec<u8>,
     is_replay: bool,
@@ -153,7 +153,7 @@ struct TopicResponse {
 }
 
 impl Answer {
-    /// The error that replaces an answer that cannot be sent.
+    /// The error that replaces an answer that is too large to send.
     fn too_large(&self) -> Answer {
         let status = match &self.result {
             Ok(topic_response) => {
@@ -185,7 +185,7 @@ impl Answer {
     }
 }
 
-/// For reads, which commit nothing.
+/// Committed ids of a read: none.
 fn no_commit<T>(_: &T) -> Option<String> {
     None
 }
@@ -206,7 +206,7 @@ async fn dispatch(api: &Api, topic: &str, payload: &[u8]) -> Answer {
                     let context = |message: &wire::$request| message.context.clone();
                     call(payload, context, |request| LedgerService::$method(api, request), $committed).await
                 })+
-                other => unreachable!("{other} is not among the topics subscribed to"),
+                other => unreachable!("no handler for topic {other}"),
             }
         };
     }
@@ -257,7 +257,7 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
         }
     };
     let event = Event {
-        // Derived, so that a request handled again after a crash has the same reply id.
+        // Derived: a request that is handled again after a crash gets the same reply id.
         id: Uuid::new_v5(&request.id, b"reply"),
         topic: reply_topic(topic),
         key: request.key.clone(),
@@ -295,7 +295,7 @@ where
         }
     };
     let request_id = context(&message).map_or_else(String::new, |context| context.request_id);
-    // The RPC layer runs this check when it decodes a call; here it has to be called.
+    // The RPC layer runs this check for calls. Requests on topics do not pass through it.
     if let Err(refused) = proto::checks::check::<M>(payload) {
         return Answer {
             request_id,

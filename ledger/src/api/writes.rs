@@ -11,7 +11,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Operations and hold steps per call.
+/// Maximum number of operations and hold steps per call.
 const BATCH_ITEMS_MAX: usize = 20_000;
 
 type RpcResult<T> = Result<Response<T>, Status>;
@@ -32,7 +32,7 @@ fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u
         .collect()
 }
 
-/// True if each operation succeeds or fails alone; unset: all or nothing.
+/// True if each operation succeeds or fails alone. The default is all or nothing.
 fn is_independent(mode: i32) -> Result<bool, Status> {
     match wire::BatchMode::try_from(mode) {
         Ok(wire::BatchMode::Unspecified | wire::BatchMode::AllOrNothing) => Ok(false),
@@ -44,7 +44,7 @@ fn is_independent(mode: i32) -> Result<bool, Status> {
     }
 }
 
-/// Bug: the answer does not match the command.
+/// Internal error: the answer does not match the command (a bug).
 pub(super) fn answer_mismatch() -> Status {
     rpc::status::internal(&crate::Error::Broken(
         "answer does not match the command".to_owned(),
@@ -66,7 +66,7 @@ fn single(result: CommandResult) -> Result<Posted, Status> {
         .map_err(|refused| convert::status(&refused, false))
 }
 
-/// The response to a batch.
+/// Converts the outcome of a batch to its response.
 fn to_outcomes(outcome: Outcome) -> RpcResult<wire::CreateOperationsResponse> {
     let CommandResult { answer, replay } =
         outcome.map_err(|refused| convert::status(&refused, true))?;

@@ -1,4 +1,4 @@
-//! Rows of the audit chain: its head, and the sealed rows.
+//! Rows of the audit chain: its last block and the sealed rows.
 
 use super::rows;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 events::row! {
-    /// Start of a group: the last block, and whether there are limits or parked notices.
+    /// State at the start of a group: the last block, and whether limits or parked notices exist.
     pub struct Start {
         pub(super) block: i64,
         pub(super) hash: Vec<u8>,

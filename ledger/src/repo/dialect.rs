@@ -1,38 +1,39 @@
-//! SQL text where the two schemas differ.
+//! SQL that differs between the two databases.
 //!
-//! SQLite pays for each page that a transaction touches, so its schema avoids indexes by
-//! sub-account and by user: postings are linked lists, the user index of operations is filled in
-//! batches. PostgreSQL has a full index for each.
+//! On SQLite a transaction costs per page that it touches, so the schema has no full index by
+//! sub-account or by user. The postings of a sub-account are a linked list, and the user index of
+//! operations is filled in batches. PostgreSQL has a full index for each.
 
 use sqlx::{Database, Postgres, Sqlite};
 
 /// Statements that depend on the database.
 pub trait Dialect: Database {
-    /// Text before and after a bound JSON array of texts: true for a column with one of them.
+    /// SQL before and after a bound JSON array of texts, to match a column with any of them.
     const IN_LIST: (&str, &str);
-    /// Prefix that defines `entries`, unordered: the postings of a sub-account (`$1`) with versions
-    /// after `$2` through `$3`, with that `version` and whether they debit it (`is_debit`). Cost:
-    /// by their number, not by their position.
+    /// Prefix that defines `entries`, unordered: the postings of sub-account `$1` with versions
+    /// after `$2` through `$3`. Adds the columns `version` and `is_debit` (the posting debits the
+    /// sub-account). Cost: by the number of entries, not by their position.
     const ENTRIES: &str;
-    /// Prefixes that select operations `o` of a user, whose id follows; together they select each
-    /// operation once. With each the alias of the table that has `created_at_us` and `operation_id`
-    /// in order.
+    /// Prefixes that select operations `o` of a user; the user id follows. Together they select
+    /// each operation once. Each comes with the alias of the table that is ordered by
+    /// `created_at_us` and `operation_id`.
     const OPERATIONS_OF_USER: &[(&str, &str)];
-    /// Fills `last_postings`: version and balance after the last posting of each sub-account.
+    /// Fills `last_postings` with version and balance after the last posting of each sub-account.
     const FILL_LAST_POSTINGS: &str;
     /// Selects the first posting or sub-account with a wrong link: (operation, posting,
     /// sub-account).
     const BROKEN_LINK: Option<&str>;
-    /// Selects the first operation that is missing from the index of its user, or is found twice,
-    /// or under another user: (operation, user).
+    /// Selects the first operation that is missing from the user index, is found twice or under
+    /// another user: (operation, user).
     const UNINDEXED_OPERATION: Option<&str>;
 }
 
 impl Dialect for Sqlite {
     const IN_LIST: (&str, &str) = ("IN (SELECT value FROM json_each(", "))");
 
-    /// Starts at the nearest indexed version, or at the last one, and follows the links back. After
-    /// a wrong link entries are missing: a caller that needs all of them counts them.
+    /// Starts at the nearest indexed version at or after `$3`, or at the last one, and follows the
+    /// links back. Entries are missing after a wrong link: a caller that needs all of them counts
+    /// them.
     const ENTRIES: &str = "WITH RECURSIVE near (posting_no, version) AS (\
          SELECT * FROM (SELECT posting_no, debit_version FROM postings \
          WHERE debit_subaccount_id = $1 AND debit_version % 32 = 0 AND debit_version >= $3 \
@@ -64,7 +65,7 @@ impl Dialect for Sqlite {
         ),
     ];
 
-    /// SQLite takes a bare column beside `MAX` from the row with the maximum.
+    /// SQLite takes a bare column next to `MAX` from the row with the maximum.
     const FILL_LAST_POSTINGS: &str = "INSERT INTO last_postings SELECT id, MAX(version), balance FROM (\
          SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS balance FROM postings \
          UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after FROM postings) sides GROUP BY id";

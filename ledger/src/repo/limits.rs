@@ -1,10 +1,11 @@
-//! Velocity limits: their rows, and the usage of each, summed from the postings.
+//! Velocity limits: their rows, and the usage of each as a sum of postings.
 //!
-//! Cost of a group while there are limits: one statement for the limits. On SQLite one statement
-//! per limit and affected sub-account of the group, which walks the window back from its end. On
-//! PostgreSQL one or two per limit, and per sub-account with more than a few postings one per step
-//! of the binary search for the window's start. Without limits: none. Known limitation: a limit on
-//! every user costs thousands of statements in a group of thousands of accounts.
+//! Cost of a group while limits exist: one statement for the limits. On SQLite one statement per
+//! limit and affected sub-account, which follows the links from the last posting back to the
+//! window's start. On PostgreSQL at most one statement per limit; for each sub-account with
+//! [`SEARCH_POSTINGS_MIN`] postings one more per step of the binary search for the window's start.
+//! Without limits: none. Known limitation: a limit on every user costs thousands of statements in a
+//! group of thousands of accounts.
 
 use std::collections::BTreeSet;
 
@@ -25,11 +26,11 @@ use crate::{
 pub const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
      LEFT JOIN instruments i ON i.instrument_id = l.instrument_id";
 
-/// Sub-accounts with fewer postings are summed without a search for the window's start.
+/// Postings from which the window's start is searched; with fewer all of them are read.
 const SEARCH_POSTINGS_MIN: u64 = 64;
 
 events::row! {
-    /// Also the format of a limit in a stored answer.
+    /// A velocity limit. Also its format in a stored answer.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub struct LimitRow {
         pub limit_id: String,
@@ -88,8 +89,8 @@ impl From<&VelocityLimit> for LimitRow {
 /// Reads of velocity limits.
 #[async_trait]
 pub trait Limits {
-    /// Limits of a user (including those of every user) and of an instrument, newest first; empty
-    /// text matches everything.
+    /// Limits of an instrument that apply to a user, including those of every user, newest first.
+    /// An empty text matches everything.
     async fn limits(
         &self,
         user_id: &str,
@@ -130,7 +131,7 @@ where
     }
 }
 
-/// Scope of the limits to read: rows in the working set, and rows that its commands may create.
+/// Scope of the limits to read: rows of the working set, and rows that its commands may create.
 pub struct LimitScope {
     pub instruments: BTreeSet<Id>,
     pub users: BTreeSet<Id>,
@@ -167,7 +168,7 @@ impl LimitScope {
     }
 }
 
-/// The sub-accounts of the working set within the scope of a limit.
+/// The sub-accounts of the working set in the scope of a limit.
 pub fn limited_subaccounts<'a>(
     limit: &'a VelocityLimit,
     book: &'a Book,
@@ -175,13 +176,13 @@ pub fn limited_subaccounts<'a>(
     (book.subaccounts.values()).filter(|row| limit.applies_to(&row.terms.subaccount_id))
 }
 
-/// True if all postings may be summed, without a search for the window's start.
+/// True if all postings are read, without a search for the window's start.
 pub fn is_small(of: &SubAccount) -> bool {
     of.version < SEARCH_POSTINGS_MIN
 }
 
 /// The sub-accounts of [`limited_subaccounts`], each with a version at or before the window's
-/// start. The time of a posting decides.
+/// start. The sum itself selects postings by time.
 pub async fn window_starts<DB>(
     tx: &mut DB::Connection,
     limit: &VelocityLimit,
@@ -209,9 +210,9 @@ where
     Ok(starts)
 }
 
-/// For PostgreSQL: usage of a window in minor units per sub-account, in two halves; no row means
-/// zero. `$1`: start of the window, `$2`: types of operations. `from_sql` names the sub-accounts
-/// and joins their postings.
+/// PostgreSQL statement for the usage of a window per sub-account, in minor units and two halves.
+/// No row means zero. `$1`: start of the window, `$2`: operation types. `from_sql` joins the
+/// sub-accounts with their postings; `SIDE` in it is replaced by the side's column prefix.
 pub fn usage_sql(side: Side, from_sql: &str) -> String {
     let column = match side {
         Side::Debit => "debit",

@@ -13,7 +13,7 @@ use crate::{
     names::SubAccountName,
 };
 
-/// Loads holds, and adds the rows that they refer to to the read set.
+/// Loads holds. Adds the rows to which they refer to the read set.
 pub fn holds(read_set: &mut ReadSet, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
     for row in found {
         hold(read_set, book, Hold::try_from(row)?);
@@ -26,7 +26,7 @@ pub fn hold(read_set: &mut ReadSet, book: &mut Book, hold: Hold) {
     book.holds.load(hold.terms.hold_id.clone(), hold);
 }
 
-/// Loads operations under their id, key, reference and hash.
+/// Loads operations by id, key, reference and transaction hash.
 pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
     for row in found {
         let operation = Operation::try_from(row)?;
@@ -53,7 +53,7 @@ pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error
     Ok(())
 }
 
-/// Loads postings, which are ordered by operation.
+/// Loads postings. `found` is ordered by operation.
 pub fn postings(read_set: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
     let mut group: Vec<Posting> = Vec::new();
     let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
@@ -89,7 +89,7 @@ pub fn accounts(book: &mut Book, found: Vec<AccountRow>) -> Result<(), Error> {
     Ok(())
 }
 
-/// (user, blocked)
+/// Loads users from (user, blocked).
 pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
     for (user_id, blocked) in found {
         let user_id = Id::from(user_id);
@@ -97,7 +97,7 @@ pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
     }
 }
 
-/// Instruments whose decimals are needed, to open a sub-account or to bind decimals.
+/// Instruments whose decimals are needed to open a sub-account or to bind decimals.
 pub fn instruments(read_set: &ReadSet, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
     let mut instruments: BTreeSet<Id> = read_set
         .subaccount_ids
@@ -114,7 +114,7 @@ pub fn instruments(read_set: &ReadSet, commands: &[&Command], book: &Book) -> BT
     instruments
 }
 
-/// Loads stored answers; returns the operations they refer to.
+/// Loads stored answers. Returns the operations to which they refer.
 pub fn answers(book: &mut Book, found: Vec<AnswerRow>) -> Result<BTreeSet<Id>, Error> {
     let mut operations = BTreeSet::new();
     for row in found {
@@ -136,7 +136,7 @@ pub fn answers(book: &mut Book, found: Vec<AnswerRow>) -> Result<BTreeSet<Id>, E
     Ok(operations)
 }
 
-/// (source, first sequence, last sequence, digest)
+/// Loads positions from (source, first sequence, last sequence, digest).
 pub fn sources(book: &mut Book, found: Vec<(String, i64, i64, i64)>) {
     for (source, first, through, digest) in found {
         let position = SourcePosition {

@@ -1,11 +1,13 @@
 //! The store of the ledger: the only module with SQL.
 //!
-//! Storage contract of every back-end: a [`Group`] is one write transaction. [`Group::load`]
-//! returns the working set of its commands, [`Group::save`] writes the folded rows. On PostgreSQL
-//! that takes a few statements, regardless of the size of the group; SQLite runs in process and
-//! uses more. Velocity limits cost more (see `limits`). After [`Group::commit`] the group is
-//! durable. [`Reads`] see committed rows only. A [`LedgerSnapshot`] contains all rows of one
-//! moment.
+//! The storage contract, with a SQLite and a PostgreSQL implementation:
+//! - A [`Group`] is one write transaction. [`Group::load`] returns the working set of its commands,
+//!   [`Group::save`] writes the folded rows. After [`Group::commit`] the group is durable.
+//! - [`Reads`] see committed rows only.
+//! - A [`LedgerSnapshot`] contains all rows at one moment.
+//!
+//! Cost on PostgreSQL: a fixed number of statements per group. SQLite runs in process and uses
+//! more. Velocity limits add statements (see `limits`).
 
 mod audit;
 mod dialect;
@@ -44,8 +46,8 @@ impl Store {
     /// schema.
     ///
     /// # Errors
-    /// [`Error::Events`]: it cannot be opened or migrated. [`Error::Url`]. [`Error::Broken`]:
-    /// operations exist without the chain of blocks.
+    /// [`Error::Url`]. [`Error::Broken`]: operations exist without the audit chain. Other errors:
+    /// the database cannot be opened, migrated or read.
     pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
         let store = if config.url.is_empty() {
             let (reads, writes) = sqlite::open(&config.data_dir).await?;
@@ -89,7 +91,7 @@ impl Store {
         self.writes.run_deferred().await
     }
 
-    /// Publishes events of committed groups to the log until `shutdown`.
+    /// Publishes the events of committed groups to the log until `shutdown`.
     pub async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
         self.writes.relay(log, shutdown).await;
     }
@@ -115,7 +117,7 @@ impl Deref for Store {
 /// Opens a read-only snapshot of all rows, concurrent with writes.
 ///
 /// # Errors
-/// [`Error::NoLedger`] if it does not exist, [`Error::Url`], [`Error::Store`] if it cannot be read.
+/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`]. [`Error::Store`]: it cannot be read.
 pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, Error> {
     if config.url.is_empty() {
         Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))
@@ -124,59 +126,58 @@ pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, 
     }
 }
 
-/// How to handle a failed group.
+/// Classifies the failure of a group for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryKind {
-    /// It would fail again, or the error is unknown.
+    /// The group would fail again, or the error is unknown.
     Never,
-    /// Conflict with another process. Nothing was written; a retry sees the other's rows.
+    /// Conflict with another ledger. Nothing was written. A retry sees the other ledger's rows.
     Contention,
-    /// The connection was lost. The group may have been committed: a retry finds the keys of its
-    /// commands.
+    /// The connection was lost. The group may be committed: a retry finds the keys of its commands.
     Lost,
 }
 
 /// The writes of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
-    /// True if a write blocks its thread until the disk answers. It then needs its own thread, or
-    /// that of a caller that waits for it anyway.
+    /// True if a write blocks its thread until the disk answers. The writer then needs its own
+    /// thread, or the thread of a caller that waits for the write.
     fn blocks_thread(&self) -> bool {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
-    /// Does deferred work after the answers of a group. The next group first completes what
-    /// remains.
+    /// Does deferred work after the answers of a group. The next group first completes what is
+    /// left.
     async fn run_deferred(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn retry_kind(&self, error: &Error) -> RetryKind;
-    /// Waits for all connections to be returned and closes them, including those of [`Reads`].
+    /// Waits until all connections are idle and closes them, including those of [`Reads`].
     async fn close(&self);
 }
 
 /// Emits the events of a group, in order.
 pub type Events<'a> = dyn Fn(&Book, &mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
 
-/// Folds the commands of a group into its working set. Calls its argument between two operations,
-/// which may flush the rows made so far ([`Book::drain_ready`]).
+/// Folds the commands of a group into its working set. Calls its second argument after each
+/// operation, which may flush the rows created so far ([`Book::drain_ready`]).
 pub type Fold<'a> = dyn FnMut(&mut Book, &mut dyn FnMut(&mut Book)) + Send + 'a;
 
-/// One write transaction; dropping it without [`Group::commit`] rolls it back.
+/// One write transaction. Dropping it without [`Group::commit`] rolls it back.
 #[async_trait]
 pub trait Group: Send {
-    /// Adds events to the inbox; `false` for an event that is in it already, or is named twice.
+    /// Adds events to the inbox. `false` for an event that is in it already or occurs twice.
     async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error>;
 
     /// Loads all rows that these commands can touch, with the applicable limits, and locks them
-    /// until the end of the group. Its time is the clock's, or that of the last block if the clock
-    /// is before it: times of a sub-account's postings never decrease.
+    /// until the end of the group. The group's time is the later of `clock_us` and the last block's
+    /// time, so the times of a sub-account's postings never decrease.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
     /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]) and
     /// the events. `events` may be called on another thread during the write.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
-    /// Folds, and saves any changes. Rows may be written while the fold continues.
+    /// Folds, and saves the changes. May write rows while the fold continues.
     async fn fold_and_save(
         &mut self,
         mut book: Book,
@@ -190,7 +191,7 @@ pub trait Group: Send {
         Ok(book)
     }
 
-    /// Runs the store-only work of a command.
+    /// Executes the part of a command that does not need the fold: deletion of parked notices.
     async fn run_maintenance(&mut self, command: &Command) -> Result<(), Error>;
 
     async fn commit(self: Box<Self>) -> Result<(), Error>;

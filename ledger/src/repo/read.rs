@@ -1,4 +1,4 @@
-//! Reads: committed rows, newest first, paged by key. The same statements for both databases,
+//! Reads of committed rows, newest first, paged by key. Both databases use the same statements,
 //! except for [`Dialect`].
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A page of a list: rows strictly before this position, newest first.
+/// A page of a list, newest first: at most `limit` rows strictly before this position.
 pub struct PageBound<'a> {
     pub created_at_us: i64,
     pub id: &'a str,
@@ -90,21 +90,21 @@ pub trait Reads: History + Limits + Send + Sync {
         filter: &HoldFilter<'_>,
         bound: PageBound<'_>,
     ) -> Result<Vec<Hold>, Error>;
-    /// Active holds past their expiry.
+    /// Active holds that are due, in order of expiry, at most `limit`.
     async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error>;
     async fn holds_active(&self) -> Result<i64, Error>;
-    /// Time of the last write; 0 without one.
+    /// Time of the last block in microseconds; 0 without a block.
     async fn last_sealed_us(&self) -> Result<i64, Error>;
     /// Last applied sequence of a source; 0 if none.
     async fn source_position(&self, source: &str) -> Result<u64, Error>;
-    /// Sums per instrument, in one snapshot; empty id: all instruments.
+    /// Sums per instrument, in one snapshot. An empty id selects all instruments.
     async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error>;
-    /// True if operations exist without any block: each is sealed with its group, so they were not
-    /// made by a ledger, or the blocks were deleted.
+    /// True if operations exist but no block. Every group that creates operations writes a block,
+    /// so the blocks were deleted or another program wrote the operations.
     async fn is_audit_chain_missing(&self) -> Result<bool, Error>;
 }
 
-/// Columns of the trial balance. Each sum is split into two halves of 32 bits and cannot overflow.
+/// Columns of the trial balance. A sum is read as two 32-bit halves, which cannot overflow.
 type TrialRow = (String, i32, i64, i64, i64, i64, i64, i64, i64, i64);
 
 #[async_trait]
@@ -217,7 +217,7 @@ where
             ));
             query.push_bind(bound.limit);
         };
-        // A key is selective enough without the user.
+        // The index on the key selects few operations even without the user.
         if filter.user_id.is_empty() || !filter.idempotency_key.is_empty() {
             query.push("SELECT o.* FROM operations o WHERE ");
             narrow(&mut query, "o");
@@ -259,7 +259,8 @@ where
         push_filter(&mut query, "h.subaccount_id", filter.subaccount_id);
         push_filter(&mut query, "h.owner", filter.owner);
         push_filter(&mut query, "h.parent_hold_id", filter.parent_hold_id);
-        // A sub-account or a parent selects fewer holds than the user does.
+        // A sub-account or a parent selects fewer holds than the user. `|| ''` prevents the use of
+        // the index on the user.
         let is_narrow = !filter.subaccount_id.is_empty() || !filter.parent_hold_id.is_empty();
         let user_id = if is_narrow {
             "h.user_id || ''"

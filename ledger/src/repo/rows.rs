@@ -16,7 +16,7 @@ use crate::{
     refusal::Position,
 };
 
-/// A row that violates the schema.
+/// The error of a row that violates the schema.
 pub fn broken(what: &str, id: &str) -> Error {
     Error::Broken(format!("{what} {id}"))
 }
@@ -25,7 +25,7 @@ fn some_id(text: Option<String>) -> Option<Id> {
     text.map(Id::from)
 }
 
-/// A sum read in two halves of 32 bits, which cannot overflow.
+/// Joins a sum that was read as two 32-bit halves, which cannot overflow.
 pub fn wide(high: i64, low: i64) -> i128 {
     (i128::from(high) << 32) + i128::from(low)
 }
@@ -209,7 +209,7 @@ pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM hol
      LEFT JOIN instruments i ON i.instrument_id = h.instrument_id";
 
 events::row! {
-    /// Also the format of a hold in a stored answer.
+    /// A hold. Also its format in a stored answer.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub struct HoldRow {
         pub(super) hold_id: String,
@@ -330,7 +330,7 @@ events::row! {
     }
 }
 
-/// A stored answer as JSON text.
+/// The outcome of a stored answer in its JSON format.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -343,15 +343,15 @@ enum Outcome {
         hold: Box<HoldRow>,
         operation_id: Option<String>,
     },
-    /// (operation id, reason of refusal): one of the two per operation. Format of older releases,
-    /// without texts; read only.
+    /// (operation id, reason of refusal), one of the two per operation. Written by older releases
+    /// without texts; only read.
     Batch(Vec<(Option<String>, Option<String>)>),
     Outcomes(Vec<Item>),
     SubAccount(String),
     Limit(LimitRow),
 }
 
-/// Outcome of one operation in a batch: its id, or reason and text of its refusal.
+/// Outcome of one operation in a batch: its id, or reason and text of the refusal.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 enum Item {

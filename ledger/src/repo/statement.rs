@@ -1,8 +1,8 @@
 //! History of a sub-account: versions by time, and postings as lines of a statement.
 //!
-//! Versions of a sub-account are gapless and the times of its postings never decrease (the ledger's
-//! time is monotonic), so a time is found by binary search: some twenty lookups in a million
-//! postings, and no index on time to maintain.
+//! Versions of a sub-account are gapless, and the times of its postings never decrease because the
+//! ledger's time is monotonic. A version is therefore found by binary search over the time: some
+//! twenty lookups in a million postings, without an index on time.
 
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Encode, Executor, FromRow, IntoArguments, Pool, Type};
@@ -14,7 +14,7 @@ use crate::{
     model::{Id, OperationType, SubAccount},
 };
 
-/// A posting from the side of one of its sub-accounts.
+/// A posting as seen from one of its sub-accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     pub version: u64,
@@ -48,7 +48,7 @@ pub trait History {
     async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error>;
     /// Balance after a version; zero for version 0.
     async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error>;
-    /// Minor units credited by the versions after `from` through `to`.
+    /// Sum of the credits of the versions after `from` through `to`, in minor units.
     async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error>;
     /// The postings of the versions after `from` through `to`, in order, at most `limit`.
     async fn lines(
@@ -118,7 +118,7 @@ where
         to: u64,
         limit: i64,
     ) -> Result<Vec<Line>, Error> {
-        // Reads no more versions than lines.
+        // Reads at most `limit` versions.
         let to = to.min(from.saturating_add(limit.unsigned_abs()));
         let sql = format!(
             "{} SELECT e.version, e.posting_id, e.operation_id, o.kind, \
@@ -158,7 +158,7 @@ impl TryFrom<LineRow> for Line {
     }
 }
 
-/// As [`History::version_through`], over any connection.
+/// As [`History::version_through`], on a given connection.
 pub async fn version_through<DB>(
     reader: &mut DB::Connection,
     of: &SubAccount,
@@ -186,7 +186,8 @@ struct VersionSearch {
     low: u64,
     /// Versions after this one are later.
     high: u64,
-    /// Most queries are for recent times: the search starts at the end, with growing steps.
+    /// Distance of the next probe from the end. Most queries are for recent times, so the search
+    /// starts at the end and its steps grow.
     step: u64,
 }
 
@@ -210,12 +211,14 @@ impl VersionSearch {
         }
     }
 
-    /// A nearby version that SQLite finds without a walk ([`Dialect::ENTRIES`]), if there is one.
+    /// Rounds down to an indexed version, from which SQLite follows no links
+    /// ([`Dialect::ENTRIES`]). Returns `version` itself if that is not after `low`.
     fn aligned(&self, version: u64) -> u64 {
         let near = version & !31;
         if near > self.low { near } else { version }
     }
 
+    /// Records whether the posting of `version` is at or before the time.
     fn narrow(&mut self, version: u64, is_through: bool) {
         if is_through {
             self.low = version;
@@ -231,8 +234,8 @@ impl VersionSearch {
     }
 }
 
-/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the previous
-/// version, `$3`: the version.
+/// Statement for the time of the posting that produced a version, in microseconds. `$1`:
+/// sub-account, `$2`: the previous version, `$3`: the version.
 fn time_sql<DB: Dialect>() -> String {
     format!("{} SELECT created_at_us FROM entries", DB::ENTRIES)
 }
@@ -259,7 +262,8 @@ where
         .ok_or_else(|| missing(of, version))
 }
 
-/// Versions are gapless: fewer postings than versions are a corrupt row, not a shorter answer.
+/// Fails if postings are missing. Versions are gapless, so fewer postings than versions mean a
+/// corrupt row.
 fn check_complete(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Error> {
     if found.unsigned_abs() == to.saturating_sub(from) {
         Ok(())
@@ -268,7 +272,7 @@ fn check_complete(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(),
     }
 }
 
-/// A version without its posting.
+/// The error of a version without a posting.
 fn missing(of: &SubAccount, version: u64) -> Error {
     let what = format!("posting of version {version} of sub-account");
     rows::broken(&what, &of.terms.subaccount_id)

@@ -1,7 +1,7 @@
-//! Reads for `verify`. One connection and one read-only transaction, so all pages are of one
+//! Reads for `verify`. One connection and one read-only transaction: all pages belong to one
 //! snapshot while the node keeps writing. Every result is a page of bounded size. Both databases
-//! run the same statements; [`Dialect`] contains the exceptions. A sum is read as two 32-bit halves
-//! (`*_sum_high`, `*_sum_low`), so that it cannot overflow.
+//! use the same statements, except for [`Dialect`]. A sum is read as two 32-bit halves
+//! (`*_sum_high`, `*_sum_low`), which cannot overflow.
 
 use std::collections::HashMap;
 
@@ -30,8 +30,7 @@ events::row! {
 }
 
 events::row! {
-    /// The posting that produced one version of a sub-account. The next posting of the sub-account
-    /// must continue from it.
+    /// The posting that produced one version of a sub-account.
     pub struct VersionPosting {
         pub balance: i64,
         pub block: Option<i64>,
@@ -119,7 +118,7 @@ pub trait LedgerSnapshot: Send {
         subaccount_id: &str,
         version: i64,
     ) -> Result<Option<VersionPosting>, Error>;
-    /// The first operation with no block, or with a block number that is not 1 to the last block of
+    /// The first operation without a block, or with a block outside 1 to the last block of
     /// `audit_blocks`: (operation, block).
     async fn operation_without_block(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
     /// The first posting that references a missing row: (operation, posting, id of the missing
@@ -130,11 +129,11 @@ pub trait LedgerSnapshot: Send {
     /// The first posting or sub-account whose link does not name the previous posting: (operation,
     /// posting, sub-account).
     async fn broken_link(&mut self) -> Result<Option<BrokenLink>, Error>;
-    /// The first operation missing from the list of its user: (operation, user).
+    /// The first wrong entry of the user index: (operation, user).
     async fn unindexed_operation(&mut self) -> Result<Option<(String, String)>, Error>;
     /// Fills the temporary tables that [`Self::subaccounts`] and [`Self::holds`] join: postings per
-    /// hold, unsettled credits per sub-account, last posting per sub-account. Call it once, before
-    /// them.
+    /// hold, unsettled credits per sub-account, last posting per sub-account. The caller runs it
+    /// once before them.
     async fn fill_temp_tables(&mut self) -> Result<(), Error>;
     /// Holds after `after`.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;

@@ -14,7 +14,7 @@ use crate::{
     repo::limits::{LIMIT, LimitRow, LimitScope, load_limit, usage_sql, window_starts},
 };
 
-/// Locks the limits that commands name, so that two ledgers do not change the same one.
+/// Locks the limits that commands name: two ledgers cannot change the same limit concurrently.
 pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
     let named: BTreeSet<&Id> = commands
         .iter()
@@ -35,7 +35,7 @@ pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Er
     Ok(())
 }
 
-/// Loads the limits that may apply to this working set, and the usage of each.
+/// Loads the limits that may apply to this working set, with the usage of each.
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],

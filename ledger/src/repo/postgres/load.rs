@@ -1,15 +1,15 @@
-//! Locking and reading the working set of a group.
+//! Locks and reads the working set of a group.
 //!
-//! Lock order, the same for every group: source positions, sub-accounts (one statement, sorted),
-//! users, named limits, parked notices. At READ COMMITTED each statement sees the rows committed
-//! before it began, so rows read after the locks are current and stay so.
-//! - A hold and an operation change only under the lock of their sub-accounts: those are found
-//!   before, from columns that never change, and checked again under the locks.
-//! - A new sub-account starts frozen if its user is blocked: the lock on the user excludes a
+//! Lock order of every group: source positions, sub-accounts (one statement, sorted), users, named
+//! limits, parked notices. At READ COMMITTED each statement sees the rows committed before it
+//! began. Rows read after the locks are therefore current, and stay current until the commit.
+//! - A hold or an operation changes only under the locks of its sub-accounts. They are found before
+//!   the locks, from columns that never change, and checked again under the locks.
+//! - A new sub-account starts frozen if its user is blocked. The lock on the user excludes a
 //!   concurrent block.
 //! - A notice is parked if its operation does not exist, and looked up when an operation is
-//!   created: one of two such groups has to see the other. They share a lock by the hash of the
-//!   key; creators of operations do not exclude each other.
+//!   created. Of two such groups one must see the other, so both lock the hash of the key. Groups
+//!   that create operations lock it shared and do not exclude each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +32,14 @@ use crate::{
     },
 };
 
-/// A child has a parent, which may itself be a child; no deeper chain is created.
+/// Loads a hold, its parent and its grandparent. Callers create no deeper chain.
 const PARENT_ROUNDS: usize = 3;
-/// How often newly appeared rows are locked before the group is retried.
+/// Rounds of locking rows that other ledgers committed meanwhile, before the group is retried.
 const LOCK_ROUNDS: usize = 4;
 
-/// Operation `o` has the key `j`, as a condition that only the index on the keys matches. With
-/// `o.user_id = j.user_id` the planner may use the index on the user and read all operations of the
-/// user for each key.
+/// Condition that operation `o` has the key `j`, written so that only the index on keys matches.
+/// With `o.user_id = j.user_id` the planner may use the index on the user and read all operations
+/// of the user for each key.
 const HAS_KEY: &str = "o.idempotency_key = j.key \
      AND (o.user_id, o.scope) >= (j.user_id, j.scope) AND (o.user_id, o.scope) <= (j.user_id, j.scope)";
 
@@ -50,7 +50,8 @@ pub fn texts<'a>(ids: impl IntoIterator<Item = &'a Id>) -> Vec<&'a str> {
 /// Locks and loads all rows that these commands can touch.
 ///
 /// # Errors
-/// [`Error::Raced`]: new rows kept appearing. [`Error::Store`], [`Error::Broken`].
+/// [`Error::Raced`]: other ledgers committed new rows in every round. [`Error::Store`],
+/// [`Error::Broken`].
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -68,12 +69,12 @@ pub async fn load(
     }
     let mut locked = Locked::default();
     locked.add(tx, &to_lock, &named.whole_users).await?;
-    // Sub-accounts that may have to be created, including the destination of a hold.
+    // These may have to be created, including the destination of a hold.
     named.subaccount_ids.extend(to_lock);
     named.add_owners(|id| locked.has(id));
     lock_users(tx, &named, &locked).await?;
     limits::lock(tx, commands).await?;
-    // After the locks, so that no posting of these sub-accounts has a later time than this group.
+    // Read after the locks: no posting of these sub-accounts has a later time than this group.
     let mut started = lock_notices(tx, commands, &named).await?;
     for _ in 0..LOCK_ROUNDS {
         let now_us = clock_us.max(started.start.head()?.sealed_at_us);
@@ -99,11 +100,12 @@ pub async fn load(
     Err(Error::Raced)
 }
 
-/// State that a group reads after its locks.
+/// State that a group reads after it has its locks.
 struct GroupStart {
     start: Start,
-    /// False if none of the keys in the commands has an operation, or a stored answer.
+    /// False if no operation has one of the commands' keys.
     has_operations: bool,
+    /// False if no stored answer has one of the commands' keys.
     has_answers: bool,
 }
 
@@ -229,7 +231,8 @@ async fn subaccounts_of_operations(
     Ok(())
 }
 
-/// Blocking a user and creating a sub-account exclude each other; two creations do not.
+/// Locks users. Blocking a user and creating a sub-account exclude each other; two creations do
+/// not.
 async fn lock_users(
     tx: &mut PgConnection,
     read_set: &ReadSet,
@@ -250,8 +253,8 @@ async fn lock_users(
     Ok(())
 }
 
-/// Locks the slots of notices for the operations of these commands, shared for commands that create
-/// operations, exclusive for notices; then reads the start of the group.
+/// Locks the notices about the operations of these commands, then reads the start of the group.
+/// Commands that create operations lock shared; finality notices lock exclusively.
 async fn lock_notices(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -289,14 +292,14 @@ async fn read(
 ) -> Result<(ReadSet, Book), Error> {
     let mut book = Book::at(now_us);
     let mut read_set = ReadSet {
-        // A notice for an operation created here would need the lock that this group shares.
+        // No notice can be parked for an operation created here: that needs an exclusive lock.
         no_notices: !started.start.has_news,
         ..ReadSet::default()
     };
     for command in commands {
         read_set.add(command);
     }
-    // Looked up by `lock_notices` already.
+    // Keys that `lock_notices` found to be new need no lookup.
     let absent = |keys: &[Key], has: bool| if has { 0 } else { keys.len() };
     let absent_operations = absent(&read_set.operation_keys, started.has_operations);
     let absent_answers = absent(&read_set.answer_keys, started.has_answers);
@@ -318,8 +321,8 @@ async fn read(
     Ok((read_set, book))
 }
 
-/// Sub-accounts still to be locked: those named by rows that appeared before the locks were taken,
-/// or that appeared with them.
+/// Sub-accounts that are not locked yet, because other ledgers committed them, or rows that name
+/// them, before this group had its locks.
 async fn missing(
     tx: &mut PgConnection,
     read_set: &ReadSet,
@@ -344,7 +347,7 @@ async fn missing(
         }
     }
     if !read_set.whole_users.is_empty() {
-        // None can be created while their users are locked.
+        // No other sub-account of these users can be created while the users are locked.
         let found: Vec<String> =
             sqlx::query_scalar("SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)")
                 .bind(texts(&read_set.whole_users))
@@ -529,7 +532,7 @@ async fn scales(
     Ok(())
 }
 
-/// Loads stored answers; returns the operations they refer to.
+/// Loads stored answers. Returns the operations to which they refer.
 async fn answers(
     tx: &mut PgConnection,
     keys: &[Key],

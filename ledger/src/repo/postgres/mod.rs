@@ -1,11 +1,11 @@
 //! The store in a PostgreSQL database, which several ledgers may share.
 //!
-//! Groups of different ledgers overlap at READ COMMITTED. The order of [`load`] makes this safe: it
-//! takes all row locks of the group first, then reads the rows that the fold depends on. A row that
-//! does not exist yet cannot be locked and is protected by its key: new rows are inserted, never
-//! upserted, so the second of two ledgers fails and is retried on the rows of the first. The end of
-//! the audit chain is locked last, before any write that other ledgers may make too: from there to
-//! the commit, groups that create operations wait for one another.
+//! Groups of different ledgers run concurrently at READ COMMITTED. [`load`] takes all row locks of
+//! a group before it reads the rows that the fold depends on. A row that does not exist cannot be
+//! locked, so its key protects it: new rows are inserted, never upserted. The second of two ledgers
+//! fails and is retried on the rows of the first. The end of the audit chain is locked last, before
+//! any insert that may conflict with another ledger. From there to the commit, groups that create
+//! operations wait for one another.
 
 mod limits;
 mod load;
@@ -41,7 +41,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 /// lock not available.
 const CONTENTION_SQLSTATES: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
 
-/// A server that does not answer within this time counts as lost, even if its connection is open.
+/// A connection whose server does not answer within this time counts as lost, even if it is open.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn with_timeout<T>(
@@ -53,7 +53,7 @@ async fn with_timeout<T>(
     }
 }
 
-/// Connects and migrates the schema; returns both halves of the contract.
+/// Connects and migrates the schema. Returns the reads and the writes of the contract.
 pub async fn open(url: &str) -> Result<(sqlx::PgPool, impl Writes + use<>), Error> {
     let db = Postgres::open(url, &MIGRATOR).await?;
     Ok((db.read().clone(), Writer { db }))
@@ -80,7 +80,7 @@ impl Writes for Writer {
         Ok(Box::new(Group { tx }))
     }
 
-    /// No work is deferred.
+    /// Does nothing: no work is deferred.
     async fn run_deferred(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Writes the folded group: one statement per kind of row, with a typed array per column.
+//! Writes the folded group with one statement per kind of row and a typed array per column.
 //!
-//! New rows are inserted, never upserted: a row that exists already means that another ledger was
-//! faster, and the group is folded again.
+//! New rows are inserted, never upserted. If a row exists already, another ledger committed it
+//! first, and the group is folded again.
 
 use sqlx::{Arguments, FromRow, PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
@@ -40,7 +40,7 @@ fn split<'a, K, V>(
     (new, updated)
 }
 
-/// Executes a statement that must affect all of its rows, which were read under a lock.
+/// Executes a statement that must affect `rows` rows. `what` names them in the error.
 async fn execute_all(
     tx: &mut PgConnection,
     what: &str,
@@ -63,13 +63,13 @@ fn check(what: &str, rows: usize, affected: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes every changed row, and the block that seals new operations. The order follows the foreign
-/// keys, after the lock on the end of the chain: new rows, which other ledgers may wait for, are
-/// written under that lock.
+/// Writes every changed row, and the block that seals new operations. The end of the chain is
+/// locked before new rows are inserted, because other ledgers may wait for their keys. The order
+/// follows the foreign keys.
 pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let block = if audit::has_new_operations(book) {
         let head = update_subaccounts_and_lock_head(tx, book).await?;
-        Some(audit::seal(&head, book).expect("the group creates operations"))
+        Some(audit::seal(&head, book).expect("the group has new operations"))
     } else {
         update_subaccounts(tx, book).await?;
         None
@@ -122,7 +122,7 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     execute_all(tx, "accounts", new.len(), query).await
 }
 
-/// The mutable columns of sub-accounts.
+/// Binds the ids and the mutable columns of sub-accounts.
 fn mutable_columns(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
     let mut to = PgArguments::default();
     (|| {
@@ -173,8 +173,8 @@ async fn update_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Er
     execute_all(tx, "sub-accounts", updated.len(), query).await
 }
 
-/// As [`update_subaccounts`]; in the same round trip locks the chain of blocks until the commit and
-/// reads its end.
+/// As [`update_subaccounts`]. In the same round trip locks the chain of blocks until the commit and
+/// reads its last block.
 async fn update_subaccounts_and_lock_head(
     tx: &mut PgConnection,
     book: &Book,
@@ -259,8 +259,8 @@ const INSERT_BLOCK: &str = "\
      INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
      SELECT j.*, $43 FROM UNNEST($38::int[], $39::text[], $40::text[], $41::bigint[], $42::text[]) AS j";
 
-/// Writes in one round trip the block of a group, its operations and postings, and the stored
-/// answers.
+/// Writes the block of a group, its operations and postings, and the stored answers in one round
+/// trip.
 async fn insert_block(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
     let (new, _) = split(book.operations.changes());
     let changes = book.postings.changes();
@@ -296,7 +296,7 @@ async fn insert_block(tx: &mut PgConnection, book: &Book, block: &Block) -> Resu
         .bind((0..new.len() as i64).collect::<Vec<_>>())
         .bind(column(&postings, |row| &*row.operation_id))
         .bind(column(&postings, |row| {
-            i32::try_from(row.ordinal).expect("an operation has fewer postings")
+            i32::try_from(row.ordinal).expect("an ordinal fits 31 bits")
         }))
         .bind(column(&postings, |row| &*row.posting_id))
         .bind(column(&postings, |row| &*row.debit_subaccount_id))
@@ -399,7 +399,7 @@ async fn pending_receipts(tx: &mut PgConnection, book: &Book) -> Result<(), Erro
         .map(|change| &**change.key)
         .collect();
     if !deleted.is_empty() {
-        // The sweeper may have deleted it concurrently.
+        // The sweeper may have deleted them concurrently, so the count is not checked.
         sqlx::query("DELETE FROM parked WHERE match_key = ANY($1)")
             .bind(deleted)
             .execute(tx)
@@ -408,7 +408,7 @@ async fn pending_receipts(tx: &mut PgConnection, book: &Book) -> Result<(), Erro
     Ok(())
 }
 
-/// Runs the store-only work of a command.
+/// Deletes parked notices if the command asks for it.
 pub async fn run_maintenance(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
     if let CommandKind::PurgePendingReceipts { before_us } = &command.kind {
         sqlx::query("DELETE FROM parked WHERE at_us < $1")

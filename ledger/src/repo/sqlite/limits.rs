@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Many ids in one bound value.
+/// Ids as one bound JSON array.
 fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
     let items: Vec<&str> = items.into_iter().map(|id| &**id).collect();
     json(&items)
@@ -25,7 +25,7 @@ fn json(items: &impl serde::Serialize) -> String {
     serde_json::to_string(items).expect("texts and numbers have a JSON form")
 }
 
-/// Loads the limits that may apply to this working set, and the usage of each.
+/// Loads the limits that may apply to this working set, with the usage of each.
 pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(), Error> {
     let scope = LimitScope::of(commands, book);
     let sql = format!(
@@ -46,9 +46,9 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
     Ok(())
 }
 
-/// Usage of a window for a sub-account (`$1`): walks from its last posting back to the first one
-/// outside (`$2`: start of the window), for one side (`$3`: debit) and types of operations (`$4`).
-/// Returns the sum in two halves, and whether the chain is complete.
+/// Usage of a window by sub-account `$1`. Follows the links from its last posting back to the first
+/// one before the window (`$2`: start). Counts one side (`$3`: debit) and some operation types
+/// (`$4`). Returns the sum in two halves, and whether the chain is complete.
 const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
      UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, \
@@ -65,7 +65,7 @@ const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      COALESCE(SUM(CASE WHEN counts THEN amount & 4294967295 END), 0), \
      COALESCE(MIN(COALESCE(is_whole, 0)), 1) FROM entries";
 
-/// (sub-account, used in two halves)
+/// Usage of a limit: (sub-account, high half, low half).
 fn used(
     db: &Connection,
     limit: &VelocityLimit,

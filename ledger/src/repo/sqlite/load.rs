@@ -1,5 +1,4 @@
-//! Loads the working set of a group: one index lookup per key, as a call on the writer's own
-//! connection.
+//! Loads the working set of a group with one index lookup per key, on the writer's connection.
 
 use std::collections::BTreeSet;
 
@@ -23,18 +22,18 @@ use crate::{
     },
 };
 
-/// A child has a parent, which may itself be a child; no deeper chain is created.
+/// Loads a hold, its parent and its grandparent. Callers create no deeper chain.
 const PARENT_ROUNDS: usize = 3;
 
-/// Number of keys from which a range check may save their lookups.
+/// Number of keys from which one range check may save their lookups.
 const RANGE_CHECK_KEYS_MIN: usize = 8;
 
-/// One bound text.
+/// One id as the bound values of a statement.
 fn key(id: &Id) -> [&str; 1] {
     [&**id]
 }
 
-/// Loads all rows that these commands can touch, and the end of the audit chain.
+/// Loads all rows that these commands can touch, and the last block of the audit chain.
 pub fn load(
     db: &Connection,
     row_cache: &mut RowCache,
@@ -181,7 +180,7 @@ fn subaccounts(
     Ok(())
 }
 
-/// Loads account and user of each missing sub-account, which may have to be created with it.
+/// Loads account and user of each sub-account that may have to be created.
 fn owners(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
     read_set.add_owners(|id| book.subaccounts.get(id).is_some());
     let sql = "SELECT * FROM accounts WHERE account_id = ?1";
@@ -195,7 +194,7 @@ fn owners(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<()
     Ok(())
 }
 
-/// Loads decimals, to open a sub-account or to bind decimals.
+/// Loads the decimals that are needed to open a sub-account or to bind decimals.
 fn scales(
     db: &Connection,
     read_set: &ReadSet,
@@ -213,8 +212,8 @@ fn scales(
     Ok(())
 }
 
-/// Skips the lookup when no stored key is in [min, max] of the batch. True for time-ordered
-/// (UUIDv7) keys.
+/// Returns the keys to look up: none if no stored key is in [min, max] of `keys`, which holds for
+/// new time-ordered (UUIDv7) keys.
 fn keys_in_stored_range<'a>(
     db: &Connection,
     between_sql: &str,
@@ -232,7 +231,7 @@ fn keys_in_stored_range<'a>(
     Ok(keys)
 }
 
-/// Loads stored answers; returns the operations they refer to.
+/// Loads stored answers. Returns the operations to which they refer.
 fn answers(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
     let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
     let keys = keys_in_stored_range(db, between, &read_set.answer_keys)?.iter();

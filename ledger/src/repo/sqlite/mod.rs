@@ -1,4 +1,4 @@
-//! The store in a SQLite file: a single writer, so loaded rows do not change until the group ends.
+//! The store in a SQLite file. It has a single writer, so loaded rows do not change during a group.
 
 mod limits;
 mod load;
@@ -48,8 +48,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0006_operation_types"
 );
 
-/// Opens `ledger.sqlite` in the folder and migrates its schema; returns both halves of the
-/// contract.
+/// Opens `ledger.sqlite` in the folder and migrates its schema. Returns the reads and the writes of
+/// the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
     let tx = db.write().await?;
@@ -130,7 +130,7 @@ impl Writes for Writer {
         true
     }
 
-    /// Never: there is no other writer, and the wait for the file lock is over.
+    /// Never: there is no other writer, and SQLite has already waited for the file lock.
     fn retry_kind(&self, _: &Error) -> RetryKind {
         RetryKind::Never
     }
@@ -144,9 +144,9 @@ struct Group {
     tx: DirectTx,
     row_cache: Arc<Mutex<RowCache>>,
     unindexed: Arc<AtomicU64>,
-    /// Read with the working set.
+    /// The last block, read with the working set.
     head: Option<Head>,
-    /// Weight of its commands.
+    /// [`Command::weight`] of its commands.
     weight: usize,
     /// Number of operations that this group creates.
     sealed: u64,
@@ -157,13 +157,13 @@ struct Group {
 /// The block and the events of a group.
 type Sealed = (Option<Block>, Packed);
 
-/// Effects of a group from which its block and events are made on another thread during the write.
+/// Effects of a group from which another thread builds its block and events during the write.
 const PARALLEL_SEAL_EFFECTS_MIN: usize = 256;
 
-/// Weight of a group from which another thread folds it while its first rows are written.
+/// Weight of a group from which another thread folds it while this one writes the first rows.
 const CONCURRENT_WEIGHT_MIN: usize = 256;
 
-/// Changes of operations per flush to the writer: mostly as many as its largest statement has rows.
+/// Changes of operations per flush: the row count of the largest INSERT.
 const FLUSH_CHANGES: usize = 256;
 
 /// Message from the folding thread to the writing thread.
@@ -175,7 +175,7 @@ enum FoldMessage {
 
 impl Group {
     fn row_cache(&self) -> MutexGuard<'_, RowCache> {
-        // Valid even if poisoned: an interrupted change has only removed rows.
+        // Valid even if poisoned: a panic leaves only rows that equal the stored ones.
         self.row_cache
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -185,6 +185,7 @@ impl Group {
         self.head.as_ref().expect("load precedes save")
     }
 
+    /// Writes the changed rows. Seals the group on another thread if it has many effects.
     fn save_rows(&self, book: &Book, seal: impl Fn() -> Sealed + Sync) -> Result<Sealed, Error> {
         let block = self.head().block + 1;
         if book.effects.len() < PARALLEL_SEAL_EFFECTS_MIN {
@@ -205,8 +206,8 @@ impl Group {
         })
     }
 
-    /// Writes rows while another thread folds, and then the rest while that thread makes the block
-    /// and the events. `None`: the thread cannot be started.
+    /// Writes flushed rows while another thread folds, and the rest while that thread builds the
+    /// block and the events. `None`: the thread cannot be started; `book` is then unchanged.
     fn fold_concurrently(
         &mut self,
         book: &mut Option<Book>,
@@ -218,7 +219,7 @@ impl Group {
         let done: Result<_, Error> = std::thread::scope(|scope| {
             let folding = move || {
                 let mut book = book.take()?;
-                // A failed writer has dropped its receiver.
+                // Sending fails after a failed write, which drops the receiver.
                 fold(&mut book, &mut |book| {
                     if let Some(rows) = book.drain_ready(FLUSH_CHANGES) {
                         let _ = sender.send(FoldMessage::Rows(rows));
@@ -245,7 +246,7 @@ impl Group {
         Ok(Arc::into_inner(book))
     }
 
-    /// Writes rows as they arrive; returns the working set when all its rows are written.
+    /// Writes rows as they arrive. Returns the working set after all its rows are written.
     fn save_flushed(
         &mut self,
         messages: mpsc::Receiver<FoldMessage>,
@@ -351,7 +352,7 @@ impl super::Group for Group {
             changed,
             ..
         } = *self;
-        // Locked before the next group begins; filled only after the commit.
+        // Locked before the next group can begin, and filled only after the commit.
         let mut row_cache = row_cache.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
         unindexed.fetch_add(sealed, Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! Row cache: stored sub-accounts and active holds, kept from one group to the next.
+//! Row cache: sub-accounts and active holds, kept from one group to the next.
 //!
-//! Groups read these rows most, and this connection is the one that writes them. Invariant: a
-//! cached row equals the stored row. Rows that a group changes are removed before the write and
-//! inserted after the commit; a write by another connection changes SQLite's `data_version` and
+//! Groups read these rows most often, and only the writer's connection changes them. Invariant: a
+//! cached row equals the stored row. Rows that a group changes are evicted before the write and
+//! inserted after the commit. A write by another connection changes SQLite's `data_version` and
 //! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], and some
-//! 700 per hold, at most [`HOLDS_MAX`].
+//! 700 bytes per hold, at most [`HOLDS_MAX`].
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ pub struct RowCache {
     /// Last `PRAGMA data_version`, which other connections' commits change.
     version: i64,
     subaccounts: HashMap<Id, SubAccount, RandomState>,
-    /// Active holds only: ended ones are rarely read.
+    /// Active holds only, because ended ones are rarely read.
     holds: HashMap<Id, Hold, RandomState>,
 }
 
@@ -37,7 +37,8 @@ pub struct Changed {
 }
 
 impl RowCache {
-    /// Clears the cache if another connection has written. None can within a write transaction.
+    /// Clears the cache if another connection has written. Called inside the write transaction,
+    /// which excludes other writers.
     pub fn check(&mut self, db: &Connection) -> Result<(), Error> {
         let version = db
             .prepare_cached("PRAGMA data_version")?
@@ -87,10 +88,11 @@ impl RowCache {
         }
     }
 
-    /// Removes the rows that are about to be written; returns their new state, to be cached after
-    /// commit.
+    /// Removes the rows that are about to be written. Returns their new state, to be cached after
+    /// the commit.
     pub fn evict_changed(&mut self, book: &Book) -> Changed {
-        // Cached rows contain their instrument's decimals: a changed scale invalidates all of them.
+        // Cached rows contain the decimals of their instrument, so new decimals invalidate all of
+        // them.
         if book.scales.changes().next().is_some() {
             self.clear();
             return Changed::default();

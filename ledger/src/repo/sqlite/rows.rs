@@ -47,7 +47,7 @@ pub fn find<K: Params, T>(
     Ok(found)
 }
 
-/// Reads a struct from the columns named like its fields.
+/// Reads a struct from the columns with the names of its fields.
 macro_rules! named {
     ($row:ident, $type:ident { $($field:ident),+ $(,)? }) => {
         Ok($type { $($field: $row.get(stringify!($field))?),+ })
@@ -59,7 +59,7 @@ pub const SUB_ACCOUNT: &str = "SELECT s.subaccount_id, s.account_id, s.user_id, 
      s.created_at_us, s.balance, s.held, s.unsettled, s.version, s.freeze, s.closed, s.updated_at_us, s.last_posting \
      FROM sub_accounts s";
 
-/// A row of [`SUB_ACCOUNT`], by column index: the most frequent read.
+/// Reads a row of [`SUB_ACCOUNT`] by column index, because it is the most frequent read.
 pub fn subaccount(row: &Row) -> rusqlite::Result<SubAccount> {
     Ok(SubAccount {
         terms: Arc::new(SubAccountTerms {

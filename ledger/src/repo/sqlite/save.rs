@@ -1,7 +1,7 @@
-//! Writes the folded group: many rows per statement, each statement prepared once.
+//! Writes the folded group with many rows per statement; each statement is prepared once.
 //!
-//! A statement that fires a trigger needs a statement journal, with a copy of each page that it
-//! touches: one per statement instead of one per row.
+//! A statement that fires a trigger needs a statement journal with a copy of each page that it
+//! touches. Many rows per statement share one.
 
 use std::sync::OnceLock;
 
@@ -47,10 +47,10 @@ static POSTING: Insert = Insert::new(
     17,
 );
 
-/// Rows per INSERT, largest first: the remainder uses the next smaller ones.
+/// Rows per INSERT, largest first. A remainder uses the next smaller sizes.
 const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
 
-/// INSERT into a table with N columns, one statement for each of [`SIZES`].
+/// INSERT into a table, with one statement for each of [`SIZES`].
 struct Insert {
     into: &'static str,
     columns: usize,
@@ -76,7 +76,7 @@ impl Insert {
         })
     }
 
-    /// Writes the rows in order; `put` binds the values of each.
+    /// Writes the rows in order. `put` binds the values of one row.
     fn write<T>(
         &self,
         db: &Connection,
@@ -107,7 +107,7 @@ impl Insert {
     }
 }
 
-/// Values of a statement, in order.
+/// Binds the values of a statement in order.
 struct Values<'a, 'db> {
     statement: &'a mut CachedStatement<'db>,
     count: usize,
@@ -124,8 +124,8 @@ macro_rules! put {
     }};
 }
 
-/// Writes every changed row, except rows that were flushed ([`Book::drain_ready`]) and did not
-/// change since. New operations belong to this block. The order follows the foreign keys.
+/// Writes every changed row, except flushed rows ([`Book::drain_ready`]) that did not change since.
+/// `block` is the block of new operations. The order follows the foreign keys.
 pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
     save_accounts(db, book)?;
@@ -146,7 +146,7 @@ pub fn save_flushed_rows(
     save_new_operations(db, &operations, &postings, block, place)
 }
 
-/// Runs the store-only work of a command.
+/// Deletes parked notices if the command asks for it.
 pub fn run_maintenance(db: &Connection, command: &Command) -> Result<(), Error> {
     if let CommandKind::PurgePendingReceipts { before_us } = &command.kind {
         db.execute("DELETE FROM parked WHERE at_us < ?1", [before_us])?;
@@ -154,7 +154,7 @@ pub fn run_maintenance(db: &Connection, command: &Command) -> Result<(), Error> 
     Ok(())
 }
 
-/// Splits changed rows into new and existing ones.
+/// Splits changes into new rows and existing rows.
 fn split<'a, K: 'a, V>(
     changes: impl Iterator<Item = Change<'a, K, V>>,
 ) -> (Vec<&'a V>, Vec<&'a V>) {
@@ -168,7 +168,7 @@ fn split<'a, K: 'a, V>(
     (new, updated)
 }
 
-/// Executes a statement per row, if there is any.
+/// Executes a statement once per row.
 fn execute_each<T>(
     db: &Connection,
     sql: &str,
@@ -185,7 +185,7 @@ fn execute_each<T>(
     Ok(())
 }
 
-/// As [`each`], for existing rows, which must match their loaded version.
+/// As [`execute_each`], for existing rows: each execution must affect exactly one row.
 fn execute_each_existing<T>(
     db: &Connection,
     sql: &str,
@@ -200,7 +200,7 @@ fn execute_each_existing<T>(
     })?;
     if is_missing {
         return Err(Error::Broken(
-            "row changed since it was loaded in the same transaction".to_owned(),
+            "an update did not affect exactly one row of the loaded version".to_owned(),
         ));
     }
     Ok(())
@@ -228,7 +228,7 @@ fn save_accounts(db: &Connection, book: &Book) -> Result<(), Error> {
     let mut updated: Vec<(&SubAccount, &SubAccount)> = (book.subaccounts.changes())
         .filter_map(|change| Some((change.before?, change.after?)))
         .collect();
-    // In key order: neighbours are updated while their page is cached.
+    // In key order, so that rows of one page are updated together.
     updated.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
     execute_each_existing(db, SUB_ACCOUNT_STATE, updated, |to, (before, row)| {
         put_subaccount_state(to, before, row)

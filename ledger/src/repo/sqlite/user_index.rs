@@ -1,16 +1,16 @@
 //! User index of operations, filled in batches.
 //!
-//! Entries of different users are on different pages, and a transaction pays for every page that it
-//! touches; in a sorted batch of thousands the entries of one user share pages. Operations not
-//! indexed yet are found by a scan of the last blocks, at most [`UNINDEXED_MAX`] operations plus one
-//! group. The bound also limits the pause between two groups: a tenth of a second if each operation
-//! belongs to another of very many users, so that no page is shared.
+//! Entries of different users are on different pages, and a transaction costs per page that it
+//! touches. In a sorted batch of thousands the entries of one user share pages. Operations that are
+//! not indexed yet are found by a scan of the last blocks: at most [`UNINDEXED_MAX`] operations
+//! plus one group. The bound also limits the pause between two groups, to a tenth of a second if no
+//! two operations have the same user.
 
 use rusqlite::Connection;
 
 use crate::Error;
 
-/// Number of operations without index entries that triggers a batch.
+/// Number of operations without index entries from which a batch is indexed.
 pub const UNINDEXED_MAX: u64 = 4_096;
 
 /// Number of operations without index entries.
@@ -21,8 +21,8 @@ pub fn unindexed(db: &Connection) -> Result<u64, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Adds them to the index; returns how many. An entry that exists already does not stop writes:
-/// `verify` reports it.
+/// Indexes the operations without entries. Returns their number. Ignores an entry that exists
+/// already, which `verify` reports.
 pub fn fill(db: &Connection) -> Result<u64, Error> {
     let before = unindexed(db)?;
     db.prepare_cached(
