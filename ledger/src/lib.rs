@@ -112,12 +112,12 @@ pub enum Error {
     Sqlite(#[from] rusqlite::Error),
     #[error("ledger events: {0}")]
     Events(#[from] events::Error),
-    #[error("ledger row is broken: {0}")]
-    Broken(String),
+    #[error("ledger invariant violated: {0}")]
+    Invariant(String),
     #[error("write not committed: {text}")]
     Commit { text: String, is_away: bool },
     #[error("serialization conflict: retries exhausted")]
-    Raced,
+    Conflict,
     #[error("store url {0}: must be empty (SQLite) or begin with postgres://")]
     Url(String),
     #[error("ledger is stopping")]
@@ -128,7 +128,7 @@ pub enum Error {
         "the ledger in {} was written by an older release: start this release on it once to migrate it",
         .0.display()
     )]
-    Older(PathBuf),
+    OldSchema(PathBuf),
 }
 
 impl Error {
@@ -138,8 +138,8 @@ impl Error {
             Error::Store(error) => events::is_away(error),
             Error::Sqlite(error) => events::sqlite::direct::is_away(error),
             Error::Events(error) => error.is_away(),
-            Error::Broken(_) | Error::Url(_) | Error::NoLedger(_) | Error::Older(_) => false,
-            Error::Raced => true,
+            Error::Invariant(_) | Error::Url(_) | Error::NoLedger(_) | Error::OldSchema(_) => false,
+            Error::Conflict => true,
             Error::Commit { is_away, .. } => *is_away,
             Error::Closed => true,
         }
@@ -150,7 +150,7 @@ impl Error {
 /// the sweeper. All end when `shutdown` is cancelled.
 ///
 /// # Errors
-/// [`Error::Url`], [`Error::Broken`]: the store has a wrong URL or no audit chain. Other errors:
+/// [`Error::Url`], [`Error::Invariant`]: the store has a wrong URL or no audit chain. Other errors:
 /// the store cannot be opened, migrated or read.
 pub fn start(
     config: LedgerConfig,

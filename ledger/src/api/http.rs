@@ -64,7 +64,10 @@ fn code<T: FromStr>(
 }
 
 fn missing(message: &str) -> HttpError {
-    rpc::status::internal(&crate::Error::Broken(format!("response without {message}"))).into()
+    rpc::status::internal(&crate::Error::Invariant(format!(
+        "response without {message}"
+    )))
+    .into()
 }
 
 async fn account(State(api): Reader, caller: Caller, Path(account_id): Path<String>) -> Answer {

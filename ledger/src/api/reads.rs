@@ -352,7 +352,7 @@ fn line(row: &TrialBalance) -> Result<wire::TrialBalanceLine, Status> {
         Decimal::new(minor, row.decimals)
             .map(|value| Some(to_decimal(value)))
             .map_err(|error| {
-                rpc::status::internal(&Error::Broken(format!(
+                rpc::status::internal(&Error::Invariant(format!(
                     "sum of {}: {error}",
                     row.instrument_id
                 )))

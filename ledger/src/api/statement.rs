@@ -220,7 +220,7 @@ fn wide_decimal(
         .map(|value| Some(to_decimal(value)))
         .map_err(|error| {
             let what = format!("sum of {}: {error}", row.terms.subaccount_id);
-            rpc::status::internal(&Error::Broken(what))
+            rpc::status::internal(&Error::Invariant(what))
         })
 }
 

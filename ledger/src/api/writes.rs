@@ -46,7 +46,7 @@ fn is_independent(mode: i32) -> Result<bool, Status> {
 
 /// Internal error: the answer does not match the command (a bug).
 pub(super) fn answer_mismatch() -> Status {
-    rpc::status::internal(&crate::Error::Broken(
+    rpc::status::internal(&crate::Error::Invariant(
         "answer does not match the command".to_owned(),
     ))
 }

@@ -25,7 +25,7 @@ impl Start {
         let hash = Hash::try_from(self.hash.as_slice());
         Ok(Head {
             block: self.block.unsigned_abs(),
-            hash: hash.map_err(|_| rows::broken("hash of block", &self.block.to_string()))?,
+            hash: hash.map_err(|_| rows::corrupt("hash of block", &self.block.to_string()))?,
             sealed_at_us: self.sealed_at_us,
         })
     }

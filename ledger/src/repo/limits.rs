@@ -53,7 +53,7 @@ impl TryFrom<LimitRow> for VelocityLimit {
     fn try_from(row: LimitRow) -> Result<Self, Error> {
         Ok(VelocityLimit {
             side: Side::from_code(row.side)
-                .ok_or_else(|| rows::broken("velocity limit", &row.limit_id))?,
+                .ok_or_else(|| rows::corrupt("velocity limit", &row.limit_id))?,
             limit_id: row.limit_id.into(),
             user_id: row.user_id.into(),
             account_kind: AccountType::from_code(row.account_kind),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::rows::{
-    AccountRow, AnswerRow, HoldRow, OperationRow, PostingRow, SubAccountRow, broken,
+    AccountRow, AnswerRow, HoldRow, OperationRow, PostingRow, SubAccountRow, corrupt,
 };
 use crate::{
     Error,
@@ -119,7 +119,7 @@ pub fn answers(book: &mut Book, found: Vec<AnswerRow>) -> Result<BTreeSet<Id>, E
     let mut operations = BTreeSet::new();
     for row in found {
         let call = Call::from_code(row.call)
-            .ok_or_else(|| broken("stored answer", &row.idempotency_key))?;
+            .ok_or_else(|| corrupt("stored answer", &row.idempotency_key))?;
         let answer = row.answer()?;
         match &answer.outcome {
             StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),

@@ -46,7 +46,7 @@ impl Store {
     /// schema.
     ///
     /// # Errors
-    /// [`Error::Url`]. [`Error::Broken`]: operations exist without the audit chain. Other errors:
+    /// [`Error::Url`]. [`Error::Invariant`]: operations exist without the audit chain. Others:
     /// the database cannot be opened, migrated or read.
     pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
         let store = if config.url.is_empty() {
@@ -63,7 +63,7 @@ impl Store {
             }
         };
         if store.is_audit_chain_missing().await? {
-            return Err(Error::Broken(
+            return Err(Error::Invariant(
                 "chain of blocks is missing, operations exist: restore a backup".to_owned(),
             ));
         }
@@ -117,7 +117,7 @@ impl Deref for Store {
 /// Opens a read-only snapshot of all rows, concurrent with writes.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`]. [`Error::Store`]: it cannot be read.
+/// [`Error::NoLedger`], [`Error::OldSchema`], [`Error::Url`]. [`Error::Store`]: it cannot be read.
 pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, Error> {
     if config.url.is_empty() {
         Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))

@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// The error of a row that violates the schema.
-pub fn broken(what: &str, id: &str) -> Error {
-    Error::Broken(format!("{what} {id}"))
+pub fn corrupt(what: &str, id: &str) -> Error {
+    Error::Invariant(format!("corrupt {what} {id}"))
 }
 
 fn some_id(text: Option<String>) -> Option<Id> {
@@ -46,7 +46,7 @@ impl TryFrom<AccountRow> for Account {
     fn try_from(row: AccountRow) -> Result<Self, Error> {
         Ok(Account {
             kind: AccountType::from_code(row.kind)
-                .ok_or_else(|| broken("account", &row.account_id))?,
+                .ok_or_else(|| corrupt("account", &row.account_id))?,
             account_id: row.account_id.into(),
             user_id: row.user_id.into(),
             created_at_us: row.created_at_us,
@@ -133,12 +133,12 @@ impl TryFrom<OperationRow> for Operation {
     type Error = Error;
 
     fn try_from(row: OperationRow) -> Result<Self, Error> {
-        let broken = || broken("operation", &row.operation_id);
+        let corrupt = || corrupt("operation", &row.operation_id);
         Ok(Operation {
-            status: OperationStatus::from_code(row.status).ok_or_else(broken)?,
+            status: OperationStatus::from_code(row.status).ok_or_else(corrupt)?,
             terms: Arc::new(OperationTerms {
-                scope: Scope::from_code(row.scope).ok_or_else(broken)?,
-                kind: OperationType::from_code(row.kind).ok_or_else(broken)?,
+                scope: Scope::from_code(row.scope).ok_or_else(corrupt)?,
+                kind: OperationType::from_code(row.kind).ok_or_else(corrupt)?,
                 operation_id: row.operation_id.into(),
                 user_id: row.user_id.into(),
                 idempotency_key: row.idempotency_key.into(),
@@ -242,7 +242,7 @@ impl TryFrom<HoldRow> for Hold {
     fn try_from(row: HoldRow) -> Result<Self, Error> {
         Ok(Hold {
             status: HoldStatus::from_code(row.status)
-                .ok_or_else(|| broken("hold", &row.hold_id))?,
+                .ok_or_else(|| corrupt("hold", &row.hold_id))?,
             terms: Arc::new(HoldTerms {
                 hold_id: row.hold_id.into(),
                 subaccount_id: row.subaccount_id.into(),
@@ -399,8 +399,8 @@ pub fn outcome_text(outcome: &StoredOutcome) -> String {
 
 impl AnswerRow {
     pub fn answer(&self) -> Result<StoredAnswer, Error> {
-        let broken = || broken("stored answer", &self.idempotency_key);
-        let outcome = match serde_json::from_str(&self.outcome).map_err(|_| broken())? {
+        let corrupt = || corrupt("stored answer", &self.idempotency_key);
+        let outcome = match serde_json::from_str(&self.outcome).map_err(|_| corrupt())? {
             Outcome::Refused {
                 reason,
                 operation,
@@ -424,7 +424,7 @@ impl AnswerRow {
                             reason,
                             text: String::new(),
                         })),
-                        (None, None) => Err(broken()),
+                        (None, None) => Err(corrupt()),
                     })
                     .collect::<Result<_, _>>()?,
             ),

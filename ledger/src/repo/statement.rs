@@ -147,7 +147,7 @@ impl TryFrom<LineRow> for Line {
         Ok(Line {
             version: row.version.unsigned_abs(),
             kind: OperationType::from_code(row.kind)
-                .ok_or_else(|| rows::broken("operation", &row.operation_id))?,
+                .ok_or_else(|| rows::corrupt("operation", &row.operation_id))?,
             posting_id: row.posting_id,
             operation_id: row.operation_id,
             counterparty: row.counterparty.into(),
@@ -275,5 +275,5 @@ fn check_complete(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(),
 /// The error of a version without a posting.
 fn missing(of: &SubAccount, version: u64) -> Error {
     let what = format!("posting of version {version} of sub-account");
-    rows::broken(&what, &of.terms.subaccount_id)
+    rows::corrupt(&what, &of.terms.subaccount_id)
 }

@@ -37,8 +37,8 @@ const BALANCES_MAX: usize = 100_000;
 /// Verifies the configured ledger, which may be in use by a running node.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: the ledger is missing
-/// or unreadable. A fault in its records is not an error: see [`Verified::fault`].
+/// [`Error::NoLedger`], [`Error::OldSchema`], [`Error::Url`], [`Error::Store`]: the ledger is
+/// missing or unreadable. A fault in its records is not an error: see [`Verified::fault`].
 #[boxed]
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {

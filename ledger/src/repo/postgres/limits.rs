@@ -108,7 +108,10 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
             .await?
             .rows_affected();
         if affected != 1 {
-            return Err(Error::Broken(format!("velocity limit {}", row.limit_id)));
+            return Err(Error::Invariant(format!(
+                "velocity limit {}: {affected} of 1 rows written",
+                row.limit_id
+            )));
         }
     }
     Ok(())

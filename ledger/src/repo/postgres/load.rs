@@ -50,8 +50,8 @@ pub fn texts<'a>(ids: impl IntoIterator<Item = &'a Id>) -> Vec<&'a str> {
 /// Locks and loads all rows that these commands can touch.
 ///
 /// # Errors
-/// [`Error::Raced`]: other ledgers committed new rows in every round. [`Error::Store`],
-/// [`Error::Broken`].
+/// [`Error::Conflict`]: other ledgers committed new rows in every round. [`Error::Store`],
+/// [`Error::Invariant`].
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -97,7 +97,7 @@ pub async fn load(
             has_answers: true,
         };
     }
-    Err(Error::Raced)
+    Err(Error::Conflict)
 }
 
 /// State that a group reads after it has its locks.
@@ -525,8 +525,9 @@ async fn scales(
     .fetch_all(tx)
     .await?;
     for (instrument_id, decimals) in found {
-        let decimals = u8::try_from(decimals)
-            .map_err(|_| Error::Broken(format!("instrument {instrument_id}")))?;
+        let decimals = u8::try_from(decimals).map_err(|_| {
+            Error::Invariant(format!("corrupt decimals of instrument {instrument_id}"))
+        })?;
         book.scales.load(instrument_id.into(), decimals);
     }
     Ok(())

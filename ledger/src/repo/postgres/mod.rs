@@ -92,7 +92,7 @@ impl Writes for Writer {
     fn retry_kind(&self, error: &Error) -> RetryKind {
         let error = match error {
             Error::Store(error) | Error::Events(events::Error::Store(error)) => error,
-            Error::Raced => return RetryKind::Contention,
+            Error::Conflict => return RetryKind::Contention,
             _ => return RetryKind::Never,
         };
         let code = match error {

@@ -56,7 +56,7 @@ async fn execute_all(
 
 fn check(what: &str, rows: usize, affected: u64) -> Result<(), Error> {
     if affected != rows as u64 {
-        return Err(Error::Broken(format!(
+        return Err(Error::Invariant(format!(
             "{what}: {affected} of {rows} written"
         )));
     }

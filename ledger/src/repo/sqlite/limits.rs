@@ -11,7 +11,7 @@ use crate::{
     model::Id,
     repo::{
         limits::{LIMIT, LimitRow, LimitScope, limited_subaccounts, load_limit},
-        rows::broken,
+        rows::corrupt,
     },
 };
 
@@ -81,7 +81,7 @@ fn used(
         let (high, low, is_whole): (i64, i64, bool) =
             statement.query_row(values, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
         if !is_whole {
-            return Err(broken("chain of postings of", &row.terms.subaccount_id));
+            return Err(corrupt("chain of postings of", &row.terms.subaccount_id));
         }
         used.push((row.terms.subaccount_id.to_string(), high, low));
     }

@@ -74,7 +74,7 @@ pub async fn snapshot(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     let is_older =
         "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'operations_listed')";
     if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
-        return Err(Error::Older(data_dir.to_owned()));
+        return Err(Error::OldSchema(data_dir.to_owned()));
     }
     for sql in TEMP_TABLES.into_iter().chain(["BEGIN"]) {
         sqlx::query(sql).execute(&mut db).await?;

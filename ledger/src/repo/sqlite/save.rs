@@ -199,7 +199,7 @@ fn execute_each_existing<T>(
         Ok(written)
     })?;
     if is_missing {
-        return Err(Error::Broken(
+        return Err(Error::Invariant(
             "an update did not affect exactly one row of the loaded version".to_owned(),
         ));
     }
