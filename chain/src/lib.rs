@@ -243,7 +243,7 @@ fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
 }
 
 fn load_or_make_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
-    let bytes = files::read_or_make(path, files::PRIVATE, || {
+    let bytes = files::read_or_create(path, files::PRIVATE, || {
         let key = PrivateKeySigner::random().to_bytes();
         Ok::<_, StartError>(format!("0x{}\n", hex::encode(key)).into_bytes())
     })?;

@@ -1,19 +1,20 @@
-//! Calls by idempotency key, with their answers, in the database and transaction of their effect
+//! Answers of calls by idempotency key, stored in the database and transaction of their effect
 //! (D50).
 //!
-//! For changes of settings and states: an object's own row can keep one key, and a repeat of the
-//! one before it would act again (block, unblock, block). Kept for [`RETENTION_US`].
+//! Used for changes of settings and states. An object's own row can store only the key of its last
+//! call, so a repeat of an earlier call would act again (block, unblock, the first block repeated).
+//! A row is kept for at least [`RETENTION_US`].
 
 use async_recursion::async_recursion as boxed;
 use sqlx::{Row, SqliteConnection, SqliteExecutor};
 
 use crate::Error;
 
-/// How long a key is remembered: 30 days.
+/// Minimum retention of a key, in microseconds: 30 days.
 pub const RETENTION_US: i64 = 30 * 24 * 3_600 * 1_000_000;
 
-/// Old rows deleted with each new one: more than one, so that they never accumulate.
-const FORGOTTEN: i64 = 8;
+/// Expired rows deleted per new row. More than one, so expired rows never accumulate.
+const EXPIRED_PER_CALL: i64 = 8;
 
 /// Scope and idempotency key of a call (T12).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub async fn find(db: impl SqliteExecutor<'_>, key: &CallKey) -> Result<Option<A
     row.map(read).transpose()
 }
 
-/// Stores a call's answer in the transaction of its effect, and forgets some that are too old.
+/// Stores a call's answer in the transaction of its effect, and deletes some expired answers.
 ///
 /// # Errors
 /// [`Error::Store`], also for a key that is stored already.
@@ -69,7 +70,7 @@ pub async fn store_in_tx(
         "DELETE FROM calls WHERE rowid IN (SELECT rowid FROM calls WHERE at_us < $1 ORDER BY at_us LIMIT $2)",
     )
     .bind(now_us - RETENTION_US)
-    .bind(FORGOTTEN)
+    .bind(EXPIRED_PER_CALL)
     .execute(&mut *tx)
     .await?;
     sqlx::query(
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_stored_once_and_forgotten_after_its_time() {
+    async fn a_key_is_stored_once_and_deleted_after_its_retention() {
         let mut db = SqliteConnection::connect("sqlite::memory:").await.unwrap();
         sqlx::raw_sql(crate::migrations::SQL)
             .execute(&mut db)

@@ -1,14 +1,16 @@
-//! Consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
+//! Consumer runner: delivers at least once and in order, retries with backoff, then writes to the
+//! dead-letter topic (D26).
 //!
-//! A position is committed after its handler succeeded or its record is in `<topic>.dlq`: at the
-//! end of each read, during a read every [`COMMIT_EVERY`], and before a stop. After a crash the
-//! records since the last commit are redelivered; handlers must be idempotent. A failing record
-//! blocks its subscription while it is retried, which keeps the order of its key. A handler is
-//! never cancelled: shutdown waits for it.
+//! A record's position is committed only after its handler succeeded or the record is in
+//! `<topic>.dlq`. Commits happen at the end of each read, every [`COMMIT_EVERY`] within a read,
+//! after a failure, and before a stop. After a crash the records since the last commit are
+//! redelivered; handlers must be idempotent. A failing record blocks its subscription while it is
+//! retried, which keeps the order of its key. A handler is never cancelled: shutdown waits for it.
 //!
-//! Three kinds of failure. [`Poison`] is dead-lettered at once. [`RetryLater`], or an error of an
-//! unavailable store, waits without a limit and is shown by [`crate::log::Waiting`]. Anything else
-//! is dead-lettered after [`RetryPolicy::attempts_max`] attempts.
+//! There are three kinds of failure. A record that fails with [`Poison`] is dead-lettered at once.
+//! One that fails with [`RetryLater`], or with an error of an unavailable store, is retried without
+//! a limit, and [`crate::log::Waiting`] has the reason. Any other failure is dead-lettered after
+//! [`RetryPolicy::attempts_max`] attempts.
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
@@ -36,7 +38,7 @@ pub type Failure = Box<dyn StdError + Send + Sync>;
 /// Result of a handler of one record.
 pub type HandlerResult = Result<(), Failure>;
 
-/// Result of a handler of several records: all are handled, or it stopped.
+/// Result of a batch handler: it handled all records, or stopped at one.
 pub type BatchResult = Result<(), Stopped>;
 
 /// The first `handled` records are handled. The next one failed, and none after it was handled.
@@ -58,9 +60,9 @@ impl fmt::Display for Poison {
 
 impl StdError for Poison {}
 
-/// A peer or a store is unavailable: the record is fine and waits without a limit, not counted in
-/// [`RetryPolicy::attempts_max`]. Never use it for a fault of the record itself: all later records
-/// wait too.
+/// A peer or a store is unavailable. The record is retried without a limit, and the attempts do not
+/// count towards [`RetryPolicy::attempts_max`]. Never use it for a fault of the record itself: all
+/// later records wait too.
 #[derive(Debug, Clone)]
 pub struct RetryLater(pub String);
 
@@ -72,9 +74,10 @@ impl fmt::Display for RetryLater {
 
 impl StdError for RetryLater {}
 
-/// The failure as [`RetryLater`], if it is one or comes from an unavailable store.
+/// The failure as [`RetryLater`], if it is one or an unavailable store caused it.
 ///
-/// For example from a full disk, also as the source of a handler's own error.
+/// An unavailable store is, for example, one on a full disk. Its error may also be the source of
+/// the handler's own error.
 fn retry_later(failure: &Failure) -> Option<RetryLater> {
     if let Some(later) = failure.downcast_ref::<RetryLater>() {
         return Some(later.clone());
@@ -111,7 +114,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// For failures that only waiting resolves, without a last attempt: short pauses.
+    /// The policy for outages, which are retried without a limit: pauses of at most
+    /// [`AWAY_MAX_MS`].
     pub(crate) fn for_outage(self) -> Self {
         RetryPolicy {
             max_ms: self.max_ms.min(AWAY_MAX_MS),
@@ -178,9 +182,9 @@ where
         .await
 }
 
-/// Handles the topics in batches, as a member of `group`, until `shutdown`. A call gets the
-/// available records in order, up to `records_max`, so one transaction can serve many. A single
-/// record is not delayed.
+/// Handles the topics in batches, as a member of `group`, until `shutdown`. One call of the handler
+/// gets the available records in order, up to `records_max`, so it can handle them in one
+/// transaction. A single record is not delayed.
 ///
 /// # Errors
 /// [`Error`] if the subscription cannot be created. Later failures of the log are retried without a
@@ -213,8 +217,8 @@ struct Runner<'a, H> {
     policy: RetryPolicy,
 }
 
-/// The runner must stop.
-struct Ending;
+/// Shutdown was requested: the runner must stop.
+struct ShuttingDown;
 
 impl<'a, H, F> Runner<'a, H>
 where
@@ -251,7 +255,11 @@ where
             match next {
                 Ok(deliveries) => {
                     failures = 0;
-                    if self.work_off(&mut subscription, &deliveries).await.is_err() {
+                    if self
+                        .handle_all(&mut subscription, &deliveries)
+                        .await
+                        .is_err()
+                    {
                         return Ok(());
                     }
                 }
@@ -268,33 +276,33 @@ where
     }
 
     /// Handles the records of a read and commits periodically and at the end.
-    async fn work_off(
+    async fn handle_all(
         &self,
         subscription: &mut Subscription,
         deliveries: &[Delivery],
-    ) -> Result<(), Ending> {
-        let mut done = Done::default();
+    ) -> Result<(), ShuttingDown> {
+        let mut done = Uncommitted::default();
         let mut rest = deliveries;
-        // Number of records to handle one by one: their batch failed, and the first one may not be
-        // the cause.
-        let mut alone = 0_usize;
+        // Number of records to handle one by one: their batch failed, and any of them may be the
+        // cause.
+        let mut one_by_one = 0_usize;
         while !rest.is_empty() && !self.shutdown.is_cancelled() {
-            if !subscription.is_ours(&rest[0].position) {
+            if !subscription.is_assigned(&rest[0].position) {
                 // The partition was reassigned; the new member starts after the committed position.
                 rest = &rest[1..];
                 continue;
             }
-            let records_max = if alone > 0 { 1 } else { self.records_max };
-            let part = &rest[..rest.len().min(records_max)];
-            let (handled, error) = self.hand_over(part).await;
-            done.add(&part[..handled]);
+            let records_max = if one_by_one > 0 { 1 } else { self.records_max };
+            let batch = &rest[..rest.len().min(records_max)];
+            let (handled, error) = self.handle_batch(batch).await;
+            done.add(&batch[..handled]);
             rest = &rest[handled..];
-            alone = alone.saturating_sub(handled);
+            one_by_one = one_by_one.saturating_sub(handled);
             if error.is_some() || done.since.elapsed() >= COMMIT_EVERY {
                 self.commit(subscription, &mut done).await;
             }
             let Some(error) = error else { continue };
-            let left = part.len() - handled;
+            let left = batch.len() - handled;
             if left > 1 && !error.is::<Poison>() && retry_later(&error).is_none() {
                 tracing::warn!(
                     %error,
@@ -302,29 +310,34 @@ where
                     records = left,
                     "batch of events failed; handling its events one by one"
                 );
-                alone = left;
+                one_by_one = left;
                 continue;
             }
-            self.settle(&rest[0], error).await?;
+            self.retry_or_dead_letter(&rest[0], error).await?;
             done.add(&rest[..1]);
             rest = &rest[1..];
-            alone = alone.saturating_sub(1);
+            one_by_one = one_by_one.saturating_sub(1);
         }
         self.commit(subscription, &mut done).await;
-        if rest.is_empty() { Ok(()) } else { Err(Ending) }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(ShuttingDown)
+        }
     }
 
-    /// Number of leading records handled, and the failure of the next one.
-    async fn hand_over(&self, part: &[Delivery]) -> (usize, Option<Failure>) {
-        let own: Vec<usize> = (0..part.len())
-            .filter(|index| self.is_for_us(&part[*index]))
+    /// Calls the handler with a batch. Returns the number of leading records that are done, and the
+    /// failure of the next one.
+    async fn handle_batch(&self, batch: &[Delivery]) -> (usize, Option<Failure>) {
+        let own: Vec<usize> = (0..batch.len())
+            .filter(|index| self.is_for_group(&batch[*index]))
             .collect();
         let Some(first) = own.first() else {
-            return (part.len(), None);
+            return (batch.len(), None);
         };
         let events: Vec<Event> = own
             .iter()
-            .map(|index| part[*index].record.event.clone())
+            .map(|index| batch[*index].record.event.clone())
             .collect();
         let span = match events.as_slice() {
             [event] => span(event),
@@ -333,7 +346,7 @@ where
         match (self.handler)(events).instrument(span).await {
             Ok(()) => {
                 self.count("handled", own.len());
-                (part.len(), None)
+                (batch.len(), None)
             }
             Err(Stopped { handled, error }) => {
                 self.count("handled", handled);
@@ -342,14 +355,18 @@ where
         }
     }
 
-    /// Replayed dead letters are for the group that failed. Other groups skip them.
-    fn is_for_us(&self, delivery: &Delivery) -> bool {
+    /// False for a dead letter replayed for another group.
+    fn is_for_group(&self, delivery: &Delivery) -> bool {
         let replayed_for = delivery.record.header(dlq::REPLAY_FOR);
         replayed_for.is_none_or(|group| group == self.group)
     }
 
     /// Retries a failed record until it is handled or dead-lettered.
-    async fn settle(&self, delivery: &Delivery, first: Failure) -> Result<(), Ending> {
+    async fn retry_or_dead_letter(
+        &self,
+        delivery: &Delivery,
+        first: Failure,
+    ) -> Result<(), ShuttingDown> {
         let event = &delivery.record.event;
         let span = span(event);
         let mut attempt = 0;
@@ -370,7 +387,7 @@ where
                 },
             };
             if self.shutdown.is_cancelled() {
-                return Err(Ending);
+                return Err(ShuttingDown);
             }
             if let Some(later) = retry_later(&error) {
                 let wait = wait.get_or_insert_with(|| Wait::new(&*self.log, self.group, delivery));
@@ -381,7 +398,7 @@ where
             }
             wait = None;
             attempt += 1;
-            let hopeless = error.is::<Poison>();
+            let is_poison = error.is::<Poison>();
             span.in_scope(|| {
                 tracing::warn!(
                     %error,
@@ -392,7 +409,7 @@ where
                     "event handler failed"
                 );
             });
-            if hopeless || attempt >= self.policy.attempts_max {
+            if is_poison || attempt >= self.policy.attempts_max {
                 self.dead_letter(delivery, attempt, &error.to_string())
                     .await?;
                 self.count("dead", 1);
@@ -409,7 +426,7 @@ where
         delivery: &Delivery,
         attempts: u32,
         reason: &str,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), ShuttingDown> {
         let group = self.group;
         let letter = dlq::letter(delivery, group, attempts, reason);
         let mut failures = 0;
@@ -428,8 +445,8 @@ where
         Ok(())
     }
 
-    /// Commits until it succeeds, or until shutdown: then the records are redelivered.
-    async fn commit(&self, subscription: &mut Subscription, done: &mut Done) {
+    /// Commits, with retries until shutdown. Records without a commit are redelivered.
+    async fn commit(&self, subscription: &mut Subscription, done: &mut Uncommitted) {
         for position in std::mem::take(&mut done.positions) {
             let mut failures = 0;
             while let Err(error) = subscription.commit(&position).await {
@@ -443,9 +460,9 @@ where
         done.since = Instant::now();
     }
 
-    async fn pause(&self, delay: Duration) -> Result<(), Ending> {
+    async fn pause(&self, delay: Duration) -> Result<(), ShuttingDown> {
         if pause(delay, &self.shutdown).await {
-            return Err(Ending);
+            return Err(ShuttingDown);
         }
         Ok(())
     }
@@ -465,22 +482,22 @@ fn span(event: &Event) -> tracing::Span {
     )
 }
 
-/// Positions to commit: the last handled one of each partition.
-struct Done {
+/// Positions to commit: the last handled one per partition.
+struct Uncommitted {
     positions: Vec<Position>,
     since: Instant,
 }
 
-impl Default for Done {
+impl Default for Uncommitted {
     fn default() -> Self {
-        Done {
+        Uncommitted {
             positions: Vec::new(),
             since: Instant::now(),
         }
     }
 }
 
-impl Done {
+impl Uncommitted {
     fn add(&mut self, deliveries: &[Delivery]) {
         for Delivery { position, .. } in deliveries {
             let same = |known: &&mut Position| {
@@ -494,7 +511,7 @@ impl Done {
     }
 }
 
-/// A waiting record, from the first [`RetryLater`] to the next other result.
+/// A record that waits: from its first [`RetryLater`] until any other result.
 struct Wait<'a> {
     log: &'a dyn Log,
     group: &'a str,

@@ -1,5 +1,5 @@
-//! Dead letters: records given up by a group, on `<topic>.dlq` with the reason in headers, and
-//! their replay (D26).
+//! Dead letters and their replay (D26). A record that a group gave up is on `<topic>.dlq`, with the
+//! reason in its headers.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -13,14 +13,15 @@ pub const GROUP: &str = "dlq_group";
 pub const ATTEMPTS: &str = "dlq_attempts";
 pub const POSITION: &str = "dlq_position";
 pub const AT: &str = "dlq_at";
-/// Header of a replayed record: the only group that handles it.
+/// Header of a replayed record: the group that handles it. Other groups skip it.
 pub const REPLAY_FOR: &str = "replay_for";
 
-/// A read-only group: it never commits, so it sees everything.
+/// Group that lists dead letters. It never commits, so each listing has all of them.
 const READER: &str = "dlq-reader";
-/// Longest reason kept, in bytes.
+/// Maximum length of a stored reason, in bytes.
 const REASON_BYTES_MAX: usize = 1_024;
 
+/// The dead letter of a record.
 pub(crate) fn letter(delivery: &Delivery, group: &str, attempts: u32, reason: &str) -> Record {
     let mut event = delivery.record.event.clone();
     event.topic = topics::dlq(&event.topic);
@@ -51,7 +52,7 @@ pub struct DeadLetter {
     pub event_id: Uuid,
     pub key: String,
     pub type_name: String,
-    /// The group that gave it up, and the number of attempts.
+    /// The group that gave the record up, and its number of attempts.
     pub group: String,
     pub attempts: String,
     pub reason: String,
@@ -116,8 +117,8 @@ pub async fn list(
 
 /// Replays the dead letters of these topics to the groups that gave them up, once each.
 ///
-/// With a group, only its letters. Returns them. Concurrent replays of one group may replay a
-/// letter twice; handlers must be idempotent.
+/// With `group`, only the letters of that group. Returns the replayed letters. Concurrent replays
+/// of one group may replay a letter twice; handlers must be idempotent.
 ///
 /// # Errors
 /// [`Error`] of the log; letters replayed so far remain replayed.

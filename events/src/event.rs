@@ -3,11 +3,11 @@
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-/// A published fact, as exchanged between services.
+/// An event that a service publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `ce_id`; consumers detect a repeated delivery by it. Derive it (UUIDv5) if the same fact may
-    /// be emitted again.
+    /// `ce_id`; consumers detect a repeated delivery by it. Derive it (UUIDv5) if the same event
+    /// may be emitted again.
     pub id: Uuid,
     /// One of [`crate::topics`].
     pub topic: String,
@@ -27,7 +27,7 @@ pub struct Event {
     pub payload: Vec<u8>,
 }
 
-/// A borrowed [`Event`], for writers of many.
+/// A borrowed [`Event`]: bulk writers avoid the copies.
 #[derive(Clone, Copy, Debug)]
 pub struct EventRef<'a> {
     pub id: Uuid,
@@ -93,7 +93,7 @@ impl Event {
     }
 }
 
-/// An event in a log, with additional headers, which only the dead-letter path uses.
+/// An event in a log with additional headers. Only the dead-letter path uses them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub event: Event,

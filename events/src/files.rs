@@ -1,4 +1,4 @@
-//! Small files written atomically: keys and the manifest of the data folder.
+//! Atomic writes of small files: keys, certificates and the manifest of the data folder.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,8 +13,8 @@ pub const PRIVATE: u32 = 0o600;
 /// Mode of a world-readable file.
 pub const PUBLIC: u32 = 0o644;
 
-/// Replaces a file atomically; durable on return. A crash leaves the old or the new file. The draft
-/// has a fixed name, so the next write replaces a leftover of a crash.
+/// Replaces a file atomically; durable on return. A crash leaves the old or the new file. The
+/// temporary file has a fixed name, so the next write replaces the one that a crash left.
 ///
 /// # Errors
 /// The file cannot be written; the old one remains.
@@ -49,12 +49,12 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// The file cannot be read or written, or `make` fails.
-pub fn read_or_make<E: From<io::Error>>(
+pub fn read_or_create<E: From<io::Error>>(
     path: &Path,
     mode: u32,
     make: impl FnOnce() -> Result<Vec<u8>, E>,
 ) -> Result<Vec<u8>, E> {
-    // Serializes creation in this process: a second caller reads the first one's file.
+    // Serializes creation in this process: a second caller reads the file of the first.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     match fs::read(path) {
@@ -88,9 +88,9 @@ mod tests {
         fs::write(folder.path().join("key.draft"), "half of ano").unwrap();
         fs::write(&path, "").unwrap();
         let made = || Ok::<_, io::Error>(b"made".to_vec());
-        assert_eq!(read_or_make(&path, PRIVATE, made).unwrap(), b"made");
+        assert_eq!(read_or_create(&path, PRIVATE, made).unwrap(), b"made");
         let other = || Ok::<_, io::Error>(b"other".to_vec());
-        assert_eq!(read_or_make(&path, PRIVATE, other).unwrap(), b"made");
+        assert_eq!(read_or_create(&path, PRIVATE, other).unwrap(), b"made");
         assert_eq!(names(folder.path()), ["key"]);
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, PRIVATE);

@@ -1,5 +1,5 @@
-//! Events between services: written with their change, relayed in order, handled at least once,
-//! effective once.
+//! Events between services: stored with their change, relayed in order, delivered at least once,
+//! applied once.
 //!
 //! ```text
 //! service: one transaction { change, outbox row }
@@ -7,10 +7,10 @@
 //!     -> one transaction { inbox row, effect }
 //! ```
 //!
-//! No event without a committed change and no committed change without its event (R248): the outbox
-//! is a table of the service's own database (SQLite or PostgreSQL). No effect twice: the inbox
-//! stores `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
-//! order of each key (D25, D26).
+//! An event exists if and only if its change is committed (R248): the outbox is a table of the
+//! service's own database (SQLite or PostgreSQL). An event takes effect once: the inbox stores
+//! `Event::id` in the transaction of the effect. Delivery is at least once and keeps the order of
+//! each key (D25, D26).
 
 pub mod calls;
 pub mod consumer;
@@ -21,8 +21,8 @@ pub mod files;
 pub mod inbox;
 pub mod kafka;
 pub mod log;
-mod many;
 pub mod migrations;
+mod multi_row;
 pub mod outbox;
 pub mod pack;
 pub mod postgres;
@@ -38,7 +38,7 @@ pub use embedded::Embedded;
 pub use event::{Event, EventRef, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
-pub use many::{Many, Script, Values};
+pub use multi_row::{MultiRow, Script, Values};
 pub use pack::OutboxRow;
 pub use postgres::Postgres;
 pub use sqlite::{
@@ -46,7 +46,7 @@ pub use sqlite::{
     direct::{Direct, DirectTx, Packed},
 };
 
-/// Operational failures of this room.
+/// Operational failures of outbox, inbox and event log.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("store failed: {0}")]
@@ -88,7 +88,7 @@ impl Error {
 /// statement or its result is at fault.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(_) if postgres::is_ours(error) => postgres::is_away(error),
+        sqlx::Error::Database(_) if postgres::is_postgres(error) => postgres::is_away(error),
         sqlx::Error::Database(_) => sqlite::is_away(error),
         _ => sqlite::is_away(error) || postgres::is_away(error),
     }

@@ -37,9 +37,9 @@ pub struct Delivery {
 /// A durable event log.
 #[async_trait]
 pub trait Log: Send + Sync + 'static {
-    /// Appends in order; all events are durable on return. After an error any prefix, per key too,
-    /// may be in the log: publish the same events again, with the same ids. [`Error::Refused`]: one
-    /// of them can never be stored, for instance for its size.
+    /// Appends in order; all events are durable on return. After an error the log may have any
+    /// prefix of each key's events: publish the same events again, with the same ids.
+    /// [`Error::Refused`]: an event can never be stored, for example because of its size.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Record> = events.iter().cloned().map(Record::from).collect();
         self.append(&records).await
@@ -62,21 +62,21 @@ pub trait Log: Send + Sync + 'static {
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error>;
 
     /// A group's uncommitted records of the topics, up to the current end, in partition order. Does
-    /// not join or change anything; unlike a subscription it does not wait for more.
+    /// not join the group, commits nothing and does not wait for further records.
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error>;
 
     /// As [`Subscription::commit`], for a group without members.
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error>;
 
-    /// Why the log is unreachable, if so; for `/health`.
+    /// The reason while the log is unreachable, for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
 
     /// Groups of this process that wait for a peer or a store; see [`report_health`].
     fn waiting(&self) -> &Waiting;
 }
 
-/// Consumers blocked by an unavailable peer or store ([`crate::RetryLater`]): the reason by group
-/// and topic.
+/// Consumers blocked by an unavailable peer or store ([`crate::RetryLater`]): reason by group and
+/// topic.
 #[derive(Debug, Default)]
 pub struct Waiting(watch::Sender<BTreeMap<(String, String), String>>);
 
@@ -140,8 +140,8 @@ pub async fn report_health(
 pub struct Subscription(pub(crate) Box<dyn Source>);
 
 impl Subscription {
-    /// Waits for the next record. Cancel safe: no record is lost before it is returned, and an
-    /// uncommitted one is redelivered to the group.
+    /// Waits for the next record. Cancel safe: a cancelled call loses no record. A record that is
+    /// never committed is redelivered to the group.
     ///
     /// # Errors
     /// [`Error`] of the log. The subscription stays usable.
@@ -165,9 +165,9 @@ impl Subscription {
         Ok(deliveries)
     }
 
-    /// Whether a returned record still belongs to this member.
-    pub fn is_ours(&self, position: &Position) -> bool {
-        self.0.is_ours(position)
+    /// Whether the record's partition is still assigned to this member.
+    pub fn is_assigned(&self, position: &Position) -> bool {
+        self.0.is_assigned(position)
     }
 
     /// Marks this record and all earlier ones in its partition as done.
@@ -185,6 +185,6 @@ pub(crate) trait Source: Send {
     /// The next record that is available without waiting.
     fn try_next(&mut self) -> Option<Delivery>;
     /// False if the record's partition was reassigned.
-    fn is_ours(&self, position: &Position) -> bool;
+    fn is_assigned(&self, position: &Position) -> bool;
     async fn commit(&mut self, position: &Position) -> Result<(), Error>;
 }

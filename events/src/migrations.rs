@@ -3,7 +3,7 @@
 //! Outbox, inbox and answered calls have the same tables in every service's SQLite file.
 //! [`crate::Sqlite::open`] applies [`SQL`] before the service's own migrations. On PostgreSQL
 //! (`postgres/migrations.sql`) the outbox has one row per event with Debezium's columns `id`,
-//! `aggregatetype`, `aggregateid`, `type`, `payload`: an operator can replace our relay with
+//! `aggregatetype`, `aggregateid`, `type`, `payload`: an operator can replace the relay with
 //! Debezium without a migration (`aggregatetype` has the topic, `aggregateid` the key).
 
 use sqlx::{

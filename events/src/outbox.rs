@@ -1,11 +1,11 @@
-//! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248,
-//! D26).
+//! Outbox: a transaction stores its events in its own database, and a relay publishes them to the
+//! log in commit order (R248, D26).
 //!
 //! No event is skipped: on SQLite ([`crate::sqlite::outbox`]) the single writer assigns positions,
 //! so they become visible in order; for PostgreSQL see [`crate::postgres::outbox`]. No event is
-//! lost: rows are deleted only after they are durable in the log. A crash between the two publishes
-//! the same ids again; consumers drop them. A relay has one batch in flight, so the order of each
-//! key is the commit order.
+//! lost: rows are deleted only after they are durable in the log. After a crash between publication
+//! and delete the same ids are published again, and consumers drop them. A relay has one batch in
+//! flight, so the order of each key is the commit order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,16 +15,16 @@ use tokio_util::sync::CancellationToken;
 pub use crate::sqlite::outbox::append_in_tx;
 use crate::{Error, Log, consumer};
 
-/// Pause after a step, in milliseconds: small commits of a stream share the log's durable writes.
+/// Pause after a batch, in milliseconds: small commits in sequence share the log's durable writes.
 const PACE_MS: u64 = 2;
-/// The pause if several commits were relayed together, in milliseconds. None of them waited for
-/// another, and each durable write and reader wake-up slows a lone writer's next commit by more
-/// than its own step. Upper bound of an event's wait here.
+/// Pause after a batch of several commits, in milliseconds. Their writers do not wait for the
+/// relay, and each durable write of the log and each reader wake-up delays the writers' next
+/// commit. Adds at most this to the latency of an event.
 const STREAM_PACE_MS: u64 = 8;
 /// Longest sleep of the relay, in milliseconds. Commits wake it; polling finds rows of other
 /// processes.
 const POLL_MS: u64 = 1_000;
-/// Sleep in milliseconds while rows may become ready soon, or published rows wait to be deleted.
+/// Sleep while rows may become ready soon or published rows wait to be deleted, in milliseconds.
 const SOON_MS: u64 = 20;
 
 /// Number of events to relay, for health and metrics.
@@ -52,11 +52,11 @@ pub trait Queue: Clone + Send + Sync + 'static {
     /// Number of events to relay.
     async fn backlog(&self) -> Result<i64, Error>;
 
-    /// Publishes the oldest rows. They are deleted once durable in the log, at the latest by a call
-    /// that finds none.
+    /// Publishes the oldest rows. Rows that are durable in the log are deleted later, at the latest
+    /// by a call that finds no rows to publish.
     async fn relay_batch(&self, log: &dyn Log) -> Result<RelayResult, Error>;
 
-    /// Woken after commits of this process; at least once per commit after the last wake.
+    /// Waits for a commit of this process. Returns at once if there was one since the last call.
     async fn wait_for_commit(&self);
 
     /// Display name, for logs.

@@ -10,16 +10,16 @@
 //! headers: number, then name and value of each, length and bytes
 //! ```
 //!
-//! Numbers are LEB128. A row costs the store far more than its bytes, and adjacent records repeat
-//! each other. A value is verified before it is read, so a damaged row is an error and never
-//! another event.
+//! Numbers are LEB128. Records share rows because a row costs the store far more than its bytes.
+//! Adjacent records have many fields in common, which the format stores once. A value is verified
+//! before it is read, so a damaged row is an error and never another event.
 
 use uuid::Uuid;
 
 use crate::{Error, Event, EventRef, Record};
 
 const VERSION: u8 = 1;
-/// Maximum records per row: the unpacking cost of reading a single record.
+/// Maximum records per row. Reading a single record unpacks its whole row.
 pub const RECORDS_MAX: usize = 128;
 
 /// Packs records into a value one by one.
@@ -66,7 +66,7 @@ impl Packer {
         let after_us = event.occurred_at_us.wrapping_sub(self.occurred_at_us);
         self.occurred_at_us = event.occurred_at_us;
         put_number(((after_us << 1) ^ (after_us >> 63)).cast_unsigned(), to);
-        let shared = shared(&self.payload, event.payload);
+        let shared = common_prefix(&self.payload, event.payload);
         let rest = &event.payload[shared..];
         put_number(shared as u64, to);
         put_bytes(rest, to);
@@ -114,6 +114,8 @@ pub struct OutboxRow {
 }
 
 impl OutboxRow {
+    /// Unpacks the row's events.
+    ///
     /// # Errors
     /// [`Error::Malformed`].
     pub fn events(&self) -> Result<impl Iterator<Item = Event> + use<>, Error> {
@@ -121,10 +123,12 @@ impl OutboxRow {
         Ok(records.into_iter().map(|record| record.event))
     }
 
+    /// Scans the row without unpacking it.
+    ///
     /// # Errors
     /// [`Error::Malformed`].
-    pub(crate) fn survey(&self) -> Result<Survey, Error> {
-        survey(&self.value, self.count).map_err(|reason| self.malformed(reason))
+    pub(crate) fn scan(&self) -> Result<Contents, Error> {
+        scan(&self.value, self.count).map_err(|reason| self.malformed(reason))
     }
 
     fn malformed(&self, reason: String) -> Error {
@@ -135,10 +139,10 @@ impl OutboxRow {
     }
 }
 
-/// Contents of a value, as a log needs them to keep it packed.
+/// What a log needs to know of a value to store it without unpacking it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Survey {
-    /// Topics of its records; adjacent duplicates are removed.
+pub struct Contents {
+    /// Topics of the records; adjacent duplicates are removed.
     pub topics: Vec<String>,
     pub has_headers: bool,
     pub ids: Vec<Uuid>,
@@ -148,7 +152,7 @@ pub struct Survey {
 ///
 /// # Errors
 /// As [`unpack`].
-pub fn survey(value: &[u8], count: i64) -> Result<Survey, String> {
+pub fn scan(value: &[u8], count: i64) -> Result<Contents, String> {
     let mut from = Reader(body(value)?);
     let mut ids = Vec::with_capacity(RECORDS_MAX);
     let mut has_headers = false;
@@ -179,7 +183,7 @@ pub fn survey(value: &[u8], count: i64) -> Result<Survey, String> {
         while !next().ok_or("ends within a record")? {}
     }
     check_count(count, ids.len())?;
-    Ok(Survey {
+    Ok(Contents {
         topics: topics.into_iter().map(str::to_owned).collect(),
         has_headers,
         ids,
@@ -209,7 +213,7 @@ fn body(value: &[u8]) -> Result<&[u8], String> {
 /// Unpacks the `count` records of a value.
 ///
 /// # Errors
-/// What is wrong with the value.
+/// The fault of the value.
 pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
     let mut from = Reader(body(value)?);
     let mut records: Vec<Record> = Vec::new();
@@ -252,9 +256,9 @@ fn put_text(text: &str, to: &mut Vec<u8>) {
     to.extend_from_slice(text.as_bytes());
 }
 
-/// Length of the common prefix. Compares words first: events of one request share a context of some
-/// hundred bytes.
-fn shared(a: &[u8], b: &[u8]) -> usize {
+/// Length of the common prefix. Compares words first: events of one request share a context of a
+/// few hundred bytes.
+fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let (words_a, words_b) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
     let words = words_a.iter().zip(words_b);
     let words = 8 * words.take_while(|(a, b)| a == b).count();
@@ -297,7 +301,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// Inner `None`: same as the previous record's.
+    /// The inner `None` stands for the text of the previous record.
     fn own_text(&mut self) -> Option<Option<&'a str>> {
         match self.length()? {
             0 => Some(None),
@@ -401,7 +405,7 @@ mod tests {
         #[test]
         fn records_round_trip(records in proptest::collection::vec(record(), 0..20)) {
             let value = packed(&records);
-            let found = survey(&value, records.len() as i64).unwrap();
+            let found = scan(&value, records.len() as i64).unwrap();
             prop_assert!(found.ids.iter().eq(records.iter().map(|record| &record.event.id)));
             prop_assert_eq!(found.has_headers, records.iter().any(|record| !record.headers.is_empty()));
             let mut topics: Vec<&str> = records.iter().map(|record| &*record.event.topic).collect();
@@ -417,7 +421,7 @@ mod tests {
             let mut value = packed(&records);
             let place = place.index(value.len());
             prop_assert!(unpack(&value[..place], records.len() as i64).is_err());
-            prop_assert!(survey(&value[..place], records.len() as i64).is_err());
+            prop_assert!(scan(&value[..place], records.len() as i64).is_err());
             value[place] ^= 1 << bit;
             prop_assert!(unpack(&value, records.len() as i64).is_err());
         }
@@ -428,7 +432,7 @@ mod tests {
             value.extend_from_slice(&body);
             let check = crc32c::crc32c(&value);
             value.extend_from_slice(&check.to_le_bytes());
-            prop_assert_eq!(survey(&value, 1).map(drop), unpack(&value, 1).map(drop));
+            prop_assert_eq!(scan(&value, 1).map(drop), unpack(&value, 1).map(drop));
         }
     }
 

@@ -1,8 +1,9 @@
 //! Maps rows of a statement to structs.
 
-/// Declares a struct and reads it from a row by column name, on any database that has the types. A
-/// raw identifier matches no column: alias the column in the statement. `field: u32 as i32` is
-/// stored as the second type; an out-of-range value is a decoding error.
+/// Declares a struct that is read from a row by column name, on any database that has the types.
+///
+/// A raw identifier matches no column: alias the column in the statement. The field
+/// `place: u32 as i32` has the database type `i32`; an out-of-range value is a decoding error.
 ///
 /// Replaces sqlx's derive, which compiles a second sqlx for the build machine.
 #[macro_export]

@@ -1,6 +1,6 @@
 //! Packed rows of an outbox and of the embedded log.
 
-use events::pack::{Survey, pack, survey, unpack};
+use events::pack::{Contents, pack, scan, unpack};
 use events::{Event, Record};
 use uuid::Uuid;
 
@@ -20,25 +20,25 @@ pub fn check(bytes: &[u8]) {
 }
 
 fn check_value(count: i64, value: &[u8]) {
-    let (records, survey) = (unpack(value, count), survey(value, count));
-    match (records, survey) {
-        (Ok(records), Ok(survey)) => check_records(&records, &survey),
+    let (records, contents) = (unpack(value, count), scan(value, count));
+    match (records, contents) {
+        (Ok(records), Ok(contents)) => check_records(&records, &contents),
         (Err(reason), Err(other)) => assert_eq!(reason, other),
-        (records, survey) => panic!("{records:?} but {survey:?}"),
+        (records, contents) => panic!("{records:?} but {contents:?}"),
     }
 }
 
-fn check_records(records: &[Record], survey: &Survey) {
+fn check_records(records: &[Record], contents: &Contents) {
     assert!(
         records
             .iter()
             .map(|record| record.event.id)
-            .eq(survey.ids.iter().copied())
+            .eq(contents.ids.iter().copied())
     );
     let has_headers = records.iter().any(|record| !record.headers.is_empty());
-    assert_eq!(survey.has_headers, has_headers);
+    assert_eq!(contents.has_headers, has_headers);
     let of = |topics: &mut Vec<String>| topics.dedup();
-    let (mut topics, mut found) = (survey.topics.clone(), Vec::new());
+    let (mut topics, mut found) = (contents.topics.clone(), Vec::new());
     found.extend(records.iter().map(|record| record.event.topic.clone()));
     of(&mut topics);
     of(&mut found);

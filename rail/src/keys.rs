@@ -11,7 +11,7 @@
 
 use std::{fs, io, path::Path};
 
-use events::files::{self, read_or_make};
+use events::files::{self, read_or_create};
 use rand::RngCore;
 
 use crate::{
@@ -49,12 +49,12 @@ impl Keys {
     pub fn load_or_create(folder: &Path) -> Result<Keys, KeysError> {
         let bad = |file| move |source| KeysError::Key { file, source };
         fs::create_dir_all(folder)?;
-        let pkcs8 = read_or_make(&folder.join(PRIVATE), files::PRIVATE, || {
+        let pkcs8 = read_or_create(&folder.join(PRIVATE), files::PRIVATE, || {
             Signer::generate().map_err(bad(PRIVATE))
         })?;
         let signer = Signer::from_pkcs8(&pkcs8).map_err(bad(PRIVATE))?;
         let public = hex::encode(signer.public_key());
-        read_or_make(&folder.join(PUBLIC), files::PRIVATE, || {
+        read_or_create(&folder.join(PUBLIC), files::PRIVATE, || {
             Ok::<_, KeysError>(public.into_bytes())
         })?;
         Ok(Keys {
@@ -83,7 +83,7 @@ pub fn load_bank_keys(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError
 }
 
 fn webhook_secrets(folder: &Path) -> Result<Vec<Secret>, KeysError> {
-    let bytes = read_or_make(&folder.join(WEBHOOK), files::PRIVATE, || {
+    let bytes = read_or_create(&folder.join(WEBHOOK), files::PRIVATE, || {
         let mut secret = vec![0; 32];
         rand::rng().fill_bytes(&mut secret);
         Ok::<_, KeysError>(Secret::new(secret).to_text().into_bytes())

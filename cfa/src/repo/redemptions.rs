@@ -1,6 +1,6 @@
 //! Redemptions of whole issues.
 
-use events::{Many, Script, Tx};
+use events::{MultiRow, Script, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
@@ -8,7 +8,7 @@ use super::{Repo, code};
 use crate::error::Error;
 use crate::model::{IssueRedemption, RedemptionLine, RedemptionReason, RedemptionStatus};
 
-static LINES: Many = Many::new(
+static LINES: MultiRow = MultiRow::new(
     "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, \
      payment_minor) SELECT * FROM (VALUES ",
     6,

@@ -1,8 +1,8 @@
 //! The embedded log: one process, two SQLite files, no server.
 //!
 //! `log.db` is synchronous FULL: published events survive `kill -9` and power loss. Group positions
-//! are in `offsets.db`, synchronous NORMAL: they survive `kill -9`; a power loss may set them back,
-//! which only redelivers records. All topics share one sequence, so a subscription to several
+//! are in `offsets.db`, synchronous NORMAL: they survive `kill -9`. A power loss may set them back,
+//! so records are redelivered. All topics share one sequence, so a subscription to several
 //! topics sees publication order; each topic is one partition. Publishers of the same process wake
 //! the subscribers of their topics; subscribers poll once per second for other processes. The
 //! second member of a group waits until the first is dropped. Records of one topic that are
@@ -26,8 +26,8 @@ use tokio::sync::watch;
 
 use crate::{
     Delivery, Error, Event, Log, Position, Record, Sqlite, Subscription, Waiting,
-    many::{Many, Script},
-    pack::{self, OutboxRow, Survey},
+    multi_row::{MultiRow, Script},
+    pack::{self, Contents, OutboxRow},
 };
 use recent::Recent;
 
@@ -35,7 +35,7 @@ const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
      PRIMARY KEY (consumer_group, topic)) WITHOUT ROWID";
 
-static APPEND: Many = Many::new(
+static APPEND: MultiRow = MultiRow::new(
     "INSERT INTO log (position, topic, count, records) SELECT * FROM (VALUES ",
     4,
     ") LIMIT +?",
@@ -45,7 +45,7 @@ static APPEND: Many = Many::new(
 type Borrowed<'a> = (&'a Event, &'a [(String, String)]);
 
 /// A row of the log.
-struct Run {
+struct LogRow {
     topic: Arc<str>,
     count: i64,
     /// Packed records ([`pack`]).
@@ -53,54 +53,57 @@ struct Run {
 }
 
 /// Rows for records, in order; adjacent records of one topic share rows.
-fn runs(records: &[Borrowed<'_>]) -> Vec<Run> {
+fn log_rows(records: &[Borrowed<'_>]) -> Vec<LogRow> {
     let runs = records.chunk_by(|a, b| a.0.topic == b.0.topic);
     let runs = runs.flat_map(|run| run.chunks(pack::RECORDS_MAX));
-    let run = |run: &[Borrowed<'_>]| Run {
+    let row = |run: &[Borrowed<'_>]| LogRow {
         topic: run[0].0.topic.as_str().into(),
         count: run.len() as i64,
         value: pack::pack(run.iter().copied()),
     };
-    runs.map(run).collect()
+    runs.map(row).collect()
 }
 
-/// Minimum events of an outbox row that is copied as is. Smaller rows are repacked together.
-const KEPT_MIN: i64 = 32;
+/// Minimum events of an outbox row that is copied unchanged. Smaller rows are repacked together.
+const COPIED_EVENTS_MIN: i64 = 32;
 
-/// Log rows for the new events of outbox rows. A row is copied as is if all of it is new and of one
-/// topic.
-fn kept(rows: Vec<(OutboxRow, Survey)>, recent: &mut Recent) -> Result<Vec<Run>, Error> {
-    let mut made = Vec::with_capacity(rows.len());
-    let mut loose: Vec<Event> = Vec::new();
-    let put_together = |loose: &mut Vec<Event>| {
-        let records: Vec<Borrowed> = loose.iter().map(|event| (event, &[][..])).collect();
-        let runs = runs(&records);
-        loose.clear();
-        runs
+/// Log rows for the new events of outbox rows. An outbox row is copied unchanged if it is large
+/// enough, has no headers, and all its events are new and of one topic.
+fn rows_of_outbox(
+    rows: Vec<(OutboxRow, Contents)>,
+    recent: &mut Recent,
+) -> Result<Vec<LogRow>, Error> {
+    let mut result = Vec::with_capacity(rows.len());
+    let mut unpacked: Vec<Event> = Vec::new();
+    let repack = |unpacked: &mut Vec<Event>| {
+        let records: Vec<Borrowed> = unpacked.iter().map(|event| (event, &[][..])).collect();
+        let rows = log_rows(&records);
+        unpacked.clear();
+        rows
     };
     for (row, found) in rows {
         let topic = match found.topics.as_slice() {
-            [topic] if row.count >= KEPT_MIN && !found.has_headers => topic.as_str(),
+            [topic] if row.count >= COPIED_EVENTS_MIN && !found.has_headers => topic.as_str(),
             _ => {
-                loose.extend(row.events()?.filter(|event| recent.add(event, &[])));
+                unpacked.extend(row.events()?.filter(|event| recent.add(event, &[])));
                 continue;
             }
         };
         let are_new: Vec<bool> = recent.add_all(topic, &found.ids).collect();
         if are_new.iter().all(|is_new| *is_new) {
-            made.extend(put_together(&mut loose));
-            made.push(Run {
+            result.extend(repack(&mut unpacked));
+            result.push(LogRow {
                 topic: topic.into(),
                 count: row.count,
                 value: row.value,
             });
         } else {
             let mut are_new = are_new.into_iter();
-            loose.extend(row.events()?.filter(|_| are_new.next() == Some(true)));
+            unpacked.extend(row.events()?.filter(|_| are_new.next() == Some(true)));
         }
     }
-    made.extend(put_together(&mut loose));
-    Ok(made)
+    result.extend(repack(&mut unpacked));
+    Ok(result)
 }
 
 /// Handle to an embedded log; clones share it.
@@ -154,7 +157,7 @@ impl Embedded {
         })
     }
 
-    /// Closes both files after running calls.
+    /// Waits for running calls and closes both files.
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.0.log.close().await;
@@ -167,25 +170,25 @@ impl Embedded {
         if records.is_empty() {
             return Ok(());
         }
-        let runs = |recent: &mut Recent| {
+        let new_rows = |recent: &mut Recent| {
             let mut new = Vec::with_capacity(records.len());
             for (event, headers) in records {
                 if recent.add(event, headers) {
                     new.push((*event, *headers));
                 }
             }
-            Ok(runs(&new))
+            Ok(log_rows(&new))
         };
         let topics = records.iter().map(|(event, _)| event.topic.as_str());
-        self.write(topics, runs).await
+        self.write(topics, new_rows).await
     }
 
-    /// Writes the rows from `make` and wakes the topics' members. Also if there is nothing new: an
-    /// earlier attempt may not have woken them.
+    /// Writes the rows from `make` and wakes the topics' members. Wakes them even if nothing is
+    /// new: an earlier attempt may have written the rows and failed before the wake.
     async fn write<'a>(
         &self,
         topics: impl Iterator<Item = &'a str>,
-        make: impl FnOnce(&mut Recent) -> Result<Vec<Run>, Error>,
+        make: impl FnOnce(&mut Recent) -> Result<Vec<LogRow>, Error>,
     ) -> Result<(), Error> {
         let written = self.0.write(make).await;
         self.0.failing.send_if_modified(|failing| {
@@ -202,7 +205,7 @@ impl Embedded {
 
 #[async_trait]
 impl Log for Embedded {
-    /// Avoids a copy: a relay passes thousands of events.
+    /// Overridden to avoid a copy: a relay passes thousands of events.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Borrowed> = events.iter().map(|event| (event, &[][..])).collect();
         self.add(&records).await
@@ -214,7 +217,7 @@ impl Log for Embedded {
             return Ok(());
         }
         // Validated before the write: an unreadable row is not a failure of the log.
-        let found: Vec<Survey> = (rows.iter().map(OutboxRow::survey)).collect::<Result<_, _>>()?;
+        let found: Vec<Contents> = (rows.iter().map(OutboxRow::scan)).collect::<Result<_, _>>()?;
         let topics: BTreeSet<String> = found
             .iter()
             .flat_map(|found| &found.topics)
@@ -222,7 +225,7 @@ impl Log for Embedded {
             .collect();
         let rows = rows.into_iter().zip(found).collect();
         self.write(topics.iter().map(String::as_str), |recent| {
-            kept(rows, recent)
+            rows_of_outbox(rows, recent)
         })
         .await
     }
@@ -299,25 +302,25 @@ impl Inner {
     /// Writes the rows from `make` in one transaction.
     async fn write(
         &self,
-        make: impl FnOnce(&mut Recent) -> Result<Vec<Run>, Error>,
+        make: impl FnOnce(&mut Recent) -> Result<Vec<LogRow>, Error>,
     ) -> Result<(), Error> {
         let mut recent = self.recent.lock().await;
         let mut tx = self.log.write().await?;
         let mut next = recent.begin(&mut tx).await?;
-        let runs = make(&mut recent)?;
+        let rows = make(&mut recent)?;
         let mut script = Script::default();
         script
-            .add(&mut tx, &APPEND, &runs, |run, row| {
-                row.put(next);
-                row.put(run.topic.clone());
-                row.put(run.count);
-                row.put(run.value.clone());
-                next += run.count;
+            .add(&mut tx, &APPEND, &rows, |row, values| {
+                values.put(next);
+                values.put(row.topic.clone());
+                values.put(row.count);
+                values.put(row.value.clone());
+                next += row.count;
             })
             .await?;
         script.run(&mut tx).await?;
         tx.commit().await?;
-        recent.keep(next);
+        recent.confirm(next);
         Ok(())
     }
 }

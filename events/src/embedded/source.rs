@@ -1,8 +1,7 @@
 //! A group member on the embedded log: cursors, prefetch, waiting.
 //!
-//! Topics are read in chunks and merged by position. A full chunk may be followed by more records
-//! of its topic, so only records up to the lowest end of a full chunk are returned before the next
-//! read.
+//! Topics are read in chunks and merged by position. After a full chunk its topic may have more
+//! records, so a read returns only records up to the lowest end of a full chunk.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -58,7 +57,7 @@ impl Member {
             }
             let cursors = self.log.0.committed(&self.group, &self.topics).await?;
             // Registered before the first read, so no later publication is missed.
-            let published = self.log.0.wakes.of(&self.topics);
+            let published = self.log.0.wakes.register(&self.topics);
             self.active = Some(Active {
                 cursors,
                 ready: VecDeque::new(),
@@ -82,7 +81,7 @@ impl Source for Member {
             }
             active.ready = read_chunk(log.0.log.read(), &topics, &mut active.cursors).await?;
             if active.ready.is_empty() {
-                // A publication in the meantime has left a permit in the `Notify`.
+                // A publication since the read has left a permit in the `Notify`.
                 let poll = Duration::from_millis(POLL_MS);
                 let _ = tokio::time::timeout(poll, active.published.notified()).await;
             }
@@ -93,7 +92,7 @@ impl Source for Member {
         self.active.as_mut()?.ready.pop_front()
     }
 
-    fn is_ours(&self, _: &Position) -> bool {
+    fn is_assigned(&self, _: &Position) -> bool {
         true
     }
 
@@ -120,7 +119,7 @@ pub(super) async fn read_chunk(
     let mut horizon = i64::MAX;
     for (topic, cursor) in topics.iter().zip(&*cursors) {
         // The first row may start before the cursor and end after it. `+`: see
-        // [`crate::many::Many`].
+        // [`crate::multi_row::MultiRow`].
         let rows: Vec<Row> = sqlx::query_as(
             "SELECT position, count, records FROM log WHERE topic = $1 AND position >= \
              COALESCE((SELECT MAX(position) FROM log WHERE topic = $1 AND position <= $2), 0) \

@@ -1,8 +1,8 @@
 //! Wakes waiting group members by topic after a publication.
 //!
-//! By topic, because a service has a dozen members that wait for rare records, and each woken
-//! member reads the log. Invariant: a registered waiting member is notified of every publication to
-//! its topics since its last wait. Dropped members are removed at the next publication.
+//! Members are registered by topic: a service has a dozen members that wait for rare records, and
+//! each woken member reads the log. Invariant: a member is notified of every publication to its
+//! topics since its last wait. Dropped members are removed at the next publication.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ pub(super) struct Wakes(Mutex<HashMap<String, Vec<Weak<Notify>>>>);
 
 impl Wakes {
     /// Registers one waiter for publications to these topics from now on.
-    pub fn of(&self, topics: &[String]) -> Arc<Notify> {
+    pub fn register(&self, topics: &[String]) -> Arc<Notify> {
         let notice = Arc::new(Notify::new());
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for topic in topics {
@@ -63,7 +63,7 @@ mod tests {
         let wakes = Wakes::default();
         let member = |topics: &[&str]| {
             let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
-            wakes.of(&topics)
+            wakes.register(&topics)
         };
         let (ours, same, other) = (member(&["a", "b"]), member(&["b"]), member(&["c"]));
         // Published before any member waits.

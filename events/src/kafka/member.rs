@@ -18,8 +18,8 @@ use rdkafka::{
 use super::{Context, record};
 use crate::{Delivery, Error, Position, log::Source};
 
-/// Wait for a member to commit its positions and to leave its group. librdkafka alone would wait
-/// for a coordinator that is away for as long as the session may last.
+/// Longest wait for a member to commit its positions and leave its group. Without this limit
+/// librdkafka waits for an unavailable coordinator until the session timeout.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Member {
@@ -53,7 +53,7 @@ impl Source for Member {
         loop {
             match self.consumer().recv().await {
                 Ok(message) => return Ok(record::delivery(&message)),
-                Err(error) if recovers(&error) => report(&error),
+                Err(error) if is_retried_by_consumer(&error) => log_retry(&error),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -68,7 +68,7 @@ impl Source for Member {
             };
             match polled {
                 Poll::Ready(Ok(delivery)) => return Some(delivery),
-                Poll::Ready(Err(error)) if recovers(&error) => report(&error),
+                Poll::Ready(Err(error)) if is_retried_by_consumer(&error) => log_retry(&error),
                 Poll::Ready(Err(error)) => {
                     self.failed = Some(error);
                     return None;
@@ -78,7 +78,7 @@ impl Source for Member {
         }
     }
 
-    fn is_ours(&self, position: &Position) -> bool {
+    fn is_assigned(&self, position: &Position) -> bool {
         let assigned = self.consumer().assignment();
         !self.consumer().assignment_lost()
             && assigned.is_ok_and(|partitions| {
@@ -101,11 +101,11 @@ impl Source for Member {
 }
 
 impl Drop for Member {
-    /// Leaves the group, in a thread that may outlast this call.
+    /// Leaves the group in a thread that may outlive this call.
     fn drop(&mut self) {
         let consumer = self.consumer.take();
         let (left_tx, left_rx) = mpsc::sync_channel(1);
-        // Without a thread the closure is dropped, and with it the consumer, here.
+        // If the thread cannot start, the closure and its consumer are dropped here.
         let _ = thread::Builder::new().spawn(move || {
             drop(consumer);
             let _ = left_tx.send(());
@@ -121,13 +121,13 @@ impl Drop for Member {
     }
 }
 
-/// Whether the consumer goes on by itself after this error. A broker that is away leaves one in the
-/// queue at each attempt to connect; a caller that paused after each would read records only
-/// minutes after the broker is back.
-fn recovers(error: &KafkaError) -> bool {
+/// Whether the consumer continues by itself after this error. An unavailable broker puts such an
+/// error into the queue at each attempt to connect. A caller that paused after each of them would
+/// read records only minutes after the broker is back.
+fn is_retried_by_consumer(error: &KafkaError) -> bool {
     matches!(error, KafkaError::MessageConsumption(_))
 }
 
-fn report(error: &KafkaError) {
+fn log_retry(error: &KafkaError) {
     tracing::warn!(%error, "cannot read the event log; the consumer retries");
 }

@@ -1,11 +1,11 @@
-//! The log on Kafka: idempotent producer with acks=all, D24 headers, key = event key, positions
-//! stored after the handler.
+//! The log on Kafka: idempotent producer with acks=all, D24 headers, message key = event key,
+//! positions stored after the handler.
 //!
 //! A message never expires in the producer (`message.timeout.ms` 0): otherwise a later message of
 //! its key would overtake it. So `publish` waits while the brokers are down, and [`Log::failing`]
 //! has the reason. Stored positions reach the broker every 200 ms and when a subscription is
-//! dropped. After a crash at most that much is redelivered; after a drop without brokers, what was
-//! handled since they are away.
+//! dropped. A crash redelivers the records since the last of these commits. A subscription dropped
+//! during an outage redelivers the records handled since the outage began.
 
 mod leader_hints;
 mod member;
@@ -38,11 +38,11 @@ use crate::{
 
 /// Pause before a message is offered again to a producer with a full queue.
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
-/// Broker timeout of backlog reads.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// Broker timeout of a backlog read.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Silence after which a backlog read counts as complete.
-const SILENCE: Duration = Duration::from_millis(500);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Metadata requests before a topic counts as missing: a new topic may not have reached the broker
 /// yet.
 const TOPIC_TRIES: u32 = 3;
@@ -60,8 +60,8 @@ struct Inner {
 
 impl Kafka {
     /// Creates the clients; brokers are contacted in the background. `options` are librdkafka's
-    /// (`security.protocol`, `sasl.*`), to reach any cluster. They cannot weaken this room's
-    /// guarantees.
+    /// (`security.protocol`, `sasl.*`). The settings that the delivery guarantees need override
+    /// them.
     ///
     /// # Errors
     /// [`Error::Kafka`] for an option that librdkafka refuses.
@@ -153,7 +153,7 @@ impl Log for Kafka {
                         message = back;
                         tokio::time::sleep(Duration::from_millis(QUEUE_FULL_PAUSE_MS)).await;
                     }
-                    Err((error, _)) => return Err(not_sent(error, event)),
+                    Err((error, _)) => return Err(produce_error(error, event)),
                 }
             };
             deliveries.push((delivery, event));
@@ -162,9 +162,9 @@ impl Log for Kafka {
             delivery
                 .await
                 .map_err(|_| Error::Closed)?
-                .map_err(|(error, _)| not_sent(error, event))?;
+                .map_err(|(error, _)| produce_error(error, event))?;
         }
-        self.0.context.works();
+        self.0.context.set_reachable();
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Log for Kafka {
     }
 
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
-        let consumer = self.outsider(group)?;
+        let consumer = self.detached_consumer(group)?;
         let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let read = move || {
             let mut backlog = Vec::new();
@@ -206,7 +206,7 @@ impl Log for Kafka {
     }
 
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
-        let consumer = self.outsider(group)?;
+        let consumer = self.detached_consumer(group)?;
         let mut next = TopicPartitionList::new();
         let offset = Offset::Offset(position.offset + 1);
         next.add_partition_offset(&position.topic, position.partition, offset)?;
@@ -226,8 +226,8 @@ impl Log for Kafka {
 }
 
 impl Kafka {
-    /// A consumer that reads and sets a group's positions without joining it.
-    fn outsider(&self, group: &str) -> Result<BaseConsumer<Context>, Error> {
+    /// A consumer that reads and sets a group's positions without joining the group.
+    fn detached_consumer(&self, group: &str) -> Result<BaseConsumer<Context>, Error> {
         let consumer = self
             .0
             .config
@@ -241,10 +241,9 @@ impl Kafka {
     }
 }
 
-/// Distinguishes a record refused for its size from an unavailable broker.
-///
-/// The producer (`message.max.bytes`) or the broker refuses it.
-fn not_sent(error: KafkaError, event: &Event) -> Error {
+/// The error of a failed send: [`Error::Refused`] if the producer (`message.max.bytes`) or the
+/// broker refuses the record for its size.
+fn produce_error(error: KafkaError, event: &Event) -> Error {
     match error.rdkafka_error_code() {
         Some(
             code @ (RDKafkaErrorCode::MessageSizeTooLarge
@@ -265,12 +264,13 @@ fn read_backlog(
     topic: &str,
     backlog: &mut Vec<Delivery>,
 ) -> Result<(), Error> {
-    let from = consumer.committed_offsets(partitions(consumer, topic)?, ANSWER_MAX)?;
+    let from = consumer.committed_offsets(partitions(consumer, topic)?, BROKER_TIMEOUT)?;
     let mut wanted = TopicPartitionList::new();
     // High watermark of each partition that has records to read.
     let mut ends = HashMap::new();
     for partition in from.elements_for_topic(topic) {
-        let (low, high) = consumer.fetch_watermarks(topic, partition.partition(), ANSWER_MAX)?;
+        let (low, high) =
+            consumer.fetch_watermarks(topic, partition.partition(), BROKER_TIMEOUT)?;
         let next = match partition.offset() {
             Offset::Offset(next) => next.max(low),
             _ => low,
@@ -283,10 +283,14 @@ fn read_backlog(
     consumer.assign(&wanted)?;
     let mut ended = HashSet::new();
     while !ends.is_empty() {
-        // Records may follow an EOF that was reported early. If none arrive, the last offsets are
-        // transaction markers, not records.
+        // Records may follow a partition's EOF. If none arrive, the last offsets are transaction
+        // markers, not records.
         let all_ended = ends.keys().all(|partition| ended.contains(partition));
-        let patience = if all_ended { SILENCE } else { ANSWER_MAX };
+        let patience = if all_ended {
+            IDLE_TIMEOUT
+        } else {
+            BROKER_TIMEOUT
+        };
         match consumer.poll(patience) {
             None if all_ended => break,
             None => {
@@ -322,7 +326,7 @@ fn partitions(
 ) -> Result<TopicPartitionList, KafkaError> {
     let mut partitions = TopicPartitionList::new();
     for _ in 0..TOPIC_TRIES {
-        let metadata = consumer.fetch_metadata(Some(topic), ANSWER_MAX)?;
+        let metadata = consumer.fetch_metadata(Some(topic), BROKER_TIMEOUT)?;
         for known in metadata
             .topics()
             .iter()
@@ -343,7 +347,7 @@ fn partitions(
         if partitions.count() > 0 {
             break;
         }
-        std::thread::sleep(SILENCE);
+        std::thread::sleep(IDLE_TIMEOUT);
     }
     Ok(partitions)
 }
@@ -352,7 +356,7 @@ fn partitions(
 #[derive(Clone)]
 struct Context {
     failing: Arc<watch::Sender<Option<String>>>,
-    /// A member's leaving took too long: later ones do not wait.
+    /// A member could not leave its group in time. Later members do not wait.
     leaves_slowly: Arc<AtomicBool>,
 }
 
@@ -366,7 +370,7 @@ impl Default for Context {
 }
 
 impl Context {
-    fn works(&self) {
+    fn set_reachable(&self) {
         self.leaves_slowly.store(false, Ordering::Relaxed);
         self.failing
             .send_if_modified(|failing| failing.take().is_some());
@@ -391,7 +395,7 @@ impl ClientContext for Context {
             .values()
             .any(|broker| broker.state == "UP")
         {
-            self.works();
+            self.set_reachable();
         }
     }
 }

@@ -40,19 +40,17 @@ const SCHEMA: &str = include_str!("migrations.sql");
 /// Held while the outbox and inbox tables are created: concurrent `IF NOT EXISTS` may collide.
 const SCHEMA_LOCK: i64 = 0x6576_656e_7473;
 
-/// SQLSTATE classes and codes caused by the server or other sessions, not by the statement:
+/// SQLSTATE classes and codes that the server or other sessions cause, not the statement:
 /// connection, resources, server limits, operator, system, transaction rollback, lock timeout,
 /// read-only server.
-const STATES_OF_THE_SERVER: [&str; 8] = ["08", "53", "57", "58", "40", "55P03", "25006", "25P03"];
+const SERVER_STATES: [&str; 8] = ["08", "53", "57", "58", "40", "55P03", "25006", "25P03"];
 
-/// Whether the server or a lock of it is unavailable, so the statement may succeed later.
+/// Whether the server or a lock on it is unavailable, so the statement may succeed later.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| {
-            STATES_OF_THE_SERVER
-                .iter()
-                .any(|state| code.starts_with(state))
-        }),
+        sqlx::Error::Database(error) => error
+            .code()
+            .is_some_and(|code| SERVER_STATES.iter().any(|state| code.starts_with(state))),
         error => is_connection(error),
     }
 }
@@ -83,7 +81,7 @@ fn is_connection(error: &sqlx::Error) -> bool {
 }
 
 /// Whether the error is from a PostgreSQL server.
-pub(crate) fn is_ours(error: &sqlx::Error) -> bool {
+pub(crate) fn is_postgres(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(error) if error.try_downcast_ref::<PgDatabaseError>().is_some())
 }
 
@@ -94,7 +92,7 @@ pub struct Postgres {
     readers: PgPool,
     writers: PgPool,
     committed: Arc<Notify>,
-    /// Outside the pools, so that its lock ends with it.
+    /// Not from a pool: closing the connection releases the relay's advisory lock.
     relay: Arc<Mutex<Option<outbox::RelayConnection>>>,
 }
 
@@ -204,7 +202,7 @@ impl Postgres {
         }
     }
 
-    /// Woken after commits of this process; at least once per commit after the last wake.
+    /// Waits for a commit of this process. Returns at once if there was one since the last call.
     pub(crate) async fn wait_for_commit(&self) {
         self.committed.notified().await;
     }

@@ -28,7 +28,7 @@ use crate::{
     outbox::{Queue, RelayResult},
 };
 
-/// Rows published at once.
+/// Maximum rows per publication.
 const BATCH: i64 = 2_048;
 
 crate::row! {

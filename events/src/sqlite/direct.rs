@@ -1,9 +1,9 @@
 //! A SQLite writer that runs statements on the calling thread, for services with a writer thread.
 //!
 //! [`Sqlite::write`] sends each statement, value and row through the connection's thread, a round
-//! trip of some fifty microseconds; here a statement is a call. Cost: the calling thread blocks
-//! until the disk has answered. An async task must use it only where it may block (tokio's
-//! `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
+//! trip of about fifty microseconds. Here a statement is a function call. Cost: the calling thread
+//! blocks until the disk has answered. An async task must use this writer only where it may block
+//! (tokio's `block_in_place`). The invariants are those of [`Sqlite`]: this is its only writer.
 
 use futures::future::BoxFuture;
 use std::{ops::Deref, path::PathBuf, sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use uuid::Uuid;
 
 use super::{
-    BUSY_TIMEOUT_MS, CODES_OF_THE_CALL, Sqlite, WRITER_CACHE_KIB, WRITER_STATEMENTS, outbox,
+    BUSY_TIMEOUT_MS, STATEMENT_CODES, Sqlite, WRITER_CACHE_KIB, WRITER_STATEMENTS, outbox,
 };
 use crate::{
     Error, Event, EventRef, Log, inbox,
@@ -26,11 +26,11 @@ use crate::{
     pack,
 };
 
-/// Whether the file (or its lock, disk) is unavailable, as [`super::is_away`].
+/// Whether the file, its lock or its disk is unavailable, as [`super::is_away`].
 pub fn is_away(error: &rusqlite::Error) -> bool {
     match error {
         rusqlite::Error::SqliteFailure(error, _) => {
-            !CODES_OF_THE_CALL.contains(&(error.extended_code.cast_unsigned() & 0xFF))
+            !STATEMENT_CODES.contains(&(error.extended_code.cast_unsigned() & 0xFF))
         }
         _ => false,
     }
@@ -53,8 +53,9 @@ impl Direct {
         Self::open_with(path, migrator, super::CHECKPOINT_PAGES)
     }
 
-    /// Like [`Self::open`], with another checkpoint threshold: WAL pages after which a commit also
-    /// moves them into the file. The WAL takes four KiB of disk per page and grows no further.
+    /// As [`Self::open`], with another checkpoint threshold: the number of WAL pages after which a
+    /// commit also moves them into the file. The WAL takes 4 KiB of disk per page and does not grow
+    /// beyond the threshold.
     ///
     /// # Errors
     /// As [`Sqlite::open`].
@@ -65,7 +66,7 @@ impl Direct {
     ) -> BoxFuture<'_, Result<Self, Error>> {
         Box::pin(async move {
             let mut file = Sqlite::open(&path, migrator).await?;
-            // One writer: a write of a second one would invalidate this one's page cache.
+            // A write of a second writer would invalidate the page cache of this one.
             file.writer.close().await;
             file.checkpoint_pages = checkpoint_pages;
             let writer = connect(&file)?;
@@ -171,7 +172,7 @@ fn trace(event: TraceEvent<'_>) {
     }
 }
 
-/// Events in outbox form: rows of count and bytes.
+/// Events packed for the outbox: rows of record count and bytes.
 #[derive(Default)]
 pub struct Packed {
     rows: Vec<(i64, Vec<u8>)>,

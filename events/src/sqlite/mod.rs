@@ -31,22 +31,23 @@ use crate::{Error, migrations};
 const READERS: u32 = 4;
 const BUSY_TIMEOUT_MS: u64 = 5_000;
 /// Page cache of the writer, in KiB. A batch of thousands of operations exceeds SQLite's default of
-/// 2 MB, which would write pages out and read them again within a transaction. With four times this
-/// size ledger and history are no faster.
+/// 2 MB, which would write pages out and read them again within a transaction. Four times this size
+/// makes neither the ledger nor the history faster.
 pub const WRITER_CACHE_KIB: u32 = 16 * 1024;
-/// WAL pages after which a commit also checkpoints: four times SQLite's default, since a frequently
-/// changed page moves once.
+/// WAL pages after which a commit also checkpoints. Four times SQLite's default: a checkpoint
+/// copies a page once, however often it has changed since the last one.
 const CHECKPOINT_PAGES: u32 = 4_000;
 /// Prepared statements kept by the writer.
 const WRITER_STATEMENTS: usize = 256;
-/// Longest wait of a write for its turn.
+/// Longest wait for a connection: a write waits for the writes before it.
 const WRITER_WAIT_MS: u64 = 30_000;
 
 /// SQLite result codes caused by the statement or its values, not by the file: ERROR, TOOBIG,
 /// CONSTRAINT, MISMATCH, MISUSE, RANGE.
-const CODES_OF_THE_CALL: [u32; 6] = [1, 18, 19, 20, 21, 25];
+const STATEMENT_CODES: [u32; 6] = [1, 18, 19, 20, 21, 25];
 
-/// Whether the file (lock, disk, connection) is unavailable: the statement may succeed later.
+/// Whether the file, its lock, disk or connection is unavailable, so the statement may succeed
+/// later.
 ///
 /// False if the statement or its result is at fault: a broken constraint, a column of another type.
 pub fn is_away(error: &sqlx::Error) -> bool {
@@ -55,7 +56,7 @@ pub fn is_away(error: &sqlx::Error) -> bool {
             .code()
             .and_then(|code| code.parse::<u32>().ok())
             // Extended codes have the primary code in the low byte.
-            .is_none_or(|code| !CODES_OF_THE_CALL.contains(&(code & 0xFF))),
+            .is_none_or(|code| !STATEMENT_CODES.contains(&(code & 0xFF))),
         sqlx::Error::Io(_)
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
@@ -94,8 +95,8 @@ pub struct Sqlite {
     checkpoint_pages: u32,
 }
 
-/// Progress of the relay: last relayed position, last deleted position. Relayed rows are deleted
-/// with the next transaction: one of their own would wait for the disk, and one of another
+/// Progress of the relay: last relayed position, last deleted position. The next write transaction
+/// deletes the relayed rows. A transaction of its own would wait for the disk, and one of another
 /// connection would invalidate the writer's page cache.
 #[derive(Default)]
 struct Relayed {
@@ -153,8 +154,8 @@ impl Sqlite {
                 pool_options()
                     .idle_timeout(None)
                     .max_lifetime(None)
-                    // A connection to a local file does not break; the test costs a round trip to
-                    // its thread each time.
+                    // A connection to a local file does not break, and each test costs a round trip
+                    // to its thread.
                     .test_before_acquire(false)
                     .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
             };
@@ -175,8 +176,8 @@ impl Sqlite {
                 .await?;
             Ok::<_, sqlx::Error>((writer, readers))
         };
-        // From a runtime thread: each connection's thread inherits the priority of the thread that
-        // opens it, and the caller may be the process's main thread.
+        // Opened on a runtime thread: a connection's thread inherits the priority of the thread
+        // that opens it, and the caller may be the main thread.
         let opened = tokio::spawn(pools).await;
         let (writer, readers) =
             opened.map_err(|panic| Error::Files(std::io::Error::other(panic)))??;
@@ -199,7 +200,7 @@ impl Sqlite {
     /// drop.
     ///
     /// # Errors
-    /// [`Error::Store`], also if the turn does not come within 30 s.
+    /// [`Error::Store`], also if other writes hold the writer for more than 30 s.
     pub fn write(&self) -> BoxFuture<'_, Result<Tx, Error>> {
         Box::pin(async move {
             let mut inner = self.writer.begin_with("BEGIN IMMEDIATE").await?;
@@ -253,7 +254,7 @@ impl Sqlite {
         })
     }
 
-    /// Woken after commits; at least once per commit after the last wake.
+    /// Waits for a commit. Returns at once if there was one since the last call.
     pub(crate) async fn wait_for_commit(&self) {
         self.committed.notified().await;
     }

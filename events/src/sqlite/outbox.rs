@@ -1,10 +1,8 @@
-//! Outbox on SQLite: events of a transaction share rows ([`crate::pack`]). Relayed rows are deleted
-//! with the next transaction.
+//! Outbox on SQLite: events of a transaction share rows ([`crate::pack`]). The next write
+//! transaction deletes the relayed rows.
 //!
-//! A separate deleting transaction would wait for the disk, and one of another connection would
-//! invalidate the writer's page cache. After a crash before the delete the rows are published again
-//! with the same ids, which consumers drop. Positions are never reused, so a late delete removes
-//! nothing else.
+//! After a crash before the delete the rows are published again with the same ids, which consumers
+//! drop. Positions are never reused, so a late delete removes no other rows.
 
 use async_recursion::async_recursion as boxed;
 use async_trait::async_trait;
@@ -13,15 +11,15 @@ use sqlx::SqliteConnection;
 use super::Sqlite;
 use crate::{
     Error, Event, Log,
-    many::{Many, Script},
+    multi_row::{MultiRow, Script},
     outbox::{Queue, RelayResult},
     pack::{self, OutboxRow},
 };
 
-/// Rows published at once, each with up to [`pack::RECORDS_MAX`] events.
+/// Maximum rows per publication, each with up to [`pack::RECORDS_MAX`] events.
 const BATCH: i64 = 64;
 
-static APPEND: Many = Many::new(
+static APPEND: MultiRow = MultiRow::new(
     "INSERT INTO outbox (count, events) SELECT * FROM (VALUES ",
     2,
     ") LIMIT +?",
@@ -46,7 +44,7 @@ pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result
 
 /// The oldest rows that are not relayed.
 async fn oldest(db: &Sqlite) -> Result<Vec<OutboxRow>, Error> {
-    // `+`: see [`Many`].
+    // `+`: see [`MultiRow`].
     let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
         "SELECT position, count, events FROM outbox WHERE position > $1 ORDER BY position LIMIT +$2",
     )

@@ -1,35 +1,36 @@
-//! Bulk writes on SQLite in few statements: VALUES of a few fixed sizes with LIMIT as the row
-//! count, so each statement is prepared once.
+//! Bulk writes on SQLite in few statements. A statement has VALUES of one of a few fixed sizes and
+//! the row count as its LIMIT, so it is prepared once.
 //!
-//! A statement costs a round trip to the connection's thread, tens of microseconds, whatever it
-//! does. Full statements carry a batch; the remainder uses the next larger size, and consecutive
-//! small statements are sent as one [`Script`]. Shared texts (`Arc<str>`) are bound without a copy.
+//! Every statement costs a round trip to the connection's thread, tens of microseconds. Rows are
+//! sent in statements of the largest size; the remainder uses the smallest size that fits.
+//! Consecutive small statements are sent as one [`Script`]. Shared texts (`Arc<str>`) are bound
+//! without a copy.
 
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{Arguments, AssertSqlSafe, Encode, SqliteConnection, Type, sqlite::SqliteArguments};
 
-/// Rows per statement. The largest times the widest table is below SQLite's limit of 32,766 bound
-/// values.
+/// Rows per statement. The largest size times the columns of the widest table is below SQLite's
+/// limit of 32,766 bound values.
 const SIZES: [usize; 4] = [8, 32, 128, 512];
 const ROWS_MAX: usize = SIZES[SIZES.len() - 1];
-/// Statements of at most this many rows are sent together with others.
+/// Statements of at most this number of rows wait in the [`Script`] and are sent together.
 const ROWS_WAITING_MAX: usize = 32;
 
 /// A multi-row statement: `head`, the rows, `tail`. The last bound value is the number of rows, so
 /// the tail has one `?`, after `LIMIT +`, and the head none. The `+` is required: SQLite inspects
 /// the value of a bare `LIMIT ?` when it prepares and re-prepares the statement for each other
 /// value.
-pub struct Many {
+pub struct MultiRow {
     head: &'static str,
     columns: usize,
     tail: &'static str,
     sql: OnceLock<[Arc<str>; SIZES.len()]>,
 }
 
-impl Many {
+impl MultiRow {
     pub const fn new(head: &'static str, columns: usize, tail: &'static str) -> Self {
-        Many {
+        MultiRow {
             head,
             columns,
             tail,
@@ -102,7 +103,7 @@ impl Values<'_> {
     }
 }
 
-/// Writes in order: large statements are sent at once, small ones are collected.
+/// Writes in order: sends large statements at once and collects small ones.
 #[derive(Default)]
 pub struct Script {
     sql: String,
@@ -117,7 +118,7 @@ impl Script {
     pub async fn add<T>(
         &mut self,
         tx: &mut SqliteConnection,
-        many: &Many,
+        statement: &MultiRow,
         rows: &[T],
         mut bind: impl FnMut(&T, &mut Values),
     ) -> Result<(), sqlx::Error> {
@@ -125,12 +126,12 @@ impl Script {
             if rows.len() > ROWS_WAITING_MAX {
                 self.run(tx).await?;
                 let mut arguments = SqliteArguments::default();
-                let size = many.bind(rows, &mut arguments, &mut bind)?;
-                let sql = AssertSqlSafe(many.sql(size).clone());
+                let size = statement.bind(rows, &mut arguments, &mut bind)?;
+                let sql = AssertSqlSafe(statement.sql(size).clone());
                 sqlx::query_with(sql, arguments).execute(&mut *tx).await?;
             } else {
-                let size = many.bind(rows, &mut self.arguments, &mut bind)?;
-                self.sql.push_str(many.sql(size));
+                let size = statement.bind(rows, &mut self.arguments, &mut bind)?;
+                self.sql.push_str(statement.sql(size));
                 self.sql.push(';');
             }
         }
@@ -158,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    static PUT: Many = Many::new(
+    static PUT: MultiRow = MultiRow::new(
         "INSERT INTO t (a, b) SELECT * FROM (VALUES ",
         2,
         ") WHERE true LIMIT +? ON CONFLICT (a) DO UPDATE SET b = excluded.b",
