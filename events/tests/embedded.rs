@@ -1,11 +1,11 @@
-//! The embedded log: the contract of every log, and its state after `kill -9`.
+//! The embedded log: the contract tests, damage, and recovery after `kill -9`.
 
 mod common;
 
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use common::{event, in_time, take, victim::Victim};
+use common::{event, in_time, receive, victim::Victim};
 use events::{Embedded, Log, topics};
 
 struct Fixture(Embedded);
@@ -45,7 +45,7 @@ async fn r238_every_topic_of_the_platform_carries_events() {
         log.publish(&[event(name, "k", 1)]).await.unwrap();
         let mut subscription = log.subscribe("reader", &[name]).await.unwrap();
         assert_eq!(
-            take(&mut subscription, 1).await[0].record.event,
+            receive(&mut subscription, 1).await[0].record.event,
             event(name, "k", 1)
         );
     }
@@ -61,7 +61,7 @@ async fn a_subscription_to_several_topics_keeps_the_order_of_publication() {
         .collect();
     log.publish(&sent).await.unwrap();
     let mut subscription = log.subscribe("g", &["b", "a"]).await.unwrap();
-    let received: Vec<_> = take(&mut subscription, 700)
+    let received: Vec<_> = receive(&mut subscription, 700)
         .await
         .into_iter()
         .map(|delivery| delivery.record.event)
@@ -76,9 +76,9 @@ async fn the_second_member_of_a_group_takes_over_from_the_first() {
     let sent: Vec<_> = (0..3).map(|number| event("t", "k", number)).collect();
     log.publish(&sent).await.unwrap();
     let mut first = log.subscribe("g", &["t"]).await.unwrap();
-    let taken = take(&mut first, 1).await;
+    let taken = receive(&mut first, 1).await;
     let mut second = log.subscribe("g", &["t"]).await.unwrap();
-    let waiting = tokio::spawn(async move { take(&mut second, 2).await });
+    let waiting = tokio::spawn(async move { receive(&mut second, 2).await });
     tokio::task::yield_now().await;
     first.commit(&taken[0].position).await.unwrap();
     drop(first);
@@ -94,7 +94,7 @@ async fn the_same_event_published_again_is_in_the_log_once() {
     log.publish(&sent[..2]).await.unwrap();
     log.publish(&sent).await.unwrap();
     let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
-    let received: Vec<_> = take(&mut subscription, 3)
+    let received: Vec<_> = receive(&mut subscription, 3)
         .await
         .into_iter()
         .map(|delivery| delivery.record.event)
@@ -120,7 +120,7 @@ async fn published_ids_are_known_after_a_restart() {
         .await
         .unwrap();
     let mut subscription = log.subscribe("g", &["a", "b"]).await.unwrap();
-    let received: Vec<_> = take(&mut subscription, 302)
+    let received: Vec<_> = receive(&mut subscription, 302)
         .await
         .into_iter()
         .map(|delivery| delivery.record.event)
@@ -140,7 +140,7 @@ async fn a_group_resumes_within_a_row() {
     log.publish(&sent).await.unwrap();
     for from in [0, 1, 100, 127, 128, 129, 299] {
         let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
-        let taken = take(&mut subscription, 1).await.remove(0);
+        let taken = receive(&mut subscription, 1).await.remove(0);
         assert_eq!(taken.record.event, sent[from]);
         let next = [1, 100, 127, 128, 129, 299, 300];
         let last = next.into_iter().find(|next| *next > from).unwrap() - 1;
@@ -176,8 +176,8 @@ async fn a_damaged_row_is_an_error_that_names_its_place() {
 /// Folder for the child process; without it the child test does nothing.
 const CHILD_FOLDER: &str = "EVENTS_TEST_CHILD_FOLDER";
 
-/// Not a test of its own: the process that the next test kills. Prints each number once its event
-/// is acknowledged.
+/// Not a test: the process that the next test kills. Prints each number once its event is
+/// acknowledged.
 #[tokio::test]
 async fn child_publishes_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -187,7 +187,7 @@ async fn child_publishes_until_killed() {
     let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
     for number in 0.. {
         log.publish(&[event("t", "k", number)]).await.unwrap();
-        let taken = take(&mut subscription, 1).await;
+        let taken = receive(&mut subscription, 1).await;
         subscription.commit(&taken[0].position).await.unwrap();
         println!("acknowledged {number}");
     }
@@ -212,17 +212,17 @@ async fn acknowledged_events_survive_kill_9() {
 
     let log = Embedded::open(folder.path()).await.unwrap();
     let mut all = log.subscribe("fresh", &["t"]).await.unwrap();
-    for (number, delivery) in take(&mut all, acknowledged + 1).await.iter().enumerate() {
+    for (number, delivery) in receive(&mut all, acknowledged + 1).await.iter().enumerate() {
         assert_eq!(delivery.record.event, event("t", "k", number));
     }
     // The group resumes after its last acknowledged record, which may be the last one.
     let marker = event("t", "other", usize::MAX);
     log.publish(std::slice::from_ref(&marker)).await.unwrap();
     let mut group = log.subscribe("g", &["t"]).await.unwrap();
-    let next = take(&mut group, 1).await.remove(0).record.event;
+    let next = receive(&mut group, 1).await.remove(0).record.event;
     let number = usize::from_be_bytes(next.payload.as_slice().try_into().unwrap());
     assert!(
         next == marker || number > acknowledged,
-        "went back to {number}, {acknowledged} was acknowledged"
+        "the group resumes at {number}, but {acknowledged} was acknowledged"
     );
 }

@@ -1,16 +1,16 @@
-//! The Kafka implementation on librdkafka's mock brokers: the normal paths, without an installed
-//! broker. `full` runs the whole contract on a real one.
+//! The Kafka implementation on librdkafka's mock brokers, without an installed broker. `full` runs
+//! the whole contract on a real broker.
 
 mod common;
 
 use std::collections::HashMap;
 
-use common::{event, in_time, take};
+use common::{event, in_time, receive};
 use events::{Kafka, Log, Record};
 use rdkafka::mocking::MockCluster;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_keys_and_order_go_through_and_a_group_resumes() {
+async fn headers_keys_and_order_are_preserved_and_a_group_resumes() {
     let cluster = MockCluster::new(3).unwrap();
     cluster.create_topic("t", 12, 3).unwrap();
     // The mock coordinator detects a leaving member only by its session timeout.
@@ -34,7 +34,7 @@ async fn headers_keys_and_order_go_through_and_a_group_resumes() {
         .unwrap();
 
     let mut subscription = kafka.subscribe("g", &["t"]).await.unwrap();
-    let taken = take(&mut subscription, 21).await;
+    let taken = receive(&mut subscription, 21).await;
     let received: Vec<_> = taken
         .iter()
         .map(|delivery| delivery.record.event.clone())
@@ -45,10 +45,11 @@ async fn headers_keys_and_order_go_through_and_a_group_resumes() {
     drop(subscription);
 
     let mut again = kafka.subscribe("g", &["t"]).await.unwrap();
-    assert_eq!(take(&mut again, 1).await[0].record.event, sent[10]);
+    assert_eq!(receive(&mut again, 1).await[0].record.event, sent[10]);
 }
 
-/// Brokers that are away are no error of the subscription: a caller would pause after each of many.
+/// Unavailable brokers are not an error of the subscription: a caller would pause after each of the
+/// many errors.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_waits_while_the_brokers_are_away() {
     let cluster = MockCluster::new(1).unwrap();
@@ -57,7 +58,7 @@ async fn a_subscription_waits_while_the_brokers_are_away() {
     let sent = [event("t", "key", 0), event("t", "key", 1)];
     kafka.publish(&sent[..1]).await.unwrap();
     let mut subscription = kafka.subscribe("g", &["t"]).await.unwrap();
-    assert_eq!(take(&mut subscription, 1).await[0].record.event, sent[0]);
+    assert_eq!(receive(&mut subscription, 1).await[0].record.event, sent[0]);
 
     cluster.broker_down(1).unwrap();
     let mut failing = kafka.failing();

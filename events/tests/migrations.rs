@@ -1,5 +1,5 @@
-//! Every SQL file in a migrations folder of the workspace is named by its crate; otherwise it would
-//! not be applied.
+//! Every SQL file in a migrations folder of the workspace is named in its crate's code. A file that
+//! is not named is never applied.
 
 use std::{
     fs,
@@ -29,12 +29,12 @@ fn every_migration_is_applied() {
         .expect("the workspace");
     let mut seen = 0;
     for entry in fs::read_dir(workspace).expect("readable") {
-        let room = entry.expect("readable").path();
-        let migrations = files(&room.join("migrations"), "sql");
+        let folder = entry.expect("readable").path();
+        let migrations = files(&folder.join("migrations"), "sql");
         if migrations.is_empty() {
             continue;
         }
-        let code: String = files(&room.join("src"), "rs")
+        let code: String = files(&folder.join("src"), "rs")
             .iter()
             .map(|file| fs::read_to_string(file).expect("readable"))
             .collect();
@@ -51,5 +51,5 @@ fn every_migration_is_applied() {
             seen += 1;
         }
     }
-    assert!(seen >= 20, "{seen} migrations are not all");
+    assert!(seen >= 20, "only {seen} migrations were found");
 }

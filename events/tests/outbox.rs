@@ -1,5 +1,5 @@
-//! Outbox and inbox on SQLite: no event without its committed change, no committed change without
-//! its event, no effect twice. The contract runs on PostgreSQL in `full`.
+//! Outbox and inbox on SQLite: an event exists if and only if its change is committed, and takes
+//! effect once. `full` runs the contract on PostgreSQL.
 
 mod common;
 
@@ -241,7 +241,7 @@ async fn r248_relayed_rows_are_deleted_with_the_next_commit_and_no_later_event()
     assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
     assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
     assert_eq!(rows(&db).await, 1);
-    // Undone with the transaction, due again with the next.
+    // The rollback also undoes the delete; the next transaction repeats it.
     change(&db, 1).await.rollback().await.unwrap();
     assert_eq!(rows(&db).await, 1);
     change(&db, 2).await.commit().await.unwrap();
@@ -299,8 +299,8 @@ impl Log for Forgetful {
 }
 
 // rows: R248
-/// Transactions of one event up to several rows, of one topic and of two; rows that the log copies,
-/// merges or unpacks.
+/// Transactions have from one event to several rows of events, of one topic or of two. So the log
+/// copies, merges or unpacks their rows.
 #[tokio::test]
 async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
         for (place, size) in sizes.into_iter().enumerate() {
             let events: Vec<events::Event> = (next..next + size)
                 .map(|number| {
-                    // Every tenth has two topics.
+                    // The tenth transaction of a round has two topics.
                     let topic = if place == 9 && number % 3 == 0 {
                         "u"
                     } else {
@@ -336,8 +336,8 @@ async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
         for _ in 0..failures {
             assert!(Relay::step(&db, &forgetful).await.is_err());
         }
-        // Half of the rounds reopen the store, which loses the record of relayed and undeleted
-        // rows.
+        // Every second round reopens the store, which loses the position up to which rows are
+        // relayed but not deleted.
         if round % 2 == 1 {
             assert_eq!(
                 Relay::step(&db, &forgetful).await.unwrap(),
@@ -471,8 +471,8 @@ async fn a_direct_writer_distinguishes_unavailable_from_broken() {
 
 const CHILD_FOLDER: &str = "OUTBOX_TEST_CHILD_FOLDER";
 
-/// Not a test of its own: the process that the next test kills. Changes and relays concurrently and
-/// prints each committed number.
+/// Not a test: the process that a later test kills. Changes and relays concurrently and prints each
+/// committed number.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -496,8 +496,7 @@ async fn child_changes_and_relays_until_killed() {
 /// Numbers changed per transaction of the next child.
 const GROUP: usize = 3;
 
-/// Not a test of its own: the process that the last test kills. Groups follow each other without a
-/// pause, from alternating threads.
+/// Not a test: the process that the last test kills. Two tasks commit groups without a pause.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_groups_directly_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -547,9 +546,9 @@ fn change_group(tx: &events::DirectTx) -> usize {
     numbers[GROUP - 1]
 }
 
-/// Runs a child repeatedly on the same data, killed each time after another number of commits.
-/// Returns the number of commits it printed.
-fn kill_again_and_again(child: &str, folder: &Path) -> usize {
+/// Runs a child repeatedly on the same data and kills it each time after another number of commits.
+/// Returns the number of committed changes.
+fn kill_repeatedly(child: &str, folder: &Path) -> usize {
     let mut committed = 0;
     for after in [1, 2, 3, 5, 8, 13] {
         let mut child = Victim::spawn(child, [(CHILD_FOLDER, folder)]);
@@ -576,7 +575,7 @@ async fn assert_whole(db: impl Service, folder: &Path, committed: usize) -> usiz
     assert_eq!(changes, (0..changes.len()).collect::<Vec<_>>());
     assert_eq!(published(&log, changes.len()).await, changes);
     let left = log.backlog("another reader", &["t"]).await.unwrap();
-    assert_eq!(left.len(), changes.len(), "an event is there twice");
+    assert_eq!(left.len(), changes.len(), "an event is in the log twice");
     changes.len()
 }
 
@@ -585,7 +584,7 @@ async fn assert_whole(db: impl Service, folder: &Path, committed: usize) -> usiz
 async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let child = "child_changes_and_relays_until_killed";
-    let committed = kill_again_and_again(child, folder.path());
+    let committed = kill_repeatedly(child, folder.path());
     let db = service(folder.path()).await;
     assert_whole(db, folder.path(), committed).await;
 }
@@ -595,8 +594,8 @@ async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
 async fn r248_kill_9_in_a_group_written_directly_loses_and_halves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let child = "child_changes_groups_directly_and_relays_until_killed";
-    let committed = kill_again_and_again(child, folder.path());
+    let committed = kill_repeatedly(child, folder.path());
     let db = direct(folder.path()).await;
     let changes = assert_whole(db, folder.path(), committed).await;
-    assert_eq!(changes % GROUP, 0, "a group is there in part");
+    assert_eq!(changes % GROUP, 0, "a group is incomplete");
 }

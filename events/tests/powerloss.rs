@@ -1,10 +1,10 @@
-//! The embedded log through power losses: whatever unsynced data a disk kept, nothing acknowledged
-//! is lost and no event is partial.
+//! The embedded log after power losses: whichever unsynced writes a disk kept, no acknowledged
+//! event is lost and no event is partial.
 //!
-//! A child process publishes and records each acknowledgement; a small preloaded library records
-//! every write, truncation and sync of its files in order. From that record the test derives disk
-//! states: everything synced, and any subset of the rest, torn at sectors. SQLite must recover a
-//! valid log from each. `POWERLOSS_SEEDS` sets the number of states.
+//! A child process publishes and records each acknowledgement. A small preloaded library records
+//! every write, truncation, removal and sync of its files in order. From these records the test
+//! derives disk states: all synced writes, and a random subset of the others, torn at sectors.
+//! SQLite must recover a valid log from each. `POWERLOSS_SEEDS` sets the number of states.
 
 #[path = "../../testkit/src/seed.rs"]
 mod seed;
@@ -31,7 +31,7 @@ const PUBLISHED: usize = 90;
 const PAYLOAD: usize = 60_000;
 const SECTOR: usize = 512;
 const ACKS: &str = "acks";
-/// The folder itself among its files.
+/// File name of the records of the folder itself.
 const FOLDER: &str = "";
 
 fn event(number: usize) -> Event {
@@ -48,7 +48,7 @@ fn event(number: usize) -> Event {
     }
 }
 
-/// Not a test of its own: the recorded process.
+/// Not a test: the recorded process.
 #[tokio::test]
 async fn child_publishes_and_records_acknowledgements() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -61,7 +61,7 @@ async fn child_publishes_and_records_acknowledgements() {
         log.publish(&[event(number)]).await.unwrap();
         acks.write_all(b"x").unwrap();
     }
-    // Like a power loss: nothing is closed.
+    // Nothing is closed, as in a power loss.
     std::process::abort();
 }
 
@@ -176,7 +176,8 @@ fn apply(file: &mut Option<Vec<u8>>, step: &Step, bytes_max: usize) {
     }
 }
 
-/// Possible disk contents if power is lost after `cut` records, and acknowledged publications.
+/// Disk contents that are possible if power is lost after `cut` records, and the number of
+/// publications acknowledged by then.
 fn crash(
     records: &[Record],
     cut: usize,
@@ -251,7 +252,7 @@ async fn recovered(files: &BTreeMap<String, Vec<u8>>) -> Result<usize, String> {
 }
 
 /// Checks one disk state; returns the fault found.
-async fn wrong(records: &[Record], seed: u64, honours_sync: bool) -> Option<String> {
+async fn find_fault(records: &[Record], seed: u64, honours_sync: bool) -> Option<String> {
     let mut random = Random(seed);
     // After the first acknowledgement: before it the log is being created.
     let first = records.iter().position(|record| record.file == ACKS)? + 1;
@@ -275,17 +276,17 @@ async fn acknowledged_events_survive_a_power_loss() {
         records
             .iter()
             .any(|record| record.file == "log.db" && matches!(record.step, Step::Write { .. })),
-        "the file itself was written, not its log alone"
+        "the run must include a checkpoint: a write to log.db itself, not only to its WAL"
     );
     for seed in seed::seeds(0..seeds) {
-        let wrong = wrong(&records, seed, true).await;
-        assert_eq!(wrong, None);
+        let fault = find_fault(&records, seed, true).await;
+        assert_eq!(fault, None);
     }
     println!("{seeds} states of {} records", records.len());
     // Counter-check: a disk that ignores syncs must lose acknowledged events.
     let mut lost = 0;
     for seed in 0..20 {
-        lost += usize::from(wrong(&records, seed, false).await.is_some());
+        lost += usize::from(find_fault(&records, seed, false).await.is_some());
     }
     assert!(lost > 0, "a missing sync was not detected");
 }

@@ -1,9 +1,9 @@
-//! Contract tests of [`events::Log`], for any implementation.
+//! Contract tests of [`events::Log`], run on each implementation.
 //!
 //! Each test creates its own topics through the fixture. Time limits only turn a hang into a
 //! failure; no test asserts speed.
 
-#![allow(dead_code, reason = "each test target uses its part")]
+#![allow(dead_code, reason = "a test target uses some of the helpers")]
 
 pub mod outbox;
 pub mod victim;
@@ -74,7 +74,7 @@ pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
         .unwrap_or_else(|_| panic!("{what}: timed out"))
 }
 
-pub async fn take(subscription: &mut Subscription, count: usize) -> Vec<Delivery> {
+pub async fn receive(subscription: &mut Subscription, count: usize) -> Vec<Delivery> {
     let mut taken = Vec::new();
     while taken.len() < count {
         let next = in_time("next record", subscription.next()).await;
@@ -100,7 +100,7 @@ async fn records_are_delivered_in_key_order(fixture: &dyn Fixture) {
         fixture.log().publish(batch).await.unwrap();
     }
     let mut subscription = fixture.log().subscribe("order", &[&topic]).await.unwrap();
-    let taken = take(&mut subscription, sent.len()).await;
+    let taken = receive(&mut subscription, sent.len()).await;
     assert!(
         taken
             .iter()
@@ -117,7 +117,7 @@ async fn a_waiting_subscriber_is_woken_by_a_publisher(fixture: &dyn Fixture) {
         .subscribe("wake", &[&first, &second])
         .await
         .unwrap();
-    let waiting = tokio::spawn(async move { take(&mut subscription, 2).await });
+    let waiting = tokio::spawn(async move { receive(&mut subscription, 2).await });
     tokio::task::yield_now().await;
     fixture
         .log()
@@ -146,17 +146,17 @@ async fn groups_have_separate_stored_positions(fixture: &dyn Fixture) {
     fixture.log().publish(&sent).await.unwrap();
 
     let mut first = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
-    let taken = take(&mut first, 12).await;
-    // Received up to 12, committed up to 5: the others are redelivered.
+    let taken = receive(&mut first, 12).await;
+    // 12 are received and 5 committed: the others are redelivered.
     first.commit(&taken[4].position).await.unwrap();
     drop(first);
     let mut again = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
-    let rest = take(&mut again, 15).await;
+    let rest = receive(&mut again, 15).await;
     assert_eq!(rest[0].record.event, sent[5]);
     assert_eq!(rest[14].record.event, sent[19]);
 
     let mut other = fixture.log().subscribe("group-b", &[&topic]).await.unwrap();
-    assert_eq!(take(&mut other, 20).await[0].record.event, sent[0]);
+    assert_eq!(receive(&mut other, 20).await[0].record.event, sent[0]);
 }
 
 /// Runs a consumer in the background.
@@ -220,19 +220,20 @@ async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fi
         .map(|number| event(&topic, "one-key", number))
         .collect();
     fixture.log().publish(&sent).await.unwrap();
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (health_tx, mut health) = tokio::sync::mpsc::unbounded_channel();
     let end = CancellationToken::new();
     let (log, ended) = (fixture.log(), end.clone());
     let report = tokio::spawn(async move {
-        let tell = |part: &str, reason: Option<&str>| {
-            tell.send((part.to_owned(), reason.map(str::to_owned)))
+        let set = |part: &str, reason: Option<&str>| {
+            health_tx
+                .send((part.to_owned(), reason.map(str::to_owned)))
                 .unwrap();
         };
-        report_health(log, &["later"], tell, ended).await;
+        report_health(log, &["later"], set, ended).await;
     });
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
-    // Unavailable for many more tries than the attempt limit, with the record's own failures in
-    // between, one fewer than the limit.
+    // First the record itself fails, one time fewer than the attempt limit. Then the peer is
+    // unavailable for many more attempts than the limit.
     let peer = Arc::new(tokio::sync::Semaphore::new(0));
     let tries = Arc::new(Mutex::new(0));
     let (back, seen) = (peer.clone(), tries.clone());
@@ -253,7 +254,7 @@ async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fi
         }
     });
     let part = format!("later:{topic}");
-    let away = in_time("waiting is shown", told.recv()).await.unwrap();
+    let away = in_time("waiting is reported", health.recv()).await.unwrap();
     assert_eq!(away, (part.clone(), Some("the peer is away".to_owned())));
     in_time("many tries", async {
         while *seen.lock().unwrap() < 10 * FAST.attempts_max {
@@ -266,8 +267,8 @@ async fn a_record_waits_for_an_unavailable_peer_without_a_limit(fixture: &dyn Fi
         let handled = in_time("handled", rx.recv()).await.unwrap();
         assert_eq!(handled, format!("hold-{number}"));
     }
-    let shown = in_time("the end of waiting is shown", told.recv()).await;
-    assert_eq!(shown.unwrap(), (part, None));
+    let cleared = in_time("the end of waiting is reported", health.recv()).await;
+    assert_eq!(cleared.unwrap(), (part, None));
     stop(consumer).await;
     end.cancel();
     in_time("the report ends", report).await.unwrap();
@@ -322,13 +323,13 @@ async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
         .collect();
     fixture.log().publish(&sent).await.unwrap();
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
-    let mended = Arc::new(Mutex::new(false));
+    let is_repaired = Arc::new(Mutex::new(false));
     let healthy = tx.clone();
-    let (mend, mending) = (mended.clone(), mended);
+    let of_handler = is_repaired.clone();
     let failing = run(fixture, "failing", &topic, move |event| {
-        let (tx, mended) = (tx.clone(), mending.clone());
+        let (tx, is_repaired) = (tx.clone(), of_handler.clone());
         async move {
-            match (event.subject.as_str(), *mended.lock().unwrap()) {
+            match (event.subject.as_str(), *is_repaired.lock().unwrap()) {
                 ("hold-0", false) => return Err(Poison("cannot be read".into()).into()),
                 ("hold-1", false) => return Err("never works".into()),
                 _ => {}
@@ -337,7 +338,7 @@ async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
             Ok(())
         }
     });
-    let handled = in_time("the record behind dead ones", rx.recv())
+    let handled = in_time("the record after the dead-lettered ones", rx.recv())
         .await
         .unwrap();
     assert_eq!(handled, ("failing", "hold-2".to_owned()));
@@ -348,7 +349,7 @@ async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
         .subscribe("inspector", &[&dead])
         .await
         .unwrap();
-    let letters: Vec<Record> = take(&mut letters, 2)
+    let letters: Vec<Record> = receive(&mut letters, 2)
         .await
         .into_iter()
         .map(|letter| letter.record)
@@ -373,7 +374,7 @@ async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
         let handled = in_time("the other group", rx.recv()).await.unwrap();
         assert_eq!(handled, ("healthy", format!("hold-{number}")));
     }
-    *mend.lock().unwrap() = true;
+    *is_repaired.lock().unwrap() = true;
     let log = fixture.log();
     let list = async |group: Option<&'static str>| {
         let found = dlq::list(&*log, &[&topic], group).await.unwrap();
@@ -403,7 +404,8 @@ async fn dead_letters_are_replayed_to_their_group_only(fixture: &dyn Fixture) {
         let handled = in_time("the replayed record", rx.recv()).await.unwrap();
         assert_eq!(handled, ("failing", format!("hold-{number}")));
     }
-    // A later record reaches both; the healthy group got no replayed record before it.
+    // A later record reaches both groups. The healthy group has received no replayed record before
+    // it.
     fixture
         .log()
         .publish(&[event(&topic, "one-key", 9)])
@@ -442,7 +444,8 @@ async fn a_stopped_consumer_resumes_where_it_stopped(fixture: &dyn Fixture) {
                 Ok(())
             }
         });
-        // Committed positions may lag after a crash, never after a stop: each record is seen once.
+        // Committed positions may lag after a crash, never after a stop: each record is handled
+        // once.
         let handled = in_time("handled", rx.recv()).await.unwrap();
         assert_eq!(handled, format!("hold-{round}"));
         stop(consumer).await;
@@ -456,7 +459,7 @@ async fn available_records_are_handled_together_in_order(fixture: &dyn Fixture) 
         .map(|number| event(&topic, "one-key", number))
         .collect();
     fixture.log().publish(&sent).await.unwrap();
-    // Records per call. The sixth record fails once, anywhere in its batch.
+    // Subjects per call. The sixth record fails once, at any place of its batch.
     let calls = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let (log, token, noted) = (fixture.log(), CancellationToken::new(), calls.clone());
@@ -500,13 +503,13 @@ async fn available_records_are_handled_together_in_order(fixture: &dyn Fixture) 
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// How a batch handler ends at a stop.
+/// How a batch handler ends after a shutdown request.
 #[derive(Clone, Copy)]
 enum Ends {
     /// All records are handled.
     Whole,
     /// This number of records is handled; the next one fails with this error.
-    Behind(usize, fn() -> Failure),
+    After(usize, fn() -> Failure),
 }
 
 async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture) {
@@ -518,17 +521,17 @@ async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture
     fixture.log().publish(&sent).await.unwrap();
     let subjects: Vec<String> = sent.iter().map(|event| event.subject.clone()).collect();
     let mut handled: Vec<String> = Vec::new();
-    // The consumer is told to stop while a handler runs, whatever the handler returns.
+    // Shutdown is requested while the handler runs. The handler then ends in each of these ways.
     for ends in [
-        Ends::Behind(2, || "not now".into()),
+        Ends::After(2, || "not now".into()),
         Ends::Whole,
-        Ends::Behind(1, || RetryLater("the peer is away".into()).into()),
-        Ends::Behind(3, || Poison("cannot be read".into()).into()),
-        Ends::Behind(0, || "not now".into()),
+        Ends::After(1, || RetryLater("the peer is away".into()).into()),
+        Ends::After(3, || Poison("cannot be read".into()).into()),
+        Ends::After(0, || "not now".into()),
     ] {
         let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
-        let (stop, tell) = (shutdown.clone(), &tx);
+        let (stop, handled_tx) = (shutdown.clone(), &tx);
         let handler = |events: Vec<Event>| {
             let stop = stop.clone();
             async move {
@@ -536,13 +539,13 @@ async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture
                 stop.cancel();
                 let done = match ends {
                     Ends::Whole => events.len(),
-                    Ends::Behind(done, _) => done.min(events.len()),
+                    Ends::After(done, _) => done.min(events.len()),
                 };
                 for event in &events[..done] {
-                    tell.send(event.subject.clone()).unwrap();
+                    handled_tx.send(event.subject.clone()).unwrap();
                 }
                 match ends {
-                    Ends::Behind(_, error) if done < events.len() => Err(Stopped {
+                    Ends::After(_, error) if done < events.len() => Err(Stopped {
                         handled: done,
                         error: error(),
                     }),
@@ -560,7 +563,11 @@ async fn a_stopped_batch_resumes_after_the_handled_records(fixture: &dyn Fixture
         let left = fixture.log().backlog("middle", &topics).await.unwrap();
         let left = left.into_iter().map(|delivery| delivery.record.event);
         let left: Vec<Event> = left.collect();
-        assert_eq!(left, sent[handled.len()..], "what is committed");
+        assert_eq!(
+            left,
+            sent[handled.len()..],
+            "every handled record is committed"
+        );
     }
     let letters = fixture
         .log()

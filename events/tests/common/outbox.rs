@@ -1,4 +1,4 @@
-//! Contract tests of outbox and inbox, for any database of a service.
+//! Contract tests of outbox and inbox, run on each database of a service.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{FAST, event, in_time, take};
+use super::{FAST, event, in_time, receive};
 
 /// Tables of the service under test.
 pub const TABLES: &str = "CREATE TABLE changes (number BIGINT PRIMARY KEY); \
@@ -43,8 +43,8 @@ pub trait Service: Queue {
         end: End,
     ) -> Vec<bool>;
     async fn numbers(&self, table: &str) -> Vec<usize>;
-    /// Waits until the relay may publish `count` committed changes. On PostgreSQL transactions of
-    /// other tests hold them back, one by one.
+    /// Waits until the relay may publish `count` committed changes. On PostgreSQL any older open
+    /// transaction, also of another test, holds them back.
     async fn due(&self, _count: usize) {}
 }
 
@@ -63,7 +63,7 @@ async fn log() -> (tempfile::TempDir, Embedded) {
 
 pub async fn published(log: &Embedded, count: usize) -> Vec<usize> {
     let mut subscription = log.subscribe("reader", &["t"]).await.unwrap();
-    take(&mut subscription, count)
+    receive(&mut subscription, count)
         .await
         .into_iter()
         .map(|delivery| usize::from_be_bytes(delivery.record.event.payload.try_into().unwrap()))
@@ -164,19 +164,20 @@ impl Log for Faulty {
     }
 }
 
-/// As [`Relay::step`] with something to move. On PostgreSQL it may take a moment: a dead relay
-/// keeps its lock until the server detects the closed connection, and commits wait for older
-/// transactions, also of other tests, so that a step may move only some of several changes.
+/// Repeats [`Relay::step`] until it relays events or fails. On PostgreSQL the first steps may relay
+/// nothing: a dead relay keeps its lock until the server detects the closed connection, and rows
+/// wait for older transactions, also of other tests. For the same reason a step may relay only some
+/// of several changes.
 async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
-    let moved = async {
+    let relayed = async {
         loop {
             match Relay::step(db, log).await {
                 Ok(0) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
-                moved => return moved,
+                relayed => return relayed,
             }
         }
     };
-    in_time("a relay step", moved).await
+    in_time("a relay step", relayed).await
 }
 
 async fn relay_crash_around_publish_causes_one_effect_per_change(db: impl Service) {
@@ -188,7 +189,7 @@ async fn relay_crash_around_publish_causes_one_effect_per_change(db: impl Servic
     for number in 0..3 {
         db.change(number, End::Commit).await;
     }
-    // Each step below moves all three.
+    // Each step below relays all three.
     db.due(3).await;
     assert!(step(&db, &log).await.is_err());
     assert!(step(&db, &log).await.is_err());

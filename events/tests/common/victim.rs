@@ -1,4 +1,4 @@
-//! A child process of a test: one test of its own binary, run by name. The full tests of the
+//! A child process of a test. It runs one test of the same binary, by name. The full tests of the
 //! ledger include this file.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 /// Longest silence of the child. It only turns a hang into a failure.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Killed with the value.
+/// A running child process. Dropping the value kills it.
 pub struct Victim {
     child: Child,
     lines: Receiver<String>,
@@ -43,7 +43,7 @@ impl Victim {
         Victim { child, lines }
     }
 
-    /// The next printed line; `None` at the end of the process.
+    /// The next line that the process prints; `None` after its end.
     pub fn next_line(&self) -> Option<String> {
         match self.lines.recv_timeout(SILENCE) {
             Ok(line) => Some(line),
@@ -52,12 +52,12 @@ impl Victim {
         }
     }
 
-    /// `kill -9`. Lines that it printed before can still be read.
+    /// Sends SIGKILL. Lines printed before can still be read.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
     }
 
-    /// Reads the rest and waits for the end.
+    /// Reads the remaining output and waits for the end of the process.
     pub fn end(&mut self) -> ExitStatus {
         while self.next_line().is_some() {}
         self.child.wait().unwrap()

@@ -1,4 +1,4 @@
-//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run: first
+//! The contract tests on a real Kafka broker and a real PostgreSQL. `cargo test` skips them. Run
 //! `tests/services/kafka.sh start` and `tests/services/postgres.sh start`, then
 //! `KAFKA_BROKERS=<printed address> POSTGRES_URL=<printed URL> cargo test -p events --test full`.
 
@@ -54,7 +54,7 @@ async fn the_contract_holds_on_kafka() {
 async fn r238_the_platforms_topics_exist_after_ensure_topics() {
     let kafka = kafka();
     kafka.ensure_topics().await.unwrap();
-    // Again: they exist already.
+    // The second call finds them all.
     kafka.ensure_topics().await.unwrap();
     for topic in topics::ALL {
         kafka
@@ -63,8 +63,8 @@ async fn r238_the_platforms_topics_exist_after_ensure_topics() {
             .unwrap();
         let group = format!("reader-{}", Uuid::now_v7());
         let mut subscription = kafka.subscribe(&group, &[topic]).await.unwrap();
-        // A long-lived broker may have records of others.
-        while common::take(&mut subscription, 1).await[0].record.event
+        // A long-lived broker may have records of earlier runs.
+        while common::receive(&mut subscription, 1).await[0].record.event
             != common::event(topic, "k", 1)
         {}
     }

@@ -43,7 +43,7 @@ async fn fresh() -> String {
     format!("{server}?options[search_path]={schema}&application_name={schema}")
 }
 
-async fn forget(url: &str) {
+async fn drop_schema(url: &str) {
     let schema = url.rsplit('=').next().unwrap();
     execute(format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'; \
@@ -139,7 +139,7 @@ async fn r248_the_contract_of_outbox_and_inbox_holds_on_postgres() {
     })
     .await;
     for url in urls {
-        forget(&url).await;
+        drop_schema(&url).await;
     }
 }
 
@@ -167,7 +167,8 @@ async fn r248_a_slow_transaction_with_an_earlier_position_is_not_skipped() {
     change(&db, "k", 0).await.commit().await.unwrap();
     drain(&db, &log).await;
     let slow = change(&db, "k", 1).await;
-    // Later positions, committed earlier: they wait for the slow one, whatever their key.
+    // Rows with later positions are committed first. They wait for the slow transaction, whatever
+    // their key.
     change(&db, "k", 2).await.commit().await.unwrap();
     change(&db, "other", 3).await.commit().await.unwrap();
     for _ in 0..3 {
@@ -177,21 +178,21 @@ async fn r248_a_slow_transaction_with_an_earlier_position_is_not_skipped() {
     slow.commit().await.unwrap();
     drain(&db, &log).await;
     assert_eq!(published(&log, 4).await, [0, 1, 2, 3]);
-    // A rolled back one blocks nothing and leaves nothing.
-    let given_up = change(&db, "k", 4).await;
+    // A transaction that was rolled back holds nothing back and leaves no row.
+    let rolled_back = change(&db, "k", 4).await;
     change(&db, "k", 5).await.commit().await.unwrap();
-    given_up.rollback().await.unwrap();
+    rolled_back.rollback().await.unwrap();
     drain(&db, &log).await;
     assert_eq!(numbers(&log, 5).await, [0, 1, 2, 3, 5]);
     assert_eq!(db.numbers("changes").await, [0, 1, 2, 3, 5]);
-    forget(&url).await;
+    drop_schema(&url).await;
 }
 
 async fn numbers(log: &Embedded, count: usize) -> Vec<usize> {
     use events::Log;
     let group = format!("reader-{}", Uuid::now_v7());
     let mut subscription = log.subscribe(&group, &["t"]).await.unwrap();
-    let taken = common::take(&mut subscription, count).await;
+    let taken = common::receive(&mut subscription, count).await;
     let payload = |delivery: events::Delivery| delivery.record.event.payload.try_into().unwrap();
     taken
         .into_iter()
@@ -204,8 +205,8 @@ async fn numbers(log: &Embedded, count: usize) -> Vec<usize> {
 async fn r248_the_order_of_a_key_follows_its_locks_not_transaction_age() {
     let (url, (_folder, log)) = (fresh().await, log().await);
     let db = Postgres::open(&url, &migrator()).await.unwrap();
-    // A transaction that is older than the first writer's appends after it, while a third one in
-    // between holds the horizon.
+    // The oldest transaction appends last. A transaction between it and the first writer's holds
+    // the horizon.
     let mut older = db.write().await.unwrap();
     sqlx::query("SELECT pg_current_xact_id()")
         .execute(&mut *older)
@@ -217,13 +218,13 @@ async fn r248_the_order_of_a_key_follows_its_locks_not_transaction_age() {
         .await
         .unwrap();
     older.commit().await.unwrap();
-    // The row of the older one is below the horizon, the one before it is not.
+    // The row of the oldest transaction is below the horizon, but the rows before it are not.
     assert_eq!(Relay::step(&db, &log).await.unwrap(), 0);
     horizon.commit().await.unwrap();
     drain(&db, &log).await;
     let order = published(&log, 3).await;
     assert_eq!(order, [1, 2, 3]);
-    forget(&url).await;
+    drop_schema(&url).await;
 }
 
 // rows: R248
@@ -287,7 +288,7 @@ async fn r248_two_relays_and_overlapping_writers_publish_each_event_once() {
     for relay in relays {
         common::in_time("relay stops", relay).await.unwrap();
     }
-    forget(&url).await;
+    drop_schema(&url).await;
 }
 
 #[tokio::test]
@@ -322,5 +323,5 @@ async fn a_lost_or_locked_server_is_unavailable_and_a_broken_constraint_is_not()
     assert!(closed.is_away(), "{closed}");
     let refused = Postgres::open("postgres://none@127.0.0.1:1/none", &migrator()).await;
     assert!(refused.err().expect("no server listens").is_away());
-    forget(&url).await;
+    drop_schema(&url).await;
 }
