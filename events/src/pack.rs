@@ -142,7 +142,7 @@ impl OutboxRow {
 /// What a log needs to know of a value to store it without unpacking it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Contents {
-    /// Topics of the records; adjacent duplicates are removed.
+    /// Topics of the records. A value written by [`Packer`] has no adjacent duplicates.
     pub topics: Vec<String>,
     pub has_headers: bool,
     pub ids: Vec<Uuid>,

@@ -11,11 +11,12 @@ use rail::{Rub, account, purpose_code};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// Time of verification, in seconds since 1970.
 const AT_S: i64 = 1_700_000_000;
 
-/// Any bytes as the body of each message.
+/// Decodes any bytes as the body of each message.
 pub fn check_messages(bytes: &[u8]) {
-    if let Some(notice) = same::<Notice>(bytes) {
+    if let Some(notice) = round_tripped::<Notice>(bytes) {
         let (amount, occurred_at) = match &notice {
             Notice::Payment {
                 amount,
@@ -30,25 +31,27 @@ pub fn check_messages(bytes: &[u8]) {
         check_amount(&amount.value, amount.rub());
         check_time(occurred_at);
     }
-    if let Some(report) = same::<TransferReport>(bytes) {
+    if let Some(report) = round_tripped::<TransferReport>(bytes) {
         check_amount(&report.amount.value, report.amount.rub());
     }
-    if let Some(balance) = same::<Balance>(bytes) {
+    if let Some(balance) = round_tripped::<Balance>(bytes) {
         check_amount(&balance.balance.value, balance.balance.rub());
     }
-    if let Some(created) = same::<QrCreated>(bytes) {
+    if let Some(created) = round_tripped::<QrCreated>(bytes) {
         check_time(&created.expires_at);
     }
-    let _ = same::<PaymentReport>(bytes);
-    let _ = same::<ErrorBody>(bytes);
-    let _ = same::<TransferExpected>(bytes);
-    // Requests that the bank's stand-in decodes.
-    let _ = same::<ExpectTransfer>(bytes);
-    let _ = same::<TransferOrder>(bytes);
+    let _ = round_tripped::<PaymentReport>(bytes);
+    let _ = round_tripped::<ErrorBody>(bytes);
+    let _ = round_tripped::<TransferExpected>(bytes);
+    // Requests that the sandbox bank decodes.
+    let _ = round_tripped::<ExpectTransfer>(bytes);
+    let _ = round_tripped::<TransferOrder>(bytes);
 }
 
 /// The decoded message; asserts that it round-trips.
-fn same<M: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
+fn round_tripped<M: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(
+    bytes: &[u8],
+) -> Option<M> {
     let message: M = serde_json::from_slice(bytes).ok()?;
     let written = serde_json::to_vec(&message).expect("message serializes");
     let again: M = serde_json::from_slice(&written).expect("a serialized message parses");
@@ -69,7 +72,7 @@ fn check_time(text: &str) {
         return;
     };
     let written = time_text(time);
-    // A time that its offset moves past the year 9999 has no text.
+    // A time whose offset moves it beyond the year 9999 has no text.
     if !written.is_empty() {
         assert_eq!(time_us(&written), Some(time), "{text}");
     }
@@ -127,7 +130,7 @@ struct Signature<'a> {
     body: &'a [u8],
 }
 
-fn read(bytes: &[u8]) -> Option<Signature<'_>> {
+fn parse_signature(bytes: &[u8]) -> Option<Signature<'_>> {
     let mut parts = bytes.splitn(4, |byte| *byte == b'\n');
     let mut line = || std::str::from_utf8(parts.next()?).ok();
     Some(Signature {
@@ -138,9 +141,9 @@ fn read(bytes: &[u8]) -> Option<Signature<'_>> {
     })
 }
 
-/// Three header lines and a body, as a webhook of the bank and as an order to the bank.
+/// Verifies three header lines and a body as a webhook of the bank and as an order to the bank.
 pub fn check_signatures(bytes: &[u8]) {
-    let Some(signature) = read(bytes) else {
+    let Some(signature) = parse_signature(bytes) else {
         return;
     };
     check_webhook(&signature);
@@ -197,7 +200,7 @@ fn check_webhook(of: &Signature<'_>) {
     }
 }
 
-/// An order of the gateway as the bank's stand-in verifies it.
+/// Verifies a transfer order as the sandbox bank does.
 fn check_order(of: &Signature<'_>) {
     thread_local! {
         static SIGNER: Signer =
@@ -242,7 +245,7 @@ pub fn signature_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Any text as a link, as requisites, as an account number and as the purpose of a transfer.
+/// Parses any text as a link, as requisites, as an account number and as the purpose of a transfer.
 pub fn check_links(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;

@@ -29,7 +29,7 @@ thread_local! {
     };
 }
 
-/// Any bytes as the file of a snapshot.
+/// Reads any bytes as a snapshot file.
 pub fn check_file(bytes: &[u8]) {
     FOLDER.with(|folder| {
         let snapshots = Snapshots::new(folder.dir.path());
@@ -61,8 +61,8 @@ pub fn file_seeds() -> Vec<Vec<u8>> {
     vec![file(b""), file(b"a state"), file(&[0; 300])]
 }
 
-/// Any bytes as the payload of a checkpoint. The checksum is skipped: damage that it does not
-/// detect must be rejected too.
+/// Restores any bytes as the payload of a checkpoint. The checksum is not checked: damage that it
+/// does not detect must be rejected too.
 pub fn check_state(bytes: &[u8]) {
     let payload = aligned(bytes);
     let image = CoreImage::decode(&payload);
@@ -73,7 +73,7 @@ pub fn check_state(bytes: &[u8]) {
             .ok()
     });
     if let (Ok(image), Some(core)) = (&image, &core) {
-        // The core is the whole image except the replica's part.
+        // The image consists of the core and of the replica's state.
         let same = core.image().with_beside(image.beside().to_vec());
         let again = Core::restore(&same, limits()).expect("a core restores its own image");
         assert_eq!(again.state_hash(), core.state_hash());

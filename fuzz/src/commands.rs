@@ -17,8 +17,8 @@ const SEQUENCE: u64 = 1;
 /// Later than the longest wait before a command, counted from 1970.
 const TIME_NS: u64 = 8_000_000_000;
 
-/// Any bytes as the payload of a command and of an event: rejected with a reason, or a value that
-/// formats and survives a journal round trip.
+/// Decodes any bytes as the payload of a command and of an event. They are rejected with a reason,
+/// or the value can be formatted and survives a journal round trip.
 pub fn check(bytes: &[u8]) {
     let event = decode_event(&frame(FrameKind::Event, bytes));
     let command = decode_command(&frame(FrameKind::Command, bytes));
@@ -82,7 +82,7 @@ fn journalled(command: &Envelope, events: &[EventEnvelope]) -> (Envelope, Vec<Ev
     (first.expect("a command"), rest)
 }
 
-/// A log of one record.
+/// The frames of a log with one record.
 fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
     let storage = Arc::new(MemoryStorage::default());
     let config = Config {
@@ -105,7 +105,7 @@ fn frames(command: &Envelope, events: &[EventEnvelope]) -> Vec<Frame> {
     frames
 }
 
-/// Payloads of a small market; `fuzz/seeds/commands` has one of each kind.
+/// Payloads of a small market. The files in `fuzz/seeds/commands` cover every kind.
 pub fn seeds() -> Vec<Vec<u8>> {
     let payloads = |command: &Envelope, events: &[EventEnvelope]| {
         let first = Envelope {

@@ -1,4 +1,4 @@
-//! Journal frames, and a log whose first segment has any bytes.
+//! Journal frames, and a log whose first segment contains any bytes.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use journal::{Config, Follower, FrameKind, Journal, Storage, list, visit_frames}
 
 const BLOCK_BYTES: usize = 512;
 
-/// Asserts that a decoded frame re-encodes equal, that iterating and opening a log agree, and that
-/// an opened log opens again.
+/// Asserts that a decoded frame re-encodes to the same frame, that iterating and opening a log
+/// agree on its end, and that an opened log opens again.
 pub fn check(bytes: &[u8]) {
     if let Found::Frame(found) = frame::read(bytes) {
         let mut again = Buffer::default();
@@ -41,7 +41,7 @@ pub fn check(bytes: &[u8]) {
     storage.damage(1, 0, bytes);
     list(&storage).expect("listing does not need complete frames");
     let (mut units, mut frames) = (0, Vec::new());
-    let walked = visit_frames(&storage, |frame| {
+    let visited = visit_frames(&storage, |frame| {
         units += u64::from(frame.unit_end);
         frames.push(frame.clone());
         Ok(())
@@ -53,7 +53,7 @@ pub fn check(bytes: &[u8]) {
         recent_bytes: 64 << 10,
     };
     let open = || Journal::open(Arc::new(storage.clone()), config, |_| Ok(()));
-    match (walked, open()) {
+    match (visited, open()) {
         (Ok(end), Ok(journal)) => {
             assert_eq!(journal.commit().position(), end);
             assert!(units <= end || end == 0);
@@ -62,14 +62,14 @@ pub fn check(bytes: &[u8]) {
             assert_eq!(again.commit().position(), end);
         }
         (Err(_), Err(_)) => {}
-        (walked, opened) => panic!(
-            "iterating returns {walked:?}, opening {:?}",
+        (visited, opened) => panic!(
+            "iterating returns {visited:?}, opening {:?}",
             opened.map(|journal| journal.commit().position())
         ),
     }
 }
 
-/// A reader in another process returns a prefix of the same frames.
+/// Asserts that a reader in another process returns a prefix of the same frames.
 fn follow(storage: &Arc<MemoryStorage>, frames: &[frame::Frame]) {
     let mut follower = Follower::new(Arc::new(storage.clone()), 0);
     let mut expected = frames.iter();
@@ -82,7 +82,8 @@ fn follow(storage: &Arc<MemoryStorage>, frames: &[frame::Frame]) {
     }
 }
 
-/// Logs of one segment: complete, torn, damaged, of another version; a single frame.
+/// Segments of a log: empty, complete, torn, damaged, of another version. The last seed is a single
+/// frame.
 pub fn seeds() -> Vec<Vec<u8>> {
     let three = log(&[1, 3, 2]);
     let mut torn = three.clone();
@@ -108,7 +109,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A log with one batch per entry of `batches`: its number of commands.
+/// The first segment of a log with one batch per entry of `batches`, which is the batch's number of
+/// commands.
 fn log(batches: &[u64]) -> Vec<u8> {
     let storage = Arc::new(MemoryStorage::default());
     let config = Config {
@@ -118,7 +120,7 @@ fn log(batches: &[u64]) -> Vec<u8> {
     };
     let mut sequence = 0;
     for commands in batches {
-        // Closing writes what was appended: each opening has its own batch.
+        // Closing the journal writes the appended frames as one batch.
         let journal =
             Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("journal opened");
         let mut appender = journal.appender();

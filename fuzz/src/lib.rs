@@ -1,42 +1,41 @@
 //! Fuzz targets: decoders of bytes from another process, a member, the bank or a disk.
 //!
 //! A target is a function that takes any bytes and panics if a decoder breaks its contract: the
-//! decoder panics, a value does not encode to the bytes it was decoded from, or two readers of one
-//! format disagree. [`TARGETS`] lists them. `cargo xtask fuzz` runs them under libFuzzer
-//! (`fuzz/libfuzzer`). The ordinary tests run each over its seeds and a few thousand mutations of
-//! them.
+//! decoder panics, a decoded value does not round-trip, or two readers of one format disagree.
+//! [`TARGETS`] lists the targets. `cargo xtask fuzz` runs them under libFuzzer (`fuzz/libfuzzer`).
+//! The ordinary tests run each target over its seeds and over mutations of them.
 //!
-//! The target's `seeds` builds seeds with encoders, so that they follow the formats. The files in
+//! A target's `seeds` builds its seeds with encoders, so they follow the formats. The files in
 //! `fuzz/seeds/<target>` are additional seeds; a fuzzer found some of them.
 
 mod bank;
 pub mod checkpoints;
 pub mod commands;
+mod expected_panics;
 pub mod frames;
 #[path = "../../node/src/replay/lobster.rs"]
-#[allow(dead_code, clippy::missing_errors_doc)] // the program's own file
+#[allow(dead_code, clippy::missing_errors_doc)] // a source file of `node`
 mod lobster;
 mod market;
 mod messages;
 mod numbers;
+mod order_flow;
 mod packed;
-mod quiet;
 mod random;
 mod requests;
-mod tape;
 
-pub use quiet::expect_panics;
+pub use expected_panics::expect_panics;
 pub use random::Random;
 
 /// One decoder, or several of one format.
 pub struct Target {
     pub name: &'static str,
-    /// Decoded input, and assertions in addition to "no panic".
+    /// What is decoded, and what is asserted besides the absence of panics.
     pub about: &'static str,
     pub check: fn(&[u8]),
     /// Inputs that the decoder accepts.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Mutations of each seed in the ordinary tests.
+    /// Mutations per seed in the ordinary tests.
     pub mutations: usize,
 }
 
@@ -57,7 +56,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "frames",
-        about: "journal frames, iteration and opening of a log: frames re-encode equal, both agree on the end",
+        about: "journal frames, iteration and opening of a log: frames round-trip, both agree on the end of the log",
         check: frames::check,
         seeds: frames::seeds,
         mutations: 400,
@@ -71,7 +70,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "snapshots",
-        about: "snapshot files: a returned payload was written, every reader of the folder agrees",
+        about: "snapshot files: an accepted file round-trips, every reader of the folder agrees",
         check: checkpoints::check_file,
         seeds: checkpoints::file_seeds,
         mutations: 700,
@@ -113,7 +112,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "requests",
-        about: "check of encoded requests: none with a bad text, time or enumeration passes",
+        about: "check of encoded requests: no request with a bad text, time or enumeration value passes",
         check: requests::check,
         seeds: requests::seeds,
         mutations: 500,
@@ -128,8 +127,8 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "order-flow",
         about: "order flow in the LOBSTER format: rows round-trip",
-        check: tape::check,
-        seeds: tape::seeds,
+        check: order_flow::check,
+        seeds: order_flow::seeds,
         mutations: 500,
     },
 ];

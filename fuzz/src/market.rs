@@ -28,7 +28,7 @@ pub fn node() -> NodeId {
     NodeId::new(1).expect("a node")
 }
 
-/// Limits of a small node, which bound the allocations of a damaged state.
+/// Limits of a small node. They bound the allocations for a damaged state.
 pub fn limits() -> AdmissionConfig {
     AdmissionConfig {
         orders_max: 1 << 10,
@@ -37,7 +37,7 @@ pub fn limits() -> AdmissionConfig {
 }
 
 impl Market {
-    /// Three users with money, units and a session; then `commands` random ones.
+    /// Three users with money, units and a session each, then up to `commands` random commands.
     pub fn new(seed: u64, commands: usize) -> Self {
         let mut market = Self {
             core: sequencer::Core::new(limits()),
@@ -65,7 +65,7 @@ impl Market {
             }));
         }
         for _ in 0..commands {
-            market.any();
+            market.submit_random();
         }
         market
     }
@@ -101,14 +101,14 @@ impl Market {
     }
 
     /// Submits one random command if admission accepts it.
-    fn any(&mut self) {
+    fn submit_random(&mut self) {
         let open: Vec<Handle> = self.state.orders().map(|order| order.handle).collect();
         let request = match self.random.below(10) {
             pick @ 6.. if !open.is_empty() => {
                 let handle = open[self.random.below(open.len())];
-                self.change(pick, handle)
+                self.order_change(pick, handle)
             }
-            _ => self.order(),
+            _ => self.new_order(),
         };
         let now_ns = START_NS + self.state.sequence().get() * 1_000_003;
         if let Ok(command) = self.state.core().admission().admit(&request, now_ns) {
@@ -116,7 +116,7 @@ impl Market {
         }
     }
 
-    fn order(&mut self) -> Request {
+    fn new_order(&mut self) -> Request {
         let user = UserIx(self.random.below(USERS as usize) as u32);
         let client_order_id = [0, self.random.long()][self.random.below(2)];
         let stp = StpMode::ALL[self.random.below(StpMode::ALL.len())];
@@ -134,7 +134,7 @@ impl Market {
         })
     }
 
-    fn change(&mut self, pick: usize, handle: Handle) -> Request {
+    fn order_change(&mut self, pick: usize, handle: Handle) -> Request {
         let user = self.state.order(handle).expect("order is open").user;
         let (session, client_seq, key_hash) = (SessionIx::NONE, 0, Id128::NONE);
         match pick {

@@ -8,13 +8,14 @@ use wire::{
 
 use crate::Random;
 
-/// Check and seeds of one direction; the trait of its messages is private to `wire`.
+/// Check and seeds of one direction. A macro, because the trait of the messages is private to
+/// `wire`.
 macro_rules! direction {
     ($set:ident, $check:ident, $seeds:ident) => {
-        /// Any bytes as a stream of messages.
+        /// Decodes any bytes as a stream of messages.
         pub fn $check(bytes: &[u8]) {
             let mut at = 0;
-            let (whole, error) = loop_over(|| {
+            let (whole, error) = read_all(|| {
                 let rest = &bytes[at..];
                 let head = peek::<$set>(rest)?;
                 let Some((header, message)) = parse::<$set>(rest)? else {
@@ -26,7 +27,7 @@ macro_rules! direction {
                 let mut again = Vec::new();
                 append(&message, header.channel, header.sequence, &mut again);
                 assert_eq!(again, rest[..length], "{message:?}");
-                // `set_channel` changes the channel alone.
+                // `set_channel` changes only the channel.
                 set_channel(&mut again, !header.channel);
                 let other = parse::<$set>(&again)
                     .expect("still a message")
@@ -39,7 +40,7 @@ macro_rules! direction {
             // The same stream in pieces.
             let size = 1 + usize::from(bytes.first().copied().unwrap_or(0) % 61);
             let (mut buffer, mut pieces) = (BytesMut::new(), bytes.chunks(size));
-            let (cut, cut_error) = loop_over(|| {
+            let (cut, cut_error) = read_all(|| {
                 loop {
                     match (decode::<$set>(&mut buffer)?, pieces.clone().next()) {
                         (Some(found), _) => return Ok(Some(found)),
@@ -55,7 +56,8 @@ macro_rules! direction {
             assert_eq!((whole, error), (cut, cut_error));
         }
 
-        /// Each type with fields of zeros, of ones and of random bytes; a stream of all.
+        /// Messages of each type, with bodies of zeros, of ones and of random bytes, and a stream
+        /// of all types.
         pub fn $seeds() -> Vec<Vec<u8>> {
             let mut random = Random(1);
             let mut seeds = Vec::new();
@@ -75,8 +77,8 @@ macro_rules! direction {
 direction!(ClientMessage, check_client, client_seeds);
 direction!(ServerMessage, check_server, server_seeds);
 
-/// Messages up to the end or to an error.
-fn loop_over<M>(
+/// The messages before the end of the stream or before the first error, and that error.
+fn read_all<M>(
     mut next: impl FnMut() -> Result<Option<(Header, M)>, WireError>,
 ) -> (Vec<(Header, M)>, Option<WireError>) {
     let mut found = Vec::new();

@@ -8,10 +8,10 @@ use types::{
     Rounding, Side, TimeInForce, UserId,
 };
 
-/// Most digits after the decimal point.
+/// Maximum digits after the decimal point.
 const SCALE_MAX: u8 = 18;
 
-/// Any text, in lines: two numbers, and a name.
+/// Parses the first two lines of any text as numbers, and the first line as a name.
 pub fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -52,7 +52,7 @@ fn check_number(a: Decimal) {
             assert!(down.mantissa().unsigned_abs() <= up.mantissa().unsigned_abs());
         }
     }
-    // More digits than any number has.
+    // No number has 255 digits after the point.
     assert!(a.rescale(u8::MAX).is_err());
     if let Ok(amount) = Rub::from_decimal(a) {
         assert_eq!(amount.to_decimal(), a);

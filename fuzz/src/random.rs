@@ -12,7 +12,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`; 0 for a bound of 0.
+    /// A number below `bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.long() % bound.max(1) as u64) as usize
     }
@@ -21,7 +21,8 @@ impl Random {
         (0..length).map(|_| self.long() as u8).collect()
     }
 
-    /// Changes a few bytes; zeroes, duplicates, inserts or truncates a piece.
+    /// Applies one to four random changes: flips a bit, overwrites or inserts a byte, zeroes or
+    /// duplicates a piece, or truncates the end.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(4) {
             let at = self.below(bytes.len());
@@ -41,7 +42,7 @@ impl Random {
         }
     }
 
-    /// Range limits, punctuation of text formats, or any byte.
+    /// A range limit, punctuation of text formats, or any byte.
     fn interesting(&mut self) -> u8 {
         const BYTES: &[u8] = b"\x00\x01\x7f\x80\xff09-+.,=&?|\"{}[] ";
         let at = self.below(2 * BYTES.len());

@@ -1,4 +1,4 @@
-//! Check of encoded requests, compared with full decoding of the same bytes.
+//! Compares the check of encoded requests with full decoding of the same bytes.
 
 use prost::{Message, Name};
 use prost_types::Timestamp;
@@ -9,12 +9,13 @@ use proto::convert::{timestamp_us, to_timestamp_us};
 use proto::payments::v1::ReconcileRequest;
 use proto::times::{JSON_SECONDS, SECONDS, clamped};
 
-/// Any bytes as two requests: one with a time, one with nested and repeated values of all kinds.
+/// Checks any bytes as two requests: one with a time, one with nested and repeated values of all
+/// kinds.
 pub fn check(bytes: &[u8]) {
-    decoded::<ReconcileRequest>(bytes, |request| {
+    check_request::<ReconcileRequest>(bytes, |request| {
         is_bad_context(request.context.as_ref()) || is_bad_time(request.business_date.as_ref())
     });
-    decoded::<RegisterInstrumentRequest>(bytes, |request| {
+    check_request::<RegisterInstrumentRequest>(bytes, |request| {
         let ids = [&request.symbol, &request.issuer_id];
         let texts = [
             &request.name,
@@ -80,8 +81,9 @@ fn is_bad_context(context: Option<&RequestContext>) -> bool {
     })
 }
 
-/// No request that decodes passes with a bad value. Problems name their field.
-fn decoded<M>(bytes: &[u8], is_bad: impl Fn(&M) -> bool)
+/// Asserts that no request that decodes passes with a bad value, and that problems name their
+/// field.
+fn check_request<M>(bytes: &[u8], is_bad: impl Fn(&M) -> bool)
 where
     M: Message + Name + Default + std::fmt::Debug,
 {
@@ -95,7 +97,7 @@ where
     };
     let is_bad = is_bad(&message);
     assert!(!is_bad || !found.is_empty(), "{message:?} passes");
-    // Fields merged from several parts are checked again as a whole.
+    // A field may occur several times; the re-encoded request has the merged one.
     let again = problems(&M::full_name(), &message.encode_to_vec());
     assert_eq!(is_bad, !again.is_empty(), "{message:?}: {again:?}");
 }
@@ -110,7 +112,7 @@ fn check_time(time: Timestamp) {
         ..shown
     };
     assert_eq!(to_timestamp_us(us), whole);
-    // Every number is a time.
+    // The conversion accepts every number.
     let _ = to_timestamp_us(timestamp_us(&time));
 }
 

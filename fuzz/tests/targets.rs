@@ -1,4 +1,4 @@
-//! Runs every target over its seeds, the committed ones and a few thousand seeded mutations.
+//! Runs every target over its seeds, the committed seeds and a few thousand seeded mutations.
 
 use std::panic::catch_unwind;
 use std::path::Path;
@@ -8,7 +8,7 @@ use fuzz::{Random, TARGETS, Target, target};
 /// Minimum number of inputs per target.
 const INPUTS_MIN: usize = 2_000;
 
-/// Seeds built by the target, then the files in `fuzz/seeds/<name>` by name.
+/// Seeds that the target builds, then the files in `fuzz/seeds/<name>`, sorted by name.
 fn seeds(of: &Target) -> Vec<Vec<u8>> {
     let mut seeds = (of.seeds)();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! Panics that production code catches itself: neither reported as findings nor printed.
+//! Panics that production code catches: they are no findings and are not printed.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -10,8 +10,8 @@ thread_local! {
     static IS_EXPECTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code that catches its own panics, without calling the installed panic hook: it prints, and
-/// the fuzzer's hook ends the process.
+/// Runs code that catches its own panics. The installed panic hook is not called: the default hook
+/// prints, and the fuzzer's hook ends the process.
 pub fn expect_panics<T>(run: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -2,7 +2,7 @@
 
 use crate::lobster::{format, parse};
 
-/// Any text as rows.
+/// Parses the lines of any text as rows.
 pub fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
