@@ -26,7 +26,7 @@ pub fn run(attacks: &Attacks) -> anyhow::Result<()> {
     run_with(&shell::root(), &packages, attacks)
 }
 
-/// As [`run`], with these packages.
+/// As [`run`], with these arguments that select packages and profile.
 ///
 /// # Errors
 /// As [`run`].

@@ -4,8 +4,8 @@
 use crate::shell;
 
 /// Runs `tests/tests/chaos.rs` with `kills` kills of the server and as many of clients. The default
-/// seed is the current time. The seed is printed first and reproduces the order of the kills, the
-/// requests and the fate of datagrams.
+/// seed is the current time. The seed is printed first. It reproduces the order of the kills, the
+/// requests, and the loss and delay of datagrams.
 ///
 /// # Errors
 /// A client received something that differs from the journal, or the kills took longer than

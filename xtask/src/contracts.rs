@@ -1,6 +1,8 @@
-//! Checks that the committed Solidity artifacts match the committed sources.
+//! Checks that the committed Solidity artifacts match the committed sources, or rewrites them.
 
 use crate::shell;
+
+/// Recompiles the sources. Compares with the committed artifacts, or replaces them if `write`.
 
 pub fn run(write: bool) -> anyhow::Result<()> {
     let dir = shell::root().join("chain/contracts");

@@ -1,16 +1,16 @@
-//! The README's commands on a release build: its first command, the demonstration, and the tests of
-//! both against the same binary.
+//! Runs the README's commands on a release build: its first command, the demonstration, and the
+//! tests of both against the same binary.
 
 use anyhow::Context;
 
 use crate::platform::{self, Running};
 use crate::shell;
 
-/// Tests of `tests/tests/lifecycle.rs`: start with all doubles, demonstration, README.
+/// Tests of `tests/tests/lifecycle.rs`: a start with the sandbox, the demonstration, the README.
 const TESTS: [&str; 3] = ["r349_", "r350_", "the_commands_of_the_readme_work"];
 
-/// Builds with `cargo run`'s packages and features, runs the README's first command until it is
-/// ready, the demonstration in a process of its own, and the tests.
+/// Builds with the packages and features of `cargo run`. Runs the README's first command until the
+/// platform is ready, then the demonstration in a separate process, then the tests.
 ///
 /// # Errors
 /// The build, a start, a stop, the demonstration or a test fails.
@@ -37,7 +37,7 @@ pub fn run() -> anyhow::Result<()> {
     shell::run(&root, "cargo", &demo)?;
     let binary = shell::target(&root).join("release/platform");
     let binary = binary.to_string_lossy();
-    // The tests keep the artifacts of `cargo test --workspace`.
+    // `--workspace`: the build reuses the artifacts of `cargo test --workspace`.
     let test = ["test", "--workspace", "--test", "lifecycle", "--"];
     let test = [&test[..], &TESTS[..]].concat();
     shell::run_with(&root, "cargo", &test, &[("PLATFORM_BIN", &*binary)])

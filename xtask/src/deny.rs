@@ -4,11 +4,13 @@
 
 use crate::shell;
 
-/// Version built with the workspace's compiler.
+/// Pinned version; the workspace's compiler builds it.
 const VERSION: &str = "0.20.2";
 
 const DATABASE: &str = "https://github.com/rustsec/advisory-db";
 
+/// Installs cargo-deny if it is missing or of another version, and runs its checks.
+///
 /// # Errors
 /// The tool cannot be installed, or it reports a violation; with `advisories` also if the database
 /// is unreachable.

@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 use crate::attacks::{self, Attacks};
 use crate::shell;
 
-/// Programs that the parts run, with Debian's packages. The script of PostgreSQL installs it.
+/// Programs that the suite runs, with their Debian packages. PostgreSQL is not listed: its script
+/// installs it.
 const PROGRAMS: [(&str, &str); 12] = [
     ("go", "golang-go"),
     ("node", "nodejs"),
@@ -26,7 +27,7 @@ const PROGRAMS: [(&str, &str); 12] = [
 
 /// Runs everything. The first failure aborts the suite; the services are stopped in any case.
 pub fn run() -> anyhow::Result<()> {
-    programs()?;
+    check_programs()?;
     conformance()?;
     clients()?;
     disk_full()?;
@@ -34,8 +35,8 @@ pub fn run() -> anyhow::Result<()> {
     with_services()
 }
 
-/// Names every missing program at once, before anything runs.
-fn programs() -> anyhow::Result<()> {
+/// Checks the programs before anything runs; the error names all missing ones.
+fn check_programs() -> anyhow::Result<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there =
         |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
@@ -52,14 +53,14 @@ fn programs() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Official Connect conformance suite against the protocol layer, all three protocols.
+/// Runs the official Connect conformance suite on the protocol layer with all three protocols.
 fn conformance() -> anyhow::Result<()> {
     println!("Connect conformance suite");
     let root = shell::root();
     shell::run(&root, &script(&root, "conformance/run.sh"), &[])
 }
 
-/// Generated clients in three languages, `buf curl` and grpcurl.
+/// Tests generated clients in three languages, `buf curl` and grpcurl.
 fn clients() -> anyhow::Result<()> {
     println!("generated clients in Go, TypeScript and Python, buf curl, grpcurl");
     // With the features of `cargo test --workspace`, whose artifacts it reuses.
@@ -74,7 +75,7 @@ fn clients() -> anyhow::Result<()> {
     shell::run(&shell::root(), "cargo", &test)
 }
 
-/// Full disks: mounts file systems, so it needs root.
+/// Tests full disks. Mounts file systems, so it needs root.
 fn disk_full() -> anyhow::Result<()> {
     println!("full disks that recover space, on tmpfs and on ext4");
     let root = shell::root();
@@ -92,7 +93,7 @@ fn disk_full() -> anyhow::Result<()> {
     shell::run(&root, "cargo", &[&test[..], &one_by_one].concat())
 }
 
-/// Every load attack for a short time; checks its outcome and the platform's memory.
+/// Runs every load attack for a short time; checks its outcome and the platform's memory.
 fn load_attacks() -> anyhow::Result<()> {
     println!("load attacks next to an honest member");
     let short = Attacks {
@@ -105,8 +106,8 @@ fn load_attacks() -> anyhow::Result<()> {
     attacks::run_with(&shell::root(), &["--workspace"], &short)
 }
 
-/// Full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL,
-/// the platform on both. Tests that stop or kill a service start their own.
+/// Runs the tests named `full` of every crate: events on a real Kafka broker, ledger and outbox on
+/// a real PostgreSQL, the platform on both. Tests that stop or kill a service start their own.
 fn with_services() -> anyhow::Result<()> {
     println!("full tests on a real Kafka broker and a real PostgreSQL");
     let root = shell::root();

@@ -1,6 +1,6 @@
-//! Fuzz targets of every decoder (`fuzz/src/lib.rs` lists them) under libFuzzer, with the
-//! workspace's compiler. The coverage instrumentation is an LLVM pass: no nightly and no sanitizer
-//! is needed.
+//! Runs the fuzz targets of the decoders (`fuzz/src/lib.rs` lists them) under libFuzzer, with the
+//! workspace's compiler. The coverage instrumentation is an LLVM pass, so neither a nightly
+//! toolchain nor a sanitizer is needed.
 //!
 //! Needs a C++ compiler: Cargo fetches libFuzzer as C++ source in the crate `libfuzzer-sys`.
 //! Nothing is installed.
@@ -69,7 +69,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let host = host(root)?;
     // A separate folder: its flags differ from those of every other build.
     let target = shell::target(root).join("fuzz");
-    // With `--target`, RUSTFLAGS apply to the targets alone, not to build scripts and macros.
+    // With `--target`, RUSTFLAGS do not apply to build scripts and macros.
     let args = [
         "build",
         "--locked",

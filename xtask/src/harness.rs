@@ -1,11 +1,12 @@
-//! Public matching-engine benchmark harness over `engine`: its conformance cases and its five
-//! scenarios of seed 23, whose reports must have the harness's reference hashes.
+//! Runs a public matching-engine benchmark harness on `engine`: its conformance cases and its five
+//! scenarios with seed 23. The hashes of the scenarios' reports must equal the harness's reference
+//! hashes.
 //!
 //! The harness is the public repository flash1-dev/matching-engine-benchmark. The caller provides a
-//! checkout built as its documents describe: `harness` and `generator`, the three adapters that its
-//! conformance gate compares with and the two that its state audit replays. This task builds only
-//! the adapter in `benches/harness` and changes nothing in the checkout except the files that the
-//! harness itself writes (workloads, `results/`).
+//! checkout built as its documents describe: `harness`, `generator`, the three adapters that its
+//! conformance gate compares with, and the two that its state audit replays. This task builds only
+//! the adapter in `benches/harness`. In the checkout only the files that the harness writes change
+//! (workloads, `results/`).
 
 use std::path::{Path, PathBuf};
 
@@ -98,24 +99,25 @@ fn build() -> anyhow::Result<PathBuf> {
     Ok(target.join("release/libharness.so"))
 }
 
-/// The gate compares reports and book of each case with those of other engines. The scenarios' own
-/// audit of the book is skipped: the engine that it replays is slower than the harness's timeout.
+/// Runs the conformance gate, which compares reports and book of each case with those of other
+/// engines. The scenarios' own audit of the book is skipped: its reference engine is slower than
+/// the harness's timeout.
 fn conformance(source: &Path, adapter: &str) -> anyhow::Result<()> {
-    // The exit code is not sufficient: a case that could not be compared passes there.
+    // The exit code is not sufficient: it is 0 even if a case could not be compared.
     let output = shell::stdout_of(
         source,
         "python3",
         &["scripts/conformance_check.py", adapter],
     )?;
     print!("{output}");
-    match unproven(&output) {
+    match check_gate(&output) {
         Ok(()) => Ok(()),
         Err(why) => bail!("conformance: {why}"),
     }
 }
 
-/// Why the gate's output is not a pass of every case.
-fn unproven(output: &str) -> Result<(), String> {
+/// Checks that the gate's output is a pass of every case; the error has the reason.
+fn check_gate(output: &str) -> Result<(), String> {
     let cases: Vec<&str> = output
         .lines()
         .filter(|line| line.contains("report="))
@@ -123,7 +125,7 @@ fn unproven(output: &str) -> Result<(), String> {
     if cases.len() != CASES {
         return Err(format!("{} cases ran, {CASES} expected", cases.len()));
     }
-    // `-`: the case is longer than the state audit covers.
+    // `-`: the case is too long for the state audit.
     let is_pass = |line: &&&str| {
         let word = |key: &str| {
             line.split_whitespace()
@@ -192,8 +194,8 @@ mod tests {
 
     #[test]
     fn the_gate_passes_only_if_every_case_passes() {
-        assert_eq!(unproven(&gate("PASS", CASES, "CONFORMANT (..)")), Ok(()));
-        assert_eq!(unproven(&gate("-", CASES, "CONFORMANT (..)")), Ok(()));
+        assert_eq!(check_gate(&gate("PASS", CASES, "CONFORMANT (..)")), Ok(()));
+        assert_eq!(check_gate(&gate("-", CASES, "CONFORMANT (..)")), Ok(()));
         for output in [
             gate("SKIP", CASES, "CONFORMANT (..)"),
             gate("FAIL", CASES, "NON-CONFORMANT"),
@@ -202,7 +204,7 @@ mod tests {
             gate("PASS", CASES, "CONFORMANT (..)").replacen("report=PASS", "report=SKIP", 1),
             String::new(),
         ] {
-            assert!(unproven(&output).is_err(), "{output}");
+            assert!(check_gate(&output).is_err(), "{output}");
         }
     }
 

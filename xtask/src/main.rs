@@ -1,4 +1,4 @@
-//! Tasks of the workspace: `cargo xtask <task>`, with the same commands by hand and in CI.
+//! Tasks of the workspace: `cargo xtask <task>`. CI runs the same commands.
 
 mod attacks;
 mod bench;
@@ -102,16 +102,16 @@ enum Task {
         #[arg(long, default_value_t = 10_000_000)]
         commands: u64,
     },
-    /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost,
-    /// and without the sync it would be.
+    /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost.
+    /// A counter-check without the sync must lose data.
     Powerloss {
         /// Number of seeds, from 0.
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
-    /// The seeded tests with fresh seeds, each printed before its run.
+    /// The seeded tests with fresh seeds. Each seed is printed before its run.
     Seeds {
-        /// No further seed starts after this time in minutes.
+        /// Minutes after which no further seed starts.
         #[arg(long, default_value_t = 30)]
         minutes: u64,
         /// Repeat this seed instead.
@@ -130,13 +130,13 @@ enum Task {
         #[arg(long, default_value_t = 40)]
         minutes: u64,
     },
-    /// Load attacks next to an honest member: its latency compared with a control's, memory, and
-    /// the outcome of the attack. `docs/attacks.md` lists them.
+    /// Load attacks next to an honest member. Checks the member's latency against a control run,
+    /// the memory, and the outcome of the attack. `docs/attacks.md` lists the attacks.
     Attacks {
         /// Seconds per run. Below 30 s latencies are printed and not checked.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// Packets per second, of attack and control.
+        /// Packets per second of attack and control.
         #[arg(long, default_value_t = 20_000)]
         packets: u64,
         /// Runs of each attack and of its control.
@@ -157,17 +157,17 @@ enum Task {
         #[arg(long)]
         shrink: bool,
     },
-    /// Rows of the specification's checklist with and without a test that names them, and those
-    /// whose only test names many.
+    /// Rows of the specification's checklist with and without a test that names them, and rows
+    /// whose only test names more than ten.
     Rows {
         /// Print JSON.
         #[arg(long)]
         json: bool,
-        /// Exit with 1 unless every row given here (`R001`, `R310-R318`) has a test, which passed
-        /// if there are results.
+        /// Exit with 1 unless every row given here (`R001`, `R310-R318`) has a test. With
+        /// `--results` the test must have passed.
         #[arg(long, value_delimiter = ',')]
         require: Vec<String>,
-        /// Output of the test runs: a row counts only if a test of it ran and none failed.
+        /// Output of the test runs. A row counts only if one of its tests passed and none failed.
         #[arg(long)]
         results: Option<PathBuf>,
     },

@@ -1,13 +1,13 @@
-//! The book's rules under Miri, which detects undefined behaviour. `engine` has all its `unsafe` in
-//! `slab.rs`, the only `unsafe` of the trading path.
+//! Runs the book's rules under Miri, which detects undefined behaviour. All `unsafe` code of
+//! `engine` is in `slab.rs`.
 //!
 //! Needs a nightly toolchain with Miri: `rustup toolchain install nightly --component miri
 //! rust-src`.
 
 use crate::shell;
 
-/// Runs the tests of that file and the scripted rules of the engine under Miri; the seeded
-/// comparison with the twin would take hours.
+/// Runs the tests of `slab.rs` and the scripted rules of the engine under Miri. The seeded
+/// comparison with the naive book is left out: it would take hours.
 pub fn run() -> anyhow::Result<()> {
     for which in [&["--lib", "--", "slab"][..], &["--test", "rules"]] {
         let words = [&["+nightly", "miri", "test", "--package", "engine"], which].concat();

@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::shell;
 
-/// Limit of a start, and of a clean stop.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of a start and of a clean stop.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// `PLATFORM_LISTEN__*` of the platform's listeners.
+/// Suffixes of the `PLATFORM_LISTEN__*` variables.
 const LISTENERS: [&str; 10] = [
     "ALL",
     "LEDGER",
@@ -27,17 +27,17 @@ const LISTENERS: [&str; 10] = [
     "TRADING",
 ];
 
-/// Lets every listener choose a free port: the machine may use the default ones.
+/// Sets every listener to a free port: the default ports may be in use.
 pub fn on_free_ports(program: &mut Command) {
     for listener in LISTENERS {
         program.env(format!("PLATFORM_LISTEN__{listener}"), "127.0.0.1:0");
     }
 }
 
-/// A started program; killed when dropped.
+/// A started program. Dropping the value kills it.
 pub struct Running {
     child: Child,
-    /// The line that says that it is ready.
+    /// The ready line.
     pub ready: Value,
 }
 
@@ -45,7 +45,7 @@ impl Running {
     /// Starts a program and waits for its ready line.
     ///
     /// # Errors
-    /// It does not become ready in time.
+    /// The program does not become ready in time.
     pub fn start(mut program: Command) -> anyhow::Result<Self> {
         let child = program.stdout(Stdio::piped()).spawn();
         let mut running = Self {
@@ -56,12 +56,12 @@ impl Running {
         Ok(running)
     }
 
-    /// Sends the program the signal and expects exit code 0.
+    /// Sends the signal to the program and expects exit code 0.
     ///
     /// # Errors
-    /// It does not stop cleanly in time.
+    /// The program does not stop in time, or ends with another exit code.
     pub fn stop(mut self, signal: &str) -> anyhow::Result<()> {
-        // `cargo run` has become the program.
+        // `cargo run` has replaced itself with the program (exec), so the id is the program's.
         let pid = self.child.id().to_string();
         shell::run(&shell::root(), "kill", &["-s", signal, &pid])?;
         let status = ended(&mut self.child)?;
@@ -72,7 +72,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -82,7 +82,7 @@ impl Drop for Running {
 fn ready(child: &mut Child) -> anyhow::Result<Value> {
     let output = BufReader::new(child.stdout.take().context("no output")?);
     let (sender, receiver) = mpsc::sync_channel(1);
-    // Reads to the end: later output must not fill the pipe.
+    // The thread reads to the end, so later output does not fill the pipe.
     std::thread::spawn(move || {
         for line in output.lines().map_while(Result::ok) {
             if let Some(line) = ready_line(&line) {
@@ -90,9 +90,9 @@ fn ready(child: &mut Child) -> anyhow::Result<Value> {
             }
         }
     });
-    match receiver.recv_timeout(PATIENCE) {
+    match receiver.recv_timeout(TIMEOUT) {
         Ok(line) => Ok(line),
-        Err(mpsc::RecvTimeoutError::Timeout) => bail!("not ready within {PATIENCE:?}"),
+        Err(mpsc::RecvTimeoutError::Timeout) => bail!("not ready within {TIMEOUT:?}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             bail!("the program ended before it was ready")
         }
@@ -105,12 +105,12 @@ fn ready_line(line: &str) -> Option<Value> {
 }
 
 fn ended(child: &mut Child) -> anyhow::Result<ExitStatus> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        ensure!(Instant::now() < deadline, "not stopped within {PATIENCE:?}");
+        ensure!(Instant::now() < deadline, "not stopped within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,5 +1,5 @@
-//! Compatibility check of the contracts: `buf lint` and `buf breaking` against
-//! `proto/baseline.binpb` (D01, R017). Only `baseline` changes the image.
+//! Compatibility check of the contracts: `buf lint` and `buf breaking` against the image
+//! `proto/baseline.binpb` (D01, R017). Only the task `baseline` changes the image.
 
 use std::path::Path;
 

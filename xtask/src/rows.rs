@@ -1,5 +1,5 @@
-//! Rows of the specification's checklist that tests name: `fn r223_...` or a line `// rows: R223
-//! R224` above a test.
+//! Rows of the specification's checklist that tests name. A test names rows in its own name
+//! (`fn r223_...`) or in a line `// rows: R223 R224` above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,10 +17,10 @@ const ROWS_PER_TEST: usize = 10;
 /// A test and the rows that it names.
 type Named = (String, BTreeSet<u32>);
 
-/// By row: the tests that name it, with their outcomes.
+/// Tests with their outcomes, by the row that they name.
 type Rows = BTreeMap<u32, BTreeMap<String, Option<Outcome>>>;
 
-/// What the recorded test runs say about a test.
+/// Outcome of a test in the recorded test runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
@@ -38,10 +38,10 @@ impl Outcome {
     }
 }
 
-/// Prints each row with its tests, and with `results` (output of `cargo test`) what came of them.
+/// Prints each row with its tests and, with `results` (output of `cargo test`), their outcomes.
 ///
 /// # Errors
-/// A row of `require` has no test; with `results`, none that ran, or one that failed.
+/// A row of `require` has no test. With `results`: none of its tests passed, or one failed.
 pub fn run(json: bool, require: &[String], results: Option<&Path>) -> anyhow::Result<()> {
     let root = shell::root();
     let outcomes = match results {
@@ -101,7 +101,7 @@ pub fn run(json: bool, require: &[String], results: Option<&Path>) -> anyhow::Re
     Ok(())
 }
 
-/// At least one test passed and none failed; without results: a test exists.
+/// True if at least one test passed and none failed. Without results: if a test exists.
 fn is_passed(tests: &BTreeMap<String, Option<Outcome>>) -> bool {
     let has = |wanted| tests.values().any(|outcome| *outcome == Some(wanted));
     let is_recorded = tests.values().any(Option::is_some);
@@ -214,7 +214,7 @@ fn tests_of(text: &str) -> Vec<Named> {
     tests
 }
 
-/// `R041`, `r041`, `R041a` return 41.
+/// 41 for `R041`, `r041` and `R041a`.
 fn row_number(word: &str) -> Option<u32> {
     let digits = word.strip_prefix(['R', 'r'])?;
     let digits = digits.trim_end_matches(|c: char| c.is_ascii_lowercase());
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_from_names_and_from_announcements() {
+    fn rows_are_read_from_names_and_from_comments() {
         let text = concat!(
             "// rows: R001 R002a\n#[test]\nfn anything() {}\n",
             "#[tokio::test]\nasync fn r223_r224_refuses() {}\nfn r111_no_test() {}\n"

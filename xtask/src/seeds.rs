@@ -1,5 +1,5 @@
-//! The seeded tests with fresh seeds. The ordinary suite has fixed ones: it looks at the same cases
-//! in every run.
+//! Runs the seeded tests with fresh seeds. The ordinary suite has fixed seeds, so it repeats the
+//! same cases in every run.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -8,16 +8,18 @@ use anyhow::Context;
 
 use crate::shell;
 
-/// Test targets of one run of cargo, and the tests in them; no name: all.
+/// Test targets of one run of cargo, and prefixes of the tests to run. Without a prefix all tests
+/// run.
 struct Suite {
     targets: &'static [&'static str],
     tests: &'static [&'static str],
 }
 
-/// Everything that reads `TESTS_SEED` or `PROPTEST_RNG_SEED`. The test `binary` of `node` builds
-/// the platform binary.
+/// All tests that read `TESTS_SEED` or `PROPTEST_RNG_SEED`. The test `binary` of `node` builds the
+/// platform binary.
 const SUITES: [Suite; 4] = [
-    // Twins of the book and of settlement's state, folds, layouts, batch plans, power losses.
+    // Comparisons with naive books and naive settlement state; folds, layouts, batch plans, power
+    // losses.
     Suite {
         targets: &[
             "twin",
@@ -65,8 +67,8 @@ const SUITES: [Suite; 4] = [
     },
 ];
 
-/// Runs every suite with one seed, and with further fresh seeds while `minutes` are not over. A
-/// given seed runs once. Each seed is printed before its run.
+/// Runs every suite with one fresh seed after the other; no seed starts after `minutes`. A given
+/// seed runs once. Each seed is printed before its run.
 ///
 /// # Errors
 /// A test fails; the message names the seed.
@@ -95,7 +97,7 @@ fn run_suite(suite: &Suite, seed: u64) -> anyhow::Result<()> {
     shell::run_with(&shell::root(), "cargo", &arguments(suite), &environment)
 }
 
-/// With the features of `cargo test --workspace`, whose artifacts a run uses.
+/// Arguments of cargo. `--workspace`: the run reuses the artifacts of `cargo test --workspace`.
 fn arguments(suite: &Suite) -> Vec<&'static str> {
     let mut arguments = vec!["test", "--workspace"];
     for target in suite.targets {
@@ -111,7 +113,7 @@ fn arguments(suite: &Suite) -> Vec<&'static str> {
     arguments
 }
 
-/// A seed that no earlier run had, short enough to type. Tests count on from it.
+/// A random seed of 32 bits, short enough to type. Tests use it and the following numbers.
 fn fresh() -> u64 {
     RandomState::new().hash_one(std::process::id()) >> 32
 }
@@ -172,7 +174,7 @@ mod tests {
         for path in files::below(&root, &["rs"]).expect("the sources") {
             let text = std::fs::read_to_string(root.join(&path)).expect("readable");
             let path = path.to_string_lossy().into_owned();
-            // The other attacks run by themselves for minutes.
+            // The attacks have their own task and run for minutes.
             let is_other = path.starts_with("xtask/") || path.contains("/attacks/");
             if !is_other && (text.contains("seed::seed") || text.contains("proptest! {")) {
                 assert!(run.contains(&target_of(&path)), "{path} is in no suite");

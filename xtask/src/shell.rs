@@ -1,4 +1,4 @@
-//! Runs other programs: their output goes to the terminal, a failure is an error that names the
+//! Runs other programs. Their output goes to the terminal; the error of a failed program names the
 //! command.
 
 use std::path::{Path, PathBuf};
@@ -6,8 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Root of the workspace, independent of the current directory. Two checkouts that share a target
-/// directory also share this binary, so the folder it was compiled in may be the other's.
+/// Root of the workspace, independent of the current directory.
+///
+/// The environment variable takes precedence over the folder of the build: checkouts that share a
+/// target directory share this binary.
 pub fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     package
@@ -17,7 +19,7 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Cargo's folder of build output.
+/// Cargo's target directory.
 pub fn target(root: &Path) -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(target) => root.join(target),
@@ -25,8 +27,8 @@ pub fn target(root: &Path) -> PathBuf {
     }
 }
 
-/// A command without the variables that `cargo run` sets for xtask's own package. Otherwise build
-/// scripts that read them would run again, and all that depends on them be compiled again.
+/// A command without the variables that `cargo run` sets for xtask's own package. Build scripts
+/// that read these variables would run again, and their dependents would be rebuilt.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -62,8 +64,8 @@ pub fn build_release(package: &str, binary: &str) -> anyhow::Result<PathBuf> {
     Ok(target(&root).join("release").join(binary))
 }
 
-/// Installs a folder's npm tools unless they are installed: from its lock file, or the one pinned
-/// tool that has a binary per platform.
+/// Installs a folder's npm tools if they are missing: with `npm ci` if the folder has a lock file,
+/// otherwise with `npm install`.
 pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
     if !dir.join("node_modules").is_dir() {
         let how = if dir.join("package-lock.json").is_file() {

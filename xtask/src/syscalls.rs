@@ -1,7 +1,7 @@
-//! System calls of the hot thread under load: strace is attached to that thread alone while the
-//! pipeline benchmark runs at its rate. Without the journal there must be none; with it only
-//! `futex`, which wakes the parked writer thread. The hot thread spins all the time: if another
-//! process delayed the load it could park, and that call is not of interest.
+//! Counts the system calls of the hot thread under load. strace is attached to that thread alone
+//! while the pipeline benchmark runs at a fixed rate. Without the journal there must be none. With
+//! it only `futex` is allowed, which wakes the parked writer thread. The benchmark's hot thread
+//! never parks: it spins longer than any pause of the load, so its own `futex` calls do not count.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use crate::shell;
 
 /// Requests per second.
 const RATE: u64 = 1_000_000;
-/// Longer than any pause of the load.
+/// Spin time of the hot thread in microseconds, longer than any pause of the load.
 const SPIN_US: &str = "10000000";
 /// Time from the first request to the first counted one.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -107,7 +107,7 @@ fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String
         .stderr(Stdio::null())
         .status()
         .context("cannot start `timeout`")?;
-    // `timeout` ends strace: its exit codes are expected.
+    // `timeout` ends strace, so these exit codes are expected.
     ensure!(
         matches!(attached.code(), Some(124 | 130))
             || attached.success()

@@ -1,4 +1,4 @@
-//! The market's default bounds on settlement's lag, under the full flow.
+//! Checks that the market's default bounds on settlement's lag hold under the full flow.
 
 use anyhow::ensure;
 
@@ -7,7 +7,8 @@ use super::{load, number};
 /// Stage of the intake in which no new order is accepted.
 const CLOSED: f64 = 3.0;
 
-/// What may still be journalled above the bound: cancels, and what was in flight.
+/// Factor on the bound: cancels and requests in flight are still journalled after the market closes
+/// to new orders.
 const MARGIN: f64 = 1.1;
 
 /// Runs the full flow until the market closes to new orders; prints the figures.
@@ -23,11 +24,14 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     let records = number(&figures, "/settlement_lag_records")?;
     let bound = number(&figures, "/lag_bounds/settlement")?;
     println!(
-        "gate: stage {stage}, {:.1} % of the requests refused, {records:.0} records behind (bound {bound:.0})",
+        "gate: stage {stage}, {:.1} % of the requests refused, settlement lag {records:.0} records (bound {bound:.0})",
         refused * 100.0
     );
     ensure!(stage >= CLOSED, "the market stayed open: stage {stage}");
     ensure!(refused > 0.0, "no order was refused");
-    ensure!(records <= bound * MARGIN, "the lag exceeds its bound");
+    ensure!(
+        records <= bound * MARGIN,
+        "settlement's lag of {records:.0} records exceeds its bound {bound:.0}"
+    );
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! Orders per second beside idle sessions, compared with those without.
+//! Compares the orders per second with and without idle sessions.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{load, median, number};
 
-/// Requests of the latency part, which is not compared.
+/// Requests of the latency measurement, which is not compared.
 const LATENCY: [&str; 2] = ["--requests", "2000"];
-/// Smallest median ratio of the rate beside idle sessions to the rate without.
+/// Minimum of the median ratio of the rate with idle sessions to the rate without.
 const RATIO_MIN: f64 = 0.9;
-/// Largest share of refused requests: above it rates are not comparable.
+/// Maximum share of refused requests. Rates above it are not comparable.
 const REFUSED_MAX: f64 = 0.01;
 
 /// Runs the pairs and prints each rate.
@@ -19,7 +19,7 @@ const REFUSED_MAX: f64 = 0.01;
 pub fn run(sessions: usize, pairs: usize, seconds: u64) -> anyhow::Result<()> {
     let wire = load::build()?;
     let seconds = seconds.to_string();
-    let (mut without, mut beside) = (Vec::new(), Vec::new());
+    let (mut without, mut with_idle) = (Vec::new(), Vec::new());
     for pair in 1..=pairs {
         let order = match pair % 2 {
             1 => [false, true],
@@ -27,7 +27,7 @@ pub fn run(sessions: usize, pairs: usize, seconds: u64) -> anyhow::Result<()> {
         };
         for has_idle in order {
             let (idle, rates) = match has_idle {
-                true => (sessions, &mut beside),
+                true => (sessions, &mut with_idle),
                 false => (0, &mut without),
             };
             let count = idle.to_string();
@@ -39,13 +39,17 @@ pub fn run(sessions: usize, pairs: usize, seconds: u64) -> anyhow::Result<()> {
             rates.push(rate);
         }
     }
-    let ratios = without.iter().zip(&beside);
-    let ratio = median(ratios.map(|(without, beside)| beside / without).collect());
+    let ratios = without.iter().zip(&with_idle);
+    let ratio = median(
+        ratios
+            .map(|(without, with_idle)| with_idle / without)
+            .collect(),
+    );
     println!(
-        "medians: {:.0} orders/s without, {:.0} beside {sessions} idle sessions; \
+        "medians: {:.0} orders/s without, {:.0} with {sessions} idle sessions; \
          median ratio of the pairs {ratio:.3}",
         median(without),
-        median(beside)
+        median(with_idle)
     );
     ensure!(ratio >= RATIO_MIN, "the ratio is below {RATIO_MIN}");
     Ok(())

@@ -1,4 +1,4 @@
-//! `wire` against a platform of its own.
+//! Runs `wire` against a new platform.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,13 @@ const LIMITS: [(&str, &str); 3] = [
     ("PLATFORM_MARKET__JOURNAL_MIB_PER_MINUTE", "1024"),
 ];
 
-/// Bounds on settlement's lag above the run's records.
+/// Bounds on settlement's lag that no run reaches.
 const BOUNDS: [(&str, &str); 2] = [
     ("PLATFORM_TRADING__BOUNDS__SETTLEMENT", "100000000"),
     ("PLATFORM_TRADING__BOUNDS__TRADES", "100000000"),
 ];
 
-/// Builds the platform, as the README does, and `wire`, whose program it returns.
+/// Builds the platform, as the README does, and `wire`. Returns the path of `wire`.
 ///
 /// # Errors
 /// A build fails.
@@ -39,18 +39,19 @@ pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
     figures_and(wire, args, |_, _, _| Ok(()))
 }
 
-/// The same with the default bounds on settlement's lag.
+/// As [`figures`], with the default bounds on settlement's lag.
 ///
 /// # Errors
-/// The same.
+/// As [`figures`].
 pub fn figures_within_bounds(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
     run(wire, args, &[], |_, _, _| Ok(()))
 }
 
-/// As [`figures`]; then calls `after` with them, the platform's program and its RPC address.
+/// As [`figures`]; then calls `after` with the figures, the path of the platform's program and its
+/// RPC address.
 ///
 /// # Errors
-/// Also those of `after`.
+/// As [`figures`], and the errors of `after`.
 pub fn figures_and(
     wire: &Path,
     args: &[&str],
@@ -98,7 +99,7 @@ fn run(
         .concat(),
     )?;
     after(&found, &binary, address("all")?)?;
-    // Killed, not stopped: the backlog of settlement is of no interest.
+    // Killed, not stopped: a stop would wait for settlement's backlog.
     drop(running);
     std::fs::remove_dir_all(&folder).context("the data folder")?;
     Ok(found)

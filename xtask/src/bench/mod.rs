@@ -1,5 +1,5 @@
 //! Comparisons that take several runs of a benchmark (`benches/README.md`). The runs are
-//! interleaved: what drifts on the machine affects each side.
+//! interleaved, so a drift of the machine affects both sides.
 
 mod gate;
 mod idle;
@@ -18,8 +18,8 @@ use crate::shell;
 
 #[derive(Subcommand)]
 pub enum Task {
-    /// `wire` beside idle sessions and without them, in pairs of runs in the order ABBA, each on a
-    /// new platform. Fails if the median of the pairs loses more than a tenth of the orders/s.
+    /// `wire` with and without idle sessions, in pairs of runs in the order ABBA, each on a new
+    /// platform. Fails if the median of the pairs loses more than a tenth of the orders/s.
     Idle {
         /// Sessions that only send heartbeats.
         #[arg(long, default_value_t = 1_000)]
@@ -31,8 +31,8 @@ pub enum Task {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
-    /// `wire` with its flow at a fixed rate, each run on a new platform and compared with the
-    /// reference book. Fails if a median misses its goal.
+    /// `wire` with its flow at a fixed rate, each run on a new platform. Compares the trades of
+    /// each run with the reference book. Fails if a median misses its goal.
     Wire {
         #[arg(long, default_value_t = 3)]
         runs: usize,
@@ -53,16 +53,16 @@ pub enum Task {
         #[arg(long, default_value_t = 15)]
         seconds: u64,
     },
-    /// `wire` at half the rate at which trades became final beside its full flow. Fails unless
-    /// settlement ends the run less than two seconds behind and the proof of balances holds.
+    /// `wire` with its full flow, then at half the rate that settlement reached in that run. Fails
+    /// unless settlement's lag at the end is below two seconds and the proof of balances holds.
     Settlement {
         /// Seconds of the flow in each of the two runs.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
-    /// 1,500,000/s: medians over the rounds, and their ratios to the bare rings. Fails if a ratio
-    /// with a goal exceeds it.
+    /// 1,500,000/s. Prints medians over the rounds, and their ratios to the bare rings. Fails if a
+    /// ratio exceeds its goal.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
@@ -100,15 +100,16 @@ pub fn run(task: Task) -> anyhow::Result<()> {
 fn figures(program: &Path, args: &[&str]) -> anyhow::Result<Value> {
     let args = [&["--json"][..], args].concat();
     let output = shell::output(&shell::root(), &program.to_string_lossy(), &args)?;
-    serde_json::from_str(&output).with_context(|| format!("not one line of JSON: {output}"))
+    serde_json::from_str(&output).with_context(|| format!("the output is not JSON: {output}"))
 }
 
+/// The figure at a JSON pointer.
 fn number(figures: &Value, pointer: &str) -> anyhow::Result<f64> {
     let number = figures.pointer(pointer).and_then(Value::as_f64);
     number.with_context(|| format!("the figures have no {pointer}"))
 }
 
-/// Median, the upper one of two; 0 for no values.
+/// Median, the upper one of the two middle values; 0 for no values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

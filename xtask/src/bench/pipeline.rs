@@ -1,4 +1,4 @@
-//! Latency of the trading path at shares of its inline capacity, and at fixed rates.
+//! Measures the latency of the trading path at shares of its inline capacity and at fixed rates.
 
 use anyhow::ensure;
 use serde_json::Value;
@@ -6,15 +6,16 @@ use serde_json::Value;
 use super::{figures, median, number};
 use crate::shell;
 
-/// Commands that measure the inline capacity, per number of requests per poll.
+/// Commands of a measurement of the inline capacity; one measurement per number of requests per
+/// poll.
 const INLINE_COMMANDS: &str = "1000000";
-/// The capacity in polls of 8 requests, the middle one of three.
+/// The capacity at 8 requests per poll, the middle one of three measurements.
 const CAPACITY: &str = "/by_hand/1/capacity_per_s";
-/// Percentiles that are compared.
+/// Compared percentiles.
 const PERCENTILES: [&str; 2] = ["p50_ns", "p99_ns"];
 
 enum Rate {
-    /// Of the inline capacity.
+    /// Share of the inline capacity.
     Share(f64),
     PerS(u64),
 }
@@ -22,7 +23,7 @@ enum Rate {
 struct Load {
     name: &'static str,
     rate: Rate,
-    /// Largest median ratio of each percentile to the bare rings', if there is a goal.
+    /// Maximum median ratio of each percentile to that of the bare rings. `None`: no goal.
     goals: [Option<f64>; 2],
 }
 
@@ -49,7 +50,7 @@ const LOADS: [Load; 4] = [
     },
 ];
 
-/// One run, in nanoseconds by percentile.
+/// Figures of one run, in nanoseconds by percentile.
 struct Run {
     accepted: [f64; 2],
     /// The same load over bare rings with the same writes.
@@ -86,7 +87,7 @@ pub fn run(rounds: usize, seconds: u64) -> anyhow::Result<()> {
         let capacity = number(&inline, CAPACITY)?;
         println!("round {round}: capacity {capacity:.0}/s");
         for step in 0..LOADS.len() {
-            // Each round begins with another load.
+            // Each round starts with another load, so the loads' order does not matter.
             let at = (round + step) % LOADS.len();
             let rate = match LOADS[at].rate {
                 Rate::Share(share) => (capacity * share) as u64,
@@ -99,7 +100,7 @@ pub fn run(rounds: usize, seconds: u64) -> anyhow::Result<()> {
             println!(
                 "round {round}, {} ({rate}/s): {}; page faults {faults}",
                 LOADS[at].name,
-                shown(run.accepted, run.bare, run.ratios())
+                format_latencies(run.accepted, run.bare, run.ratios())
             );
             runs[at].push(run);
         }
@@ -116,7 +117,11 @@ fn report(runs: &[Vec<Run>]) -> anyhow::Result<()> {
         };
         let ratios = medians(Run::ratios);
         let (accepted, bare) = (medians(|run| run.accepted), medians(|run| run.bare));
-        println!("medians, {}: {}", load.name, shown(accepted, bare, ratios));
+        println!(
+            "medians, {}: {}",
+            load.name,
+            format_latencies(accepted, bare, ratios)
+        );
         for ((name, ratio), goal) in PERCENTILES.iter().zip(ratios).zip(load.goals) {
             if let Some(goal) = goal
                 && ratio > goal
@@ -130,7 +135,7 @@ fn report(runs: &[Vec<Run>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shown(accepted: [f64; 2], bare: [f64; 2], ratios: [f64; 2]) -> String {
+fn format_latencies(accepted: [f64; 2], bare: [f64; 2], ratios: [f64; 2]) -> String {
     let us = |ns: f64| ns / 1_000.0;
     format!(
         "p50 {:.2} us, bare rings {:.2} us, ratio {:.2}; p99 {:.1} us, bare rings {:.1} us, \

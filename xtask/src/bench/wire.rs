@@ -1,4 +1,4 @@
-//! The trading path end to end against its goals: rates, latencies and lags of `wire`.
+//! Compares rates, latencies and lags of the trading path, measured by `wire`, with their goals.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ enum Bound {
 /// A goal on the median of all runs.
 struct Goal {
     name: &'static str,
-    /// The figure, or a ratio of figures.
+    /// Reads the figure, or a ratio of figures, from a run.
     of: fn(&Value) -> anyhow::Result<f64>,
     bound: Bound,
 }
@@ -70,7 +70,7 @@ fn durable_ratio(run: &Value) -> anyhow::Result<f64> {
     Ok(number(run, "/durable/p50_us")? / (1.5 * echo + 1.25 * write))
 }
 
-/// Prints each run, then each median beside its goal.
+/// Prints each run, then each median and whether it meets its goal.
 ///
 /// # Errors
 /// A build or a run fails, a run's trades differ from the reference book's, or a median misses its

@@ -9,13 +9,13 @@ use super::tokens::{Token, closing, is_at};
 const COLUMNS_MAX: usize = 120;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// A module with submodule files is `name/mod.rs`; a test with submodule files is `name/main.rs`.
+/// Checks that a module with submodule files is `name/mod.rs`, and such a test `name/main.rs`.
 pub fn check_modules(sources: &[Source]) -> Vec<Finding> {
     let folders: BTreeSet<&str> = sources
         .iter()
         .filter_map(|source| Some(source.path.rsplit_once('/')?.0))
         .collect();
-    let beside = |source: &&Source| folders.contains(source.path.trim_end_matches(".rs"));
+    let has_folder = |source: &&Source| folders.contains(source.path.trim_end_matches(".rs"));
     let finding = |source: &Source| {
         let name = source.path.trim_end_matches(".rs");
         let file = if name.rsplit('/').nth(1) == Some("tests") {
@@ -32,7 +32,7 @@ pub fn check_modules(sources: &[Source]) -> Vec<Finding> {
             what: format!("a module with files below it is {name}/{file}"),
         }
     };
-    sources.iter().filter(beside).map(finding).collect()
+    sources.iter().filter(has_folder).map(finding).collect()
 }
 
 pub fn check(source: &Source) -> Vec<Finding> {
@@ -62,8 +62,8 @@ fn long_lines(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// `unbounded_channel` of tokio, `unbounded` of crossbeam and futures, and the standard library's
-/// `channel()`, which has no capacity.
+/// Finds `unbounded_channel` of tokio, `unbounded` of crossbeam and futures, and the standard
+/// library's `channel()`, which has no capacity.
 fn unbounded_channels(source: &Source, tokens: &[Token]) -> Vec<Finding> {
     let is_std = |at: usize| {
         let is_channel = is_at(tokens, at, &["mpsc", "::", "channel"]);

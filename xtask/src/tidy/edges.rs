@@ -1,5 +1,5 @@
-//! Forbidden dependencies between crates. The lists are the deliberate absences of
-//! `ARCHITECTURE.md`, not today's accidental ones.
+//! Forbidden dependencies between crates. The rules state what `ARCHITECTURE.md` excludes on
+//! purpose. A dependency that merely does not exist today is allowed.
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ use To::{Never, Only};
 type Rule = (&'static [&'static str], To, &'static str);
 
 const CONTRACT: &str = "services call each other over the contract in proto";
-const OUTSIDE: &str = "the stand-ins are outside the platform and speak the real contracts";
+const OUTSIDE: &str = "the stand-ins are outside the platform and use the real contracts";
 const PRODUCTION: &str = "test code does not run in production";
 
 /// Build dependencies are treated as normal ones.
@@ -62,19 +62,19 @@ const RULES: &[Rule] = &[
     (&["engine"], Only(&["types"]), "matching has no I/O, no time and no accounts' money"),
     (&["admission"], Only(&["types"]), "admission has no I/O and no order book; its state changes only by apply"),
     (&["wire"], Only(&["types"]), "the codec has no I/O and no sessions"),
-    (&["transport"], Only(&[]), "it moves bytes and does not interpret them"),
+    (&["transport"], Only(&[]), "the transport moves bytes and does not interpret them"),
     (&["journal"], Only(&["types"]), "the journal does not interpret its payloads"),
-    (&["latency"], Only(&[]), "it draws histograms, independent of the measurement"),
-    (&["service-kit"], Only(&[]), "tools of every service depend on none of them"),
+    (&["latency"], Only(&[]), "histograms and plots are independent of the measurement"),
+    (&["service-kit"], Only(&[]), "tools of all services depend on none of them"),
     (&["events"], Only(&["service-kit"]), "the event log does not interpret its events"),
-    (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract depends on neither of its two sides"),
+    (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract depends on neither of its sides"),
     (&["proto"], Only(&["types"]), "the contracts have no rules"),
     (&["rpc"], Only(&["proto", "service-kit", "types"]), "the server side of every service depends on none of them"),
     (&["service-clients"], Only(&["proto", "rpc", "service-kit", "types"]), CONTRACT),
-    (&["proof"], Only(&["rpc", "service-clients", "types"]), "it compares over public calls"),
+    (&["proof"], Only(&["rpc", "service-clients", "types"]), "the proof uses public calls only"),
     // The trading path.
     (&["sequencer"], Only(&["admission", "engine", "journal", "service-kit", "types"]), "it has no socket and no SQL"),
-    (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "independent of its subscribers"),
+    (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "it does not depend on followers"),
     (&["client"], Only(&["transport", "types", "wire"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["client"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["engine"]), "order books belong to the engine and the replica"),
@@ -88,13 +88,13 @@ const RULES: &[Rule] = &[
     (&["cfa"], Never(&["ledger", "payments", "sandbox"]), CONTRACT),
     (&["payments"], Never(&["cfa", "chain", "ledger", "sandbox"]), CONTRACT),
     (&["chain"], Never(&["cfa", "ledger", "payments", "sandbox"]), "the chain has no instruments and no users"),
-    (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "keepers of money and units do not know trading"),
+    (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "they do not depend on trading"),
     (&["sandbox"], Never(&["cfa", "chain", "ledger", "payments"]), OUTSIDE),
     (&["sandbox"], Never(TRADING), OUTSIDE),
     // Crates outside production.
     (SERVICES, Never(TEST_CRATES), PRODUCTION),
     (&["node"], Never(TEST_CRATES), PRODUCTION),
-    (&["xtask"], Only(&[]), "tasks build without the other crates"),
+    (&["xtask"], Only(&[]), "xtask builds without the other crates"),
 ];
 
 /// Rules for dev-dependencies. A service's tests may use other services, `testkit`, `client` and
@@ -102,7 +102,7 @@ const RULES: &[Rule] = &[
 #[rustfmt::skip]
 const DEV_RULES: &[Rule] = &[
     (LOWER, Never(SERVICES), "a lower layer is tested without the services"),
-    (&["xtask"], Only(&[]), "tasks build without the other crates"),
+    (&["xtask"], Only(&[]), "xtask builds without the other crates"),
 ];
 
 /// Crates that no crate may depend on, tests included.
@@ -168,11 +168,11 @@ pub fn check(edges: &[Edge]) -> Vec<Finding> {
     edges
         .iter()
         .filter(|edge| edge.is_internal)
-        .filter_map(judge)
+        .filter_map(violation)
         .collect()
 }
 
-fn judge(edge: &Edge) -> Option<Finding> {
+fn violation(edge: &Edge) -> Option<Finding> {
     let (from, to) = (edge.from.as_str(), edge.to.as_str());
     let rules = if edge.is_dev { DEV_RULES } else { RULES };
     let forbids = |rule: &To| match rule {
@@ -303,7 +303,7 @@ mod tests {
                 .collect();
             assert!(unknown.is_empty(), "{unknown:?}");
         }
-        // Every production crate has a rule, so that a new crate is considered.
+        // A new production crate needs a rule.
         let is_production = |edge: &Edge| {
             let name = edge.from.as_str();
             !TEST_CRATES.contains(&name) && !ROOTS.contains(&name)

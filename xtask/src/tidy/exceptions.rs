@@ -1,4 +1,4 @@
-//! Known violations of the rules, place by place, with the issue that fixes each. The list only
+//! Known violations of the rules, by rule and place, with the issue that fixes each. The list only
 //! shrinks.
 
 use std::collections::BTreeMap;
@@ -57,8 +57,9 @@ impl Exceptions {
         Ok(Self(exceptions))
     }
 
-    /// Findings without an exception, and exceptions that allow more than was found.
-    pub fn judge(&self, found: Vec<Finding>) -> Vec<Finding> {
+    /// Returns the findings without an exception, and a finding per exception that allows more than
+    /// was found.
+    pub fn apply(&self, found: Vec<Finding>) -> Vec<Finding> {
         let counts = counts(&found);
         let count_of = |exception: &Exception| {
             counts
@@ -96,7 +97,8 @@ impl Exceptions {
         left
     }
 
-    /// Text of the file with counts lowered to the found ones, without unneeded lines.
+    /// Text of the file with each count lowered to the found one, without exceptions that are not
+    /// needed.
     pub fn shrink(&self, found: &[Finding], text: &str) -> String {
         let counts = counts(found);
         let mut shrunk = String::new();
@@ -152,7 +154,7 @@ mod tests {
     fn left(text: &str, places: &[&str]) -> Vec<String> {
         let exceptions = Exceptions::parse(text).expect("well formed");
         exceptions
-            .judge(found(places))
+            .apply(found(places))
             .iter()
             .map(ToString::to_string)
             .collect()

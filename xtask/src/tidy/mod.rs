@@ -1,6 +1,6 @@
 //! Checks dependency rules and conventions of the workspace: allowed dependencies between crates,
 //! where the types of a library may appear, the form of source files and the words of prose. The
-//! rules are in [`edges`], [`packages`], [`walls`], [`conventions`] and [`prose`]; known violations
+//! rules are in [`edges`], [`packages`], [`walls`], [`conventions`] and [`prose`]. Known violations
 //! are in `xtask/tidy.txt` with the issue that fixes each.
 
 mod conventions;
@@ -35,7 +35,7 @@ struct Finding {
     rule: &'static str,
     /// Key of an exception: the file, the edge, the function.
     place: String,
-    /// Contribution to the count of its place: 1, or the lines of a function.
+    /// What the finding adds to the count of its place: 1, or the lines of a function.
     amount: usize,
     what: String,
 }
@@ -65,7 +65,7 @@ pub fn run(shrink: bool) -> anyhow::Result<()> {
         text = Exceptions::parse(&text)?.shrink(&found, &text);
         std::fs::write(&file, &text)?;
     }
-    let left = Exceptions::parse(&text)?.judge(found);
+    let left = Exceptions::parse(&text)?.apply(found);
     if left.is_empty() {
         println!("tidy: ok");
         return Ok(());
@@ -113,7 +113,7 @@ mod tests {
         );
         found.extend(prose::check_files(&root).expect("files"));
         let text = std::fs::read_to_string(root.join(EXCEPTIONS)).expect("exceptions");
-        let left = Exceptions::parse(&text).expect("well formed").judge(found);
+        let left = Exceptions::parse(&text).expect("well formed").apply(found);
         let shown: Vec<_> = left.iter().map(ToString::to_string).collect();
         assert!(shown.is_empty(), "{}", shown.join("\n"));
     }

@@ -1,4 +1,4 @@
-//! Crates that may depend on a library whose types must not spread.
+//! Which crates may depend on the libraries whose types must not spread.
 
 use super::edges::Edge;
 use super::{Finding, TEST_CRATES};
@@ -12,7 +12,7 @@ type Wall = (
 
 const CHAIN: &[&str] = &["alloy", "revm"];
 
-/// Tests and TEST_CRATES are exempt, except for the chain library.
+/// Tests and [`TEST_CRATES`] are exempt from all but the wall of the chain library.
 #[rustfmt::skip]
 const WALLS: [Wall; 5] = [
     (
@@ -30,8 +30,8 @@ const WALLS: [Wall; 5] = [
     (CHAIN, &["chain"], "the chain library stays in chain"),
 ];
 
-/// Crates without I/O, and the packages that they may use. A package is added after checking that
-/// it has no I/O, clock or threads.
+/// Crates without I/O, and the packages that they may use. Add a package only after checking that
+/// it uses no I/O, no clock and no threads.
 const PURE: [&str; 4] = ["admission", "engine", "types", "wire"];
 #[rustfmt::skip]
 const PURE_PACKAGES: [&str; 8] =
@@ -41,11 +41,11 @@ pub fn check(edges: &[Edge]) -> Vec<Finding> {
     edges
         .iter()
         .filter(|edge| !edge.is_internal)
-        .filter_map(judge)
+        .filter_map(violation)
         .collect()
 }
 
-fn judge(edge: &Edge) -> Option<Finding> {
+fn violation(edge: &Edge) -> Option<Finding> {
     let (from, package) = (edge.from.as_str(), edge.to.as_str());
     let is_impure = PURE.contains(&from) && !edge.is_dev && !PURE_PACKAGES.contains(&package);
     let why = if is_impure {
@@ -123,7 +123,7 @@ mod tests {
         );
         assert!(
             !is_forbidden("settlement", "tonic", true),
-            "tests stand in for other services"
+            "tests may serve the contracts of other services"
         );
         assert!(
             is_forbidden("cfa", "alloy", true),

@@ -1,4 +1,4 @@
-//! Words of comments, texts and documents: plain ones. The list is section 8 of the language rules.
+//! Checks comments, texts and documents for listed words, and the length of comment lines.
 
 use std::path::{Path, PathBuf};
 
@@ -15,18 +15,18 @@ const EXTENSIONS: &[&str] = &[
     "rs", "md", "proto", "sol", "sql", "sh", "toml", "py", "ts", "go", "yaml",
 ];
 
-/// Files with comments whose names have no extension.
+/// Files with comments whose extension is not in [`EXTENSIONS`].
 const NAMED: &[&str] = &["Dockerfile", ".ci/run"];
 
-/// Migrations that contain listed words. A database stores the checksum of each migration it has
-/// run, comments included, so that a released one never changes. New ones are checked.
+/// Released migrations that contain listed words. They must not change: a database stores the
+/// checksum of each migration it has run, comments included. New migrations are checked.
 const RELEASED: &[&str] = &[
     "ledger/migrations/postgres/0004_locked_reads.sql",
     "ledger/migrations/postgres/0005_fewer_trips.sql",
     "payments/migrations/sqlite/0001_payments.sql",
 ];
 
-/// Split, so that this file passes its own rule.
+/// The listed words, split so that this file passes its own rule.
 const WORDS: &[&str] = &[
     concat!("who", "ever"),
     concat!("no", "body"),

@@ -1,4 +1,4 @@
-//! One source file, as the rules see it.
+//! A source file, and which of its code runs in production.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ pub struct Source {
     /// Relative to the workspace.
     pub path: String,
     pub text: String,
-    /// Runs in production: below `src` of a crate, and not a test module.
+    /// True for a file below `src` of a crate that is no test module and no test crate.
     pub is_production: bool,
 }
 
@@ -32,7 +32,7 @@ impl Source {
         self.path.split('/').next().unwrap_or_default()
     }
 
-    /// Folders below `src` and the file's name without `.rs`.
+    /// Names of the folders below `src`, then the file's name without `.rs`.
     pub fn parts(&self) -> impl Iterator<Item = &str> {
         self.path.trim_end_matches(".rs").split('/').skip(2)
     }
@@ -46,7 +46,7 @@ impl Source {
         }
     }
 
-    /// Files that may hold the module `name` which this file declares.
+    /// Files that may contain the module `name` declared in this file.
     fn files_of(&self, name: &str) -> [String; 2] {
         let (folder, file) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
         let folder = match file {

@@ -1,4 +1,4 @@
-//! Tokens of a Rust source: enough to find names and bodies, without a parser.
+//! Splits Rust source into tokens: enough to find names and bodies without a parser.
 //!
 //! Comments and lifetimes are dropped and the contents of literals are not kept, so that a name in
 //! a comment or a string does not count as a use. Macro bodies are tokens like other code.
@@ -42,7 +42,7 @@ pub fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// Length in bytes of the next element of `rest`, and its text unless it is dropped.
+/// Length in bytes of the next element of `rest`, and its token text; `None` if it is dropped.
 fn next(rest: &str, first: char) -> (usize, Option<&str>) {
     const LITERAL: Option<&str> = Some("\"\"");
     if first.is_whitespace() {
@@ -79,7 +79,7 @@ fn name_length(rest: &str) -> usize {
     rest.find(|c| !is_name_char(c)).unwrap_or(rest.len())
 }
 
-/// Block comments nest.
+/// Length of the block comment that `rest` starts with. Block comments nest.
 fn block_comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < rest.len() {
@@ -232,12 +232,12 @@ fn end_of_item(tokens: &[Token], mut at: usize) -> usize {
     at
 }
 
-/// A path below a crate or module, as written in code or in a `use` tree.
+/// A path that starts with a given crate or module, from code or from a `use` tree.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Path<'a> {
     pub segments: Vec<&'a str>,
     pub line: usize,
-    /// Imported under another name, or exported: its items have other paths from here on.
+    /// Imported under another name, or exported: its items then have other paths.
     pub is_rebound: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Places in the sources where a library or a formula may be used.
+//! Checks where in the sources a library or a formula is used.
 
 use super::Finding;
 use super::source::Source;
@@ -14,7 +14,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Adds one finding for all `uses`, at the first: an exception covers a file, not each of its uses.
+/// Adds one finding for all `uses`, at the first one: an exception covers a file, not a single use.
 fn report(
     source: &Source,
     rule: &'static str,
@@ -52,8 +52,8 @@ fn uses<'a>(
         .collect()
 }
 
-/// Messages of the contracts: in `proto`, `rpc`, `service-clients`, and in a service's `api` and
-/// `publish.rs`.
+/// Messages of the contracts may be used in `proto`, `rpc`, `service-clients`, and in a service's
+/// `api` and `publish.rs`.
 fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     if ["proto", "rpc", "service-clients"].contains(&source.crate_name())
         || source
@@ -62,7 +62,7 @@ fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Findi
     {
         return;
     }
-    // Number and time conversion and serving a service on its port are allowed anywhere.
+    // Conversion of numbers and times, the descriptors, and serving a service are allowed anywhere.
     let is_free = |path: &Path| {
         path.segments.first() == Some(&"proto")
             && path.segments.iter().any(|segment| {
@@ -80,7 +80,7 @@ fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Findi
     );
 }
 
-/// SQL: in files and folders named `repo`, and in `events`.
+/// SQL may be used in files and folders named `repo` or `migrations`, and in `events`.
 fn check_sql(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     if source.crate_name() == "events"
         || source
@@ -89,8 +89,7 @@ fn check_sql(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     {
         return;
     }
-    // Passing an error on is not SQL, and neither is the set of migrations that a service opens its
-    // store with.
+    // Neither an error that is passed on nor the migrations of a service's store count as SQL.
     let is_free = |path: &Path| {
         ["Error", "Result", "migrate"]
             .iter()
@@ -119,18 +118,18 @@ fn check_chain(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     }
 }
 
-/// Computation of an order's money: once in admission, and in the gateway's check before a gRPC
-/// order.
+/// Only admission and the gateway's check before a gRPC order may compute an order's money.
 fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
     let is_allowed = ["types", "admission"].contains(&source.crate_name())
         || source.path == "gateway/src/orders/place.rs";
     if is_allowed {
         return;
     }
-    let why = "only admission and the gateway's check before a gRPC order compute an order's money";
+    let why =
+        "only admission and the gateway's check before a gRPC order compute an order's reserve";
     let is_free = |path: &Path| match path.segments.as_slice() {
         [.., "reserve" | "fee"] => path.segments.contains(&"subaccount"),
-        // Under a glob or another name of the module its functions would not be seen.
+        // A glob import or another name of the module would hide uses of its functions.
         ["types", "*"] | ["types", "money", "*"] | ["money", "*"] => false,
         [.., "types" | "money" | "self"] => !path.is_rebound,
         _ => true,
