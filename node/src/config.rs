@@ -1,6 +1,5 @@
 //! Configuration layers: defaults, TOML file, `PLATFORM_*` environment variables
-//! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), command line. No other code reads settings from the
-//! environment.
+//! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), command line.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use toml::{Table, Value};
 /// Default file, read if it exists.
 const FILE: &str = "platform.toml";
 const PREFIX: &str = "PLATFORM_";
-/// Variables of the command line and of crash tests with the same prefix.
+/// Variables with the prefix that are no settings: those of the command line and of crash tests.
 const NO_SETTINGS: [&str; 5] = ["url", "token", "config", "crash_at", "bin"];
 
 /// All settings.
@@ -87,15 +86,16 @@ pub struct Events {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Journal {
-    /// Bytes of a preallocated segment file, at least 64 KiB. A segment keeps its size.
+    /// Size of a preallocated segment file in bytes, at least 64 KiB. Existing segments keep
+    /// theirs.
     pub segment_bytes: u64,
-    /// Bytes of journal to retain at least. Older whole segments are removed at run time once
+    /// Minimum bytes of journal to retain. Older whole segments are removed at run time once
     /// snapshots, settlement, sessions and history no longer need them. Unset: nothing is removed.
     /// Requires snapshots.
     pub retain_bytes: Option<u64>,
 }
 
-/// Minimum of `segment_bytes`: each roll creates a file and waits for the disk.
+/// Minimum of `segment_bytes`. Each new segment creates a file and waits for the disk.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 
 impl Default for Journal {
@@ -111,7 +111,8 @@ impl Default for Journal {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Disk {
-    /// Below this the market takes no new orders (`DISK_LOW`). 0: free space is not checked.
+    /// Free MiB below which the market refuses new orders (`DISK_LOW`). 0: free space is not
+    /// checked.
     pub reserve_mib: u32,
 }
 
@@ -172,27 +173,27 @@ pub struct Trading {
     pub layout: Option<sequencer::Layout>,
     /// Core of the hot thread; engine threads use the next ones. Unset: the scheduler chooses.
     pub core: Option<usize>,
-    /// Maximum engine threads of `pinned`; further instruments share them round-robin. Unset:
-    /// number of cores minus two.
+    /// Maximum engine threads of `pinned`; instruments share them round-robin. Unset: number of
+    /// cores minus two.
     pub engine_threads_max: Option<usize>,
-    /// Microseconds that threads spin after the last request. Unset: 50 below four cores, else
+    /// Microseconds that a thread spins after the last request. Unset: 50 below four cores, else
     /// 2,000.
     pub spin_us: Option<u64>,
     /// Grace period of cancel-on-disconnect, in milliseconds. Unset: 10,000.
     ///
-    /// From the end of the session to the cancel of its open orders, unless it reconnects
-    /// (`docs/protocol.md`, session rule 6).
+    /// The period starts at the end of a session's connection. Its open orders are cancelled unless
+    /// the session reconnects within the period (`docs/protocol.md`, session rule 6).
     pub grace_ms: Option<u64>,
-    /// New orders, amends and cancels per second for which the journal's buffers last a second
-    /// while its disk does not answer. Unset: 200,000, which takes twice 37 MiB.
+    /// New orders, amends and cancels per second that the journal buffers for one second while its
+    /// disk does not answer. Unset: 200,000, which takes two buffers of 37 MiB.
     pub orders_per_s: Option<u32>,
     /// Lag of journal followers above which new orders are refused (`design.md` 6).
     pub bounds: sequencer::Bounds,
 }
 
-/// Maximum of `trading.orders_per_s`: its buffers take twice 1.8 GiB.
+/// Maximum of `trading.orders_per_s`: it takes two buffers of 1.8 GiB.
 const ORDERS_MAX: u32 = 10_000_000;
-/// Minimum of `trading.bounds`: the amount in flight at any time.
+/// Minimum of `trading.bounds`: this amount may be in flight at any time.
 const BOUND_MIN: u64 = 8_192;
 
 impl Trading {
@@ -216,7 +217,7 @@ impl Trading {
 /// A path segment of a URL from this length on may be an access key.
 const KEY_LENGTH_MIN: usize = 16;
 
-/// Masks possible secrets of URLs: user, password, query, long path segments (access keys).
+/// Masks possible secrets in URLs: user, password, query, long path segments (access keys).
 fn mask(value: &mut Value) {
     match value {
         Value::Table(table) => table.iter_mut().for_each(|(_, value)| mask(value)),
@@ -270,8 +271,8 @@ impl Default for Listen {
 }
 
 impl Listen {
-    /// Free ports for all services.
-    pub fn anywhere() -> Self {
+    /// A free port for every service.
+    pub fn on_free_ports() -> Self {
         let any = local(0);
         Self {
             all: any,
@@ -335,7 +336,8 @@ fn read(file: &Path) -> anyhow::Result<Table> {
     toml::from_str(&text).with_context(place)
 }
 
-/// Sets for example `ledger__url` to the TOML value `text`, or to `text` if it is not TOML.
+/// Sets a setting by its path, for example `ledger__url`, to the TOML value `text`, or to the text
+/// itself if it is not TOML.
 fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
     let (folders, last) = name.rsplit_once("__").unwrap_or(("", name));
     let mut table = settings;
@@ -358,7 +360,8 @@ impl Config {
     /// Merges the layers.
     ///
     /// # Errors
-    /// An unreadable file, an unknown name, or a malformed value, with its origin.
+    /// An unreadable file, an unknown name, a malformed value, or a value out of range. The error
+    /// names the setting.
     pub fn load(file: Option<&Path>, data_dir: Option<&Path>) -> anyhow::Result<Self> {
         let mut settings = match file {
             Some(file) => read(file)?,
@@ -405,10 +408,10 @@ impl Config {
             bound >= BOUND_MIN,
             "configuration: trading.bounds.{name} is {bound}, the minimum is {BOUND_MIN}"
         );
-        Ok(config.settled())
+        Ok(config.with_derived_settings())
     }
 
-    /// The settings in force for display: passwords inside URLs are masked.
+    /// The settings in force, for display. Secrets in URLs are masked.
     pub fn masked(&self) -> anyhow::Result<Table> {
         let mut settings = Table::try_from(self).context("configuration")?;
         settings.iter_mut().for_each(|(_, value)| mask(value));
@@ -420,14 +423,14 @@ impl Config {
         self.data_dir.join("journal")
     }
 
-    /// Retention with these followers of the replica; `None` retains everything.
+    /// Retention with these followers of the replica; `None`: nothing is removed.
     pub fn retention(&self, followers: Vec<sequencer::Durable>) -> Option<sequencer::Retention> {
         let bytes = self.journal.retain_bytes?;
         Some(sequencer::Retention::new(bytes, followers))
     }
 
-    /// Sets the addresses that follow from `listen`, as `platform config` prints them. A listener
-    /// with port 0 has its port after the bind: the start then calls this again.
+    /// Sets the addresses that derive from `listen`, as `platform config` prints them. A listener
+    /// with port 0 gets its port at the bind, after which the start calls this again.
     pub fn set_addresses(&mut self) {
         self.bank.listen = self.listen.bank;
         self.bank.webhook_url = format!("http://{}/webhook", self.listen.payments);
@@ -435,8 +438,8 @@ impl Config {
         self.market.quic_listen = self.listen.trading;
     }
 
-    /// Places every service's state in the data folder, and sets its addresses.
-    pub fn settled(mut self) -> Self {
+    /// Derives from `data_dir` and `listen` the folder and the addresses of each service.
+    pub fn with_derived_settings(mut self) -> Self {
         self.set_addresses();
         let dir = self.data_dir.clone();
         self.ledger.data_dir = dir.join("ledger");

@@ -1,6 +1,6 @@
-//! Free space on the disks of the data folder. Below the reserve the market refuses new orders,
-//! before a store cannot write any more; cancels, settlement and payments continue and may use the
-//! reserve (`design.md` 7).
+//! Watches the free space on the disks of the data folder. Below the reserve the market refuses new
+//! orders, while the stores can still write. Cancels, settlement and payments continue and may use
+//! the reserve (`design.md` 7).
 
 use std::collections::HashSet;
 use std::io;
@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Part of the market's health.
 const PART: &str = "disk";
 
-/// A file system, by the first folder found on it.
+/// A file system, represented by the first folder found on it.
 struct Disk {
     name: String,
     folder: PathBuf,
@@ -39,7 +39,7 @@ fn disks(data_dir: &Path) -> io::Result<Vec<Disk>> {
     let mut found = vec![Disk { name, folder }];
     for entry in std::fs::read_dir(data_dir)? {
         let entry = entry?;
-        // Follows links. A file that has just been removed is on no disk.
+        // Follows links. Skips an entry that was removed meanwhile.
         let Ok(metadata) = std::fs::metadata(entry.path()) else {
             continue;
         };
@@ -52,15 +52,15 @@ fn disks(data_dir: &Path) -> io::Result<Vec<Disk>> {
     Ok(found)
 }
 
-/// Decides from the free space whether new orders pass.
+/// Decides from the free space whether the market accepts new orders.
 struct Reserve {
     bytes: u64,
     is_low: bool,
 }
 
 impl Reserve {
-    /// Why new orders are refused, if they are. They pass again with a quarter more than the
-    /// reserve.
+    /// The reason to refuse new orders; `None` while they are accepted. After a refusal they are
+    /// accepted again once a quarter more than the reserve is free.
     fn judge<'a>(&mut self, free: impl IntoIterator<Item = (&'a str, u64)>) -> Option<String> {
         let needed = match self.is_low {
             true => self.bytes.saturating_add(self.bytes / 4),
@@ -69,8 +69,9 @@ impl Reserve {
         let short = free.into_iter().find(|(_, bytes)| *bytes < needed);
         self.is_low = short.is_some();
         let mib = self.bytes.saturating_add(self.bytes / 4) >> 20;
-        let text =
-            |name| format!("the disk of {name} is low: new orders pass again above {mib} MiB");
+        let text = |name| {
+            format!("the disk of {name} is low: new orders are accepted again above {mib} MiB free")
+        };
         short.map(|(name, _)| text(name))
     }
 }
@@ -90,13 +91,13 @@ pub async fn watch(
     };
     while !shutdown.is_cancelled() {
         let folder = data_dir.clone();
-        // A network file system can block.
-        let looked = tokio::task::spawn_blocking(move || {
+        // The call may block on a network file system.
+        let measured = tokio::task::spawn_blocking(move || {
             let disks = disks(&folder)?;
             let free = |disk: Disk| Ok((disk.free()?, disk.name));
             disks.into_iter().map(free).collect::<io::Result<Vec<_>>>()
         });
-        match looked.await.map_err(io::Error::other).flatten() {
+        match measured.await.map_err(io::Error::other).flatten() {
             Ok(free) => {
                 for (bytes, name) in &free {
                     metrics::gauge!("disk_free_bytes", "folder" => name.clone()).set(*bytes as f64);
@@ -128,14 +129,14 @@ mod tests {
             reserve.judge([("data", data << 20), ("journal", journal << 20)])
         };
         assert_eq!(judge(400, 9_000), None);
-        let low = "the disk of journal is low: new orders pass again above 500 MiB";
+        let low = "the disk of journal is low: new orders are accepted again above 500 MiB free";
         assert_eq!(judge(9_000, 399).as_deref(), Some(low));
         assert_eq!(judge(9_000, 499).as_deref(), Some(low));
         assert_eq!(judge(500, 500), None);
         assert_eq!(judge(400, 400), None);
     }
 
-    /// Watches the folder until `is_there`; returns whether the market is closed then.
+    /// Watches the folder until `is_there` is true; returns whether the disk then counts as low.
     async fn watched(
         folder: &Path,
         reserve: u64,

@@ -1,4 +1,5 @@
-//! The platform binary: configuration, wiring, command line, demo, replay, load. No money logic.
+//! The platform binary: configuration, wiring, command line, demo, replay, load. It contains no
+//! money logic.
 
 pub mod cli;
 pub mod config;

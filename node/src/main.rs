@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-/// Also for C libraries in this process: the system allocator took a sixth of the ledger's CPU
-/// time.
+/// Also allocates for the C libraries in this process. The system allocator took a sixth of the
+/// ledger's CPU time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,12 +1,13 @@
 //! Manifest of a data folder: `manifest.toml` lists its stores and keys.
 //!
 //! Stores are opened with "create if missing", so a lost file would silently become an empty ledger
-//! or another key. The manifest records what existed. At start each listed part exists unchanged,
-//! or is *pending* and may be created, or the start is refused.
+//! or another key. The manifest records what existed. At a start each listed part must exist
+//! unchanged, or be *pending*: the start may create a pending part. Otherwise the start is refused.
 //!
 //! The first start writes a manifest with all parts pending, creates them, and clears the marks
-//! before a port answers. So a killed first start can be repeated. `platform data accept` writes
-//! the manifest of a folder without one, and after an intended change of keys or configured stores.
+//! before the RPC ports answer. So a killed first start can be repeated. `platform data accept`
+//! writes a manifest for a folder that has none, and after an intended change of keys or configured
+//! stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,7 +24,8 @@ use crate::config::Config;
 pub const FILE: &str = "manifest.toml";
 /// Version of the folder's layout and of the manifest.
 const LAYOUT: u32 = 1;
-/// Version of the data folder: changes with its layout and with the journal's commands.
+/// Version of the data folder. It changes with the layout and with the format of journalled
+/// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
@@ -42,9 +44,9 @@ enum Kind {
 
 #[derive(Clone, Debug)]
 struct Part {
-    /// In the data folder, or as configured.
+    /// Below the data folder, or as configured.
     path: PathBuf,
-    /// Its name in the manifest.
+    /// Name in the manifest: the path, relative to the data folder if below it.
     name: String,
     kind: Kind,
 }
@@ -107,7 +109,8 @@ fn parts(config: &Config) -> Vec<Part> {
 }
 
 impl Part {
-    /// Whether it exists and is not empty: SQLite accepts an empty file as a new store.
+    /// Whether the part exists and is not empty. An empty file counts as missing: SQLite would
+    /// accept it as a new store.
     fn is_there(&self) -> bool {
         match self.kind {
             Kind::Store | Kind::Key => {
@@ -131,7 +134,7 @@ impl Part {
 #[serde(deny_unknown_fields)]
 struct Content {
     format: u32,
-    /// Parts that did not exist when this was written: the next start creates them.
+    /// Parts that the next start may create.
     #[serde(default)]
     pending: BTreeSet<String>,
     stores: BTreeSet<String>,
@@ -173,7 +176,7 @@ impl Content {
             .with_context(|| path.display().to_string())
     }
 
-    /// All parts as on disk; missing ones are pending.
+    /// The parts as they are on disk. Missing parts are pending.
     fn of(parts: &[Part]) -> anyhow::Result<Self> {
         let mut content = Content {
             format: FORMAT,
@@ -236,7 +239,8 @@ impl Manifest {
                     part.path.display()
                 );
             }
-            // An operator may have installed keys: they are accepted when all parts exist.
+            // Keys may exist: an operator may have installed them. [`Self::complete`] records their
+            // fingerprints.
             let mut content = Content::of(&parts)?;
             content.pending = content.names().cloned().collect();
             content.write(&dir)?;
@@ -285,7 +289,8 @@ impl Manifest {
         })
     }
 
-    /// Clears the pending marks once every store is open: a part missing later was lost.
+    /// Clears the pending marks. Called once every store is open: from then on a missing part is
+    /// lost.
     ///
     /// # Errors
     /// A part was not created, or the manifest cannot be written.
@@ -311,7 +316,7 @@ impl Manifest {
 #[derive(Debug, Serialize)]
 pub struct Accepted {
     pub manifest: PathBuf,
-    /// The folder had no manifest before.
+    /// The folder had no manifest.
     pub is_adopted: bool,
     /// Parts accepted as they are.
     pub parts: BTreeSet<String>,
@@ -323,11 +328,11 @@ pub struct Accepted {
     pub left_out: BTreeSet<String>,
 }
 
-/// Writes the manifest from the folder's contents. A missing store is accepted only if it is new in
-/// the configuration. The caller holds the folder's lock.
+/// Writes the manifest from the folder's contents. A missing part is accepted only if it was
+/// pending or is new in the configuration. The caller holds the folder's lock.
 ///
 /// # Errors
-/// Nothing to accept, or missing parts, each by its path.
+/// There is nothing to accept, or parts are missing; the error names each path.
 pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     let dir = &config.data_dir;
     let parts = parts(config);

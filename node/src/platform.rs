@@ -1,7 +1,7 @@
 //! The platform in one process: started in numbered steps, stopped in reverse order.
 //!
-//! Services call each other through the contract in `proto`, served in memory: a room gets
-//! channels, never another room's handle. Calls to a later service resolve at call time, so the
+//! Services call each other over the contract in `proto`, served in memory: a service gets
+//! channels, not the handle of another service. A channel resolves its service at each call, so the
 //! order below matters only for calls made during a start.
 
 use std::net::SocketAddr;
@@ -108,7 +108,7 @@ async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("listen.{name} = {address}"))
 }
 
-/// In-memory endpoints of the services, by name.
+/// In-memory endpoints of the services.
 #[derive(Default)]
 struct LocalEndpoints {
     ledger: LocalSlot,
@@ -161,7 +161,7 @@ impl LocalEndpoints {
 /// Shutdown tokens, one per stage.
 #[derive(Default)]
 struct Stages {
-    /// Listeners and sessions. The gateway's handle ends later: it still answers their last orders.
+    /// Listeners and sessions. The gateway's handle ends after them: it answers their last orders.
     edge: CancellationToken,
     settlement: CancellationToken,
     /// Payments, CFA life cycle, identity, bank.
@@ -191,7 +191,7 @@ pub struct Platform {
     lock: std::fs::File,
 }
 
-/// The public RPC ports, which share the rates of their callers.
+/// The public RPC ports. A caller's call rate applies to all ports together.
 struct Ports {
     listeners: JoinSet<Result<(), rpc::Error>>,
     limits: rpc::Limits,
@@ -235,7 +235,7 @@ impl Platform {
     /// Starts everything; returns when every port answers.
     ///
     /// # Errors
-    /// The part that cannot start, and why.
+    /// A part cannot start; the error names it and the reason.
     pub async fn start(mut config: Config) -> anyhow::Result<Self> {
         anyhow::ensure!(
             config.sandbox.enabled,
@@ -247,10 +247,10 @@ impl Platform {
 
         keep_threads()?;
 
-        // Before the first port: connection limits derive from the descriptor limit.
+        // Before the first port is bound: connection limits derive from the descriptor limit.
         match rpc::connections::raise_descriptor_limit() {
             Ok(limit) => tracing::info!(limit, "limit of open files"),
-            Err(error) => tracing::warn!(%error, "the soft limit of open files stays"),
+            Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
         }
 
         // 1. Lock and check the data folder, bind all ports.
@@ -372,7 +372,7 @@ impl Platform {
         let market = gateway.service().health;
         watch_market(&config, settlement.health(), market, backlog, &stages.edge);
 
-        // All stores exist: a missing one is lost from now on.
+        // All stores exist. From now on a missing store is a lost one.
         manifest.complete()?;
 
         // 8. Public listeners: a port per service, and one for all.
@@ -432,17 +432,16 @@ impl Platform {
         self.addresses
     }
 
-    /// Stops accepting orders, drains, flushes. The next start resumes work in progress on chain or
-    /// at the bank.
+    /// Stops accepting orders, drains and flushes. The next start resumes work in progress on chain
+    /// or at the bank.
     ///
     /// # Errors
-    /// A listener had failed.
+    /// A listener had failed, or the trading path panicked while stopping.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         // Reverse order of the start.
         self.stages.edge.cancel();
         let mut failure = None;
-        // The gateway ends after the listeners: it answers running calls from what it still reads
-        // from the journal.
+        // The gateway ends after the listeners: it answers their running calls from the journal.
         while let Some(ended) = self.listeners.join_next().await {
             match ended {
                 Ok(Ok(())) => {}
@@ -482,7 +481,7 @@ impl Platform {
     }
 }
 
-/// Keeps the market's health, and its intake, up to date with what it depends on.
+/// Reports settlement's health in the market's, and closes the market to new orders on a low disk.
 fn watch_market(
     config: &Config,
     settlement: rpc::Health,
@@ -491,7 +490,7 @@ fn watch_market(
     until: &CancellationToken,
 ) {
     // Settlement has no port of its own: the market's health includes it.
-    tokio::spawn(show(settlement, market.clone(), until.clone()));
+    tokio::spawn(mirror_health(settlement, market.clone(), until.clone()));
     if config.disk.reserve_mib > 0 {
         let (folder, reserve) = (
             config.data_dir.clone(),
@@ -501,19 +500,19 @@ fn watch_market(
     }
 }
 
-/// Shows one service's health parts in another's.
-async fn show(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
+/// Mirrors one service's health parts in another's.
+async fn mirror_health(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
     let mut failing = from.watch();
-    let mut shown = rpc::health::Failing::new();
+    let mut mirrored = rpc::health::Failing::new();
     loop {
         let now = failing.borrow_and_update().clone();
         for (part, reason) in &now {
             into.set_failing(part, reason);
         }
-        for part in shown.keys().filter(|part| !now.contains_key(*part)) {
+        for part in mirrored.keys().filter(|part| !now.contains_key(*part)) {
             into.set_ok(part);
         }
-        shown = now;
+        mirrored = now;
         tokio::select! {
             changed = failing.changed() => if changed.is_err() { return },
             () = until.cancelled() => return,
@@ -521,8 +520,10 @@ async fn show(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
     }
 }
 
+/// Creates the data folder if it is missing, and locks it. The lock ends with the returned file.
+///
 /// # Errors
-/// The folder cannot be made or another platform runs in it.
+/// The folder cannot be created, or another platform runs in it.
 pub(crate) fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File> {
     let place = || format!("data folder {}", dir.display());
     std::fs::create_dir_all(dir).with_context(place)?;
@@ -556,7 +557,7 @@ async fn open_log(
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 
-/// Last record of the journal that the databases have.
+/// Sequence of the last journal record that the databases contain.
 async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Sequence> {
     let published = gateway::published_through(&config.market.data_dir).await;
     let settled = settlement::settled_through(ledger, config.settlement.node).await;
@@ -564,8 +565,9 @@ async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Seque
     Ok(published.max(settled.context("settlement's position in the ledger")?))
 }
 
-/// The clock's thread, before any code reads the time. The threads that start from here on serve
-/// calls, except those of the trading path.
+/// Starts the clock's thread before any code reads the time, and lowers the priority of this
+/// thread: threads that it starts serve calls. The trading path starts its threads from another
+/// one.
 fn keep_threads() -> anyhow::Result<()> {
     service_kit::clock::start_discipline().context("clock")?;
     priority::keep().context("threads")?;
@@ -599,7 +601,7 @@ async fn start_sequencer(
         }
         anyhow::Ok((sequencer, replica))
     };
-    // Its threads have the priority of the thread that starts them.
+    // The threads of the trading path inherit the priority of the thread that starts them.
     let (sender, receiver) = tokio::sync::oneshot::channel();
     priority::spawn("start", move || drop(sender.send(start())))?;
     receiver
@@ -617,7 +619,11 @@ mod tests {
         let (settlement, market) = (rpc::Health::new("settlement"), rpc::Health::new("market"));
         let until = CancellationToken::new();
         market.set_failing("history", "away");
-        let showing = tokio::spawn(show(settlement.clone(), market.clone(), until.clone()));
+        let mirroring = tokio::spawn(mirror_health(
+            settlement.clone(),
+            market.clone(),
+            until.clone(),
+        ));
         let mut seen = market.watch();
         settlement.set_failing("settlement-ledger", "1:1-5: refused");
         let failing = seen.wait_for(|f| f.len() == 2).await.unwrap().clone();
@@ -626,6 +632,6 @@ mod tests {
         let failing = seen.wait_for(|f| f.len() == 1).await.unwrap().clone();
         assert_eq!(failing["history"], "away");
         until.cancel();
-        showing.await.unwrap();
+        mirroring.await.unwrap();
     }
 }

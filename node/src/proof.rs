@@ -7,7 +7,7 @@ use rpc::Channel;
 use crate::cli::call::Target;
 use crate::cli::output::table;
 
-/// Reads the proof over the public contract.
+/// Reads all balances over public calls and compares them.
 ///
 /// # Errors
 /// A service does not answer.
@@ -31,13 +31,13 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
         .with_context(|| format!("proof of balances of {}", target.url))
 }
 
-/// Differences printed; `--json` prints all of them.
+/// Maximum differences in the printed table; `--json` prints all of them.
 const LINES_MAX: usize = 20;
 
-/// Prints the proof, differences first; an unexplained difference is an error.
+/// Prints the proof, differences first.
 ///
 /// # Errors
-/// As [`take`]; the balances differ.
+/// As [`take`]; or there are unexplained differences.
 pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
     if !json {
         eprintln!("reading ledger, chain and bank of {} ...", target.url);
@@ -112,7 +112,7 @@ fn text(proof: &Proof) -> String {
     out + &format!("\n{verdict}, readings: {}\n", proof.readings)
 }
 
-/// Unexplained differences first.
+/// The table of differences, unexplained ones first; empty if there are none.
 fn differences(found: &[Difference]) -> String {
     if found.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `platform run`: start, print the addresses, wait for a signal, stop in order.
+//! `platform run`: starts the platform, prints its addresses, waits for a signal and stops it.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config::Config;
 use crate::platform::Platform;
 
-/// JSON log lines on standard error.
-pub fn log(config: &Config) -> anyhow::Result<()> {
+/// Starts logging: JSON lines on standard error.
+pub fn init_log(config: &Config) -> anyhow::Result<()> {
     rpc::logging::init("platform", &config.log.filter, rpc::logging::Output::Stderr).context("log")
 }
 
@@ -19,9 +19,9 @@ pub fn log(config: &Config) -> anyhow::Result<()> {
 /// # Errors
 /// The platform cannot start, or a part fails while running or stopping.
 pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
-    log(&config)?;
+    init_log(&config)?;
     let data_dir = config.data_dir.clone();
-    // Before the first port answers: a client that sees it may send the signal at once.
+    // Registered before the first port answers: a supervisor may send a signal from then on.
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut stopped = std::pin::pin!(async {
@@ -32,7 +32,7 @@ pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
     });
     let platform = tokio::select! {
         started = Platform::start(config) => started?,
-        // The next start completes a partial one.
+        // The next start completes an interrupted one.
         () = &mut stopped => return Ok(()),
     };
     let addresses = platform.addresses();

@@ -1,5 +1,5 @@
-//! The binary as built by cargo. This test makes `cargo test --workspace` build it, since the
-//! scenarios in `tests` start it as a process.
+//! Makes `cargo test --workspace` build the platform binary, which the scenarios in `tests` start
+//! as a process.
 
 use std::process::Command;
 

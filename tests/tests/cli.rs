@@ -398,7 +398,7 @@ async fn tampered(platform: &mut Platform, user: &User) {
     platform.restart().await;
     let differs = platform.cli(&["--json", "ledger", "rebuild"]).await;
     assert_eq!(differs.status.code(), Some(1), "{differs:?}");
-    let text = "the ledger differs from what the chain's log gives";
+    let text = "the ledger differs from the balances of the chain's log";
     assert!(differs.stderr.contains(text), "{differs:?}");
     let found = differs.json();
     assert_eq!(found["ok"], json!(false));

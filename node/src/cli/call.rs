@@ -1,4 +1,5 @@
-//! One RPC from the command line: flags to a request, Connect with JSON over HTTP, answer as text.
+//! One RPC from the command line. Builds the request from flags, calls over Connect with JSON, and
+//! prints the answer.
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command};
@@ -15,7 +16,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// `url` without a scheme is `http`.
+    /// A `url` without a scheme is an `http` URL.
     pub fn new(url: &str, token: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder()
             .no_proxy()
@@ -64,7 +65,7 @@ impl Target {
     }
 }
 
-/// The URL that the paths of calls are appended to.
+/// The base URL for the paths of calls: with a scheme, without a trailing slash.
 fn base(url: &str) -> String {
     let url = url.trim_end_matches('/');
     if url.contains("://") {
@@ -74,7 +75,7 @@ fn base(url: &str) -> String {
     }
 }
 
-/// An error that the platform answered: Connect code and message.
+/// An error answered by the platform: Connect code and message.
 #[derive(Debug)]
 pub struct Refusal {
     pub code: String,
@@ -130,7 +131,7 @@ pub fn verb(name: &'static str, path: &str) -> Command {
         )
 }
 
-/// Runs `platform <noun> <verb> ...`; `None` when the noun is not of the table.
+/// Runs `platform <noun> <verb> ...`; `None` if the table has no such noun and verb.
 pub async fn run(
     target: &Target,
     noun: &str,
@@ -163,10 +164,10 @@ fn check_report(path: &str, answer: &Value) -> anyhow::Result<()> {
     )
 }
 
-/// Calls with the request that the flags of [`verb`] make.
+/// Builds the request from the flags of [`verb`] and calls.
 ///
 /// # Errors
-/// Flags that make no request; otherwise as [`Target::call`].
+/// Flags that are not a valid request; otherwise as [`Target::call`].
 pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
     let method = schema::method(path).with_context(|| format!("unknown call {path}"))?;
     let mut request = match matches.get_one::<String>("data") {

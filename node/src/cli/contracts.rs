@@ -27,6 +27,8 @@ pub fn command() -> Command {
         )
 }
 
+/// Runs `platform proto`.
+///
 /// # Errors
 /// Standard output is a terminal, or the folder cannot be written.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<()> {

@@ -46,7 +46,7 @@ pub fn run(_: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     println!("{} was written.", accepted.manifest.display());
     if accepted.is_adopted {
         println!(
-            "The folder is of an older version: it must have been stopped with no open order and every trade final."
+            "The folder had no manifest: the older version must have stopped with no open order and every trade final."
         );
     }
     Ok(())

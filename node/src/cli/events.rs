@@ -1,7 +1,7 @@
 //! `platform events dlq`: lists and replays dead letters of the event log (D26).
 //!
-//! Works on the configured log itself, embedded or Kafka. The platform may run meanwhile, and on
-//! Kafka anywhere.
+//! Opens the configured log directly, embedded or Kafka. The platform may run at the same time;
+//! with Kafka it may run on any machine.
 
 use std::collections::HashMap;
 
@@ -128,7 +128,7 @@ async fn letters(
     } else {
         dlq::list(log, topics, group).await
     };
-    // An unreachable log also yields no letters: report it instead of an empty list.
+    // A read of an unreachable log may return no letters: report the reason instead.
     if let Some(reason) = failing.borrow().as_deref() {
         bail!("event log: {reason}");
     }

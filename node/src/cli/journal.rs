@@ -1,8 +1,8 @@
-//! `platform journal ls | verify | dump | replay | snapshot`: reads the trading path's log in
+//! `platform journal ls | verify | dump | replay | snapshot`: reads the trading path's journal in
 //! place.
 //!
-//! No platform has to run. A running one writes its own snapshots, and its log's end may look
-//! damaged, except to `dump --follow`.
+//! No platform has to run. While one runs, the journal's end may look damaged, except to
+//! `dump --follow`, and `snapshot` is not needed: the platform writes its own.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -164,7 +164,7 @@ fn dump(
     } else {
         folder.dump(from..=until, show).map(drop)
     };
-    // The reader has closed the output: success.
+    // The reader of the output has closed it, as `head` does: this is no error.
     if is_closed.get() {
         return Ok(());
     }

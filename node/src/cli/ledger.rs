@@ -19,7 +19,7 @@ const STATEMENT: &str = "dfa.ledger.v1.LedgerService/GetStatement";
 const HOLDS: &str = "dfa.ledger.v1.LedgerService/ListHolds";
 const TRIAL_BALANCE: &str = "dfa.ledger.v1.LedgerService/GetTrialBalance";
 
-/// Verbs of the noun `ledger` besides those in the table of calls.
+/// Verbs of the noun `ledger` that the table of calls does not contain.
 pub fn verbs() -> [Command; 4] {
     [
         call::verb("balance", BALANCE),
@@ -39,7 +39,7 @@ pub fn verbs() -> [Command; 4] {
     ]
 }
 
-/// Runs `platform ledger <verb>`; `None` for a verb without a table.
+/// Runs `platform ledger <verb>`; `None` for a verb that this module does not print.
 pub async fn run(
     target: &Target,
     config: impl FnOnce() -> anyhow::Result<Config>,
@@ -96,7 +96,7 @@ async fn verify(
     }
 }
 
-/// A field as one token: text, number, decimal or amount.
+/// A field as one token. Text, numbers, decimals and amounts are supported.
 fn word(value: &Value, name: &str) -> String {
     match &value[name] {
         Value::String(text) => text.clone(),

@@ -1,5 +1,5 @@
-//! The command line: `platform run | demo | replay | load | proof | data | journal | config`, and a
-//! noun for each area of the contract.
+//! The command line: `platform run | demo | replay | load | proof | data | events | journal |
+//! config` and others, and a noun for each area of the contract.
 
 pub mod call;
 mod contracts;
@@ -27,15 +27,15 @@ use crate::platform::Platform;
 use crate::{demo, proof, replay, run};
 use call::Target;
 
-/// May make every operator call; auditors may make the reads too.
+/// Sandbox token whose roles may make every call of operators and auditors.
 const TOKEN_DEFAULT: &str =
     "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
 
-/// Parses and runs.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    // Services and sessions share the runtime: workers that wait for a disk must not block the
-    // others.
+    // At least four workers. Services and sessions share the runtime, and a worker that waits for a
+    // disk must not stop the others.
     let workers = std::thread::available_parallelism().map_or(4, |cores| cores.get().max(4));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
@@ -171,7 +171,7 @@ fn connect() -> [Arg; 2] {
             .long("connect")
             .action(ArgAction::SetTrue)
             .help(
-                "Use the running platform, not one in a temporary folder [implied by --url and --trading here]",
+                "Use the running platform, not a new one in a temporary folder [implied by --url and --trading]",
             ),
         Arg::new("trading")
             .long("trading")
@@ -201,19 +201,19 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         None | Some(("run", _)) => run::run(config()?, json).await,
         Some(("config", _)) => print_config(&config()?, json),
         Some(("demo", matches)) => {
-            let stage = |target, trading| demo::Stage {
+            let parameters = |target, trading| demo::Demo {
                 target,
                 trading,
                 json,
             };
-            on_stage(matches, target()?, config()?, |target, trading| {
-                demo::run(stage(target, trading))
+            on_platform(matches, target()?, config()?, |target, trading| {
+                demo::run(parameters(target, trading))
             })
             .await
         }
         Some(("replay", matches)) => {
-            let (source, speed) = replayed(matches)?;
-            on_stage(matches, target()?, config()?, |target, trading| {
+            let (source, speed) = replay_options(matches)?;
+            on_platform(matches, target()?, config()?, |target, trading| {
                 replay::run(replay::Replay {
                     source,
                     speed,
@@ -269,7 +269,7 @@ fn print_completions(matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Address to connect to for a listener of this machine.
+/// The address to connect to for a listener of this machine: loopback for an unspecified address.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.is_ipv4() {
@@ -280,9 +280,9 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Source and pace of `replay`, as a multiple of the recorded pace; `None` = as the throttles
-/// admit.
-fn replayed(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>)> {
+/// Source and speed of `replay`. The speed is a multiple of the recorded pace; `None`: as fast as
+/// the throttles admit.
+fn replay_options(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>)> {
     let source = match matches.get_one::<PathBuf>("lobster") {
         Some(path) => replay::Source::Lobster(path.clone()),
         None => replay::Source::Synthetic {
@@ -306,8 +306,8 @@ fn is_for_running(matches: &ArgMatches) -> bool {
     matches.get_flag("connect") || is_given("url") || is_given("trading")
 }
 
-/// A port of the host that the URL names.
-fn beside(url: &str, port: u16) -> anyhow::Result<SocketAddr> {
+/// The address of `port` at the host of `url`.
+fn at_host_of(url: &str, port: u16) -> anyhow::Result<SocketAddr> {
     let uri: http::Uri = url.parse().with_context(|| format!("--url {url}"))?;
     let host = uri
         .host()
@@ -322,8 +322,8 @@ fn beside(url: &str, port: u16) -> anyhow::Result<SocketAddr> {
         .with_context(|| format!("--url {url}: the host has no address; give --trading"))
 }
 
-/// Runs `play` against the running platform, or against a temporary one in a temporary folder.
-async fn on_stage<F>(
+/// Runs `play` against the running platform, or against a new platform in a temporary folder.
+async fn on_platform<F>(
     matches: &ArgMatches,
     target: Target,
     mut config: Config,
@@ -336,16 +336,16 @@ where
         let given = matches.get_one::<SocketAddr>("trading").copied();
         let trading = match given {
             Some(address) => address,
-            None => beside(&target.url, config.listen.trading.port())?,
+            None => at_host_of(&target.url, config.listen.trading.port())?,
         };
         return play(target, trading).await;
     }
     let folder = tempfile::tempdir().context("a temporary folder")?;
     config.data_dir = folder.path().to_path_buf();
-    config.listen = Listen::anywhere();
+    config.listen = Listen::on_free_ports();
     config.log.filter = "warn".to_owned();
-    run::log(&config)?;
-    let platform = Platform::start(config.settled()).await?;
+    run::init_log(&config)?;
+    let platform = Platform::start(config.with_derived_settings()).await?;
     let target = Target::new(
         &format!("http://{}", platform.addresses().all),
         &target.token,
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn r350_the_trading_gateway_is_looked_for_at_the_host_of_the_url() {
         let at = |url| {
-            super::beside(url, 8090)
+            super::at_host_of(url, 8090)
                 .map(|address| address.to_string())
                 .ok()
         };

@@ -14,7 +14,7 @@ pub fn text(value: &Value) -> String {
     out
 }
 
-/// Widest table; wider answers are printed as indented text.
+/// Maximum width of a table in characters; wider lists are printed as indented text.
 const TABLE_WIDTH_MAX: usize = 180;
 
 /// A table with columns as wide as their widest cell.
@@ -27,7 +27,7 @@ pub fn table<const N: usize>(
     aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
-/// Lines of equal columns. Widths are counted in characters: names may be Russian.
+/// Lines with aligned columns. Widths are counted in characters, not bytes: names may be Russian.
 fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {
@@ -47,7 +47,8 @@ fn aligned(lines: &[Vec<String>]) -> String {
     out
 }
 
-/// A list of objects whose fields are words, as a table; `None` for other lists and for wide ones.
+/// A list of objects as a table, if each field fits one token. `None` for other lists, single
+/// objects and wide tables.
 fn as_table(values: &[Value]) -> Option<String> {
     let objects: Vec<&Map<String, Value>> =
         values.iter().map(Value::as_object).collect::<Option<_>>()?;
@@ -103,7 +104,7 @@ fn write_named(out: &mut String, name: &str, value: &Value, depth: usize) {
     }
 }
 
-/// Values that fit on one line: scalars, decimals, amounts.
+/// The value as one token, if it is a scalar, a decimal, an amount or empty.
 fn word(value: &Value) -> Option<String> {
     match value {
         Value::Null => Some(String::new()),

@@ -1,8 +1,8 @@
 //! Maps descriptors to the command line: methods to commands, request fields to flags.
 //!
-//! Values in human form: a `Decimal` is `100.50`, a `Money` is `100.50` or `100.50 RUB`, a
-//! `MonetaryAmount` is `100.50 CFA-RUB`, an enumeration value is its bare name in any case (`buy`,
-//! `SBP_QR`), a time is RFC 3339. Fields of a nested message are flags of their own; repeated
+//! Forms of values: a `Decimal` is `100.50`, a `Money` is `100.50` or `100.50 RUB`, a
+//! `MonetaryAmount` is `100.50 CFA-RUB`, an enumeration value is its name without prefix in any
+//! case (`buy`, `SBP_QR`), a time is RFC 3339. Each field of a nested message is a flag. Repeated
 //! messages are JSON.
 
 use std::sync::OnceLock;
@@ -68,7 +68,7 @@ fn shape(field: &FieldDescriptor) -> Shape {
     }
 }
 
-/// Messages written as one token.
+/// True for a message that is written as one token.
 fn is_text(message: &MessageDescriptor) -> bool {
     matches!(
         message.full_name(),
@@ -79,7 +79,7 @@ fn is_text(message: &MessageDescriptor) -> bool {
     )
 }
 
-/// Flags of every command.
+/// Names of the flags that every command has.
 const RESERVED: &[&str] = &[
     "idempotency-key",
     "data",
@@ -92,7 +92,7 @@ const RESERVED: &[&str] = &[
     "version",
 ];
 
-/// A field whose name is reserved becomes `--field-<name>`.
+/// Flag of a field. A field with a reserved name has the flag `--field-<name>`.
 fn flag_name(field: &FieldDescriptor) -> String {
     let name = field.name().replace('_', "-");
     if RESERVED.contains(&name.as_str()) {
@@ -189,7 +189,7 @@ fn bare_names(values: &EnumDescriptor) -> Vec<String> {
 /// The request as proto3 JSON, except `context`.
 ///
 /// # Errors
-/// A value that does not fit its field, with its flag.
+/// A value does not fit its field; the error names the flag.
 pub fn request(
     message: &MessageDescriptor,
     matches: &ArgMatches,

@@ -1,4 +1,4 @@
-//! `platform demo`: an asset's life cycle over public interfaces alone. Each step is checked; the
+//! `platform demo`: an asset's life cycle over public interfaces only. Each step is checked; the
 //! first difference is an error.
 
 mod participants;
@@ -13,8 +13,8 @@ pub use scenario::{Scenario, same_number, text};
 
 use crate::cli::call::Target;
 
-/// Target of the demonstration.
-pub struct Stage {
+/// Parameters of the demonstration.
+pub struct Demo {
     pub target: Target,
     /// `host:port` of the trading gateway.
     pub trading: std::net::SocketAddr,
@@ -25,17 +25,17 @@ pub struct Stage {
 ///
 /// # Errors
 /// Any difference from the expected result.
-pub async fn run(stage: Stage) -> anyhow::Result<()> {
-    let mut scenario = Scenario::new(stage.target.clone(), stage.json);
+pub async fn run(demo: Demo) -> anyhow::Result<()> {
+    let mut scenario = Scenario::new(demo.target.clone(), demo.json);
     let parties = Participants::enter(&mut scenario).await?;
     deposits(&mut scenario, &parties).await?;
     issue(&mut scenario, &parties).await?;
-    let trades = trading::play(&mut scenario, &parties, stage.trading).await?;
+    let trades = trading::play(&mut scenario, &parties, demo.trading).await?;
     redemption(&mut scenario, &parties).await?;
     refused_redemption(&mut scenario, &parties).await?;
     maturity(&mut scenario, &parties).await?;
     let reconciliation = reconcile(&mut scenario).await?;
-    let proof = crate::proof::take(&stage.target).await?;
+    let proof = crate::proof::take(&demo.target).await?;
     if !proof.ok {
         bail!(
             "the proof of balances has differences: {}",
@@ -56,7 +56,7 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
         "users": { "issuer": parties.issuer, "alice": parties.alice, "bob": parties.bob },
         "steps": scenario.into_steps(),
     });
-    if stage.json {
+    if demo.json {
         println!("{}", serde_json::to_string_pretty(&summary)?);
     } else {
         println!(
@@ -66,7 +66,7 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Roubles in through the fast payment system, CFA-RUB issued by the contract.
+/// Each user deposits roubles through the fast payment system and gets CFA-RUB.
 async fn deposits(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     for (name, user, amount) in [
         ("Alice", &parties.alice, "100000.00"),
@@ -88,7 +88,7 @@ async fn deposits(scenario: &mut Scenario, parties: &Participants) -> anyhow::Re
     Ok(())
 }
 
-/// One deposit from intent to final issue; returns the payment id.
+/// Makes one deposit and waits until its CFA-RUB are issued; returns the payment id.
 pub async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Result<String> {
     let intent = scenario
         .call(
@@ -213,7 +213,7 @@ async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Resul
     Ok(())
 }
 
-/// Alice redeems 10000 roubles to her bank account.
+/// Alice redeems 10000 CFA-RUB to her bank account.
 async fn redemption(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     let (operation, payout) = redeem(scenario, &parties.alice, "10000.00").await?;
     let done = wait_final(scenario, &operation, "OPERATION_STATUS_FINALIZED").await?;

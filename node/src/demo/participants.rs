@@ -1,4 +1,4 @@
-//! Participants of the demonstration: two investors and an issuer, with KYC and bank accounts.
+//! Users of the demonstration: two investors and an issuer, with KYC level and bank accounts.
 
 use anyhow::Context;
 use serde_json::json;

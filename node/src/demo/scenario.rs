@@ -1,4 +1,4 @@
-//! Calls, waits, comparisons and printed steps of the demonstration.
+//! Calls, waits, comparisons and printed steps, shared by demonstration, replay and load.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::call::{Refusal, Target, context};
 
-/// Longest wait for any single result.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a single result.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The running demonstration.
+/// A running scenario.
 pub struct Scenario {
     target: Target,
     quiet: bool,
@@ -28,7 +28,7 @@ impl Scenario {
         }
     }
 
-    /// Prints a completed step, with the ids to look it up.
+    /// Records and prints a completed step, with the ids of its objects.
     pub fn step(&mut self, text: &str, ids: &[(&str, &str)]) {
         if !self.quiet {
             let ids: Vec<String> = ids
@@ -58,7 +58,7 @@ impl Scenario {
         &self.target
     }
 
-    /// Calls with the credential `token`; fills in the context.
+    /// Calls with the credential `token` and a new request context.
     pub async fn call(&self, token: &str, path: &str, request: Value) -> anyhow::Result<Value> {
         let mut request = request;
         request["context"] = context(None);
@@ -72,7 +72,7 @@ impl Scenario {
     /// Repeats a read until `done` accepts the answer.
     ///
     /// # Errors
-    /// Not accepted within a minute: the expectation and the last answer.
+    /// No accepted answer within a minute. The error has the expectation and the last answer.
     pub async fn until(
         &self,
         what: &str,
@@ -81,17 +81,17 @@ impl Scenario {
         request: Value,
         done: impl Fn(&Value) -> bool,
     ) -> anyhow::Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             let is_late = Instant::now() > deadline;
             match self.call(token, path, request.clone()).await {
                 Ok(answer) if done(&answer) => return Ok(answer),
                 Ok(answer) if is_late => bail!(
                     "waited {} s for {what}; the last answer was {answer}",
-                    PATIENCE.as_secs()
+                    WAIT_MAX.as_secs()
                 ),
                 Ok(_) => {}
-                // Events deliver it later.
+                // An event creates the object later.
                 Err(error) if !is_late && is_not_found(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -99,7 +99,7 @@ impl Scenario {
         }
     }
 
-    /// Asserts a sub-account's balance, numerically.
+    /// Waits until a sub-account's balance and available amount equal `expected` by value.
     pub async fn balance_is(&self, sub_account: &str, expected: &str) -> anyhow::Result<()> {
         self.until(
             &format!("{sub_account} to hold {expected}, all of it available"),

@@ -1,5 +1,5 @@
-//! Trading part of the demonstration: Alice over the binary protocol, Bob over gRPC; partial fills,
-//! a cancel, a market order; then every trade settled.
+//! Trading in the demonstration: Alice uses the binary protocol, Bob gRPC. The orders cover partial
+//! fills, a cancel and a market order. At the end every trade is settled.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::scenario::{Scenario, same_number, text};
 
 const CHANNEL: u16 = 0;
 
-/// Alice's terminal.
+/// Alice's trading session.
 struct Terminal {
     connection: Connection,
     reports: Reports,
@@ -45,7 +45,10 @@ impl Terminal {
         })
     }
 
-    /// The next numbered report accepted by `pick`.
+    /// Waits for the next report that `pick` accepts.
+    ///
+    /// # Errors
+    /// A rejected request, a lost connection, or no such report within 30 s.
     async fn expect<T>(
         &mut self,
         what: &str,
@@ -105,7 +108,7 @@ impl Terminal {
     }
 }
 
-/// Runs the trading day; returns the number of trades, all settled.
+/// Places the orders and waits for settlement; returns the number of trades.
 pub async fn play(
     scenario: &mut Scenario,
     parties: &Participants,
@@ -200,7 +203,7 @@ pub async fn play(
     );
     drop(alice);
 
-    let trades = settled(scenario, parties, 3).await?;
+    let trades = wait_settled(scenario, parties, 3).await?;
     scenario
         .call(
             &alice_token,
@@ -250,8 +253,8 @@ async fn sell(
         .await
 }
 
-/// Waits until `count` trades of the bond are settled.
-async fn settled(
+/// Waits until the bond has `count` trades and all are settled; returns them.
+async fn wait_settled(
     scenario: &Scenario,
     parties: &Participants,
     count: usize,
@@ -275,7 +278,7 @@ async fn settled(
     Ok(answer["trades"].as_array().cloned().unwrap_or_default())
 }
 
-/// Waits until the market trades the bond.
+/// Waits until the market is open for the bond.
 async fn until_listed(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     scenario
         .until(

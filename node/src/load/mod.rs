@@ -53,16 +53,16 @@ pub struct Load {
     pub json: bool,
 }
 
-/// Enters members, sends the load, writes and prints the results.
+/// Creates and funds members, sends the load, writes and prints the results.
 ///
 /// # Errors
-/// Members cannot be funded, the connection was lost (results so far are written), or a file cannot
-/// be written.
+/// Members cannot be funded, the connection is lost, or a file cannot be written. After a lost
+/// connection the results so far are written.
 pub async fn run(load: Load) -> anyhow::Result<()> {
     let channels = u64::from(load.members) * u64::from(load.sessions);
     anyhow::ensure!(
         load.members >= 2 && (2..=wire::CHANNELS_MAX as u64).contains(&channels),
-        "two members at least, and {} sessions in total at most: one connection carries them",
+        "the load needs at least 2 members and at most {} sessions in total: one connection carries all",
         wire::CHANNELS_MAX
     );
     let total = load.rate.checked_mul(load.seconds);
@@ -97,7 +97,7 @@ pub async fn run(load: Load) -> anyhow::Result<()> {
     played.and(written)
 }
 
-/// Amounts to block per member: enough if one member sent every request.
+/// Amounts to block per member (kopecks, units): enough even if one member sent every request.
 fn needs(members: u16, total: u64) -> anyhow::Result<Vec<(i64, u64)>> {
     let orders = i64::try_from(total).ok();
     let money = orders.and_then(|orders| orders.checked_mul(MONEY_PER_ORDER));
@@ -110,7 +110,7 @@ fn needs(members: u16, total: u64) -> anyhow::Result<Vec<(i64, u64)>> {
     Ok((0..members).map(need).collect())
 }
 
-/// The first Ctrl-C ends the load with the results so far, a second one the process.
+/// The first Ctrl-C ends the load with the results so far, the second one ends the process.
 async fn interrupt(interrupted: Arc<AtomicBool>) {
     while tokio::signal::ctrl_c().await.is_ok() {
         if interrupted.swap(true, Ordering::Relaxed) {
@@ -134,7 +134,7 @@ fn logins(members: &[Member], sessions: u16) -> impl Iterator<Item = (u16, Login
     })
 }
 
-/// Sends the load; returns the tally, and the error that ended it early.
+/// Sends the load; returns the tally, and the error if one ended the load early.
 async fn play(
     load: &Load,
     instrument: &str,

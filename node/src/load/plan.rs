@@ -2,7 +2,8 @@
 //! orders.
 //!
 //! Members with an even number buy, the others sell, so no order meets one of the same user.
-//! Resting orders keep a distance from the middle price, so only immediate-or-cancel orders trade.
+//! Resting buys are below the middle price and resting sells above it, so only
+//! immediate-or-cancel orders trade.
 
 use std::str::FromStr;
 
@@ -13,7 +14,8 @@ use crate::replay::synthetic::Random;
 
 /// Middle price of resting orders, in ticks of a kopeck.
 const MIDDLE_TICKS: i64 = 10_000;
-/// Maximum distance of a resting order from the middle, and reach of an immediate order.
+/// Maximum distance of a resting order from the middle price, and how far beyond it an
+/// immediate-or-cancel order reaches.
 const AWAY_TICKS: u64 = 50;
 /// Maximum lots per order.
 const LOTS_MAX: u64 = 9;
@@ -28,7 +30,7 @@ pub const UNITS_PER_ORDER: u64 = LOTS_MAX;
 /// Price band of the instrument, in kopecks.
 pub const BAND: (i64, i64) = (MIDDLE_TICKS / 2, MIDDLE_TICKS * 2);
 
-/// Percentages of the request kinds.
+/// Percentages of the request types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     pub new: u64,
@@ -81,7 +83,7 @@ impl FromStr for Profile {
     }
 }
 
-/// Request generator: deterministic in seed and answers.
+/// Request generator. The seed and the answers determine the requests.
 pub struct Plan {
     random: Random,
     profile: Profile,
@@ -93,8 +95,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For channels 0 to `members * sessions_per_member - 1`; the sessions of a member are
-    /// adjacent.
+    /// A plan for the channels 0 to `members * sessions_per_member - 1`. The sessions of a member
+    /// have adjacent channels.
     pub fn new(
         seed: u64,
         profile: Profile,

@@ -1,9 +1,9 @@
-//! A load as a state machine without I/O: send due requests, drain answers, cancel open orders. The
-//! drivers below run it.
+//! A load as a state machine without I/O: it sends due requests, drains answers and cancels open
+//! orders. [`drive`] and [`spin`] run it.
 //!
 //! Open loop: request `n` is due at `n / rate` after the start, independent of answers, and its
-//! latency counts from that time. So a stall of the platform adds to every request due meanwhile
-//! (no coordinated omission).
+//! latency counts from that time. So a stall of the platform adds to the latency of every request
+//! that is due during the stall (no coordinated omission).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,13 @@ use wire::{BOTH_SIDES, ClientMessage, MassCancel, ServerMessage};
 use super::plan::Plan;
 use super::tally::{Pending, Tally};
 
-/// Longest wait for answers after the last request; shorter after an interrupt.
+/// Longest wait for answers after the last request, and after an interrupt.
 const DRAIN: Duration = Duration::from_secs(10);
 const DRAIN_INTERRUPTED: Duration = Duration::from_secs(2);
-/// Longest interval between checks for an interrupt.
-const LOOK: Duration = Duration::from_millis(50);
+/// Longest interval between two steps, which check for an interrupt.
+const STEP_MAX: Duration = Duration::from_millis(50);
 
-/// Sends a message on a channel; returns its client sequence, or `None` if the connection is full.
+/// Sends a message on a channel. Returns its client sequence; `None` if the connection is full.
 type Send<'a> = &'a mut dyn FnMut(u16, &ClientMessage) -> Result<Option<u64>, Error>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +48,11 @@ pub struct Run {
     total: u64,
     /// Number of the next request.
     next: u64,
-    /// A request refused by a full connection.
+    /// A request that a full connection did not accept; sent next.
     unsent: Option<(u16, ClientMessage)>,
+    /// The next request is due, but no session or the connection has room.
     is_held: bool,
-    /// The last request counted as held: every session was at its window.
+    /// Number of the last request counted in [`Tally::delayed_by_window`].
     held: Option<u64>,
     interrupted: Arc<AtomicBool>,
     phase: Phase,
@@ -98,7 +99,7 @@ impl Run {
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Does the work due now. Returns the latest time of the next call, or `None` at the end.
+    /// Does the work that is due now. Returns the latest time of the next call; `None` at the end.
     ///
     /// # Errors
     /// The connection accepts no more requests.
@@ -120,10 +121,10 @@ impl Run {
         }
         Ok(match self.phase {
             Phase::Offering if !self.is_held => {
-                Some((self.begun + self.due(self.next)).min(now + LOOK))
+                Some((self.begun + self.due(self.next)).min(now + STEP_MAX))
             }
             Phase::Done => None,
-            _ => Some(now + LOOK),
+            _ => Some(now + STEP_MAX),
         })
     }
 
@@ -141,20 +142,20 @@ impl Run {
         }
         self.tally.offered = self.due_count(since).min(self.total).max(self.next);
         self.tally.elapsed = since;
-        // Requests held by full windows are waited for, like answers.
+        // Requests held by full windows are waited for as long as answers.
         let is_late = since > self.due(self.total) + DRAIN;
         if self.next == self.total || is_late || is_interrupted {
-            let patience = if is_interrupted {
+            let wait = if is_interrupted {
                 DRAIN_INTERRUPTED
             } else {
                 DRAIN
             };
-            self.phase = Phase::Draining(now + patience);
+            self.phase = Phase::Draining(now + wait);
         }
         Ok(())
     }
 
-    /// Number of requests due at `since`.
+    /// Number of requests due at `since` after the start.
     fn due_count(&self, since: Duration) -> u64 {
         let count = since.as_nanos() * u128::from(self.per_s) / 1_000_000_000 + 1;
         u64::try_from(count).unwrap_or(u64::MAX)
@@ -224,7 +225,7 @@ impl Run {
                     self.tally.record_refused(m.reason.as_str());
                     self.plan.ended(channel, m.client_order_id);
                 } else {
-                    // A rejected mass cancel: there is no other request.
+                    // Only a mass cancel is not in `pending`.
                     self.clearing = self.clearing.saturating_sub(1);
                 }
             }

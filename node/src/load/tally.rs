@@ -23,11 +23,11 @@ pub struct Tally {
     /// Requests that became due.
     pub offered: u64,
     pub sent: u64,
-    /// Answered by a numbered message other than a refusal.
+    /// Requests answered by a numbered message other than a refusal.
     pub durable_answers: u64,
     /// Refused, by reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Counted on the taker's side.
+    /// Trades, counted by the taker's fills.
     pub trades: u64,
     /// Requests delayed because every session's window was full.
     pub delayed_by_window: u64,
@@ -118,7 +118,7 @@ impl Tally {
         })
     }
 
-    /// Caveats to the percentiles.
+    /// Notes on what the percentiles exclude or include.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.late > 0 {

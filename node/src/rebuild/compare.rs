@@ -1,4 +1,4 @@
-//! The two sides of a rebuild and their differences. Pure.
+//! The two sides of a rebuild and their differences. Has no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,19 +14,20 @@ use types::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The address, if the ledger does not know its holder.
+    /// The on-chain address if the ledger does not know its holder.
     pub subaccount_id: String,
     pub instrument_id: String,
     pub chain: String,
     pub ledger: String,
     /// chain - ledger.
     pub difference: String,
-    /// Unset: it is a fault.
+    /// Unset: the difference is a fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explanation: Option<&'static str>,
 }
 
-/// Balances by (instrument, lower-case address). The empty address has minus the supply.
+/// Balances of the chain by (instrument, lower-case address). The empty address has the negated
+/// supply.
 #[derive(Default)]
 pub struct Chain {
     pub balances: BTreeMap<(String, String), Decimal>,
@@ -35,8 +36,8 @@ pub struct Chain {
     pub next_block: u64,
 }
 
-/// Balances by (instrument, sub-account name). Seized units count as the user's: the chain has both
-/// under one address.
+/// Balances of the ledger by (instrument, sub-account name). Units on a blocked sub-account count
+/// as the user's: the chain has both under one address.
 #[derive(Default)]
 pub struct Ledger {
     pub balances: BTreeMap<(String, String), Decimal>,
@@ -63,6 +64,7 @@ impl Chain {
     }
 }
 
+/// Adds a change to a balance.
 pub fn add(
     balances: &mut BTreeMap<(String, String), Decimal>,
     key: (String, String),
@@ -75,7 +77,7 @@ pub fn add(
     Ok(())
 }
 
-/// Differing balances, by instrument and name.
+/// Returns the differing balances, sorted by instrument and name.
 pub fn compare(chain: &Chain, ledger: &Ledger) -> Vec<Difference> {
     // Chain balances by (instrument, name), looked up by the name's address.
     let mut named: BTreeMap<(String, String), Decimal> = BTreeMap::new();
@@ -119,8 +121,8 @@ fn difference(
     if rest.is_zero() {
         return None;
     }
-    // A payout in progress: burned on chain, so the holder's balance there and the supply, which
-    // the reserve mirrors, are smaller.
+    // A payout in progress is burned on chain only. So the chain has a smaller balance of the
+    // holder and a smaller supply, which the reserve mirrors.
     let is_reserve = *name == subaccount::reserve(instrument_id);
     let burned = if is_reserve { rest } else { rest.negated() };
     let is_under_way = !burned.is_negative() && burned <= in_flight;

@@ -2,9 +2,9 @@
 //! chain's log of token transfers from its first block into balances and compares them with the
 //! ledger's, holds excluded. Read-only.
 //!
-//! A payout that is burned but not paid has left the chain and not the ledger: an active hold with
-//! the reserve as destination explains its amount. Anything else is a difference. Both sides may
-//! change while they are read, so only a lasting difference is reported.
+//! A payout that is burned but not paid is in the ledger and no longer on chain. An active hold
+//! with the reserve as destination explains its amount. Any other difference is a fault. Both sides
+//! may change while they are read, so only a difference that lasts over all readings is reported.
 
 mod compare;
 
@@ -20,9 +20,9 @@ use crate::cli::call::Target;
 use crate::cli::output;
 use compare::{Chain, Difference, Ledger, add, compare};
 
-/// This command's name as a caller.
+/// Name of this command as the source of calls.
 const SOURCE: &str = "rebuild";
-/// Readings before a difference is reported, and the pause between two.
+/// Readings before a difference is reported, and the pause between two readings.
 const READINGS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -41,10 +41,10 @@ pub struct Rebuilt {
     pub differences: Vec<Difference>,
 }
 
-/// Replays, compares, prints; an unexplained difference is an error.
+/// Replays the chain's log, compares and prints.
 ///
 /// # Errors
-/// A service does not answer, or balances differ.
+/// A service does not answer, or there is an unexplained difference.
 pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
     let channel = Channel::remote(&target.url, &target.token).context("address of the platform")?;
     let cfa = CfaClient::new(channel.clone(), SOURCE);
@@ -75,7 +75,9 @@ pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
         print!("{}", text(&rebuilt));
     }
     if !rebuilt.ok {
-        bail!("the ledger differs from what the chain's log gives");
+        bail!(
+            "the ledger differs from the balances of the chain's log: see the rows marked MISTAKE"
+        );
     }
     Ok(())
 }
@@ -104,7 +106,7 @@ fn text(rebuilt: &Rebuilt) -> String {
 }
 
 impl Chain {
-    /// Applies the log from the end of the last call to its current end.
+    /// Applies the part of the chain's log that is new since the last call.
     async fn replay(&mut self, cfa: &CfaClient) -> anyhow::Result<()> {
         let context = CallContext::new(SOURCE);
         loop {

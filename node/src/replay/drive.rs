@@ -1,6 +1,6 @@
-//! Sends the rows and reads the reports: open loop, in file order over one stream, each session
-//! within its throttle. At the end each session cancels its open orders, so the book is empty for
-//! the next run.
+//! Sends the rows of a file and reads the reports. Requests are sent in file order over one
+//! connection, without waiting for answers; each session stays within its throttle. At the end each
+//! session cancels its open orders, so the book is empty for the next run.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -16,11 +16,11 @@ use wire::{Amend, BOTH_SIDES, Cancel, ClientMessage, MassCancel, NewOrder, Serve
 use super::lobster::{Kind, Row};
 use super::members::{Member, channel_of};
 
-/// Client ids of takers' orders start here; the file's ids are below.
+/// First client id of takers' orders; the ids of the file are lower.
 const TAKER_IDS: u64 = 1 << 48;
-/// Wait for the last fills.
+/// Silence after which no further fills are expected.
 const LAST_FILLS: Duration = Duration::from_millis(500);
-/// Used share of the throttle: the two clocks differ.
+/// Used share of the throttle in percent. Not all of it: the clocks of client and platform differ.
 const THROTTLE_USED_PERCENT: u32 = 90;
 
 /// Totals of the reports.
@@ -35,15 +35,16 @@ pub struct Tally {
     pub rejects_unexpected: u64,
     pub executions_of_known_orders: u64,
     pub same_maker: u64,
-    /// From send to acknowledgement (durable), in nanoseconds.
+    /// Latency from send to the durable acknowledgement, in nanoseconds.
     pub acknowledged: Histogram<u64>,
-    /// From send to the *accepted* hint.
+    /// Latency from send to *accepted*, in nanoseconds.
     pub accepted: Histogram<u64>,
     /// Journal time of each trade, in trade order.
     pub executed_ns: BTreeMap<u64, u64>,
     pub elapsed: Duration,
 }
 
+/// Arrival times of the answers to a request whose send is not noted yet.
 #[derive(Default)]
 struct Early {
     accepted: Option<Instant>,
@@ -54,7 +55,7 @@ struct Listener {
     tally: Tally,
     /// (channel, client sequence) to send time and whether it is an order.
     waiting: HashMap<(u16, u64), (Instant, bool)>,
-    /// Answers received before the sender's note of their request, with arrival time.
+    /// By (channel, client sequence): answers that arrived before the note of their request.
     early: HashMap<(u16, u64), Early>,
     sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>,
     /// Engine id to client id.
@@ -63,7 +64,7 @@ struct Listener {
     first_maker: HashMap<u64, u64>,
 }
 
-/// Plays the rows; returns once every request has its numbered answer.
+/// Sends the rows; returns once every request has its numbered answer.
 pub async fn play(
     gateway: SocketAddr,
     instrument: &str,
@@ -135,7 +136,7 @@ struct Sent {
 }
 
 impl Sender<'_> {
-    /// Mass cancels are not counted in the report's requests.
+    /// Cancels all open orders of each session. The report's requests do not count mass cancels.
     async fn cancel_all(&self, sessions: usize) -> anyhow::Result<()> {
         for channel in 0..sessions {
             let channel = u16::try_from(channel)?;
@@ -199,7 +200,7 @@ impl Sender<'_> {
         Ok(sent)
     }
 
-    /// The request of a row.
+    /// The request of a row; `None` if the row has none.
     fn message(
         &self,
         row: &Row,
@@ -286,7 +287,7 @@ impl Listener {
         }
     }
 
-    /// Ends when the sender is done and every request is answered.
+    /// Reads reports until the sender is done and every request is answered.
     async fn listen(mut self, mut reports: Reports) -> anyhow::Result<Self> {
         let mut is_sending = true;
         while is_sending || !self.waiting.is_empty() {
@@ -303,7 +304,7 @@ impl Listener {
                 }
             }
         }
-        // Fills follow acknowledgements: wait for the last ones. Settlement is waited for later.
+        // The last fills follow their acknowledgements. Settlement is not waited for here.
         let mut end = tokio::time::Instant::now() + LAST_FILLS;
         while let Ok(Some(report)) = tokio::time::timeout_at(end, reports.recv()).await {
             let report = report?;
@@ -384,7 +385,7 @@ impl Listener {
         }
     }
 
-    /// The sender's note, which may arrive after the request's answer.
+    /// Notes a sent request. Its answer may have arrived before.
     fn sent(&mut self, key: (u16, u64), at: Instant, is_order: bool) {
         let early = self.early.remove(&key).unwrap_or_default();
         if let Some(accepted_at) = early.accepted.filter(|_| is_order) {

@@ -65,7 +65,7 @@ pub fn parse(line: &str) -> anyhow::Result<Row> {
     if fraction.is_empty() || !fraction.bytes().all(|b| b.is_ascii_digit()) {
         bail!("`{time}` is not a time in seconds");
     }
-    // Files written through a float have noise after the nanoseconds.
+    // Files written from floats have meaningless digits after the nanoseconds.
     let fraction = &fraction[..fraction.len().min(9)];
     let nanos =
         fraction.parse::<u64>().context("time")? * 10u64.pow(9 - u32::try_from(fraction.len())?);

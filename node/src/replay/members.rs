@@ -13,13 +13,13 @@ pub const BUYERS: u64 = 4;
 pub const SELLERS: u64 = 4;
 pub const TAKERS: u64 = 4;
 
-/// Sets the members up as a service, whose calls have no rate.
+/// Token for the setup. The calls of a service have no rate limit.
 const OPERATOR: &str = "sandbox.operator+service";
 
 /// One member: a user with a session.
 pub struct Member {
     pub user: String,
-    /// CFA-RUB in kopecks, and units, that its orders need at most.
+    /// Maximum that the member's orders need: CFA-RUB in kopecks, and units.
     pub money_minor: i64,
     pub units: u64,
 }
@@ -34,7 +34,7 @@ pub fn channel_of(row: &Row) -> u16 {
     u16::try_from(member).expect("a dozen members")
 }
 
-/// Amounts that the rows need per member if nothing is returned: an upper bound.
+/// Upper bounds of what the rows need per member: (kopecks, units). Cancels return nothing.
 pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
     let mut needs = vec![(0i128, 0u64); usize::try_from(BUYERS + SELLERS + TAKERS)?];
     for row in rows {
@@ -62,16 +62,16 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
         .collect()
 }
 
-/// Registers an instrument and waits until its market is open.
+/// Registers an instrument and waits until its market is open; returns its id.
 ///
-/// Tick of one kopeck, lot of one, price band in kopecks.
+/// The tick is one kopeck and the lot one unit. `band` is the price band in kopecks.
 pub async fn list(
     scenario: &mut Scenario,
     symbol: &str,
     name: &str,
     band: (i64, i64),
 ) -> anyhow::Result<String> {
-    let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
+    let decimal = |value: i64| types::Decimal::from_minor(value, 2).to_string();
     let issuer = scenario
         .call(
             OPERATOR,
@@ -88,7 +88,7 @@ pub async fn list(
                 "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
                 "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
                 "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
-                "priceBandLow": { "value": cents(band.0) }, "priceBandHigh": { "value": cents(band.1) },
+                "priceBandLow": { "value": decimal(band.0) }, "priceBandHigh": { "value": decimal(band.1) },
             }),
         )
         .await?;
@@ -125,7 +125,7 @@ pub async fn list(
     Ok(instrument)
 }
 
-/// Creates a member for each of `needs` (CFA-RUB in kopecks, units), funded over public calls.
+/// Creates and funds a member for each of `needs` (CFA-RUB in kopecks, units), over public calls.
 ///
 /// The amounts are deposited, issued and blocked for trading.
 pub async fn enter(
@@ -224,7 +224,7 @@ async fn open_hold(
         .map(drop)
 }
 
-/// A large deposit, by bank transfer.
+/// Makes a large deposit, by bank transfer; returns the payment id.
 async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Result<String> {
     let intent = scenario
         .call(

@@ -1,5 +1,5 @@
-//! `platform replay`: plays a file's order flow as trading members would send it, through wire
-//! protocol, book, journal, settlement, ledger and chain. Then prints results and proof.
+//! `platform replay`: sends a file's order flow as trading members would, through wire protocol,
+//! book, journal, settlement, ledger and chain. Then prints the results and the proof of balances.
 
 pub mod drive;
 pub mod lobster;
@@ -32,18 +32,18 @@ pub enum Source {
 /// Parameters of a replay.
 pub struct Replay {
     pub source: Source,
-    /// Multiple of the recorded pace; `None` = as fast as the throttles admit.
+    /// Multiple of the recorded pace; `None`: as fast as the throttles admit.
     pub speed: Option<f64>,
     pub target: Target,
     pub trading: SocketAddr,
     pub json: bool,
 }
 
-/// Plays the rows and prints the results.
+/// Sends the rows and prints the results.
 ///
 /// # Errors
-/// Trades other than the naive book's, unexpected rejects, unsettled trades, a proof with
-/// differences.
+/// The trades differ from the naive book's, requests were rejected unexpectedly, trades are not
+/// settled, or the proof has differences.
 pub async fn run(replay: Replay) -> anyhow::Result<()> {
     let rows = match &replay.source {
         Source::Lobster(path) => lobster::read(path)?,
@@ -135,8 +135,8 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Trades settled per second, from the first trade's execution until the last one is seen settled.
-/// So a slow start and a slow end both count.
+/// Trades settled per second, from the first trade's execution until the last trade is seen
+/// settled. So the rate includes a slow start and a slow end.
 fn settled_per_s(tally: &drive::Tally, settled_at: &SettledAt) -> Option<f64> {
     let first_ns = *tally.executed_ns.values().min()?;
     let last_ns = *settled_at.0.values().next_back()?;
@@ -162,7 +162,7 @@ async fn list(scenario: &mut Scenario, rows: &[Row]) -> anyhow::Result<String> {
     let traded = |row: &&Row| matches!(row.kind, Kind::New | Kind::Execute);
     let prices = || rows.iter().filter(traded).map(|row| row.price_x10000);
     if let Some(odd) = prices().find(|price| price % 100 != 0 || *price <= 0) {
-        bail!("a price of {odd} ten-thousandths is not a multiple of a cent");
+        bail!("a price of {odd} ten-thousandths is not a positive multiple of a hundredth");
     }
     let low = prices().min().context("the file has no orders")? / 100;
     let high = prices().max().context("the file has no orders")? / 100;
@@ -193,18 +193,18 @@ fn count(status: &Value, name: &str) -> u64 {
         .unwrap_or_default()
 }
 
-/// Poll interval of the settled count: each poll is a call that competes with orders, and it bounds
-/// the resolution of the lag.
-const LOOK: Duration = Duration::from_millis(100);
+/// Poll interval of the settled count. Each poll is a call that competes with orders, and the
+/// interval bounds the resolution of the lag.
+const POLL: Duration = Duration::from_millis(100);
 
 /// Polls the number of settled trades during the replay.
 struct Watch {
     stop: Arc<AtomicBool>,
-    looks: tokio::task::JoinHandle<anyhow::Result<BTreeMap<u64, u64>>>,
+    polling: tokio::task::JoinHandle<anyhow::Result<BTreeMap<u64, u64>>>,
     target_count: Arc<std::sync::atomic::AtomicU64>,
 }
 
-/// Time (ns) to number of settled trades.
+/// By number of settled trades: the time at which it was first seen, in nanoseconds.
 struct SettledAt(BTreeMap<u64, u64>);
 
 impl SettledAt {
@@ -212,7 +212,7 @@ impl SettledAt {
         self.0.keys().next_back().copied().unwrap_or_default()
     }
 
-    /// Nanoseconds at which `number` trades were first seen settled.
+    /// Time in nanoseconds at which `number` trades or more were first seen settled.
     fn at(&self, number: u64) -> Option<u64> {
         self.0.range(number..).next().map(|(_, at_ns)| *at_ns)
     }
@@ -223,13 +223,14 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let target_count = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
         let (stopping, wanted) = (stop.clone(), target_count.clone());
-        let looks = tokio::spawn(async move {
+        let polling = tokio::spawn(async move {
             let scenario = Scenario::new(target, true);
             let mut seen = BTreeMap::new();
             loop {
                 let polled = settled_trades(&scenario).await;
                 let is_stopping = stopping.load(Ordering::SeqCst);
-                // A busy platform may refuse a poll; the next one returns at least this count.
+                // A busy platform may refuse a poll. The count never falls, so the next poll is
+                // sufficient.
                 let settled = match polled {
                     Ok(settled) => settled.saturating_sub(before),
                     Err(error) if is_stopping => return Err(error),
@@ -241,12 +242,12 @@ impl Watch {
                 if settled >= wanted.load(Ordering::SeqCst) || is_stopping {
                     return Ok(seen);
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL).await;
             }
         });
         Self {
             stop,
-            looks,
+            polling,
             target_count,
         }
     }
@@ -254,11 +255,11 @@ impl Watch {
     /// Waits until `trades` are settled, at most five minutes.
     async fn until_settled(self, trades: u64) -> anyhow::Result<SettledAt> {
         self.target_count.store(trades, Ordering::SeqCst);
-        let mut looks = self.looks;
-        if let Ok(done) = tokio::time::timeout(Duration::from_secs(300), &mut looks).await {
+        let mut polling = self.polling;
+        if let Ok(done) = tokio::time::timeout(Duration::from_secs(300), &mut polling).await {
             return Ok(SettledAt(done.context("watch")??));
         }
         self.stop.store(true, Ordering::SeqCst);
-        Ok(SettledAt(looks.await.context("watch")??))
+        Ok(SettledAt(polling.await.context("watch")??))
     }
 }

@@ -10,9 +10,9 @@ use super::lobster::{Kind, Row};
 pub struct Expected {
     pub trades: u64,
     pub quantity: u64,
-    /// Rows of type 4 whose order id occurred before as type 1.
+    /// Rows of type 4 whose order id occurred in an earlier row of type 1.
     pub executions_of_known_orders: u64,
-    /// Of those: the first maker is the order that the row names.
+    /// Of those: rows whose first maker is the order that the row names.
     pub same_maker: u64,
 }
 
@@ -49,8 +49,8 @@ impl Book {
         }
     }
 
-    /// Matches an incoming order; returns the makers with quantities, and the rest.
-    fn take(&mut self, is_buy: bool, price: i64, mut left: u64) -> (Vec<(u64, u64)>, u64) {
+    /// Matches an incoming order; returns the makers with quantities, and the open quantity.
+    fn execute(&mut self, is_buy: bool, price: i64, mut left: u64) -> (Vec<(u64, u64)>, u64) {
         let mut fills = Vec::new();
         while left > 0 {
             let Some(best) = self.best(!is_buy) else {
@@ -92,7 +92,7 @@ pub fn expect(rows: &[Row]) -> Expected {
                 if !seen.insert(row.order_id) {
                     continue;
                 }
-                let (fills, left) = book.take(row.is_buy, row.price_x10000, row.size);
+                let (fills, left) = book.execute(row.is_buy, row.price_x10000, row.size);
                 expected.trades += fills.len() as u64;
                 expected.quantity += fills.iter().map(|fill| fill.1).sum::<u64>();
                 if left > 0 {
@@ -111,7 +111,7 @@ pub fn expect(rows: &[Row]) -> Expected {
             Kind::Delete => book.remove(row.order_id),
             Kind::Execute => {
                 let known = seen.contains(&row.order_id);
-                let (fills, _) = book.take(!row.is_buy, row.price_x10000, row.size);
+                let (fills, _) = book.execute(!row.is_buy, row.price_x10000, row.size);
                 expected.trades += fills.len() as u64;
                 expected.quantity += fills.iter().map(|fill| fill.1).sum::<u64>();
                 if known {

@@ -1,8 +1,8 @@
-//! Synthetic order flow in the same format, from a seed: identical on every machine.
+//! Generates order flow in the LOBSTER format from a seed. The rows are identical on every machine.
 //!
-//! Orders arrive around a slowly drifting middle price. About two in five are cancelled, a few are
-//! reduced, and one row in twenty executes the best resting order, as in an exchange's file. Prices
-//! stay within a fifth of the start.
+//! Orders arrive around a slowly drifting middle price. About two rows in five cancel an order or,
+//! less often, reduce one. One row in twenty executes the best resting order. Prices stay within a
+//! fifth of the start.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,12 @@ use super::lobster::{Kind, Row};
 
 /// Start price of the flow, in ten-thousandths.
 const START_X10000: i64 = 1_000_000;
-/// One tick of a cent.
+/// One tick, in ten-thousandths.
 const TICK_X10000: i64 = 100;
+/// Range of the middle price, in ticks.
 const RANGE_TICKS: i64 = 2_000;
 
-/// SplitMix64: small, well mixed, the same everywhere.
+/// SplitMix64.
 pub struct Random(u64);
 
 impl Random {
@@ -38,7 +39,7 @@ impl Random {
 
 #[derive(Default)]
 struct Resting {
-    /// (price, arrival) to (id, size), a side each: `[buys, sells]`.
+    /// (price, arrival) to (id, size), per side: `[buys, sells]`.
     sides: [BTreeMap<(i64, u64), (u64, u64)>; 2],
     live: Vec<(bool, i64, u64)>,
 }
@@ -57,7 +58,7 @@ impl Resting {
     }
 }
 
-/// `rows` rows of flow.
+/// Generates `rows` rows.
 pub fn generate(seed: u64, rows: usize) -> Vec<Row> {
     let mut random = Random::new(seed);
     let mut book = Resting::default();
@@ -81,7 +82,7 @@ pub fn generate(seed: u64, rows: usize) -> Vec<Row> {
             let is_buy = random.below(2) == 0;
             let away = i64::try_from(random.below(30)).expect("small") + 1;
             let ticks = if is_buy { middle - away } else { middle + away };
-            // Never through the other side: what trades in this file are its executions.
+            // A new order never crosses the other side: only execution rows trade.
             let ticks = match book.best(!is_buy) {
                 Some(((price, _), _)) if is_buy => {
                     ticks.min((price - START_X10000) / TICK_X10000 - 1)
@@ -129,7 +130,7 @@ fn execution(random: &mut Random, book: &mut Resting, time_ns: u64) -> Option<Ro
     })
 }
 
-/// A cancel or, one time in ten, a reduction of some order that still rests.
+/// A cancel or, one time in ten, a reduction of a random resting order.
 fn departure(random: &mut Random, book: &mut Resting, time_ns: u64) -> Option<Row> {
     while !book.live.is_empty() {
         let at = usize::try_from(random.below(book.live.len() as u64)).expect("an index");
