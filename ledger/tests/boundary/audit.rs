@@ -1,4 +1,4 @@
-//! The audit chain and `verify`: a sound ledger passes, each kind of tampering is named.
+//! The audit chain and `verify`: a sound ledger passes, and the fault of each tampering is named.
 
 use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
 use proto::{common::v1::OperationType, ledger::v1::*};
@@ -10,7 +10,7 @@ use crate::{
     rows::{Database, Rows},
 };
 
-/// An unguarded copy of a ledger's rows.
+/// A copy of a ledger's rows without the guards of the database.
 struct Copy {
     folder: TempDir,
     database: Database,
@@ -168,7 +168,7 @@ async fn r215_a_sound_ledger_verifies_also_beside_a_running_node() {
         ..
     } = found;
     assert_eq!((blocks, operations, postings, holds), (6, 7, 10, 1));
-    // The chain continues after a restart, and a stopped ledger is read as well.
+    // The chain continues after a restart. A copy without a running ledger verifies too.
     let world = story.world.restart().await;
     world.fund("u3", RUB, "1").await;
     let after = verify(&world.config()).await.unwrap();
@@ -250,7 +250,7 @@ async fn r215_a_removed_or_rewritten_block_is_named() {
     assert_eq!((fault.block, fault.differs.as_str()), (Some(2), "block"));
     let fault = at("DELETE FROM audit_blocks WHERE block >= 0").await;
     assert_eq!((fault.block, fault.differs.as_str()), (Some(0), "block"));
-    // The last block deleted: its operation is outside the chain.
+    // Without the last block its operation is outside the chain.
     let fault = at("DELETE FROM audit_blocks WHERE block = 6").await;
     assert_eq!(
         (fault.block, fault.differs.as_str()),
@@ -320,7 +320,7 @@ async fn r215_changed_balances_and_holds_are_named() {
         assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");
         assert_eq!(fault.differs, differs);
     }
-    // Money from nothing, consistent within its last posting: the sub-account's own chain breaks.
+    // A changed balance that is consistent within its posting breaks the chain of its sub-account.
     let fault = of(
         "UPDATE postings SET credit_balance_after = credit_balance_after + 100 \
          WHERE credit_subaccount_id = 'u1:CFA-RUB' AND credit_version = 1",
@@ -332,8 +332,8 @@ async fn r215_changed_balances_and_holds_are_named() {
     );
 }
 
-/// On SQLite statements follow links between postings, and operations of users have their own
-/// index.
+/// SQLite only: there statements follow links between postings, and operations of users have their
+/// own index.
 // rows: R215 R194
 #[tokio::test]
 async fn r215_a_wrong_link_and_a_missing_list_entry_are_named() {
@@ -386,7 +386,8 @@ async fn r215_a_wrong_link_and_a_missing_list_entry_are_named() {
         assert_eq!(fault.differs, "list of operations", "{fault}");
         assert!(fault.operation_id.is_some(), "{fault}");
     }
-    // A list omits operations of other users, and a wrong link does not shorten a statement.
+    // A list omits operations of other users. A statement with a wrong link fails instead of being
+    // too short.
     let copy = copy(
         &story.world,
         &[
@@ -395,7 +396,7 @@ async fn r215_a_wrong_link_and_a_missing_list_entry_are_named() {
         ],
     )
     .await;
-    let world = World::at(copy.folder).await;
+    let world = World::in_folder(copy.folder).await;
     let of_u2 = ListOperationsRequest {
         user_id: "u2".to_owned(),
         ..Default::default()

@@ -1,4 +1,4 @@
-//! CreateOperations: order of operations and hold steps, all or nothing, sources.
+//! CreateOperations: order of operations and hold steps, atomicity of a batch, sources.
 
 use proto::{
     common::v1::{OperationStatus, OperationType},
@@ -69,8 +69,8 @@ fn paid_from(mut item: NewOperation, hold_id: &str) -> NewOperation {
     item
 }
 
-/// One trade as settlement posts it: money and units through the reserves, fee, unsettled credits
-/// (T01, T05).
+/// The operations of one trade as settlement posts them: money and units through the reserves with
+/// unsettled credits, and the fee (T01, T05).
 fn trade(id: &str, value: &str, quantity: &str, fee: &str) -> Vec<NewOperation> {
     let mut buy = item(
         OperationType::TradeBuy,
@@ -129,8 +129,8 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     world.fund("seller", BOND, "10").await;
     trading_hold(&world, "pool-b", "buyer", RUB, "1500").await;
     trading_hold(&world, "pool-s", "seller", BOND, "10").await;
-    // Limit 105 for 10, filled 4 at 100 and 6 at 101; the rest of the reserve returns to the pool,
-    // not to available.
+    // An order for 10 at 105 is filled with 4 at 100 and 6 at 101. The rest of the reserve returns
+    // to the parent hold, not to available.
     let mut operations = trade("t1", "400", "4", "0.40");
     operations.extend(trade("t2", "606", "6", "0.61"));
     let steps = vec![
@@ -190,7 +190,7 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     );
     world.assert_books_balance().await;
 
-    // The same batch again, also after a restart, returns the stored result and moves nothing.
+    // A repeat of the batch after a restart returns the stored result and moves nothing.
     let world = world.restart().await;
     let again = world
         .client
@@ -497,7 +497,7 @@ async fn d19_independent_operations_and_repeats_of_their_keys() {
             .collect()
     };
     assert_eq!(ids(&again), ids(&first));
-    // The key of the call determines the answer, even for a different request.
+    // The call's key determines the answer, even of a different request.
     let other = CreateOperationsRequest {
         context: write("batch-1"),
         operations: vec![pay("z", "1")],
@@ -511,7 +511,7 @@ async fn d19_independent_operations_and_repeats_of_their_keys() {
         .unwrap()
         .into_inner();
     assert_eq!(ids(&other), ids(&first));
-    // Bound also for a single call.
+    // The refusal is bound to the operation's key in a single call too.
     let alone = operation(
         OperationType::Payment,
         "u1",
@@ -527,8 +527,8 @@ async fn d19_independent_operations_and_repeats_of_their_keys() {
     );
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
 
-    // Under another key of the call the operations' own keys answer, including refusals, and new
-    // operations are made.
+    // Under another key of the call each operation's own key determines its outcome, refusals
+    // included. Operations with new keys are created.
     let again = CreateOperationsRequest {
         context: write("batch-2"),
         operations: vec![pay("b", "7"), pay("e", "0.01"), pay("a", "4")],
@@ -545,8 +545,8 @@ async fn d19_independent_operations_and_repeats_of_their_keys() {
 }
 
 // rows: R214
-/// Many keys are not looked up if no stored key is between their first and last; these are before,
-/// between, equal to and after stored keys.
+/// The lookup of many keys is skipped if no stored key is between the first and the last of them.
+/// The keys here are before, between, equal to and after stored keys.
 #[tokio::test]
 async fn t12_keys_are_found_at_any_position_among_stored_keys() {
     let world = World::new().await;
@@ -575,8 +575,8 @@ async fn t12_keys_are_found_at_any_position_among_stored_keys() {
     };
     let none = || (false, String::new());
     let poor = |replayed| (replayed, "INSUFFICIENT_BALANCE".to_owned());
-    // Too few for the range check; the last key of all belongs to another user, and the last
-    // refused one is among them.
+    // Too few keys for the range check. The greatest key belongs to another user, and one key is
+    // refused.
     let first = ["b", "d", "Я"].map(|key| pay("u1", key, "1"));
     let first = [&first[..], &[pay("u1", "m", "1000"), pay("u2", "я", "1")]].concat();
     assert_eq!(
@@ -600,7 +600,7 @@ async fn t12_keys_are_found_at_any_position_among_stored_keys() {
     );
     let again = send("again", then).await;
     assert!(again.iter().all(|(replayed, _)| *replayed));
-    // No stored key between them; then only the outermost are stored.
+    // First no stored key is between them, then only the two outermost keys are stored.
     let side_by_side: Vec<NewOperation> = (10..20)
         .map(|number| pay("u1", &format!("k{number}"), "1"))
         .collect();
@@ -680,7 +680,7 @@ async fn t12_a_repeated_batch_returns_its_first_outcomes() {
     );
     assert!(first.outcomes.iter().all(|outcome| !outcome.replayed));
 
-    // Now each of them could be made; the stored outcomes stay, also after a restart.
+    // Now each operation could succeed. The stored outcomes remain, also after a restart.
     world.fund("u1", RUB, "1000").await;
     world.fund("u9", RUB, "10").await;
     let world = world.restart().await;
@@ -694,7 +694,7 @@ async fn t12_a_repeated_batch_returns_its_first_outcomes() {
     assert!(again.outcomes.iter().all(|outcome| outcome.replayed));
     assert_eq!(again.outcomes[0].operation, first.outcomes[0].operation);
 
-    // An answer stored by an older release, without texts.
+    // An older release stored answers without texts.
     let rows = world.rows().await;
     let old = r#"{"batch":[[null,"INVALID_ARGUMENT"],[null,"SUB_ACCOUNT_NOT_FOUND"],[null,"INSUFFICIENT_BALANCE"]]}"#;
     let sql = format!("UPDATE answers SET outcome = '{old}' WHERE idempotency_key = 'batch'");
@@ -754,7 +754,7 @@ async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
     assert!(is_again(&other.unwrap_err()));
     assert_eq!(mismatches(), before + 1, "of the call");
 
-    // Keys of operations in a batch: one that was refused, one that was made.
+    // A batch with two known keys: one operation was refused, one was created.
     let pay = |key: &str, value| item(OperationType::Payment, "u1", key, &legs(value));
     { world.client.clone() }
         .create_operations(CreateOperationsRequest {
@@ -781,7 +781,7 @@ async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
     assert_eq!(replayed, [true, true, false]);
     assert_eq!(outcomes[0].error_reason, "INSUFFICIENT_BALANCE");
     assert_eq!(mismatches(), before + 2, "of both operations");
-    // All or nothing: refused for the stored refusal of the key.
+    // In an atomic batch the stored refusal of a key refuses the batch.
     let before = mismatches();
     let request = CreateOperationsRequest {
         context: write("batch-3"),
@@ -791,7 +791,7 @@ async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
     let refused = { world.client.clone() }.create_operations(request).await;
     assert!(is_again(&refused.unwrap_err()));
     assert_eq!(mismatches(), before + 1, "of the refused one");
-    // A repeated batch with a source answers by the keys of its operations.
+    // The answer to a repeated batch with a source comes from the keys of its operations.
     let of_log = |value| CreateOperationsRequest {
         context: write("batch-4"),
         operations: vec![pay("of-log", value)],
@@ -900,7 +900,7 @@ async fn consumed_child_hold_may_grow_and_ended_hold_returns_zero() {
     world.assert_books_balance().await;
 }
 
-/// Not a measurement: a batch of the size that settlement uses is one call.
+/// A batch of a size that settlement uses. This is no measurement.
 #[tokio::test]
 async fn a_batch_of_six_hundred_operations_is_one_transaction() {
     let world = World::new().await;

@@ -46,7 +46,7 @@ async fn balance(client: &LedgerClient, subaccount: &str) -> [Decimal; 4] {
     [balance, held, unsettled, available]
 }
 
-/// createOperation, getOperation, createHold, consumeHold, finalizeOperation, getBalance.
+/// Covers createOperation, getOperation, createHold, consumeHold, finalizeOperation, getBalance.
 // rows: R037
 #[tokio::test]
 async fn r037_the_ledger_client_has_every_call_that_its_peers_need() {
@@ -78,7 +78,7 @@ async fn r037_the_ledger_client_has_every_call_that_its_peers_need() {
         destination: Some("shop:CFA-RUB"),
         expires_at_us: None,
     };
-    // Idempotent by the hold's id.
+    // A repeat with the hold's id acts once.
     for _ in 0..2 {
         let hold = client.create_hold(&context, new).await.unwrap();
         assert_eq!(hold.hold_id, new.hold_id);

@@ -1,4 +1,4 @@
-//! Health reports of a clock that stepped, and their recovery.
+//! The health report of a clock that stepped, and its recovery.
 
 use std::sync::Arc;
 
@@ -19,11 +19,12 @@ fn trouble(world: &World) -> Option<String> {
     failing.get("clock").cloned()
 }
 
-/// A ledger that has written a day ahead, on a machine whose clock was corrected since.
+/// A ledger that has written while the machine's clock was a day ahead. The clock has since been
+/// corrected.
 async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
     let machine = Machine::at(START_US.unsigned_abs() * 1_000);
     machine.set_wrong_by_s(DAY_S);
-    let world = World::by(clock_of(&machine.process())).await;
+    let world = World::with_clock(clock_of(&machine.process())).await;
     world.fund("u1", RUB, "1").await;
     assert_eq!(trouble(&world), None);
     machine.set_wrong_by_s(0);
@@ -32,15 +33,16 @@ async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
     (machine, process, world)
 }
 
-// Regression: health failed as long as the clock had jumped ahead, and no call could confirm it.
+// Regression: health failed for as long as the clock had been ahead, and no call could confirm the
+// clock.
 #[tokio::test]
 async fn a_clock_behind_the_last_write_is_reported_until_it_is_confirmed() {
     let (machine, process, world) = after_a_jump().await;
-    let told = eventually(async || trouble(&world)).await;
-    assert!(told.contains("86400 s behind"), "{told}");
+    let reason = eventually(async || trouble(&world)).await;
+    assert!(reason.contains("86400 s behind"), "{reason}");
     assert!(
-        told.contains("confirm-clock --offset-seconds -86400"),
-        "{told}"
+        reason.contains("confirm-clock --offset-seconds -86400"),
+        "{reason}"
     );
     world.fund("u1", RUB, "1").await;
     assert!(trouble(&world).is_some(), "a write does not clear it");
@@ -52,7 +54,7 @@ async fn a_clock_behind_the_last_write_is_reported_until_it_is_confirmed() {
     process.observe();
     assert!(
         process.state().suspect_ns().is_none(),
-        "ledger time does not advance, as confirmed"
+        "the confirmed clock is not suspect, although ledger time does not advance"
     );
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "3.00");
 }

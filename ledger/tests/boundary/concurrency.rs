@@ -66,7 +66,7 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
                     };
                     client.consume_hold(request).await.map(|_| 1)
                 }
-                // The same key from many callers acts once.
+                // Many callers use the same key: it acts once.
                 _ => {
                     let request = proto::ledger::v1::CreateHoldRequest {
                         context: write("shared"),
@@ -88,7 +88,7 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
             }
         }
     }
-    // Twenty partial consumptions returned that part of the hold to available, so it could be spent
+    // A consumption without a destination returns its part to available. So the 20 could be spent
     // or held.
     let [balance, held, _, available] = world.balance("u1:CFA-RUB").await;
     assert_eq!(done[1], 20);

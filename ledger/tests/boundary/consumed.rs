@@ -98,7 +98,7 @@ async fn r235_users_are_created_frozen_and_thawed() {
                 .await
         }
     };
-    // The three events have one shape.
+    // The three events have the same fields.
     let user = |id: &str| UserCreatedEvent {
         user_id: id.to_owned(),
         reason: "test".to_owned(),
@@ -148,7 +148,7 @@ async fn r235_users_are_created_frozen_and_thawed() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    // Credits received meanwhile are frozen too.
+    // A sub-account that a credit creates during the block is frozen too.
     world.fund("u1", BOND, "3").await;
     assert_eq!(
         status_of(&world, "u1:BOND-1").await,
@@ -239,7 +239,7 @@ async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
         ("system:reserve:CFA-RUB", "u1:CFA-RUB")
     );
     assert_eq!(posted[0].amount, amount(RUB, "100.00"));
-    // The same event again, the same operation in another event, then a marker after them.
+    // The same event again, then another event of the same operation, then a marker.
     world.log.publish(&[event]).await.unwrap();
     issue(&world, "op1", "u1", "100").await;
     issue(&world, "op2", "u2", "1").await;
@@ -319,7 +319,7 @@ async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
         };
         client.set_sub_account_status(close).await.unwrap();
     }
-    // A user blocked meanwhile is credited frozen.
+    // One of the users is blocked: a credit opens the sub-account frozen.
     let blocked = UserCreatedEvent {
         user_id: "u2".to_owned(),
         ..Default::default()
@@ -525,7 +525,7 @@ async fn r236_redemption_is_confirmed_in_either_order() {
             world
                 .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", id, &redeem(id))
                 .await;
-            // A later event of the topic was handled, so this one was.
+            // Once a later event of the topic is handled, this one is too.
             issue(&world, "marker", "u-marker", "1").await;
             only(
                 &world,
@@ -632,7 +632,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
     );
     assert_eq!(world.balance("to:EQ-7").await[0], "2.125");
 
-    // Posted by the service that moved it: only confirmed.
+    // The service that moved the units has posted the operation, so it is only confirmed.
     let mut posted = operation(
         OperationType::P2pTransfer,
         "from",
@@ -668,7 +668,7 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
     .await;
     assert_eq!(world.balance("to2:EQ-7").await[0], "1.000");
 
-    // Of a trade: its operations exist, nothing is posted.
+    // The operations of a trade exist, so nothing is posted.
     let leg = |kind, user: &str, key: &str, unsettled: &str| {
         let mut request = operation(
             kind,
@@ -768,8 +768,8 @@ async fn r221_missed_operations_of_a_block_are_posted_together() {
     rows.close().await;
 }
 
-/// Issuance and redemption were posted by the CFA service and await only the confirmation; the
-/// transfer is posted now.
+/// The CFA service has posted issuance and redemption, so the block only confirms them. The
+/// transfer is posted when the block is read.
 // rows: R221
 #[tokio::test]
 async fn r221_a_missed_operation_of_each_type_is_final_after_its_block() {

@@ -1,5 +1,5 @@
-//! `kill -9` of a ledger during writes: acknowledged operations exist once, others can be retried,
-//! and each event is emitted once.
+//! `kill -9` of a ledger during writes: acknowledged operations exist once, all others can be
+//! retried, and each event is emitted once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,14 +23,15 @@ const CHILD_FOLDER: &str = "LEDGER_TEST_CHILD_FOLDER";
 const CHILD_URL: &str = "LEDGER_TEST_CHILD_URL";
 /// Distinguishes this run's keys from those of earlier runs.
 const CHILD_RUN: &str = "LEDGER_TEST_CHILD_RUN";
-/// Concurrent clients; each pays the next one.
+/// Number of concurrent clients; each pays the next one.
 const CLIENTS: usize = 6;
-/// Operations per call; enough for the first client that its response is built during the write.
-fn together(client: usize) -> usize {
+/// Operations per call of a client. The calls of the first client are so large that the ledger
+/// builds their response during the write.
+fn operations_per_call(client: usize) -> usize {
     if client == 0 { 64 } else { 3 }
 }
 
-/// Acknowledged calls after which each run is killed.
+/// Acknowledged calls after which the process is killed, per run.
 const KILLED_AFTER: [usize; 5] = [1, 7, 20, 45, 90];
 
 struct Running {
@@ -100,13 +101,13 @@ fn payments(key: &str, client: usize) -> CreateOperationsRequest {
     };
     CreateOperationsRequest {
         context: write(key),
-        operations: (0..together(client)).map(payment).collect(),
+        operations: (0..operations_per_call(client)).map(payment).collect(),
         ..Default::default()
     }
 }
 
-/// Not a test by itself: the process that the next test kills. Prints each key before the request
-/// and after its acknowledgement.
+/// Not a test: the process that the next test kills. Prints each key before the request and after
+/// the acknowledgement.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_pays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -143,14 +144,15 @@ async fn child_pays_until_killed() {
     }
 }
 
+/// Keys that the child has printed.
 #[derive(Default)]
-struct Told {
+struct Printed {
     asked: BTreeSet<String>,
     paid: BTreeSet<String>,
 }
 
 /// Runs the child until `after` more calls are acknowledged, and kills it.
-fn run_and_kill(store: &Store, run: usize, after: usize, told: &mut Told) {
+fn run_and_kill(store: &Store, run: usize, after: usize, printed: &mut Printed) {
     let name = "crash::child_pays_until_killed";
     let folder = store.folder.to_str().expect("text");
     let env = [
@@ -159,19 +161,19 @@ fn run_and_kill(store: &Store, run: usize, after: usize, told: &mut Told) {
         (CHILD_RUN, &run.to_string()),
     ];
     let mut child = Victim::spawn(name, env);
-    let target = told.paid.len() + after;
+    let target = printed.paid.len() + after;
     // Lines printed before the kill count, even if they are read after it.
     while let Some(line) = child.next_line() {
         if let Some(key) = line.strip_prefix("asked ") {
-            told.asked.insert(key.to_owned());
+            printed.asked.insert(key.to_owned());
         } else if let Some(key) = line.strip_prefix("paid ") {
-            told.paid.insert(key.to_owned());
+            printed.paid.insert(key.to_owned());
         }
-        if told.paid.len() >= target {
+        if printed.paid.len() >= target {
             child.kill();
         }
     }
-    assert!(told.paid.len() >= target, "run {run} ended by itself");
+    assert!(printed.paid.len() >= target, "run {run} ended by itself");
 }
 
 /// The client of a key.
@@ -180,7 +182,7 @@ fn client_of(key: &str) -> usize {
 }
 
 /// Number of creation events per operation.
-async fn told_events(log: &Embedded) -> BTreeMap<String, usize> {
+async fn created_events(log: &Embedded) -> BTreeMap<String, usize> {
     let mut made = BTreeMap::new();
     for delivery in log.backlog("reader", &[topics::LEDGER]).await.unwrap() {
         let event = delivery.record.event;
@@ -200,18 +202,18 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
         folder: folder.path().to_owned(),
         url: database.url.clone(),
     };
-    let mut told = Told::default();
+    let mut printed = Printed::default();
     for (run, after) in KILLED_AFTER.into_iter().enumerate() {
-        run_and_kill(&store, run, after, &mut told);
+        run_and_kill(&store, run, after, &mut printed);
     }
     let found = ledger::verify(&store.config()).await.unwrap();
     assert_eq!(found.fault, None, "after the last kill");
     let ledger = Running::start(&store).await;
-    let operations = retry(&ledger, &told).await;
-    assert_balances(&ledger, &told).await;
+    let operations = retry(&ledger, &printed).await;
+    assert_balances(&ledger, &printed).await;
     let log = ledger.log.clone();
     let made = eventually(|| async {
-        let made = told_events(&log).await;
+        let made = created_events(&log).await;
         (made.len() >= operations.len() + CLIENTS).then_some(made)
     })
     .await;
@@ -224,32 +226,36 @@ async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
     assert_eq!(found.fault, None);
 }
 
-/// Sends every requested call again; returns the ids of the operations, each made once.
-async fn retry(ledger: &Running, told: &Told) -> BTreeSet<String> {
+/// Sends every requested call again. Returns the ids of the operations; asserts that each exists
+/// once.
+async fn retry(ledger: &Running, printed: &Printed) -> BTreeSet<String> {
     let mut operations = BTreeSet::new();
-    for key in &told.asked {
+    for key in &printed.asked {
         let mut client = ledger.client();
         let again = client.create_operations(payments(key, client_of(key)));
         let again = again.await.unwrap().into_inner();
-        if told.paid.contains(key) {
-            assert!(again.replayed, "{key} was acknowledged and is lost");
+        if printed.paid.contains(key) {
+            assert!(again.replayed, "{key} was acknowledged but is lost");
         }
         for outcome in again.outcomes {
             assert_eq!(outcome.error_message, "", "{key}");
             operations.insert(outcome.operation.unwrap().operation_id);
         }
     }
-    let asked = told.asked.iter().map(|key| together(client_of(key)));
+    let asked = printed
+        .asked
+        .iter()
+        .map(|key| operations_per_call(client_of(key)));
     assert_eq!(operations.len(), asked.sum::<usize>());
     operations
 }
 
-/// Payments and receipts per client, by the requested calls.
-async fn assert_balances(ledger: &Running, told: &Told) {
+/// Asserts each client's balance: its payments and receipts by the requested calls.
+async fn assert_balances(ledger: &Running, printed: &Printed) {
     let mut minor = [100_000_i64; CLIENTS];
-    for client in told.asked.iter().map(|key| client_of(key)) {
-        minor[client] -= together(client) as i64;
-        minor[(client + 1) % CLIENTS] += together(client) as i64;
+    for client in printed.asked.iter().map(|key| client_of(key)) {
+        minor[client] -= operations_per_call(client) as i64;
+        minor[(client + 1) % CLIENTS] += operations_per_call(client) as i64;
     }
     for (client, minor) in minor.into_iter().enumerate() {
         let request = GetBalanceRequest {

@@ -165,7 +165,8 @@ async fn r335_payloads_of_postings_and_status_changes_are_complete() {
     assert_eq!(reversal.postings[0].debit_subaccount_id, "u1:CFA-RUB");
 }
 
-/// `name: type` of a message's fields in the order of their numbers, which have no gap.
+/// `name: type` of a message's fields in the order of their numbers. Asserts that the numbers have
+/// no gap.
 fn fields(name: &str) -> String {
     let contract = rpc::contract::Contract::platform();
     let message = contract.pool().get_message_by_name(name).expect(name);
@@ -185,7 +186,7 @@ fn fields(name: &str) -> String {
     fields.collect::<Vec<_>>().join(", ")
 }
 
-/// Every payload that the specification names without its fields, whole, of every service.
+/// Covers every payload, of all services, that the specification names without its fields.
 // rows: R335
 #[test]
 fn r335_payloads_that_the_text_leaves_open_have_their_fields() {

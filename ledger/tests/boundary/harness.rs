@@ -30,11 +30,11 @@ pub struct World {
     pub client: Client,
     pub clock: Clock,
     pub log: Arc<dyn Log>,
-    /// The CFA service: away until a test fills it.
+    /// The CFA service: unavailable until a test fills the slot.
     #[allow(dead_code, reason = "few tests need it")]
     pub cfa: rpc::LocalSlot,
     pub handle: LedgerHandle,
-    /// Shared with the other ledgers on it.
+    /// Shared by all ledgers on this database.
     pub database: Arc<Database>,
     folder: Arc<TempDir>,
     slot: rpc::LocalSlot,
@@ -47,21 +47,21 @@ impl World {
     }
 
     /// A ledger with this clock.
-    pub async fn by(clock: Clock) -> Self {
+    pub async fn with_clock(clock: Clock) -> Self {
         let folder = TempDir::new().unwrap();
         let (database, log) = (Database::fresh().await, open_log(&folder).await);
         Self::open(Arc::new(database), None, Arc::new(folder), log, clock).await
     }
 
     /// A separate ledger on a shared log.
-    #[allow(dead_code, reason = "the full tests have such a log")]
-    pub async fn over(log: Arc<dyn Log>) -> Self {
+    #[allow(dead_code, reason = "not every test binary shares a log")]
+    pub async fn on_log(log: Arc<dyn Log>) -> Self {
         let (database, clock) = (Database::fresh().await, Clock::manual(START_US));
         let folder = Arc::new(TempDir::new().unwrap());
         Self::open(Arc::new(database), None, folder, log, clock).await
     }
 
-    /// A separate ledger; `url`: connects through this URL instead of the database's own.
+    /// A separate ledger. With `url` it connects through this URL instead of the database's own.
     pub async fn on(database: Database, url: Option<String>) -> Self {
         let folder = TempDir::new().unwrap();
         let log = open_log(&folder).await;
@@ -69,9 +69,9 @@ impl World {
         Self::open(Arc::new(database), url, Arc::new(folder), log, clock).await
     }
 
-    /// The ledger of a folder, on SQLite.
-    #[allow(dead_code, reason = "the full tests have their rows elsewhere")]
-    pub async fn at(folder: TempDir) -> Self {
+    /// A ledger on the SQLite file of a folder.
+    #[allow(dead_code, reason = "the full tests use PostgreSQL")]
+    pub async fn in_folder(folder: TempDir) -> Self {
         let database = Database::sqlite();
         let log = open_log(&folder).await;
         let clock = Clock::manual(START_US);
@@ -116,8 +116,8 @@ impl World {
     }
 
     /// A second ledger on the same database and log.
-    #[allow(dead_code, reason = "PostgreSQL alone takes several")]
-    pub async fn beside(&self) -> Self {
+    #[allow(dead_code, reason = "only PostgreSQL supports several ledgers")]
+    pub async fn second(&self) -> Self {
         let (log, clock) = (self.log.clone(), self.clock.clone());
         let (database, folder) = (self.database.clone(), self.folder.clone());
         Self::open(database, None, folder, log, clock).await
@@ -130,21 +130,21 @@ impl World {
 
     /// As [`Self::restart`], with this clock.
     pub async fn restart_by(self, clock: Clock) -> Self {
-        self.start_again(&[], clock).await
+        self.reopen(&[], clock).await
     }
 
-    /// Stops the ledger, publishes `told` meanwhile, and starts it again on the same files.
-    pub async fn restart_after(self, told: &[Event]) -> Self {
-        self.start_again(told, Clock::manual(START_US)).await
+    /// Stops the ledger, publishes `events`, and starts it again on the same files.
+    pub async fn restart_after(self, events: &[Event]) -> Self {
+        self.reopen(events, Clock::manual(START_US)).await
     }
 
-    async fn start_again(self, told: &[Event], clock: Clock) -> Self {
+    async fn reopen(self, events: &[Event], clock: Clock) -> Self {
         self.shutdown.cancel();
         self.slot.clear();
         self.handle.stopped().await;
         drop(self.log);
         let log = open_log(&self.folder).await;
-        log.publish(told).await.unwrap();
+        log.publish(events).await.unwrap();
         Self::open(self.database, None, self.folder, log, clock).await
     }
 
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Direct access to the rows, beside the ledger.
+    /// Direct access to the rows of the running ledger.
     pub async fn rows(&self) -> Rows {
         Rows::open(&self.database, self.folder.path()).await
     }
@@ -328,7 +328,8 @@ impl World {
         }
     }
 
-    /// Every instrument sums to zero, and held money equals the remainder of active holds.
+    /// Asserts that every instrument sums to zero and that held amounts equal the remainders of
+    /// active holds.
     pub async fn assert_books_balance(&self) {
         let lines = self
             .client

@@ -1,3 +1,5 @@
+//! Holds: creation, release, consumption, expiry, adjustment, ownership.
+
 use proto::{
     common::v1::OperationType,
     convert::to_timestamp_us,
@@ -80,7 +82,7 @@ async fn r223_hold_above_available_is_refused_and_equal_passes() {
         .open_hold("h2", new_hold("u1", RUB, "100"))
         .await
         .unwrap();
-    // Available counts, not the balance (T04).
+    // The available amount counts, not the balance (T04).
     let answer = world.open_hold("h3", new_hold("u1", RUB, "0.01")).await;
     let status = answer.unwrap_err();
     assert_eq!(status.message(), "Insufficient balance");
@@ -94,7 +96,8 @@ async fn r223_hold_above_available_is_refused_and_equal_passes() {
         ),
         ("100.00", "100.00", "0.00")
     );
-    // Known user without the instrument: a shortage. Unknown user: no such sub-account.
+    // A known user without the instrument has an insufficient balance; an unknown user has no
+    // sub-account.
     world.fund("u2", BOND, "1").await;
     let answer = world.open_hold("h4", new_hold("u1", BOND, "1")).await;
     refused(
@@ -197,7 +200,7 @@ async fn r200_consume_ends_the_hold_once() {
     let again = world.consume("c1", &hold.hold_id, None).await.unwrap();
     assert!(is_replay(&again));
     assert_eq!(again.into_inner(), consumed);
-    // The bound refusal is returned again, too.
+    // The refusal is bound to its key and returned again.
     let answer = world.consume("c2", &hold.hold_id, None).await;
     refused(
         answer,
@@ -289,7 +292,7 @@ async fn r227_expired_hold_fails_and_stays_expired() {
         expires_at: Some(to_timestamp_us(at_us)),
         ..new_hold("u1", RUB, "40")
     };
-    // A hold that has expired already is not made.
+    // A hold with a past expiry is refused.
     let past = world.open_hold("h0", expiring(START_US)).await;
     refused(
         past,
@@ -349,8 +352,7 @@ async fn r227_expired_hold_fails_and_stays_expired() {
         world.balance("u1:CFA-RUB").await,
         ["100.00", "40.00", "0.00", "60.00"]
     );
-    // Found by the sweeper: the first caller gets the same text as if its call had found the
-    // expiry.
+    // The sweeper finds the expiry. The first caller still gets the text of a call that found it.
     assert_eq!(world.handle.sweep().await.unwrap(), 1);
     assert_eq!(
         world.get_hold(&swept.hold_id).await.status(),
@@ -446,7 +448,7 @@ async fn r229_hold_without_expiry_never_expires() {
     assert_eq!(consumed.status(), HoldStatus::Consumed);
 }
 
-/// 18 decimals: twice five units exceed 64 bits.
+/// The instrument has 18 decimals, so the sum of two amounts of five units exceeds 64 bits.
 // rows: R228
 #[tokio::test]
 async fn r228_a_hold_survives_turnover_above_64_bits() {
@@ -488,7 +490,7 @@ async fn r228_a_hold_survives_turnover_above_64_bits() {
         })
     };
     let split = |hold_id: &str| split_of(hold_id, "5");
-    // Two returned children, so that `returned` can be netted when money is added.
+    // Two returned children, so an added amount can be netted against `returned_by_children`.
     for small in ["small-0", "small-1"] {
         let back = Step::ReturnToParent(ReturnHold {
             hold_id: small.to_owned(),
@@ -501,7 +503,7 @@ async fn r228_a_hold_survives_turnover_above_64_bits() {
         returned.unwrap().value.parse::<types::Decimal>().unwrap(),
         "2".parse().unwrap()
     );
-    // Each way of returning to the parent in turn.
+    // The three ways to return an amount to the parent, in turn.
     for turn in 0..6 {
         let child = format!("child-{turn}");
         let back = Step::ReturnToParent(ReturnHold {
@@ -536,7 +538,7 @@ async fn r228_a_hold_survives_turnover_above_64_bits() {
     audit(&rows, "after all turns").await;
     rows.close().await;
 
-    // Added money is netted to fit, until it no longer can.
+    // An added amount is netted to fit into 64 bits. It is refused once netting is not sufficient.
     let adjust = async |value: &str| {
         let request = AdjustHoldRequest {
             context: write(&fresh()),
@@ -558,11 +560,7 @@ async fn r228_a_hold_survives_turnover_above_64_bits() {
     let balance = world.balance("u1:FINE-18").await;
     assert!(balance[1].trim_end_matches('0') == "0.", "{balance:?}");
     world.assert_books_balance().await;
-    assert_eq!(
-        ledger::verify(&world.config()).await.unwrap().fault,
-        None,
-        "the check agrees"
-    );
+    assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
 }
 
 // rows: R228
@@ -646,11 +644,11 @@ async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
 async fn r199_holds_of_services_are_in_use_for_anyone_else() {
     let world = World::new().await;
     for owner in ["market", "cfa"] {
-        owned_by(&world, owner).await;
+        assert_only_the_owner_uses(&world, owner).await;
     }
 }
 
-async fn owned_by(world: &World, owner: &str) {
+async fn assert_only_the_owner_uses(world: &World, owner: &str) {
     world.fund("u1", RUB, "100").await;
     let owned = Hold {
         owner: owner.to_owned(),

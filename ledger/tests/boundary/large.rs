@@ -1,6 +1,6 @@
-//! Batches so large that their first operations are written while the rest is folded: a refused
-//! batch leaves nothing, a committed one is linked correctly in the chains of its sub-accounts and
-//! in its block.
+//! Batches so large that their first operations are written while the rest is folded. A refused
+//! batch leaves nothing. A committed batch is linked correctly in the chains of its sub-accounts
+//! and in its block.
 
 use proto::{
     common::v1::{OperationStatus, OperationType},
@@ -43,7 +43,8 @@ async fn send(
     world.client.clone().create_operations(request).await
 }
 
-async fn whole(world: &World, operations: u64) {
+/// Asserts that the ledger verifies and has this number of operations.
+async fn assert_sound(world: &World, operations: u64) {
     world.assert_books_balance().await;
     let found = ledger::verify(&world.config()).await.unwrap();
     assert_eq!((found.fault, found.operations), (None, operations));
@@ -79,7 +80,7 @@ async fn d19_a_refusal_after_hundreds_of_operations_rolls_all_of_them_back() {
     world.fund("u1", RUB, "700").await;
     let mut operations = many("u1", "p", 701);
     let refusal = send(&world, "all", BatchMode::AllOrNothing, operations.clone()).await;
-    let status = refusal.expect_err("the last one has no cover");
+    let status = refusal.expect_err("the last operation exceeds the balance");
     assert_eq!(status.code(), Code::FailedPrecondition);
     let facts = status.get_details_error_info().unwrap().metadata;
     assert_eq!(facts["operation_index"], "700");
@@ -87,7 +88,7 @@ async fn d19_a_refusal_after_hundreds_of_operations_rolls_all_of_them_back() {
         world.balance("u1:CFA-RUB").await,
         ["700.00", "0.00", "0.00", "700.00"]
     );
-    whole(&world, 1).await;
+    assert_sound(&world, 1).await;
 
     operations.pop();
     let made = send(
@@ -100,7 +101,7 @@ async fn d19_a_refusal_after_hundreds_of_operations_rolls_all_of_them_back() {
     let made = made.unwrap().into_inner();
     assert_eq!(world.balance("hub:CFA-RUB").await[0], "700.00");
     assert_eq!(entries(&world, "hub:CFA-RUB").await, 700);
-    whole(&world, 701).await;
+    assert_sound(&world, 701).await;
     let again = send(&world, "mended", BatchMode::AllOrNothing, operations).await;
     let again = again.unwrap();
     assert!(is_replay(&again));
@@ -111,7 +112,7 @@ async fn d19_a_refusal_after_hundreds_of_operations_rolls_all_of_them_back() {
             .collect()
     };
     assert_eq!(ids(&again.into_inner()), ids(&made));
-    whole(&world, 701).await;
+    assert_sound(&world, 701).await;
 }
 
 // rows: R237
@@ -123,7 +124,7 @@ async fn d19_hundreds_of_independent_operations_succeed_or_fail_alone() {
     for place in [0, 255, 256, 257, 511, 699] {
         operations[place] = pay("u1", &format!("poor-{place}"), "hub:CFA-RUB", "100000");
     }
-    // The same key twice, far apart: the second is a repeat.
+    // Two operations with the same key, far apart: the second is a repeat.
     operations[600] = operations[10].clone();
     let answer = send(&world, "each", BatchMode::Independent, operations).await;
     let outcomes = answer.unwrap().into_inner().outcomes;
@@ -137,7 +138,7 @@ async fn d19_hundreds_of_independent_operations_succeed_or_fail_alone() {
     assert_eq!(outcomes[600].operation, outcomes[10].operation);
     assert_eq!(world.balance("hub:CFA-RUB").await[0], "693.00");
     assert_eq!(entries(&world, "hub:CFA-RUB").await, 693);
-    whole(&world, 694).await;
+    assert_sound(&world, 694).await;
 }
 
 // rows: R237
@@ -150,7 +151,7 @@ async fn concurrent_large_batches_do_not_affect_each_other() {
     }
     for user in 0..8 {
         let name = format!("u{user}");
-        // Every other batch is refused for its last operation.
+        // Every second batch is refused because of its last operation.
         let operations = many(&name, &name, 300 + user % 2);
         let request = CreateOperationsRequest {
             context: write(&name),
@@ -166,7 +167,7 @@ async fn concurrent_large_batches_do_not_affect_each_other() {
     }
     assert_eq!(world.balance("hub:CFA-RUB").await[0], "1200.00");
     assert_eq!(entries(&world, "hub:CFA-RUB").await, 1_200);
-    whole(&world, 8 + 1_200).await;
+    assert_sound(&world, 8 + 1_200).await;
 }
 
 // rows: R190 R191
@@ -239,11 +240,11 @@ async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
     );
     let hold = world.get_hold("hold-399").await;
     assert_eq!(hold.status(), HoldStatus::Consumed);
-    whole(&world, 1 + 1_200).await;
+    assert_sound(&world, 1 + 1_200).await;
 }
 
-/// Rows of one large batch are changed before the next one, all queued after a batch that keeps the
-/// writer busy: mostly they form one group.
+/// Commands that change rows of one large batch are queued between this batch and the next one, all
+/// of them after a batch that keeps the writer busy. So they usually form one group.
 // rows: R217 R237
 #[tokio::test]
 async fn rows_of_one_large_batch_change_before_the_next_one() {
@@ -302,5 +303,5 @@ async fn rows_of_one_large_batch_change_before_the_next_one() {
     let again = world.client.clone().reverse_operation(again).await;
     assert_eq!(again.unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(world.balance("hub:CFA-RUB").await[0], "2599.00");
-    whole(&world, 1 + 2_000 + 600 + 1).await;
+    assert_sound(&world, 1 + 2_000 + 600 + 1).await;
 }

@@ -52,8 +52,9 @@ async fn pay(world: &World, from: &str, value: &str) -> Answer<CreateOperationRe
     world.client.clone().create_operation(request).await
 }
 
+/// Asserts that a limit refuses the call; returns the metadata of the refusal.
 #[track_caller]
-fn passed<T: std::fmt::Debug>(answer: Answer<T>) -> std::collections::HashMap<String, String> {
+fn limited<T: std::fmt::Debug>(answer: Answer<T>) -> std::collections::HashMap<String, String> {
     let status: Status = answer.expect_err("is refused");
     assert_eq!(
         (status.code(), status.message()),
@@ -79,7 +80,7 @@ async fn r237_a_limit_is_reached_not_passed_and_the_refusal_names_its_figures() 
     let world = world().await;
     put(&world, limit("daily", PostingSide::Debit, "100")).await;
     pay(&world, "u1", "60").await.unwrap();
-    let facts = passed(pay(&world, "u1", "40.01").await);
+    let facts = limited(pay(&world, "u1", "40.01").await);
     let fact = |name: &str| facts[name].as_str();
     assert_eq!(
         [
@@ -95,8 +96,9 @@ async fn r237_a_limit_is_reached_not_passed_and_the_refusal_names_its_figures() 
         ["100.00", "60.00", "40.00", "40.01"]
     );
     pay(&world, "u1", "40").await.unwrap();
-    assert_eq!(passed(pay(&world, "u1", "0.01").await)["left"], "0.00");
-    // Users are counted separately; credits are another side; house sub-accounts have no limits.
+    assert_eq!(limited(pay(&world, "u1", "0.01").await)["left"], "0.00");
+    // Each user has a separate count. Credits are the other side. System sub-accounts have no
+    // limits.
     pay(&world, "u2", "100").await.unwrap();
     world.fund("u1", RUB, "500").await;
     world.assert_books_balance().await;
@@ -114,9 +116,9 @@ async fn r237_a_limit_applies_to_a_user_without_rows() {
         let mut client = world.client.clone();
         async move { client.create_operation(request).await }
     };
-    assert_eq!(passed(give("10.01").await)["left"], "10.00");
+    assert_eq!(limited(give("10.01").await)["left"], "10.00");
     give("10").await.unwrap();
-    passed(give("0.01").await);
+    limited(give("0.01").await);
 }
 
 // rows: R237
@@ -128,9 +130,9 @@ async fn r237_a_posting_counts_until_it_is_exactly_a_window_old() {
     world.clock.advance_us(SECOND_US);
     pay(&world, "u1", "30").await.unwrap();
     world.clock.advance_us(59 * SECOND_US - 1);
-    assert_eq!(passed(pay(&world, "u1", "1").await)["used"], "100.00");
+    assert_eq!(limited(pay(&world, "u1", "1").await)["used"], "100.00");
     world.clock.advance_us(1);
-    assert_eq!(passed(pay(&world, "u1", "71").await)["used"], "30.00");
+    assert_eq!(limited(pay(&world, "u1", "71").await)["used"], "30.00");
     pay(&world, "u1", "70").await.unwrap();
     world.clock.advance_us(SECOND_US);
     pay(&world, "u1", "30").await.unwrap();
@@ -165,11 +167,11 @@ async fn r237_a_window_of_many_postings_is_counted_from_its_start() {
             .await
             .unwrap();
     }
-    // 200 postings, ten of 0.10 per second: five seconds sum to five roubles.
+    // There are 200 postings, ten of 0.10 per second, so a window of five seconds sums to 5.00.
     let mut five = limit("five", PostingSide::Debit, "6");
     five.window_seconds = 5;
     put(&world, five).await;
-    assert_eq!(passed(pay(&world, "u1", "2").await)["used"], "5.00");
+    assert_eq!(limited(pay(&world, "u1", "2").await)["used"], "5.00");
     pay(&world, "u1", "1").await.unwrap();
 }
 
@@ -189,7 +191,7 @@ async fn r237_commands_of_one_batch_and_of_one_group_see_each_other() {
         ..Default::default()
     };
     let mut client = world.client.clone();
-    let facts = passed(client.create_operations(two(BatchMode::AllOrNothing)).await);
+    let facts = limited(client.create_operations(two(BatchMode::AllOrNothing)).await);
     assert_eq!(
         (facts["operation_index"].as_str(), facts["used"].as_str()),
         ("1", "60.00")
@@ -206,7 +208,7 @@ async fn r237_commands_of_one_batch_and_of_one_group_see_each_other() {
         ("LIMIT_EXCEEDED", TEXT)
     );
 
-    // Many at once, of which four fit.
+    // 40 concurrent calls, of which four fit.
     let tasks: Vec<_> = (0..40)
         .map(|_| {
             let (mut client, request) =
@@ -218,7 +220,7 @@ async fn r237_commands_of_one_batch_and_of_one_group_see_each_other() {
     for task in tasks {
         match task.await.unwrap() {
             Ok(_) => done += 1,
-            refused => drop(passed(refused)),
+            refused => drop(limited(refused)),
         }
     }
     assert_eq!(done, 4);
@@ -232,7 +234,7 @@ async fn r237_a_refusal_stays_bound_to_its_key() {
     put(&world, limit("minute", PostingSide::Debit, "100")).await;
     let request = payment("bound", "u1", "shop", "101");
     let mut client = world.client.clone();
-    passed(client.create_operation(request.clone()).await);
+    limited(client.create_operation(request.clone()).await);
     world.clock.advance_us(3_600 * SECOND_US);
     let remove = RemoveVelocityLimitRequest {
         context: write(&fresh()),
@@ -241,9 +243,9 @@ async fn r237_a_refusal_stays_bound_to_its_key() {
     };
     let mut staff = world.as_caller("sandbox.operator");
     staff.remove_velocity_limit(remove).await.unwrap();
-    passed(client.create_operation(request.clone()).await);
+    limited(client.create_operation(request.clone()).await);
     let world = world.restart().await;
-    passed(world.client.clone().create_operation(request).await);
+    limited(world.client.clone().create_operation(request).await);
     pay(&world, "u1", "101").await.unwrap();
 }
 
@@ -268,18 +270,17 @@ async fn r237_a_limit_is_about_its_user_account_side_and_types() {
     };
     send(Payment, "u2", "u1", "6", RUB).await.unwrap();
     assert_eq!(
-        passed(send(P2pTransfer, "u2", "u1", "5", RUB).await)["used"],
+        limited(send(P2pTransfer, "u2", "u1", "5", RUB).await)["used"],
         "6.00"
     );
     send(Deposit, "u2", "u1", "5", RUB).await.unwrap();
     send(Payment, "u1", "u2", "500", RUB).await.unwrap();
     send(TradeSell, "u1", "u2", "5", BOND).await.unwrap();
     assert_eq!(
-        passed(send(TradeSell, "u1", "u2", "1", BOND).await)["limit_id"],
+        limited(send(TradeSell, "u1", "u2", "1", BOND).await)["limit_id"],
         "invest"
     );
-    // Seized units are in another kind of account: the transfer there is limited, the transfer from
-    // there is not.
+    // `u2` has a separate count, and the limit does not apply to the credit of `u1`.
     send(TradeSell, "u2", "u1", "5", BOND).await.unwrap();
 }
 
@@ -290,7 +291,7 @@ async fn r237_reversal_frees_the_limit_and_is_never_refused() {
     put(&world, limit("out", PostingSide::Debit, "100")).await;
     put(&world, limit("in", PostingSide::Credit, "100")).await;
     let paid = pay(&world, "u1", "100").await.unwrap().into_inner();
-    passed(pay(&world, "u1", "1").await);
+    limited(pay(&world, "u1", "1").await);
     let reverse = ReverseOperationRequest {
         context: write(&fresh()),
         operation_id: paid.operation.unwrap().operation_id,
@@ -303,7 +304,7 @@ async fn r237_reversal_frees_the_limit_and_is_never_refused() {
         .await
         .unwrap();
     pay(&world, "u1", "100").await.unwrap();
-    assert_eq!(passed(pay(&world, "u1", "1").await)["used"], "100.00");
+    assert_eq!(limited(pay(&world, "u1", "1").await)["used"], "100.00");
 }
 
 // rows: R237
@@ -322,12 +323,13 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
         ..Default::default()
     };
     client.create_operations(batch).await.unwrap();
-    let facts = passed(pay(&world, "u1", "1").await);
+    let facts = limited(pay(&world, "u1", "1").await);
     assert_eq!(
         (facts["used"].as_str(), facts["left"].as_str()),
         ("150.00", "0.00")
     );
-    // An earlier hold: the service that took it pays from it, another caller is refused.
+    // The limit does not refuse a payment from an earlier hold by the service that opened it.
+    // Another caller is refused.
     let mut held = new_hold("u1", RUB, "20");
     held.destination_subaccount_id = Some("shop:CFA-RUB".to_owned());
     let hold = world
@@ -345,15 +347,16 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
     };
     let mut operator = world.as_caller("sandbox.operator");
     assert_eq!(
-        passed(operator.consume_hold(request).await)["used"],
+        limited(operator.consume_hold(request).await)["used"],
         "150.00"
     );
     world.consume(&fresh(), &hold.hold_id, None).await.unwrap();
-    assert_eq!(passed(pay(&world, "u1", "1").await)["used"], "170.00");
+    assert_eq!(limited(pay(&world, "u1", "1").await)["used"], "170.00");
     world.assert_books_balance().await;
 }
 
-/// A subscription is an offer that its holder may withdraw, so a limit applies to the issue too.
+/// A subscription is an offer that its holder may withdraw. So a limit applies to an issue that a
+/// hold pays for.
 #[tokio::test]
 async fn r237_an_issue_is_not_paid_from_a_hold_beyond_a_limit() {
     let world = world().await;
@@ -367,7 +370,7 @@ async fn r237_an_issue_is_not_paid_from_a_hold_beyond_a_limit() {
         let mut client = world.client.clone();
         async move { client.create_operation(request).await }
     };
-    passed(pay_by(OperationType::Issuance).await);
+    limited(pay_by(OperationType::Issuance).await);
     assert_eq!(
         world.balance("u1:CFA-RUB").await,
         ["1000.00", "150.00", "0.00", "850.00"]

@@ -1,10 +1,9 @@
-//! The ledger at its boundary: a real store in a temporary folder, the real log, the real access
-//! layer; every call through the client of the contract. One test binary, since linking costs more
-//! than running. `tests/full` runs the same tests on PostgreSQL, except `remembered`, which tests
-//! the row cache of the SQLite writer.
+//! Tests of the ledger at its boundary: a real store in a temporary folder, the real log, the real
+//! access layer, and calls through the client of the contract. They are one test binary because
+//! linking costs more than running. `tests/full` runs the same tests on PostgreSQL, except
+//! `row_cache`: only the SQLite writer has a row cache.
 
 mod audit;
-mod away;
 mod batches;
 mod client;
 mod clock;
@@ -19,11 +18,12 @@ mod limits;
 mod operations;
 mod reads;
 mod refusals;
-mod remembered;
 mod requests;
+mod row_cache;
 mod rows;
 mod statement;
 mod twin;
+mod unavailable;
 #[path = "../../../events/tests/common/victim.rs"]
 mod victim;
 

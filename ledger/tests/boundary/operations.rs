@@ -1,3 +1,5 @@
+//! Operations and postings: creation, reads, refusals, guards of the database, reversal, finality.
+
 use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1::*;
 use tonic::Code;
@@ -230,7 +232,7 @@ async fn r214_second_posting_invalid_applies_none() {
         "SUB_ACCOUNT_NOT_FOUND",
         "Sub-account not found",
     );
-    // The refusal stays bound to its key, even if the money is there now.
+    // The refusal stays bound to its key, although the balance is sufficient now.
     world.fund("u2", RUB, "1").await;
     let answer = world.client.clone().create_operation(request.clone()).await;
     refused(
@@ -467,11 +469,11 @@ async fn r215_database_refuses_to_change_postings() {
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
 }
 
-/// A conflicting row cannot change a kept one: through each unique index, and on SQLite through the
-/// rowid.
+/// A conflicting row cannot change a stored one, through any unique index or, on SQLite, through
+/// the rowid.
 ///
-/// `REPLACE` deletes conflicting rows and fires no delete trigger; PostgreSQL has no `REPLACE`, but
-/// an insert can request an update.
+/// `REPLACE` of SQLite deletes conflicting rows and fires no delete trigger. PostgreSQL has no
+/// `REPLACE`, but an insert can request an update.
 // rows: R215
 #[tokio::test]
 async fn r215_database_refuses_to_replace_rows() {
@@ -524,7 +526,8 @@ async fn r215_database_refuses_to_replace_rows() {
          UNION ALL SELECT 'instrument ' || instrument_id || decimals FROM instruments ORDER BY 1";
     let before = rows.texts(all).await;
 
-    // Columns of a copied row to change, so that it conflicts with the kept row in one index only.
+    // `free`: columns that are changed in the copied row, so it conflicts with the stored row in
+    // one index only.
     let operation = |free: &[(&str, &str)]| copy("operations", OPERATION, free);
     let posting = |free: &[(&str, &str)]| copy("postings", POSTING, free);
     let id = ("operation_id", "'x' || operation_id");
@@ -568,7 +571,7 @@ async fn r215_database_refuses_to_replace_rows() {
             refusals.push((format!("REPLACE {row}"), text));
             refusals.push((format!("INSERT {row}"), text));
         }
-        // The rowid, which is a key of its own.
+        // The rowid is a separate key.
         let numbered = |row: String| {
             row.replacen(" (", " (rowid, ", 1)
                 .replacen("SELECT ", "SELECT rowid, ", 1)
@@ -675,8 +678,8 @@ async fn r215_database_refuses_to_replace_rows() {
     world.assert_books_balance().await;
 }
 
-/// Converts the file of a ledger to that of an older release, without guards against replacement
-/// and without chained postings.
+/// Converts the file of a ledger to the schema of an older release, which has no guards against
+/// replacement and no links between postings.
 async fn as_of_an_older_release(rows: &Rows) {
     let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' \
          AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
@@ -687,7 +690,7 @@ async fn as_of_an_older_release(rows: &Rows) {
     for guard in guards {
         rows.tamper(&format!("DROP TRIGGER {guard}")).await.unwrap();
     }
-    // Through one connection: another one would not see yet that a table is dropped.
+    // All statements use one connection: another one would not see a dropped table at once.
     let statements = [
         "CREATE TABLE old (operation_id TEXT NOT NULL REFERENCES operations (operation_id), ordinal INTEGER NOT NULL, \
          posting_id TEXT NOT NULL, debit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), \
@@ -792,10 +795,11 @@ async fn r197_operations_of_a_user_are_complete_indexed_or_not() {
     assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
 }
 
-/// An INSERT of a copy of every row, with the columns in `anew` replaced.
-fn copy(table: &str, columns: &str, anew: &[(&str, &str)]) -> String {
+/// The part after INSERT of a statement that inserts a copy of every row. `changes` replaces the
+/// values of columns.
+fn copy(table: &str, columns: &str, changes: &[(&str, &str)]) -> String {
     let values = columns.split(',').map(str::trim).map(|column| {
-        let value = anew.iter().find(|(name, _)| *name == column);
+        let value = changes.iter().find(|(name, _)| *name == column);
         value.map_or(column, |(_, value)| value)
     });
     let values = values.collect::<Vec<_>>().join(", ");
@@ -875,7 +879,7 @@ async fn r216_reversal_mirrors_the_postings_once() {
         "OPERATION_NOT_FOUND",
         "Operation not found",
     );
-    // A final operation stays final, and spent money cannot be debited by a reversal.
+    // A reversed final operation stays final. A reversal cannot debit money that is spent.
     let spent = world.fund("u1", RUB, "10").await;
     finalize(&world, &spent.operation_id, "0xA1").await.unwrap();
     let request = operation(
@@ -961,7 +965,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
     for id in &sent {
         let answer = operator.finalize_operation(end(id)).await;
         refused(answer, precondition, "OPERATION_STATUS", text);
-        // Bound to its key, with the same text.
+        // The refusal is bound to its key, with the same text.
         for _ in 0..2 {
             let answer = operator
                 .reverse_operation(reversal(&format!("r-{id}"), id))
@@ -973,7 +977,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         world.balance("u2:CFA-RUB").await,
         ["20.00", "0.00", "20.00", "0.00"]
     );
-    // The service ends both; staff may reverse final operations again.
+    // The service ends both operations. After that staff may reverse the final one.
     finalize(&world, &sent[0], "0xbb").await.unwrap();
     let undone = reversal("by-service", &sent[1]);
     world
@@ -1146,7 +1150,7 @@ async fn t16_units_of_an_instrument_go_to_its_own_reserve() {
     assert_eq!(world.balance("system:reserve:BOND-1").await[0], "-5");
     assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "0");
 
-    // The instrument of that name may have fractions, bound by its first posting.
+    // The instrument `CFA-EQ` itself may have decimals; its first posting fixes their number.
     let mut request = operation(
         OperationType::Issuance,
         "u1",

@@ -1,3 +1,5 @@
+//! Reads of accounts and sub-accounts, their statuses, and what users may see.
+
 use proto::ledger::v1::*;
 use tonic::Code;
 
@@ -206,7 +208,11 @@ async fn sub_accounts_are_listed_by_their_ids() {
     let rubles = listed(&world.client, &ids, RUB).await;
     assert_eq!(rubles, ["u1:CFA-RUB", "u2:CFA-RUB"]);
     let own = listed(&world.as_caller("sandbox.investor.u1"), &ids, "").await;
-    assert_eq!(own, ["u1:BOND-1", "u1:CFA-RUB"], "a user sees its own");
+    assert_eq!(
+        own,
+        ["u1:BOND-1", "u1:CFA-RUB"],
+        "a user sees only its own sub-accounts"
+    );
     let none = listed(&world.client, &["u9:CFA-RUB"], "").await;
     assert!(none.is_empty(), "{none:?}");
 
@@ -389,7 +395,7 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
             "Sub-account is frozen",
         );
     };
-    // Another type, destination, instrument or caller.
+    // Another type, destination or instrument.
     for (kind, leg) in [
         (P2pTransfer, (units, reserve, "4", BOND)),
         (Redemption, (units, "u2:BOND-1", "4", BOND)),

@@ -1,5 +1,5 @@
-//! Invalid values of every field: the same code, reason and text in the call, in a batch (with its
-//! index) and over the request topics (D23, D26, D45).
+//! Invalid values of every field: code, reason and text are the same in the call, in a batch (with
+//! the index) and over the request topics (D23, D26, D45).
 
 use prost::Message;
 use prost_types::Timestamp;
@@ -206,7 +206,7 @@ fn fact(status: &Status, name: &str) -> Option<String> {
 }
 
 /// The invalid operation after a valid one.
-fn batch(spoilt: CreateOperationRequest) -> CreateOperationsRequest {
+fn batch(invalid: CreateOperationRequest) -> CreateOperationsRequest {
     let keyed = |request: CreateOperationRequest, key: String| NewOperation {
         operation: request.operation.map(|operation| Operation {
             idempotency_key: match operation.idempotency_key.is_empty() {
@@ -219,7 +219,7 @@ fn batch(spoilt: CreateOperationRequest) -> CreateOperationsRequest {
     };
     CreateOperationsRequest {
         context: write(&fresh()),
-        operations: vec![keyed(pay(""), fresh()), keyed(spoilt, fresh())],
+        operations: vec![keyed(pay(""), fresh()), keyed(invalid, fresh())],
         ..Default::default()
     }
 }
@@ -231,9 +231,9 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
     world.fund("u1", RUB, "100").await;
     world.fund("u1", BOND, "5").await;
     let mut client = world.client.clone();
-    for (spoil, text) in OPERATIONS {
+    for (invalidate, text) in OPERATIONS {
         let mut request = pay(&fresh());
-        spoil(&mut request);
+        invalidate(&mut request);
         let status = client.create_operation(request.clone()).await.unwrap_err();
         bad_field(&status, text);
         let reply = ask(&world, "ledger.createOperation", &request).await;
@@ -244,9 +244,9 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
         let status = client.create_operations(batch(request)).await.unwrap_err();
         bad_field(&status, &format!("operations[1].{text}"));
     }
-    for (spoil, code, reason, text) in KNOWN {
+    for (invalidate, code, reason, text) in KNOWN {
         let mut request = pay(&fresh());
-        spoil(&mut request);
+        invalidate(&mut request);
         refused(
             client.create_operation(request.clone()).await,
             *code,
@@ -258,7 +258,7 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
         assert_eq!((code_of(&reply).1, code_of(&reply).2), (*reason, *text));
         let mut request = batch(request);
         if *reason == "INSUFFICIENT_BALANCE" {
-            // The valid operation before it takes one rouble, too.
+            // The valid operation before it debits one rouble.
             request.operations[1].postings[0].amount = number("99.01");
         }
         let status = client.create_operations(request).await.unwrap_err();
@@ -271,12 +271,12 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
     assert_eq!(
         world.balance("u1:CFA-RUB").await,
         ["100.00", "0.00", "0.00", "100.00"],
-        "nothing of it left a trace"
+        "the refused calls changed nothing"
     );
     world.assert_books_balance().await;
 }
 
-pub fn block() -> CreateHoldRequest {
+pub fn valid_hold() -> CreateHoldRequest {
     CreateHoldRequest {
         context: write(&fresh()),
         hold: Some(new_hold("u1", RUB, "1")),
@@ -356,9 +356,9 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let mut client = world.client.clone();
-    for (spoil, text) in HOLDS {
-        let mut request = block();
-        spoil(&mut request);
+    for (invalidate, text) in HOLDS {
+        let mut request = valid_hold();
+        invalidate(&mut request);
         bad_field(
             &client.create_hold(request.clone()).await.unwrap_err(),
             text,
@@ -369,7 +369,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
             ("INVALID_ARGUMENT", "INVALID_ARGUMENT", *text)
         );
     }
-    let mut request = block();
+    let mut request = valid_hold();
     hold(&mut request).subaccount_id = "u9:CFA-RUB".into();
     let unknown = (
         "NOT_FOUND",
@@ -459,7 +459,7 @@ async fn d23_every_bad_field_of_a_hold_is_named_in_call_and_topic() {
     assert_eq!(
         world.balance("u1:CFA-RUB").await,
         ["100.00", "10.00", "0.00", "90.00"],
-        "nothing of it left a trace"
+        "the refused calls changed nothing"
     );
 }
 
@@ -565,8 +565,9 @@ async fn d23_reads_of_missing_objects_fail_alike_in_call_and_topic() {
     );
 }
 
-/// No id, one that is too long, and bytes that no database accepts as text.
-fn no_ids(field: &str) -> [(String, String); 3] {
+/// An empty id, one that is too long, and one with a byte that no database accepts in text, each
+/// with the text of its refusal.
+fn invalid_ids(field: &str) -> [(String, String); 3] {
     let said = |problem: &str| format!("{field}: {problem}");
     [
         (String::new(), said("must not be empty")),
@@ -580,10 +581,11 @@ fn no_ids(field: &str) -> [(String, String); 3] {
 async fn d23_ids_and_filters_of_reads_are_refused_like_those_of_writes() {
     let world = World::new().await;
     world.fund("u1", RUB, "1").await;
-    // Required ids, in the call and over its topic if it has one; then filters, which may be empty.
+    // Sends invalid ids in the call, and over its topic if it has one. `$skip` is 1 for a filter,
+    // which may be empty.
     macro_rules! read {
         ($method:ident, $request:ident, $field:ident, $topic:expr, $skip:literal) => {
-            for (id, text) in no_ids(stringify!($field)).into_iter().skip($skip) {
+            for (id, text) in invalid_ids(stringify!($field)).into_iter().skip($skip) {
                 let request = $request {
                     $field: id,
                     ..Default::default()
@@ -709,7 +711,7 @@ async fn d23_ids_and_filters_of_reads_are_refused_like_those_of_writes() {
 async fn d23_an_unknown_mode_and_sequences_of_no_source_are_refused() {
     let world = World::new().await;
     world.fund("u1", RUB, "10").await;
-    let spoilt: &[Case<CreateOperationsRequest>] = &[
+    let invalid: &[Case<CreateOperationsRequest>] = &[
         (|r| r.mode = 3, "mode: has no value 3"),
         (|r| r.mode = -1, "mode: has no value -1"),
         (
@@ -722,9 +724,9 @@ async fn d23_an_unknown_mode_and_sequences_of_no_source_are_refused() {
         ),
     ];
     let mut client = world.client.clone();
-    for (spoil, text) in spoilt {
+    for (invalidate, text) in invalid {
         let mut request = batch(pay(""));
-        spoil(&mut request);
+        invalidate(&mut request);
         bad_field(&client.create_operations(request).await.unwrap_err(), text);
     }
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
@@ -812,9 +814,9 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
     let hold_id = world.hold("u1", RUB, "10").await.hold_id;
     macro_rules! each {
         ($cases:expr, $method:ident, $topic:expr, $good:expr) => {
-            for (spoil, text) in $cases {
+            for (invalidate, text) in $cases {
                 let mut request = $good;
-                spoil(&mut request);
+                invalidate(&mut request);
                 let topic: Option<&str> = $topic;
                 if let Some(topic) = topic {
                     let reply = ask(&world, topic, &request).await;
@@ -987,15 +989,15 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
     };
     each!(finalities, finalize_operations, None, several());
 
-    // Missing objects, in the batch with their index.
+    // Missing objects. A batch names the index.
     let mut client = world.client.clone();
-    let nobodys = || "missing".to_owned();
+    let missing_id = || "missing".to_owned();
     let mut request = adjust();
-    request.hold_id = nobodys();
+    request.hold_id = missing_id();
     let answer = client.adjust_hold(request).await;
     refused(answer, Code::NotFound, "HOLD_NOT_FOUND", "Hold not found");
     let mut request = reverse();
-    request.operation_id = nobodys();
+    request.operation_id = missing_id();
     let answer = client.reverse_operation(request).await;
     refused(
         answer,
@@ -1013,7 +1015,7 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         "Sub-account not found",
     );
     let mut request = several();
-    request.operation_ids[1] = nobodys();
+    request.operation_ids[1] = missing_id();
     let status = client.finalize_operations(request).await.unwrap_err();
     assert_eq!(status.message(), "Operation not found");
     assert_eq!(fact(&status, "operation_index").as_deref(), Some("1"));
@@ -1035,12 +1037,12 @@ fn step(step: Step) -> HoldStep {
 }
 
 /// Every kind of hold step, with an invalid value in every field.
-fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
+fn invalid_steps(hold_id: &str) -> Vec<(Step, String)> {
     let mut all = Vec::new();
     let mut add = |step: Step, text: &str| all.push((step, text.to_owned()));
-    for (spoil, text) in HOLDS {
-        let mut request = block();
-        spoil(&mut request);
+    for (invalidate, text) in HOLDS {
+        let mut request = valid_hold();
+        invalidate(&mut request);
         let text = format!("open.{text}");
         add(Step::Open(OpenHold { hold: request.hold }), &text);
     }
@@ -1078,7 +1080,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         amount: number("1"),
         reason: String::new(),
     };
-    for (id, text) in no_ids("split.parent_hold_id") {
+    for (id, text) in invalid_ids("split.parent_hold_id") {
         add(
             Step::Split(SplitHold {
                 parent_hold_id: id,
@@ -1087,7 +1089,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
             &text,
         );
     }
-    for (id, text) in no_ids("split.hold_id") {
+    for (id, text) in invalid_ids("split.hold_id") {
         add(
             Step::Split(SplitHold {
                 hold_id: id,
@@ -1106,7 +1108,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         amount: number("1"),
     };
-    for (id, text) in no_ids("grow.hold_id") {
+    for (id, text) in invalid_ids("grow.hold_id") {
         add(
             Step::Grow(GrowHold {
                 hold_id: id,
@@ -1122,7 +1124,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         ..Default::default()
     };
-    for (id, text) in no_ids("return_to_parent.hold_id") {
+    for (id, text) in invalid_ids("return_to_parent.hold_id") {
         add(
             Step::ReturnToParent(ReturnHold {
                 hold_id: id,
@@ -1145,7 +1147,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         ..Default::default()
     };
-    for (id, text) in no_ids("shrink.hold_id") {
+    for (id, text) in invalid_ids("shrink.hold_id") {
         add(
             Step::Shrink(ShrinkHold {
                 hold_id: id,
@@ -1177,13 +1179,13 @@ async fn d23_every_bad_field_of_a_hold_step_is_named_by_its_place() {
             ..Default::default()
         }))
     };
-    let request = |spoilt: HoldStep| CreateOperationsRequest {
+    let request = |invalid: HoldStep| CreateOperationsRequest {
         context: write(&fresh()),
-        hold_steps: vec![good(), spoilt],
+        hold_steps: vec![good(), invalid],
         ..Default::default()
     };
-    for (spoilt, text) in spoilt_steps(&hold_id) {
-        let answer = client.create_operations(request(step(spoilt))).await;
+    for (invalid, text) in invalid_steps(&hold_id) {
+        let answer = client.create_operations(request(step(invalid))).await;
         bad_field(&answer.unwrap_err(), &format!("hold_steps[1].{text}"));
     }
     let answer = client.create_operations(request(HoldStep::default())).await;
@@ -1204,7 +1206,7 @@ async fn d23_every_bad_field_of_a_hold_step_is_named_by_its_place() {
     assert_eq!(
         world.balance("u1:CFA-RUB").await[1],
         "10.00",
-        "nothing of it left a trace"
+        "the refused calls changed nothing"
     );
 }
 
@@ -1226,7 +1228,7 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
     const ORDER: &str =
         "through_sequence: must not be below first_sequence, and sequences start at 1";
     const MODE: &str = "mode: must be all or nothing with a source or hold steps";
-    let spoilt: &[Case<CreateOperationsRequest>] = &[
+    let invalid: &[Case<CreateOperationsRequest>] = &[
         (|r| r.operations.clear(), "operations: must not be empty"),
         (|r| r.source = long(), "source: must have at most 128 bytes"),
         (
@@ -1272,12 +1274,12 @@ async fn d23_every_bad_field_of_a_batch_itself_is_named() {
         ),
     ];
     let mut client = world.client.clone();
-    for (spoil, text) in spoilt {
+    for (invalidate, text) in invalid {
         let mut request = batch(pay(""));
-        spoil(&mut request);
+        invalidate(&mut request);
         bad_field(&client.create_operations(request).await.unwrap_err(), text);
     }
-    // The scales of a single operation likewise, also over its topic.
+    // The scales of a single operation are checked alike, in the call and over its topic.
     for (scales, text) in [
         (
             scaled("", 2),
@@ -1320,9 +1322,9 @@ async fn d23_bad_pages_and_filters_are_refused_over_topics_as_in_the_call() {
         (|r| r.status = 99, "status: has no value 99"),
     ];
     let mut client = world.client.clone();
-    for (spoil, text) in operations {
+    for (invalidate, text) in operations {
         let mut request = ListOperationsRequest::default();
-        spoil(&mut request);
+        invalidate(&mut request);
         let reply = ask(&world, "ledger.listOperations", &request).await;
         assert_eq!(
             code_of(&reply),

@@ -301,8 +301,8 @@ async fn r331_a_balance_is_looked_up_in_the_call_and_over_its_topic() {
             as_of,
         };
         let reply = ask(&world, "ledger.getBalance", &request).await;
-        let told = GetBalanceResponse::decode(reply.payload.as_slice()).unwrap();
-        assert_eq!(told, expected);
+        let found = GetBalanceResponse::decode(reply.payload.as_slice()).unwrap();
+        assert_eq!(found, expected);
         let called = world.client.clone().get_balance(request).await.unwrap();
         assert_eq!(called.into_inner(), expected);
     }
@@ -371,7 +371,7 @@ pub fn of_many_postings(user: &str, count: usize) -> CreateOperationRequest {
 }
 
 /// Asserts that the reply was too large; returns the id of the committed operation.
-pub fn unsent(reply: &Reply) -> String {
+pub fn committed_operation(reply: &Reply) -> String {
     assert!(reply.payload.is_empty());
     let header = |name: &str| reply.headers[name].as_str();
     let code = (header("error-code"), header("error-reason"));
@@ -391,9 +391,9 @@ async fn r202_an_oversized_reply_is_replaced_by_the_committed_ids() {
         log: events::Embedded::open(folder.path()).await.unwrap(),
         failures: AtomicUsize::new(0),
     });
-    let world = World::over(log.clone()).await;
+    let world = World::on_log(log.clone()).await;
     let topic = "ledger.createOperation";
-    let id = unsent(&ask(&world, topic, &of_many_postings("u1", 40)).await);
+    let id = committed_operation(&ask(&world, topic, &of_many_postings("u1", 40)).await);
     assert_eq!(world.get_operation(&id).await.postings.len(), 40);
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "40.00");
     // A read commits nothing.
@@ -458,7 +458,7 @@ async fn r202_two_requests_at_once_find_their_replies() {
 
 const OPERATOR: &str = "sandbox.operator";
 
-/// A ledger on a port, until the end of the value.
+/// A ledger that serves a port until the value is dropped.
 struct Port {
     address: SocketAddr,
     _shutdown: DropGuard,
@@ -482,7 +482,7 @@ impl Port {
         }
     }
 
-    /// Status and body. HTTP/1.0, so that the body has no chunks.
+    /// Sends a request; returns status and body. Uses HTTP/1.0, so the body has no chunks.
     async fn ask(&self, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
         let head = format!(
             "{method} {path} HTTP/1.0\r\nhost: ledger\r\nauthorization: Bearer {token}\r\n\
@@ -502,7 +502,7 @@ impl Port {
         (status, serde_json::from_str(&body).expect(&body))
     }
 
-    /// Answer of an RPC in JSON, with enum names as the reads have them.
+    /// Answer of an RPC in JSON, with the enum names of the HTTP reads.
     async fn call(&self, method: &str, request: Value) -> Value {
         let path = format!("/dfa.ledger.v1.LedgerService/{method}");
         let body = request.to_string();
@@ -513,7 +513,7 @@ impl Port {
         answer
     }
 
-    /// A scrape, as a monitor does it.
+    /// Scrapes the metrics.
     async fn metrics(&self) -> String {
         let (status, text) = self.ask("GET", "/metrics", "", "").await;
         assert_eq!(status, 200, "{text}");
@@ -521,7 +521,7 @@ impl Port {
     }
 }
 
-/// `OPERATION_TYPE_DEPOSIT` becomes `DEPOSIT` (T40).
+/// Strips the prefixes of enum names: `OPERATION_TYPE_DEPOSIT` becomes `DEPOSIT` (T40).
 fn make_bare(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -612,8 +612,8 @@ async fn r296_http_reads_equal_the_calls() {
         ("/accounts/nope", "Account not found"),
     ] {
         let (status, error) = port.get(path).await;
-        let told = (status, &error["code"], &error["message"]);
-        assert_eq!(told, (404, &json!("not_found"), &json!(text)), "{path}");
+        let found = (status, &error["code"], &error["message"]);
+        assert_eq!(found, (404, &json!("not_found"), &json!(text)), "{path}");
     }
     // Staff only.
     for (token, expected) in [("", 401), ("sandbox.investor.u1", 403)] {
@@ -622,8 +622,8 @@ async fn r296_http_reads_equal_the_calls() {
     }
 }
 
-/// Metrics belong to the process: true in a process that runs only this test. Otherwise starts that
-/// process and returns false once it has passed.
+/// True in a process that runs only this test, as metrics are process-wide. Otherwise runs the test
+/// in such a process and returns false once it has passed.
 pub fn is_alone(test: &str) -> bool {
     const ALONE: &str = "LEDGER_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -643,7 +643,7 @@ fn value(scrape: &str, series: &str) -> f64 {
     scrape.lines().find_map(of_series).unwrap_or(0.0)
 }
 
-/// Postings, active holds, durable answers to writes, made coupons, final coupons.
+/// Postings, active holds, durable answers to writes, created coupons, final coupons.
 const SERIES: [&str; 5] = [
     "ledger_postings_total",
     "ledger_holds_total",
@@ -657,7 +657,7 @@ const SERIES: [&str; 5] = [
 struct Scraped([f64; SERIES.len()]);
 
 impl Scraped {
-    /// Asserts by how much each series moved since the last scrape.
+    /// Asserts how much each series has changed since the last scrape. `what` names the cause.
     async fn moved(&mut self, port: &Port, by: [i32; SERIES.len()], what: &str) {
         let text = port.metrics().await;
         let now = SERIES.map(|series| value(&text, series));
@@ -673,7 +673,7 @@ async fn r278_metrics_move_with_the_ledger() {
     if !is_alone("requests::r278_metrics_move_with_the_ledger") {
         return;
     }
-    // The port installs the recorder, which the ledger's start needs.
+    // The recorder must be installed before the ledger starts.
     rpc::metrics_init();
     let world = World::new().await;
     let (port, mut scraped) = (Port::of(&world).await, Scraped::default());

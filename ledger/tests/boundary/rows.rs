@@ -1,10 +1,10 @@
-//! Direct access to a ledger's rows, with a separate database for each test.
+//! A separate database for each test, and direct access to a ledger's rows.
 
 use std::path::Path;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlitePool};
 
-/// Database of a test ledger; a PostgreSQL schema is dropped with it.
+/// Database of a test ledger. Dropping the value drops its PostgreSQL schema.
 pub struct Database {
     /// Empty: SQLite in the ledger's folder.
     pub url: String,
@@ -43,7 +43,7 @@ impl Database {
         }
     }
 
-    /// Terminates sessions of this database that match `condition`; returns how many.
+    /// Terminates the sessions of this database that match `condition`; returns their number.
     #[allow(dead_code, reason = "SQLite has no sessions")]
     pub async fn terminate(&self, condition: &str) -> i64 {
         let mut connection = PgConnection::connect(&self.server).await.unwrap();
@@ -70,7 +70,7 @@ impl Drop for Database {
             return;
         }
         let (server, schema) = (self.server.clone(), self.schema.clone());
-        // A test ends inside its runtime, which cannot wait for another one on its own thread.
+        // The value is dropped inside the test's runtime, whose thread cannot run another runtime.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = { runtime }.enable_all().build().unwrap();
@@ -105,7 +105,7 @@ impl Rows {
                 sqlx::sqlite::SqliteConnectOptions::new().filename(folder.join("ledger.sqlite"));
             Rows::Sqlite(SqlitePool::connect_with(options).await.unwrap())
         } else {
-            // Under another application name, so that the saboteur does not terminate it.
+            // Under another application name, so [`Database::terminate`] spares this connection.
             let url = database
                 .url
                 .replace("application_name=", "application_name=rows_of_");
@@ -120,8 +120,8 @@ impl Rows {
         })
     }
 
-    /// Executes a statement without foreign keys, and without checks where the database allows it.
-    /// Hashes of zeros are written as on SQLite.
+    /// Executes a statement. On SQLite foreign keys and checks are off. `zeroblob(32)` in the
+    /// statement works on both databases.
     pub async fn tamper(&self, sql: &str) -> Result<u64, sqlx::Error> {
         match self {
             Rows::Sqlite(pool) => {
@@ -143,7 +143,7 @@ impl Rows {
         }
     }
 
-    /// One text column.
+    /// The values of a query with one text column.
     pub async fn texts(&self, sql: &'static str) -> Vec<String> {
         match self {
             Rows::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,

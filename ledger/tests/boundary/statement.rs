@@ -41,8 +41,8 @@ fn number(value: &Option<proto::common::v1::Decimal>) -> types::Decimal {
     value.as_ref().unwrap().value.parse().unwrap()
 }
 
-/// A statement is consistent, line by line and as a whole.
-fn assert_holds_together(head: &GetStatementResponse, lines: &[StatementLine]) {
+/// Asserts that a statement is consistent, line by line and as a whole.
+fn assert_consistent(head: &GetStatementResponse, lines: &[StatementLine]) {
     let mut balance = number(&head.opening_balance);
     let (mut sum_in, mut sum_out) = (types::Decimal::ZERO, types::Decimal::ZERO);
     for (line, version) in lines.iter().zip(head.opening_version + 1..) {
@@ -78,7 +78,7 @@ async fn r194_a_statement_has_opening_postings_and_closing_of_a_period() {
     world.clock.advance_us(SECOND_US);
 
     let whole = ask(&world.client, request(None, None)).await;
-    assert_holds_together(&whole, &whole.lines);
+    assert_consistent(&whole, &whole.lines);
     assert_eq!(whole.lines.len(), 3);
     let second = &whole.lines[1];
     assert_eq!(second.counterparty_subaccount_id, "u2:CFA-RUB");
@@ -88,16 +88,16 @@ async fn r194_a_statement_has_opening_postings_and_closing_of_a_period() {
     let operation = world.get_operation(&second.operation_id).await;
     assert_eq!(operation.postings[0].posting_id, second.posting_id);
 
-    // `from` is inside the period, `to` is not, so that periods can be adjacent.
+    // `from` is inclusive and `to` is exclusive, so periods can be adjacent.
     let middle = START_US + SECOND_US;
     let before = ask(&world.client, request(None, Some(middle))).await;
     let after = ask(&world.client, request(Some(middle), None)).await;
-    assert_holds_together(&before, &before.lines);
-    assert_holds_together(&after, &after.lines);
+    assert_consistent(&before, &before.lines);
+    assert_consistent(&after, &after.lines);
     assert_eq!((before.lines.len(), after.lines.len()), (1, 2));
     assert_eq!(before.closing_balance, after.opening_balance);
     let empty = ask(&world.client, request(Some(middle), Some(middle))).await;
-    assert_holds_together(&empty, &[]);
+    assert_consistent(&empty, &[]);
     assert_eq!(number(&empty.opening_balance).to_string(), "100.00");
 }
 
@@ -174,7 +174,7 @@ async fn r194_pages_of_a_statement_never_shift() {
     }
     assert_eq!((lines.len(), heads.len()), (41, 6));
     assert!(heads.iter().all(|head| *head == heads[0]));
-    assert_holds_together(&heads[0], &lines);
+    assert_consistent(&heads[0], &lines);
 
     // A token of another statement is refused.
     let mut other = request(Some(START_US), None);
@@ -207,7 +207,7 @@ async fn r194_balances_as_of_any_time_are_found_in_a_long_history() {
         world.clock.advance_us(rng.random_range(0..3));
         let operations = (0..10)
             .map(|index| {
-                // Both sub-accounts have debit and credit versions.
+                // Payments in both directions: each sub-account is debited and credited.
                 let legs = match (round + index) % 3 {
                     2 => [("u2:CFA-RUB", "u1:CFA-RUB", "0.01", RUB)],
                     _ => [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
@@ -238,7 +238,7 @@ async fn r194_balances_as_of_any_time_are_found_in_a_long_history() {
         let expected = times.iter().filter(|time| **time < at_us).count();
         assert_eq!(statement.closing_version as usize, expected, "{at_us}");
     }
-    // The other sub-account, in pages that do not align with indexed versions.
+    // The other sub-account, in pages whose size is no divisor of its versions.
     let (mut lines, mut token) = (Vec::new(), String::new());
     let head = loop {
         let mut page = request(None, None);
@@ -255,7 +255,7 @@ async fn r194_balances_as_of_any_time_are_found_in_a_long_history() {
         }
     };
     assert_eq!(lines.len(), 300);
-    assert_holds_together(&head, &lines);
+    assert_consistent(&head, &lines);
 }
 
 // rows: R215

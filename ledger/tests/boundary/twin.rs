@@ -2,9 +2,9 @@
 //! growth, returns, finality and reversals, single and in batches, over sub-accounts that are
 //! frozen, closed, reopened by a credit, and redeemed while frozen.
 //!
-//! The model keeps plain numbers and the simplest form of the rules. After every step both agree
-//! whether it is accepted, and the rows are audited; in the end both agree on every balance and
-//! every part of every hold.
+//! The model has plain numbers and the simplest form of the rules. At every step ledger and model
+//! must agree whether the step is accepted, and the rows are audited. At the end they must agree on
+//! every balance and on every part of every hold.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use crate::{harness::*, rows::audit};
 
 #[derive(Clone, Default)]
-struct Pot {
+struct TwinSubAccount {
     balance: i64,
     held: i64,
     unsettled: i64,
@@ -25,13 +25,13 @@ struct Pot {
     closed: bool,
 }
 
-impl Pot {
+impl TwinSubAccount {
     fn available(&self) -> i64 {
         self.balance - self.held - self.unsettled
     }
 
-    /// True if `value` may be spent, or be put under a hold.
-    fn gives(&self, value: i64) -> bool {
+    /// True if `value` may be spent or held.
+    fn can_spend(&self, value: i64) -> bool {
         !self.frozen && !self.closed && value <= self.available()
     }
 
@@ -87,7 +87,7 @@ struct TwinOperation {
 #[derive(Clone, Default)]
 struct Twin {
     instrument: &'static str,
-    pots: Vec<Pot>,
+    sub_accounts: Vec<TwinSubAccount>,
     holds: BTreeMap<String, TwinHold>,
     operations: BTreeMap<String, TwinOperation>,
 }
@@ -136,25 +136,25 @@ impl Twin {
                     hold.remaining -= value;
                     hold.consumed += value;
                     hold.active = hold.remaining > 0;
-                    self.pots[user].held -= value;
+                    self.sub_accounts[user].held -= value;
                 }
-                None if !self.pots[user].gives(value) => return false,
+                None if !self.sub_accounts[user].can_spend(value) => return false,
                 None => {}
             }
-            self.pots[user].balance -= value;
+            self.sub_accounts[user].balance -= value;
         }
-        self.pots[to].credit(value);
+        self.sub_accounts[to].credit(value);
         if unsettled {
-            self.pots[to].unsettled += value;
+            self.sub_accounts[to].unsettled += value;
         }
         true
     }
 
     fn open(&mut self, id: String, user: usize, value: i64) -> bool {
-        if !self.pots[user].gives(value) {
+        if !self.sub_accounts[user].can_spend(value) {
             return false;
         }
-        self.pots[user].held += value;
+        self.sub_accounts[user].held += value;
         self.holds.insert(id, TwinHold::new(user, None, value));
         true
     }
@@ -177,8 +177,8 @@ impl Twin {
                 parent.remaining -= growth;
                 parent.split += growth;
             }
-            None if !self.pots[hold.user].gives(growth) => return false,
-            None => self.pots[hold.user].held += growth,
+            None if !self.sub_accounts[hold.user].can_spend(growth) => return false,
+            None => self.sub_accounts[hold.user].held += growth,
         }
         let hold = self.holds.get_mut(id).unwrap();
         hold.added += growth;
@@ -188,25 +188,28 @@ impl Twin {
 
     /// A service redeems units into the reserve.
     fn redeem(&mut self, user: usize, value: i64) -> bool {
-        let pot = &mut self.pots[user];
+        let sub_account = &mut self.sub_accounts[user];
         let is_money = self.instrument == RUB;
-        if pot.closed || (pot.frozen && is_money) || value > pot.available() {
+        if sub_account.closed || (sub_account.frozen && is_money) || value > sub_account.available()
+        {
             return false;
         }
-        pot.balance -= value;
+        sub_account.balance -= value;
         true
     }
 
     fn set_status(&mut self, user: usize, status: SubAccountStatus) -> bool {
-        let pot = &mut self.pots[user];
+        let sub_account = &mut self.sub_accounts[user];
         match status {
-            SubAccountStatus::Closed if pot.closed => {}
-            _ if pot.closed => return false,
-            SubAccountStatus::Closed if pot.frozen || pot.balance != 0 || pot.held != 0 => {
+            SubAccountStatus::Closed if sub_account.closed => {}
+            _ if sub_account.closed => return false,
+            SubAccountStatus::Closed
+                if sub_account.frozen || sub_account.balance != 0 || sub_account.held != 0 =>
+            {
                 return false;
             }
-            SubAccountStatus::Closed => pot.closed = true,
-            status => pot.frozen = status == SubAccountStatus::Frozen,
+            SubAccountStatus::Closed => sub_account.closed = true,
+            status => sub_account.frozen = status == SubAccountStatus::Frozen,
         }
         true
     }
@@ -239,7 +242,7 @@ impl Twin {
                 parent.remaining += value;
                 parent.returned += value;
             }
-            None => self.pots[user].held -= value,
+            None => self.sub_accounts[user].held -= value,
         }
     }
 
@@ -264,7 +267,7 @@ impl Twin {
         hold.remaining -= value;
         hold.consumed += value;
         hold.active = hold.remaining > 0;
-        self.pots[hold.user].held -= value;
+        self.sub_accounts[hold.user].held -= value;
         true
     }
 
@@ -275,7 +278,7 @@ impl Twin {
         }
         operation.open = false;
         if operation.unsettled {
-            self.pots[operation.to].unsettled -= operation.value;
+            self.sub_accounts[operation.to].unsettled -= operation.value;
         }
         true
     }
@@ -286,16 +289,16 @@ impl Twin {
             return false;
         }
         let takes_unsettled = operation.open && operation.unsettled;
-        let pot = &mut self.pots[operation.to];
-        if !takes_unsettled && operation.value > pot.available() {
+        let sub_account = &mut self.sub_accounts[operation.to];
+        if !takes_unsettled && operation.value > sub_account.available() {
             return false;
         }
-        pot.balance -= operation.value;
+        sub_account.balance -= operation.value;
         if takes_unsettled {
-            pot.unsettled -= operation.value;
+            sub_account.unsettled -= operation.value;
         }
         if let Some(from) = operation.from {
-            self.pots[from].credit(operation.value);
+            self.sub_accounts[from].credit(operation.value);
         }
         let kept = self.operations.get_mut(id).unwrap();
         kept.reversed = true;
@@ -305,7 +308,7 @@ impl Twin {
     }
 }
 
-/// A batch of payments and splits, applied to both.
+/// Applies a random batch of payments and splits to ledger and model; true if it is accepted.
 async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) -> bool {
     let mut model = twin.clone();
     let (mut operations, mut steps, mut accepted) = (Vec::new(), Vec::new(), true);
@@ -390,7 +393,7 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
     let mut rng = StdRng::seed_from_u64(seed);
     let mut twin = Twin {
         instrument,
-        pots: vec![Pot::default(); USERS],
+        sub_accounts: vec![TwinSubAccount::default(); USERS],
         ..Twin::default()
     };
     for user in 0..USERS {
@@ -410,12 +413,16 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
             .create_operation(request)
             .await
             .unwrap();
-        twin.pots[user].balance = 2_000;
+        twin.sub_accounts[user].balance = 2_000;
     }
     let mut refusals = 0;
     for step in 0..steps {
         audit(&rows, &format!("seed {seed} before step {step}")).await;
-        let closed: Vec<bool> = twin.pots.iter().map(|pot| pot.closed).collect();
+        let closed: Vec<bool> = twin
+            .sub_accounts
+            .iter()
+            .map(|sub_account| sub_account.closed)
+            .collect();
         let key = format!("k{step}");
         let (user, value) = (rng.random_range(0..USERS), rng.random_range(1..900));
         let pick = |rng: &mut StdRng, of: Vec<String>| {
@@ -529,14 +536,14 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
                 )
             }
             (10, ..) => {
-                // The whole balance now and then, so that some sub-accounts can be closed.
-                let rest = twin.pots[user].available();
+                // Often the whole available balance, so some sub-accounts can be closed.
+                let rest = twin.sub_accounts[user].available();
                 let value = if rest > 0 && rng.random_bool(0.7) {
                     rest
                 } else {
                     value
                 };
-                let was_frozen = twin.pots[user].frozen;
+                let was_frozen = twin.sub_accounts[user].frozen;
                 let expected = twin.redeem(user, value);
                 seen.redeemed_frozen += usize::from(expected && was_frozen);
                 let request = operation(
@@ -577,23 +584,29 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
             "seed {seed} step {step}: {answered:?}"
         );
         refusals += usize::from(!expected);
-        let opened = |(was, pot): &(&bool, &Pot)| **was && !pot.closed;
-        seen.reopened += closed.iter().zip(&twin.pots).filter(opened).count();
+        let opened = |(was, sub_account): &(&bool, &TwinSubAccount)| **was && !sub_account.closed;
+        seen.reopened += closed.iter().zip(&twin.sub_accounts).filter(opened).count();
     }
     audit(&rows, &format!("seed {seed} before step {steps}")).await;
     rows.close().await;
     assert!(
         refusals > steps / 20 && refusals < steps * 19 / 20,
-        "the walk is worth something: {refusals}"
+        "the random walk must have both accepted and refused steps: {refusals} refusals"
     );
-    agree(&world, &twin, seed).await;
+    assert_equal(&world, &twin, seed).await;
     let world = world.restart().await;
-    agree(&world, &twin, seed).await;
+    assert_equal(&world, &twin, seed).await;
 }
 
-async fn agree(world: &World, twin: &Twin, seed: u64) {
-    for (user, pot) in twin.pots.iter().enumerate() {
-        let expected = [pot.balance, pot.held, pot.unsettled, pot.available()].map(minor);
+async fn assert_equal(world: &World, twin: &Twin, seed: u64) {
+    for (user, sub_account) in twin.sub_accounts.iter().enumerate() {
+        let expected = [
+            sub_account.balance,
+            sub_account.held,
+            sub_account.unsettled,
+            sub_account.available(),
+        ]
+        .map(minor);
         assert_eq!(
             world.balance(&twin.sub(Some(user))).await,
             expected,
@@ -626,7 +639,7 @@ async fn agree(world: &World, twin: &Twin, seed: u64) {
             minor(hold.consumed),
             minor(hold.released),
         ];
-        let twins = [
+        let expected_parts = [
             expected.original,
             expected.added,
             expected.returned,
@@ -634,7 +647,7 @@ async fn agree(world: &World, twin: &Twin, seed: u64) {
             expected.consumed,
             expected.released,
         ];
-        assert_eq!(parts, twins, "seed {seed} hold {id}");
+        assert_eq!(parts, expected_parts, "seed {seed} hold {id}");
         let [original, added, returned, split, consumed, released] = parts;
         assert_eq!(
             original + added + returned,

@@ -1,5 +1,5 @@
 //! The request topics (4.4), emitted events (6.5) and consumed events (6.6) on a real Kafka broker.
-//! A single test: a broker has one set of topics, with the records of earlier runs.
+//! There is a single test: the broker has one set of topics, with the records of earlier runs.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
@@ -10,8 +10,8 @@ use proto::{common::v1::OperationType, identity::v1::UserCreatedEvent, ledger::v
 
 use crate::{
     harness::*,
-    refusals::{CONSUMPTIONS, FINALITIES, HOLDS, OPERATIONS, RELEASES, block, code_of, pay},
-    requests::{Reply, of_many_postings, unsent},
+    refusals::{CONSUMPTIONS, FINALITIES, HOLDS, OPERATIONS, RELEASES, code_of, pay, valid_hold},
+    requests::{Reply, committed_operation, of_many_postings},
 };
 
 /// Sends requests over topics, with one reader of all replies.
@@ -35,7 +35,7 @@ impl Asker {
         }
     }
 
-    /// Sends a request `times` times, as a producer that retries; returns its correlation id.
+    /// Sends a request `times` times, as a retrying producer does; returns its correlation id.
     async fn send(&self, topic: &str, payload: Vec<u8>, times: usize) -> String {
         let correlation = fresh();
         let event = Event {
@@ -56,7 +56,7 @@ impl Asker {
         correlation
     }
 
-    /// The replies to one request, `count` of them.
+    /// Waits for `count` replies to one request.
     async fn replies(&mut self, correlation: &str, count: usize) -> Vec<Reply> {
         while self.read.get(correlation).map_or(0, Vec::len) < count {
             let delivery = tokio::time::timeout(PATIENCE, self.replies.next())
@@ -99,7 +99,7 @@ impl Asker {
 }
 
 async fn kafka() -> Arc<dyn Log> {
-    // Small, so that a reply can be too large.
+    // A small limit, so a reply can be too large.
     let options = HashMap::from([("message.max.bytes".to_owned(), "8000".to_owned())]);
     let kafka = Kafka::connect(&crate::brokers(), &options).unwrap();
     kafka.ensure_topics().await.unwrap();
@@ -111,9 +111,9 @@ async fn kafka() -> Arc<dyn Log> {
 // rows: R192 R195 R198 R199 R200 R202 R203 R222 R235 R241 R242 R248
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r201_requests_events_and_refusals_on_a_real_broker() {
-    let world = World::over(kafka().await).await;
+    let world = World::on_log(kafka().await).await;
     let mut asker = Asker::new(&world.log).await;
-    let mut told = world.watch().await;
+    let mut published = world.watch().await;
 
     // The same event twice creates the user's account once.
     let user = format!("kafka-{}", fresh());
@@ -157,7 +157,7 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     let large = of_many_postings(&format!("many-{user}"), 60);
     let correlation = asker.send(topic, large.encode_to_vec(), 1).await;
     let reply = asker.replies(&correlation, 1).await.remove(0);
-    let id = unsent(&reply);
+    let id = committed_operation(&reply);
     assert_eq!(world.get_operation(&id).await.postings.len(), 60);
 
     // A hold over topics: opened, partly consumed, released.
@@ -188,50 +188,50 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     // Invalid values of every field, bytes that are not a request, insufficient balance.
     world.fund("u1", RUB, "100").await;
     world.fund("u1", BOND, "5").await;
-    let spoilt = OPERATIONS.iter().map(|(spoil, text)| {
+    let invalid = OPERATIONS.iter().map(|(invalidate, text)| {
         let mut request = pay(&fresh());
-        spoil(&mut request);
+        invalidate(&mut request);
         (request.encode_to_vec(), *text)
     });
-    asker.refused(topic, spoilt.collect()).await;
-    let spoilt = HOLDS.iter().map(|(spoil, text)| {
-        let mut request = block();
-        spoil(&mut request);
+    asker.refused(topic, invalid.collect()).await;
+    let invalid = HOLDS.iter().map(|(invalidate, text)| {
+        let mut request = valid_hold();
+        invalidate(&mut request);
         (request.encode_to_vec(), *text)
     });
-    asker.refused("ledger.createHold", spoilt.collect()).await;
+    asker.refused("ledger.createHold", invalid.collect()).await;
     let hold_id = world.hold("u1", RUB, "10").await.hold_id;
-    let spoilt = RELEASES.iter().map(|(spoil, text)| {
+    let invalid = RELEASES.iter().map(|(invalidate, text)| {
         let mut request = ReleaseHoldRequest {
             context: write(&fresh()),
             hold_id: hold_id.clone(),
             reason: String::new(),
         };
-        spoil(&mut request);
+        invalidate(&mut request);
         (request.encode_to_vec(), *text)
     });
-    asker.refused("ledger.releaseHold", spoilt.collect()).await;
-    let spoilt = CONSUMPTIONS.iter().map(|(spoil, text)| {
+    asker.refused("ledger.releaseHold", invalid.collect()).await;
+    let invalid = CONSUMPTIONS.iter().map(|(invalidate, text)| {
         let mut request = ConsumeHoldRequest {
             context: write(&fresh()),
             hold_id: hold_id.clone(),
             ..Default::default()
         };
-        spoil(&mut request);
+        invalidate(&mut request);
         (request.encode_to_vec(), *text)
     });
-    asker.refused("ledger.consumeHold", spoilt.collect()).await;
-    let spoilt = FINALITIES.iter().map(|(spoil, text)| {
+    asker.refused("ledger.consumeHold", invalid.collect()).await;
+    let invalid = FINALITIES.iter().map(|(invalidate, text)| {
         let mut request = FinalizeOperationRequest {
             context: write(&fresh()),
             operation_id: ids[0].clone(),
             onchain_tx_hash: String::new(),
         };
-        spoil(&mut request);
+        invalidate(&mut request);
         (request.encode_to_vec(), *text)
     });
     asker
-        .refused("ledger.finalizeOperation", spoilt.collect())
+        .refused("ledger.finalizeOperation", invalid.collect())
         .await;
     let correlation = asker.send(topic, vec![0xFF; 9], 1).await;
     let reply = asker.replies(&correlation, 1).await.remove(0);
@@ -247,15 +247,15 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     );
     assert_eq!(code_of(&reply), expected);
 
-    // The operation's event occurs once, despite the duplicates. Partitions are read in no order,
-    // so the test waits for both ends.
+    // The operation's event occurs once, despite the duplicate request. The order between
+    // partitions is undefined, so the test waits for both events.
     let last = format!("last-{user}");
     world.fund(&last, RUB, "1").await;
     let (is_last, is_made) = (Cell::new(false), Cell::new(false));
     let is_of = |event: &Event, name: &str, of: &str| {
         event.short_type() == name && event.subject.starts_with(of)
     };
-    let seen = told
+    let seen = published
         .until(|event| {
             is_last.set(is_last.get() || is_of(event, "BalanceUpdatedEvent", &last));
             is_made.set(is_made.get() || is_of(event, "OperationCreatedEvent", &ids[0]));

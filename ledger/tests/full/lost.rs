@@ -1,4 +1,5 @@
-//! Lost connections: around a commit no caller notices, a longer loss is reported and recovers.
+//! Lost connections: callers do not notice a loss around a commit. A longer loss is reported and
+//! recovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,8 @@ use crate::{
     rows::{Database, audit},
 };
 
-/// A ledger whose connection to its server can be cut.
-async fn behind_a_wire() -> (World, Proxy) {
+/// A ledger whose connections to its server go through a proxy.
+async fn through_proxy() -> (World, Proxy) {
     let database = Database::fresh().await;
     let (before, rest) = database
         .url
@@ -48,8 +49,8 @@ const ROWS: &str = "SELECT 'sub-account ' || subaccount_id || ' ' || balance || 
      UNION ALL SELECT 'taken ' || consumer || ' ' || COUNT(*) FROM inbox GROUP BY consumer \
      ORDER BY 1";
 
-/// One command of every kind. Calls `before` before each.
-async fn every_act(world: &World, before: &dyn Fn()) {
+/// Sends one command of every kind. Calls `before` before each.
+async fn every_command(world: &World, before: &dyn Fn()) {
     let mut client = world.client.clone();
     let moving = |kind, user: &str, key: &str, value| {
         let (from, to) = ("system:reserve:CFA-RUB", format!("{user}:{RUB}"));
@@ -102,11 +103,11 @@ async fn every_act(world: &World, before: &dyn Fn()) {
     }
     before();
     world.release("k7", "h1").await.unwrap();
-    // Refused, and the refusal is stored.
+    // A refused command, whose refusal is stored.
     before();
     let answer = world.open_hold("k8", new_hold("u1", RUB, "1000")).await;
     assert_eq!(answer.unwrap_err().message(), "Insufficient balance");
-    // Final, then reversed.
+    // Finality, then reversals.
     let mut submitted = moving(OperationType::Deposit, "u3", "k9", "7");
     submitted.operation.as_mut().unwrap().awaits_chain = true;
     before();
@@ -154,7 +155,8 @@ async fn every_act(world: &World, before: &dyn Fn()) {
     every_event(world, before).await;
 }
 
-/// Expiry of holds: found by a call, which is refused for it, and by the sweeper.
+/// Lets two holds expire. A call finds one expiry and is refused for it; the sweeper finds the
+/// other.
 async fn expiry(world: &World, before: &dyn Fn()) {
     for id in ["h2", "h3"] {
         let hold = Hold {
@@ -176,9 +178,9 @@ async fn expiry(world: &World, before: &dyn Fn()) {
     world.handle.sweep().await.unwrap();
 }
 
-/// Events of other services: each takes effect before the next is published.
+/// Publishes events of other services. Each takes effect before the next is published.
 async fn every_event(world: &World, before: &dyn Fn()) {
-    let taken = async |consumer: &'static str, count: usize| {
+    let accepted = async |consumer: &'static str, count: usize| {
         let rows = world.rows().await;
         eventually(async || {
             let seen = rows.texts("SELECT consumer FROM inbox").await;
@@ -199,7 +201,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
         before();
         let name = format!("dfa.identity.v1.{name}");
         world.publish(topics::IDENTITY, &name, "u4", &user).await;
-        taken("ledger.identity", index + 1).await;
+        accepted("ledger.identity", index + 1).await;
     }
     before();
     let issued = CfaIssuedEvent {
@@ -213,8 +215,8 @@ async fn every_event(world: &World, before: &dyn Fn()) {
     world
         .publish(topics::CFA, "dfa.cfa.v1.CfaIssuedEvent", "op1", &issued)
         .await;
-    taken("ledger.cfa", 1).await;
-    // The operation does not exist: the notice is parked.
+    accepted("ledger.cfa", 1).await;
+    // The operation does not exist, so the confirmation is parked.
     before();
     let redeemed = CfaRedeemedEvent {
         operation_id: "op2".to_owned(),
@@ -223,7 +225,7 @@ async fn every_event(world: &World, before: &dyn Fn()) {
     world
         .publish(topics::CFA, "dfa.cfa.v1.CfaRedeemedEvent", "op2", &redeemed)
         .await;
-    taken("ledger.cfa", 2).await;
+    accepted("ledger.cfa", 2).await;
     before();
     let receipt = TransactionReceiptReadyEvent {
         tx_hash: "0x77".to_owned(),
@@ -232,25 +234,25 @@ async fn every_event(world: &World, before: &dyn Fn()) {
     };
     let name = "dfa.chain.v1.TransactionReceiptReadyEvent";
     world.publish(topics::CHAIN, name, "0x77", &receipt).await;
-    taken("ledger.chain", 1).await;
+    accepted("ledger.chain", 1).await;
 }
 
 // rows: R214 R236 R248
 #[tokio::test(flavor = "multi_thread")]
 async fn r214_no_command_acts_twice_when_its_commit_response_is_lost() {
     let quiet = World::new().await;
-    every_act(&quiet, &|| {}).await;
-    let (lossy, proxy) = behind_a_wire().await;
-    let acts = std::cell::Cell::new(0);
-    every_act(&lossy, &|| {
-        acts.set(acts.get() + 1);
-        proxy.lose_next_answer();
+    every_command(&quiet, &|| {}).await;
+    let (lossy, proxy) = through_proxy().await;
+    let commands = std::cell::Cell::new(0);
+    every_command(&lossy, &|| {
+        commands.set(commands.get() + 1);
+        proxy.drop_next_commit_response();
     })
     .await;
-    // Each command committed, and the response to each commit was lost.
-    assert_eq!(proxy.lost(), acts.get());
+    // Each command was committed, and the response to each commit was lost.
+    assert_eq!(proxy.lost(), commands.get());
     let (expected, found) = (quiet.rows().await, lossy.rows().await);
-    audit(&found, "after every act").await;
+    audit(&found, "after every command").await;
     assert_eq!(found.texts(ROWS).await, expected.texts(ROWS).await);
     expected.close().await;
     found.close().await;
@@ -267,7 +269,7 @@ async fn events_of(world: &World) -> BTreeMap<String, usize> {
     };
     let seen = watch.until(is_last).await;
     let ids: BTreeSet<_> = seen.iter().map(|event| event.id).collect();
-    assert_eq!(ids.len(), seen.len(), "an event went out twice");
+    assert_eq!(ids.len(), seen.len(), "an event was published twice");
     let mut types = BTreeMap::new();
     for event in seen {
         *types.entry(event.short_type().to_owned()).or_default() += 1;
@@ -278,7 +280,7 @@ async fn events_of(world: &World) -> BTreeMap<String, usize> {
 // rows: R336
 #[tokio::test(flavor = "multi_thread")]
 async fn r336_an_unavailable_server_is_reported_and_recovers() {
-    let (world, proxy) = behind_a_wire().await;
+    let (world, proxy) = through_proxy().await;
     world.fund("u1", RUB, "10").await;
     let health = world.handle.service().health;
     proxy.cut();
@@ -299,7 +301,7 @@ async fn r336_an_unavailable_server_is_reported_and_recovers() {
         assert_eq!(status.message(), "Ledger is unavailable");
         assert!(status.get_details_retry_info().is_some());
     }
-    proxy.mend();
+    proxy.restore();
     let hold = world.open_hold("k1", new_hold("u1", RUB, "4"));
     eventually_ok(hold, &world).await;
     assert!(!health.failing().contains_key("store"));
@@ -331,8 +333,8 @@ async fn d23_a_write_that_the_store_refuses_for_good_is_not_retriable() {
     client.create_operation(deposit("1")).await.unwrap();
 }
 
-/// The first call after the recovery may meet the backoff of the pool; the same key makes the next
-/// one a repeat.
+/// Repeats the call until it succeeds: the first call after the recovery may still fail while the
+/// pool backs off. The same key makes a repeat act once.
 async fn eventually_ok(first: impl Future<Output = Answer<CreateHoldResponse>>, world: &World) {
     if first.await.is_err() {
         eventually(async || {

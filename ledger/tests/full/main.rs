@@ -1,12 +1,10 @@
 //! The boundary tests on a real PostgreSQL and a real Kafka broker, tests of several ledgers on one
-//! server, and of servers that are stopped and killed. Not part of the quick run:
-//! `tests/services/postgres.sh start` and `tests/services/kafka.sh start` first, then
-//! `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints> cargo test -p ledger --test full`.
+//! server, and tests of servers that stop or are killed. `cargo test` skips them. Run
+//! `tests/services/postgres.sh start` and `tests/services/kafka.sh start`, then
+//! `POSTGRES_URL=<printed URL> KAFKA_BROKERS=<printed address> cargo test -p ledger --test full`.
 
 #[path = "../boundary/audit.rs"]
 mod audit;
-#[path = "../boundary/away.rs"]
-mod away;
 #[path = "../boundary/batches.rs"]
 mod batches;
 #[path = "../boundary/client.rs"]
@@ -28,8 +26,6 @@ mod holds;
 mod kafka;
 #[path = "../boundary/large.rs"]
 mod large;
-#[path = "../plans/life.rs"]
-mod life;
 #[path = "../boundary/limits.rs"]
 mod limits;
 mod lost;
@@ -54,19 +50,23 @@ mod statement;
 mod stopped;
 #[path = "../boundary/twin.rs"]
 mod twin;
+#[path = "../boundary/unavailable.rs"]
+mod unavailable;
 #[path = "../../../events/tests/common/victim.rs"]
 mod victim;
+#[path = "../plans/workload.rs"]
+mod workload;
 
 /// The Kafka brokers to use.
 fn brokers() -> String {
     std::env::var("KAFKA_BROKERS").expect(
-        "KAFKA_BROKERS is not set: run `tests/services/kafka.sh start` and pass what it prints",
+        "KAFKA_BROKERS is not set: run `tests/services/kafka.sh start` and pass the printed address",
     )
 }
 
 /// URL of the PostgreSQL server.
 fn server() -> Option<String> {
     Some(std::env::var("POSTGRES_URL").expect(
-        "POSTGRES_URL is not set: run `tests/services/postgres.sh start` and pass what it prints",
+        "POSTGRES_URL is not set: run `tests/services/postgres.sh start` and pass the printed URL",
     ))
 }

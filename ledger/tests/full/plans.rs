@@ -1,11 +1,11 @@
-//! The index used for key lookups on a server without statistics.
+//! Checks which index PostgreSQL uses for key lookups without statistics.
 
 use proto::{common::v1::OperationType, ledger::v1::*};
 use sqlx::PgPool;
 
 use crate::{harness::*, rows::Rows};
 
-/// Ends the ledger's sessions. A session reports its reads at its end at the latest.
+/// Ends the ledger's sessions. A session reports its index reads at the latest when it ends.
 async fn end_sessions(rows: &PgPool, world: &World) {
     let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = $1";
     let sessions = sqlx::query_scalar(sql).bind(&world.database.schema);
@@ -45,14 +45,14 @@ async fn send(world: &World, call: &str, keys: std::ops::Range<usize>) {
     answer.unwrap();
 }
 
-/// A session that planned while the tables were empty keeps its plans until the tables are
+/// A session that planned its statements on empty tables keeps the plans until the tables are
 /// analyzed.
 // rows: R214
 #[tokio::test]
 async fn r214_a_key_is_found_by_its_own_index_however_many_keys_its_user_has() {
     let world = World::new().await;
     let Rows::Postgres(rows) = world.rows().await else {
-        panic!("this is about PostgreSQL");
+        panic!("this test needs PostgreSQL");
     };
     for table in ["operations", "answers", "postings", "sub_accounts"] {
         let sql = format!("ALTER TABLE {table} SET (autovacuum_enabled = false)");
@@ -68,7 +68,7 @@ async fn r214_a_key_is_found_by_its_own_index_however_many_keys_its_user_has() {
     for call in ["a", "b", "c", "d", "e", "f"] {
         send(&world, call, 0..500).await;
     }
-    // New keys, half of them stored, all stored.
+    // First no key is stored, then half of them, then all.
     send(&world, "g", 0..500).await;
     send(&world, "g", 250..750).await;
     send(&world, "g", 250..750).await;
@@ -77,6 +77,9 @@ async fn r214_a_key_is_found_by_its_own_index_however_many_keys_its_user_has() {
     let of_user = read(&rows, &world, "operations_by_user").await;
     assert!(of_user < 10_000, "{of_user} entries of its user were read");
     let of_keys = read(&rows, &world, "operations_by_key").await;
-    assert!(of_keys >= 500, "{of_keys} keys were found by their index");
+    assert!(
+        of_keys >= 500,
+        "only {of_keys} keys were found by their index"
+    );
     rows.close().await;
 }

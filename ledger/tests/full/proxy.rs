@@ -17,11 +17,11 @@ use tokio::{
 /// `COMMIT` as a simple query of the protocol.
 const COMMIT: &[u8] = b"Q\0\0\0\x0bCOMMIT\0";
 
-/// Clones share the proxy's state.
+/// A running proxy; clones share its state.
 #[derive(Clone)]
 pub struct Proxy {
     pub address: SocketAddr,
-    lose_answer: Arc<AtomicBool>,
+    drops_response: Arc<AtomicBool>,
     lost: Arc<AtomicUsize>,
     is_cut: watch::Sender<bool>,
 }
@@ -31,26 +31,26 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Proxy {
             address: listener.local_addr().unwrap(),
-            lose_answer: Arc::default(),
+            drops_response: Arc::default(),
             lost: Arc::default(),
             is_cut: watch::Sender::new(false),
         };
-        let wires = proxy.clone();
+        let connections = proxy.clone();
         tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                if !*wires.is_cut.borrow() {
+                if !*connections.is_cut.borrow() {
                     let server = TcpStream::connect(&server).await.unwrap();
-                    tokio::spawn(wires.clone().wire(client, server));
+                    tokio::spawn(connections.clone().forward(client, server));
                 }
             }
         });
         proxy
     }
 
-    /// Forwards the next commit, and drops the connection instead of its response.
-    pub fn lose_next_answer(&self) {
-        self.lose_answer.store(true, Ordering::SeqCst);
+    /// Forwards the next commit, then closes the connection instead of forwarding the response.
+    pub fn drop_next_commit_response(&self) {
+        self.drops_response.store(true, Ordering::SeqCst);
     }
 
     /// Number of lost responses.
@@ -58,17 +58,17 @@ impl Proxy {
         self.lost.load(Ordering::SeqCst)
     }
 
-    /// Cuts every connection and accepts no new one until [`Self::mend`].
+    /// Closes every connection, and every new one until [`Self::restore`].
     pub fn cut(&self) {
         self.is_cut.send_replace(true);
     }
 
-    pub fn mend(&self) {
+    pub fn restore(&self) {
         self.is_cut.send_replace(false);
     }
 
     /// Forwards until either side closes.
-    async fn wire(self, mut client: TcpStream, mut server: TcpStream) {
+    async fn forward(self, mut client: TcpStream, mut server: TcpStream) {
         let mut cut = self.is_cut.subscribe();
         let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
         loop {
@@ -80,8 +80,8 @@ impl Proxy {
                     if server.write_all(&asked[..read]).await.is_err() {
                         return;
                     }
-                    if is_commit && self.lose_answer.swap(false, Ordering::SeqCst) {
-                        // The server has answered, so the commit is durable.
+                    if is_commit && self.drops_response.swap(false, Ordering::SeqCst) {
+                        // Once the server has answered, the commit is durable.
                         let _ = server.read(&mut answered).await;
                         self.lost.fetch_add(1, Ordering::SeqCst);
                         return;

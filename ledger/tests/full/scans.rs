@@ -1,7 +1,7 @@
 //! No statement of the ledger, its outbox or its inbox scans a table on PostgreSQL.
 //!
-//! Every growing table is filled, then a ledger runs its workload beside those rows. The server
-//! reports the plan of each statement that it ran, including those inside functions.
+//! The test fills every growing table and runs a ledger's workload. The server reports the plan of
+//! each statement that it ran, including those inside functions.
 
 use ledger::{LedgerConfig, LedgerDeps, StoreUrl};
 use sqlx::PgPool;
@@ -10,21 +10,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::*,
-    life,
     rows::{Database, Rows},
+    workload,
 };
 
-/// Rows that one step of a statement may read. The relay reads 2,048 at a time, no other statement
-/// of this test as many. The tables have 40,000.
+/// Maximum rows that one node of a plan may read. The relay reads 2,048 rows at a time, and no
+/// other statement of this test reads more. The tables have 40,000 rows.
 const ROWS_MAX: u64 = 4_096;
 
-/// A row per migration; few limits, since staff set them.
+/// Small tables: one has a row per migration, the other the limits that staff set.
 const SMALL: [&str; 2] = ["_sqlx_migrations", "velocity_limits"];
 
 const ALLOWED: [Allowed; 3] = [
     Allowed {
         statement: "SELECT COUNT(*) FROM holds WHERE status = 1",
-        reason: "a gauge, at the start: all that is active, by its own index",
+        reason: "counts the active holds for a gauge at the start, by their own index",
     },
     Allowed {
         statement: "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks",
@@ -49,7 +49,7 @@ const EXPLAINED: &[&str] = &[
     "FROM users WHERE user_id = ANY($1) ORDER BY user_id FOR SHARE",
     "FROM velocity_limits WHERE limit_id = ANY($1) ORDER BY limit_id FOR UPDATE",
     "UNNEST(answer_users, answer_keys, answer_calls)",
-    // rows that its fold depends on
+    // rows that a group's fold depends on
     "SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)",
     "WHERE h.hold_id = ANY($1)",
     "FROM operations WHERE operation_id = ANY($1)",
@@ -117,15 +117,15 @@ async fn no_statement_reads_a_whole_table() {
     let url = format!("{}&{}", database.url, postgres::SETTINGS);
     let world = World::on(database, Some(url.clone())).await;
     let Rows::Postgres(rows) = world.rows().await else {
-        panic!("this is about PostgreSQL");
+        panic!("this test needs PostgreSQL");
     };
     let fill = sqlx::raw_sql(include_str!("fill.sql"));
     fill.execute(&rows).await.unwrap();
     until_replanned(&rows, &world).await;
     postgres::forget();
 
-    life::live(&world).await;
-    chores(&world, url, &rows).await;
+    workload::run(&world).await;
+    timer_tasks(&world, url, &rows).await;
     until_none(&rows, "SELECT COUNT(*) FROM outbox").await;
 
     let verdict = postgres::judge(ROWS_MAX, &SMALL);
@@ -148,8 +148,9 @@ async fn until_replanned(rows: &PgPool, world: &World) {
     .await;
 }
 
-/// The start of a ledger, and its timer tasks, which the ledger of the test runs on request.
-async fn chores(world: &World, url: String, rows: &PgPool) {
+/// Runs the start and the timer tasks of a second ledger. The ledger of the test runs these tasks
+/// only on request.
+async fn timer_tasks(world: &World, url: String, rows: &PgPool) {
     let config = LedgerConfig {
         url: StoreUrl::new(url),
         hold_sweep_interval_ms: 20,
@@ -161,10 +162,10 @@ async fn chores(world: &World, url: String, rows: &PgPool) {
         clock: world.clock.clone(),
     };
     let shutdown = CancellationToken::new();
-    let beside = ledger::start(config, deps, shutdown.clone()).await.unwrap();
+    let second = ledger::start(config, deps, shutdown.clone()).await.unwrap();
     until_none(rows, "SELECT COUNT(*) FROM parked WHERE at_us = 0").await;
     shutdown.cancel();
-    beside.stopped().await;
+    second.stopped().await;
 }
 
 async fn until_none(rows: &PgPool, count: &'static str) {

@@ -1,4 +1,4 @@
-//! Several ledgers on one database, with connections killed by a saboteur.
+//! Several ledgers on one database, also while their connections are killed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,8 +36,8 @@ struct Tally {
     refused: usize,
 }
 
-/// A writer: transfers between hot sub-accounts, holds on them, partial consumption of those holds,
-/// some calls repeated under their key.
+/// Runs one writer: it transfers between hot sub-accounts, opens holds on them, consumes parts of
+/// those holds, and repeats some calls under their key.
 async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut tally = Tally::default();
@@ -109,7 +109,7 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
 }
 
 /// Runs a writer per seed on both ledgers and adds their results.
-async fn crowd(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut Tally) {
+async fn run_writers(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut Tally) {
     let mut tasks = JoinSet::new();
     for seed in seeds {
         let client = worlds[(seed % 2) as usize].client.clone();
@@ -126,7 +126,7 @@ async fn crowd(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut T
 
 async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
     let rows = world.rows().await;
-    audit(&rows, "after the crowd").await;
+    audit(&rows, "after the writers").await;
     let count = rows
         .texts("SELECT COUNT(*)::text FROM operations WHERE idempotency_key LIKE 'w%' AND kind = 4")
         .await;
@@ -143,8 +143,8 @@ async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
     assert!(found.operations >= all.operations as u64);
 }
 
-/// Each event occurs once, and each sub-account's balances form a gapless chain: the order per key
-/// is that of the commits.
+/// Asserts that each event occurs once, and that the balances of each sub-account form a gapless
+/// chain: the events of a key are in commit order.
 async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
     world.fund("last", RUB, "1").await;
     let seen = watch
@@ -153,7 +153,7 @@ async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
         })
         .await;
     let ids: BTreeSet<_> = seen.iter().map(|event| event.id).collect();
-    assert_eq!(ids.len(), seen.len(), "an event went out twice");
+    assert_eq!(ids.len(), seen.len(), "an event was published twice");
     let mut balances = BTreeMap::<String, String>::new();
     for event in seen
         .iter()
@@ -181,10 +181,10 @@ async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
 async fn r237_fifty_writers_on_ten_hot_sub_accounts_through_two_ledgers() {
     let world = World::new().await;
     let mut watch = world.watch().await;
-    let second = world.beside().await;
+    let second = world.second().await;
     fund_hot(&world).await;
     let mut all = Tally::default();
-    crowd([&world, &second], 0..50, 20, &mut all).await;
+    run_writers([&world, &second], 0..50, 20, &mut all).await;
     assert!(
         all.operations > 100 && all.holds > 50,
         "the writers made too few operations or holds"
@@ -197,7 +197,7 @@ async fn r237_fifty_writers_on_ten_hot_sub_accounts_through_two_ledgers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_parts_of_one_hold_consumed_at_once_through_two_ledgers() {
     let world = World::new().await;
-    let second = world.beside().await;
+    let second = world.second().await;
     world.fund("u1", RUB, "100").await;
     let hold = world.hold("u1", RUB, "100").await;
     let mut tasks = JoinSet::new();
@@ -230,9 +230,9 @@ async fn r237_parts_of_one_hold_consumed_at_once_through_two_ledgers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_one_key_through_two_ledgers_acts_once() {
     let world = World::new().await;
-    let second = world.beside().await;
+    let second = world.second().await;
     for round in 0..20 {
-        // New users: both ledgers try to create accounts, sub-accounts and the operation.
+        // The user is new, so both ledgers try to create accounts, sub-accounts and the operation.
         let user = format!("new{round}");
         let to = format!("{user}:{RUB}");
         let legs: [Leg; 1] = [("system:reserve:CFA-RUB", &to, "5", RUB)];
@@ -256,18 +256,22 @@ async fn r237_one_key_through_two_ledgers_acts_once() {
     world.assert_books_balance().await;
 }
 
-/// Sessions that are killed in one test, and the crowds that may follow each other until then.
+/// Minimum sessions that the test kills, and maximum rounds of writers until then.
 const KILLED_MIN: i64 = 11;
-const CROWDS_MAX: u64 = 50;
+const ROUNDS_MAX: u64 = 50;
 
 /// Kills sessions of the ledgers until `stop`; counts them.
-async fn sabotage(world: &World, killed: &AtomicI64, stop: &tokio_util::sync::CancellationToken) {
+async fn kill_sessions(
+    world: &World,
+    killed: &AtomicI64,
+    stop: &tokio_util::sync::CancellationToken,
+) {
     let rows = world.rows().await;
     let mut rng = StdRng::seed_from_u64(7);
     let mut seen = Vec::new();
     while !stop.is_cancelled() {
         tokio::time::sleep(Duration::from_millis(rng.random_range(3..40))).await;
-        // Gives a busy machine time to write something between two attacks.
+        // On a busy machine the ledgers need time to write between two kills.
         let sql = "SELECT COUNT(*)::text FROM audit_blocks";
         let blocks = rows.texts(sql).await;
         if std::mem::replace(&mut seen, blocks.clone()) == blocks && rng.random_bool(0.9) {
@@ -290,28 +294,28 @@ async fn sabotage(world: &World, killed: &AtomicI64, stop: &tokio_util::sync::Ca
 async fn r214_connections_killed_while_writers_write_lose_nothing() {
     let world = Arc::new(World::new().await);
     let mut watch = world.watch().await;
-    let second = world.beside().await;
+    let second = world.second().await;
     fund_hot(&world).await;
     let killed = Arc::new(AtomicI64::new(0));
     let stop = tokio_util::sync::CancellationToken::new();
     let saboteur = tokio::spawn({
         let (world, killed, stop) = (world.clone(), killed.clone(), stop.clone());
-        async move { sabotage(&world, &killed, &stop).await }
+        async move { kill_sessions(&world, &killed, &stop).await }
     });
-    // A quick crowd ends before many attacks: another one follows.
+    // Fast writers end before enough sessions are killed, so further rounds follow.
     let mut all = Tally::default();
     for round in 0.. {
         let killed = killed.load(Ordering::SeqCst);
         if round > 0 && killed >= KILLED_MIN {
             break;
         }
-        assert!(round < CROWDS_MAX, "only {killed} sessions were killed");
-        crowd([&world, &second], round * 20..round * 20 + 20, 20, &mut all).await;
+        assert!(round < ROUNDS_MAX, "only {killed} sessions were killed");
+        run_writers([&world, &second], round * 20..round * 20 + 20, 20, &mut all).await;
     }
     stop.cancel();
     saboteur.await.unwrap();
     assert_nothing_lost_or_twice(&world, &all).await;
-    // The relay may publish a batch again whose deletion was killed: the log deduplicates by event
-    // id.
+    // The relay publishes a batch again if the kill prevented its deletion. The log deduplicates by
+    // event id.
     assert_events_are_a_chain(&mut watch, &world).await;
 }

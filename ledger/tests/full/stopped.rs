@@ -1,4 +1,4 @@
-//! Servers that stop or are killed under a running ledger. Each test has its own.
+//! Servers that stop or are killed while a ledger runs. Each test starts its own server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,7 +26,7 @@ async fn over_broker(broker: &Server) -> World {
     kafka.ensure_topics().await.unwrap();
     let requests = ledger::request_and_reply_topics();
     kafka.create_topics(&requests).await.unwrap();
-    World::over(Arc::new(kafka)).await
+    World::on_log(Arc::new(kafka)).await
 }
 
 async fn until_known(world: &World, user: &str) {
@@ -50,14 +50,15 @@ async fn publish_user(world: &World, user: &str) {
     world.publish(topics::IDENTITY, name, user, &created).await;
 }
 
-/// Holds in the order of their events; `None`: no broker answers. A kill may leave an event twice.
-async fn told_holds(world: &World) -> Option<Vec<String>> {
-    let told = world.log.backlog(&fresh(), &[topics::LEDGER]).await.ok()?;
-    let told = told.into_iter().map(|delivery| delivery.record.event);
-    let told = told.filter(|event| event.short_type() == "HoldCreatedEvent");
-    let mut told: Vec<String> = told.map(|event| event.subject).collect();
-    told.dedup();
-    Some(told)
+/// Ids of the holds in the order of their events; `None` if no broker answers. After a kill an
+/// event may be in the log twice; its repeat is dropped.
+async fn published_holds(world: &World) -> Option<Vec<String>> {
+    let published = world.log.backlog(&fresh(), &[topics::LEDGER]).await.ok()?;
+    let published = published.into_iter().map(|delivery| delivery.record.event);
+    let published = published.filter(|event| event.short_type() == "HoldCreatedEvent");
+    let mut published: Vec<String> = published.map(|event| event.subject).collect();
+    published.dedup();
+    Some(published)
 }
 
 /// Holds do not wait for the broker; events in both directions wait for it.
@@ -82,7 +83,7 @@ async fn r213_holds_work_while_the_broker_is_stopped_or_killed_and_their_events_
         assert_eq!(reason, "all brokers are down");
         broker.start_again();
         holds.push(hold.hold_id);
-        eventually(async || (told_holds(&world).await? == holds).then_some(())).await;
+        eventually(async || (published_holds(&world).await? == holds).then_some(())).await;
         let user = format!("after-{held}");
         publish_user(&world, &user).await;
         until_known(&world, &user).await;
@@ -90,9 +91,9 @@ async fn r213_holds_work_while_the_broker_is_stopped_or_killed_and_their_events_
     }
 }
 
-/// Pays until `stop`, each payment again under its key until it is acknowledged; returns their
-/// number.
-async fn pay_on(
+/// Pays until `stop` and returns the number of payments. Each payment is repeated under its key
+/// until it is acknowledged.
+async fn pay_until(
     mut client: Client,
     payer: usize,
     paid: Arc<AtomicUsize>,
@@ -128,7 +129,7 @@ async fn r214_a_killed_database_server_loses_and_doubles_nothing() {
     let mut payers = JoinSet::new();
     for payer in 0..PAYERS {
         let client = world.client.clone();
-        payers.spawn(pay_on(client, payer, paid.clone(), stop.clone()));
+        payers.spawn(pay_until(client, payer, paid.clone(), stop.clone()));
     }
     let more = async |count: usize| {
         let due = paid.load(Ordering::SeqCst) + count;

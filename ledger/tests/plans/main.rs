@@ -1,15 +1,15 @@
-//! No statement of the ledger scans a table on SQLite: every statement that its writer and readers
-//! run in the workload of `life` is explained on the file that it ran on.
+//! No statement of the ledger scans a table on SQLite. The test explains every statement that the
+//! writer and the readers run in the workload, on the file that they ran on.
 //!
-//! A separate test program, since the record of statements is process-wide.
+//! This is a separate test binary because the record of statements is process-wide.
 
 #[path = "../boundary/harness.rs"]
 #[allow(dead_code)]
 mod harness;
-mod life;
 #[path = "../boundary/rows.rs"]
 #[allow(dead_code)]
 mod rows;
+mod workload;
 
 use testkit::plans::{self, Allowed};
 
@@ -18,11 +18,11 @@ use crate::harness::*;
 const ALLOWED: [Allowed; 6] = [
     Allowed {
         statement: "FROM audit_blocks ORDER BY block DESC LIMIT 1",
-        reason: "the last row of the table, and the first of two others",
+        reason: "reads the last row of the table and the first rows of two others",
     },
     Allowed {
         statement: "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks",
-        reason: "the first row of each table, at the start",
+        reason: "reads the first row of each table, at the start",
     },
     Allowed {
         statement: "FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id WHERE $1 = ''",
@@ -30,15 +30,15 @@ const ALLOWED: [Allowed; 6] = [
     },
     Allowed {
         statement: "AND ($3 = '' OR l.user_id = $3 OR l.user_id = '')",
-        reason: "staff set limits by hand: there are few",
+        reason: "staff set the limits, so there are few",
     },
     Allowed {
         statement: "FROM operations o WHERE (o.created_at_us, o.operation_id) <",
-        reason: "staff alone list operations without a user",
+        reason: "only staff list operations without a user",
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
-        reason: "a row per migration, at the start",
+        reason: "has a row per migration, read at the start",
     },
 ];
 
@@ -51,14 +51,14 @@ fn server() -> Option<String> {
 async fn no_statement_scans_a_table() {
     plans::record();
     let world = World::new().await;
-    life::live(&world).await;
+    workload::run(&world).await;
     world.assert_books_balance().await;
 
     let file = world.config().data_dir.join("ledger.sqlite");
     let verdict = plans::judge(&[&file]).await;
     verdict.assert_no_scans(&ALLOWED);
     verdict.assert_explained(&[
-        // the writer's
+        // statements of the writer
         "SELECT * FROM operations WHERE operation_id = ?1",
         "FROM operations WHERE idempotency_key BETWEEN",
         "FROM operations WHERE idempotency_key = ?1",
@@ -78,7 +78,7 @@ async fn no_statement_scans_a_table() {
         "INSERT INTO audit_blocks",
         "INSERT INTO inbox",
         "DELETE FROM outbox WHERE position <=",
-        // the readers'
+        // statements of the readers
         "FROM operations_of_users u CROSS JOIN operations o",
         "AND h.user_id =",
         "AND h.subaccount_id =",

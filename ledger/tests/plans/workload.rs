@@ -15,7 +15,7 @@ use crate::harness::*;
 
 const SECOND_US: i64 = 1_000_000;
 
-pub async fn live(world: &World) {
+pub async fn run(world: &World) {
     operations(world).await;
     chain(world).await;
     users(world).await;
@@ -115,7 +115,7 @@ async fn users(world: &World) {
         let answer = world.client.clone().get_sub_account(request).await.ok()?;
         Some(answer.into_inner().subaccount?.status())
     };
-    // The three events have one shape.
+    // The three events have the same fields.
     let user = UserCreatedEvent {
         user_id: "u5".into(),
         reason: "test".into(),
@@ -145,7 +145,7 @@ async fn users(world: &World) {
     }
 }
 
-/// Issued money; a redemption confirmed before it is posted; deposits that a caller makes final.
+/// Issues money, confirms a redemption before it is posted, and lets a caller make deposits final.
 async fn issues(world: &World) {
     let redeemed = CfaRedeemedEvent {
         operation_id: "redemption-1".into(),
@@ -245,7 +245,7 @@ async fn holds(world: &World) {
     let kept = world.hold("u1", RUB, "5").await;
     let released = world.hold("u1", RUB, "5").await;
     world.release("r", &released.hold_id).await.unwrap();
-    // An ended hold is not cached: it is read from the store.
+    // An ended hold is not cached, so it is read from the store.
     let gone = world.consume("gone", &released.hold_id, None).await;
     gone.unwrap_err();
     let part = amount(RUB, "1");

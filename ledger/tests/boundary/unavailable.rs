@@ -1,5 +1,5 @@
-//! Operation while a peer is unavailable (specification 1.4.4): checks by gRPC and updates by
-//! events do not wait for one another.
+//! Operation while a peer is unavailable (specification 1.4.4): calls over gRPC and updates by
+//! events do not wait for each other.
 
 use events::topics;
 use proto::{identity::v1::UserCreatedEvent, ledger::v1::*};
@@ -16,11 +16,11 @@ async fn r213_holds_work_while_the_log_is_unavailable_and_their_events_follow() 
     watch
         .until(|event| event.short_type() == "BalanceUpdatedEvent" && event.subject == "u1:CFA-RUB")
         .await;
-    // The holder of the file lock blocks all writers.
+    // This connection holds the lock of the log's file, which blocks all its writers.
     let options = SqliteConnectOptions::new().filename(world.log_file());
-    let mut thief = SqliteConnection::connect_with(&options).await.unwrap();
+    let mut lock_holder = SqliteConnection::connect_with(&options).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE")
-        .execute(&mut thief)
+        .execute(&mut lock_holder)
         .await
         .unwrap();
 
@@ -29,15 +29,22 @@ async fn r213_holds_work_while_the_log_is_unavailable_and_their_events_follow() 
         world.balance("u1:CFA-RUB").await,
         ["100.00", "40.00", "0.00", "60.00"]
     );
-    let told = world
+    let published = world
         .log
         .backlog(&fresh(), &[topics::LEDGER])
         .await
         .unwrap();
-    let is_told = |name: &str| told.iter().any(|one| one.record.event.short_type() == name);
-    assert!(!is_told("HoldCreatedEvent"), "the log is unavailable");
+    let is_published = |name: &str| {
+        published
+            .iter()
+            .any(|one| one.record.event.short_type() == name)
+    };
+    assert!(!is_published("HoldCreatedEvent"), "the log is unavailable");
 
-    sqlx::query("ROLLBACK").execute(&mut thief).await.unwrap();
+    sqlx::query("ROLLBACK")
+        .execute(&mut lock_holder)
+        .await
+        .unwrap();
     let (_, event): (_, HoldCreatedEvent) = watch.next_of("HoldCreatedEvent").await;
     assert_eq!(event.hold_id, hold.hold_id);
 }
@@ -51,9 +58,9 @@ async fn r213_events_wait_for_a_stopped_ledger() {
         ..Default::default()
     };
     let name = "dfa.identity.v1.UserCreatedEvent";
-    let told = event(topics::IDENTITY, name, "late", &created);
-    // Published twice, as by a relay that crashed.
-    let world = world.restart_after(&[told.clone(), told]).await;
+    let published = event(topics::IDENTITY, name, "late", &created);
+    // Published twice, as a relay does after a crash.
+    let world = world.restart_after(&[published.clone(), published]).await;
     let request = GetSubAccountRequest {
         subaccount_id: "late:CFA-RUB".to_owned(),
         ..Default::default()

@@ -15,7 +15,7 @@ async fn pay(world: &World, key: &str, amount: &str) -> Answer<CreateOperationRe
     world.client.clone().create_operation(request).await
 }
 
-/// A user with 100, and a store that fails operations by their keys: `torn...` at the write,
+/// A user with 100, and a store that refuses operations by their keys: `torn...` at the write,
 /// `late...` at the commit.
 async fn sabotaged() -> (World, Rows) {
     let world = World::new().await;
@@ -26,13 +26,13 @@ async fn sabotaged() -> (World, Rows) {
          WHEN EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = new.operation_id \
          AND o.idempotency_key LIKE 'torn%') \
          BEGIN SELECT RAISE(ABORT, 'refused by the store'); END",
-        "CREATE TABLE _owed (user_id TEXT REFERENCES users (user_id) DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TABLE _deferred (user_id TEXT REFERENCES users (user_id) DEFERRABLE INITIALLY DEFERRED)",
         "CREATE TRIGGER refuses_late AFTER INSERT ON operations WHEN new.idempotency_key LIKE 'late%' \
-         BEGIN INSERT INTO _owed VALUES ('none'); END",
+         BEGIN INSERT INTO _deferred VALUES ('none'); END",
     ] {
         rows.execute(sql).await.unwrap();
     }
-    // There is no other writer from here on, so the cache keeps all rows.
+    // From here on the ledger is the only writer, so the cache keeps all rows.
     pay(&world, "first", "1").await.unwrap();
     (world, rows)
 }
@@ -55,7 +55,7 @@ async fn r237_a_failed_group_leaves_the_row_cache_as_stored() {
             ["99.00", "0.00", "0.00", "99.00"],
             "{key}"
         );
-        // Were the 60 cached, this would be refused.
+        // This would be refused if the cache had the failed payment of 60.
         pay(&world, "rest", "99").await.unwrap();
         assert_eq!(world.balance("u2:CFA-RUB").await[0], "100.00", "{key}");
         audit(&rows, key).await;
@@ -76,7 +76,7 @@ async fn r237_a_refused_command_leaves_the_row_cache_as_stored() {
         "INSUFFICIENT_BALANCE",
         "Insufficient balance",
     );
-    // A call of several operations with an invalid last one: none is made.
+    // Of a batch whose last operation is refused none is created.
     let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "50", RUB)];
     let both = CreateOperationsRequest {
         context: write("both"),
@@ -125,7 +125,7 @@ async fn r237_a_refused_command_does_not_fail_its_group() {
             not_written(answer);
         }
     }
-    // 72 of 96, and the first.
+    // 72 of the 96 payments and the first one.
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "27.00");
     pay(&world, "rest", "27").await.unwrap();
     audit(&rows, "after groups that were refused").await;
@@ -134,7 +134,7 @@ async fn r237_a_refused_command_does_not_fail_its_group() {
     assert_eq!(found.fault, None);
 }
 
-/// A large batch, whose response is built before it is durable.
+/// The batch is large: its response is built before it is durable.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_a_large_batch_is_answered_only_after_its_commit() {
@@ -159,18 +159,18 @@ async fn r237_a_large_batch_is_answered_only_after_its_commit() {
         world.client.clone().create_operations(request).await
     };
     for (bad, others) in [("torn", 79), ("late", 79), ("torn", 599), ("late", 599)] {
-        // Alone, and in a group that is retried one command at a time.
+        // First alone, then in a group that is retried one command at a time.
         let status = batch(bad, others).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal, "{status}");
         let key = fresh();
-        let (first, second, beside) = tokio::join!(
+        let (first, second, single) = tokio::join!(
             batch(bad, others),
             batch(bad, others),
             pay(&world, &key, "1")
         );
         assert_eq!(first.unwrap_err().code(), Code::Internal);
         assert_eq!(second.unwrap_err().code(), Code::Internal);
-        beside.unwrap();
+        single.unwrap();
     }
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "95.00");
     let good = batch("good", 599).await.unwrap().into_inner();
@@ -206,7 +206,7 @@ async fn r237_a_hold_whose_use_failed_is_unchanged() {
         "HOLD_AMOUNT_EXCEEDED",
         "Amount exceeds what remains of the hold",
     );
-    // A change by another connection is seen.
+    // The ledger sees a change by another connection.
     rows.execute("UPDATE holds SET remaining = 0, released = 1000, status = 2")
         .await
         .unwrap();
@@ -223,12 +223,12 @@ async fn r237_a_hold_whose_use_failed_is_unchanged() {
     rows.close().await;
 }
 
-/// On several threads a lone caller writes on its own; a failure there is the ledger's, not the
-/// caller's.
+/// On a runtime with several threads a single caller's command is written on the caller's thread. A
+/// failed assertion there must stop the writer, not the caller.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_a_failed_assertion_stops_the_writer_and_not_the_caller() {
-    // Enough that another thread folds them.
+    // 300 further operations are folded on another thread.
     for others in [0, 300] {
         failed_assertion(others).await;
     }
@@ -253,7 +253,7 @@ async fn failed_assertion(others: usize) {
     let short = call("short", "60").await.unwrap_err();
     assert_eq!(short.code(), Code::FailedPrecondition, "{short}");
     let rows = world.rows().await;
-    // A stored refusal that no ledger wrote.
+    // A stored refusal that no ledger could have written.
     let changed = rows
         .execute(
             "UPDATE answers SET outcome = \
@@ -272,7 +272,7 @@ async fn failed_assertion(others: usize) {
     rows.close().await;
 }
 
-/// Rows that no ledger wrote stop the writer, and health reports it.
+/// Rows that no ledger could have written stop the writer, and health reports it.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_holds_above_held_stop_the_writer() {
