@@ -1,11 +1,11 @@
-//! Addresses and hashes as own types, so that other crates need none of the chain library's types.
+//! Own types for addresses and hashes: other crates do not depend on the chain library.
 
 use std::fmt;
 use std::str::FromStr;
 
 use alloy::primitives::{Address as RawAddress, B256};
 
-/// keccak256 as `0x` and lower-case hex.
+/// Returns the keccak256 of `bytes` as `0x` and lower-case hex.
 pub fn keccak256(bytes: &[u8]) -> String {
     format!("{:#x}", alloy::primitives::keccak256(bytes))
 }
@@ -14,7 +14,7 @@ pub fn keccak256(bytes: &[u8]) -> String {
 #[error("not a chain address or hash")]
 pub struct ParseHexError;
 
-/// 20 bytes; displayed with the EIP-55 checksum, parsed in any case.
+/// Address of an account, 20 bytes. Displayed with the EIP-55 checksum, parsed in any letter case.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address(RawAddress);
 
@@ -59,7 +59,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Hash of a transaction or block, 32 bytes; displayed as `0x` and lower-case hex.
+/// Hash of a transaction or block, 32 bytes. Displayed as `0x` and lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TxHash(B256);
 

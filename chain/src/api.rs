@@ -37,7 +37,7 @@ pub(crate) fn service(connector: Connector, health: rpc::Health) -> rpc::Service
     }
 }
 
-/// An unreachable node is UNAVAILABLE. A refusal of the node is passed on verbatim.
+/// Maps an error to a status: UNAVAILABLE for an unreachable node. A refusal keeps the node's text.
 pub fn chain_status(error: &ChainError) -> Status {
     match error {
         ChainError::Unavailable(reason) => {

@@ -1,8 +1,8 @@
-//! The platform's contracts: `Action` is what a service orders, `Call` is what is sent.
+//! The platform's contracts. A service requests an `Action`; the connector sends it as a `Call`.
 //!
-//! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated: an
-//! action that the contract refuses must reach a block and leave a receipt, and two actions in
-//! flight must not change each other's estimate.
+//! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated. So
+//! an action that the contract refuses reaches a block and leaves a receipt, and two pending
+//! actions do not change each other's estimate.
 
 use alloy::primitives::{Bytes, U256, keccak256};
 use alloy::sol_types::{SolCall, SolConstructor};
@@ -138,15 +138,16 @@ const GAS_DEPLOY: u64 = 6_000_000;
 const GAS_PER_IDENTITY: u64 = 60_000;
 const GAS_PER_TRADE: u64 = 150_000;
 const GAS_PER_PAYOUT: u64 = 150_000;
-/// Above the gas that the settlement contract requires before it starts a trade.
+/// Base gas of a batch. Exceeds `GAS_RESERVE_PER_TRADE` of `Settlement.sol`.
 const GAS_BATCH: u64 = 600_000;
 
-/// Contracts identify ids by their keccak256.
+/// keccak256 of an id: contracts store ids in this form.
 pub fn id_hash(id: &str) -> TxHash {
     TxHash::from(keccak256(id.as_bytes()))
 }
 
 impl Action {
+    /// Encodes the action with its gas limit.
     pub fn call(&self) -> Call {
         match self {
             Self::DeployRegistry => deploy(&IdentityRegistry::BYTECODE, Vec::new()),
@@ -297,7 +298,7 @@ impl Action {
     }
 }
 
-/// Encodes tokens and members once; a trade is two words with indices (layout: `Settlement.sol`).
+/// Encodes each token and member once. A trade is two words with indices (see `Settlement.sol`).
 fn settle_call(id: &str, trades: &[Trade]) -> Settlement::settleTradesCall {
     let mut tokens = Vec::new();
     let mut members = Vec::new();
@@ -317,7 +318,7 @@ fn settle_call(id: &str, trades: &[Trade]) -> Settlement::settleTradesCall {
         let seller = index_of(&mut members, trade.seller);
         assert!(
             token <= 0xffff && buyer <= 0xff_ffff && seller <= 0xff_ffff,
-            "a batch is far smaller than its index fields"
+            "batch has more tokens or members than its index fields can address"
         );
         words.push(
             (U256::from(trade.number) << 192)

@@ -1,4 +1,4 @@
-//! Tests of the contracts on the development chain, through the actions that services order.
+//! Tests of the contracts on the development chain, through the actions of services.
 // `100_00` is a hundred roubles in kopecks.
 #![allow(clippy::inconsistent_digit_grouping)]
 
@@ -121,7 +121,7 @@ impl Bench {
         )
     }
 
-    /// Deploys and connects registry, CFA-RUB, settlement and redemption.
+    /// Deploys registry, CFA-RUB, settlement and redemption, and makes the last two agents.
     async fn platform(&mut self) -> Contracts {
         let registry = self.deploy(&Action::DeployRegistry).await;
         let money = self.token("CFA-RUB", 2, registry, Vec::new()).await;
@@ -421,7 +421,7 @@ async fn failing_trade_restores_both_legs_and_leaves_the_batch() {
         ),
         (3_000_000_00, 3_000)
     );
-    // The failed trade is accepted again, the others are not.
+    // A later batch can contain the failed trade, but no settled one.
     let again = vec![trade(bond, 1, 0, 1, 10), trade(bond, 2, 1, 2, 1)];
     let receipt = bench
         .done(&Action::SettleTrades {
@@ -478,7 +478,7 @@ async fn batch_is_accepted_once_and_by_the_operator_only() {
     bench.stop().await;
 }
 
-/// Gas is deterministic: the bound is the design's goal, the printed number the current cost.
+/// Gas is deterministic. The bound is the design's goal, the printed number is the current cost.
 #[tokio::test]
 async fn netted_trades_cost_less_than_30_000_gas_each() {
     let (mut bench, contracts, bond) = market(16).await;

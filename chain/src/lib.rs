@@ -10,8 +10,7 @@
 //! | `dev` | in-process development chain: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
 //!
-//! `start_chain` opens the embedded chain or a remote node (`rpc_url`); above the transport both
-//! use the same code.
+//! `start_chain` opens the embedded chain or a remote node (`rpc_url`). Only the transport differs.
 
 mod address;
 mod api;
@@ -39,7 +38,8 @@ use tokio_util::task::TaskTracker;
 pub use address::{Address, ParseHexError, TxHash, keccak256};
 pub use api::{block_not_found, chain_status};
 pub use connector::{
-    BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submission, TokenTransfer,
+    BlockInfo, ChainError, Connector, FailedTrade, Receipt, ReceiptStatus, Submission,
+    TokenTransfer,
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;
@@ -52,14 +52,14 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
 pub struct ChainConfig {
     /// Folder of the development chain, the connector's store and the operator's key.
     pub data_dir: PathBuf,
-    /// Every transaction is signed for this chain; a node on another chain is refused.
+    /// Chain id of every signed transaction. The start fails if the node has another id.
     pub chain_id: u64,
     /// A remote node (`http://` or `https://`); unset: the embedded development chain.
     pub rpc_url: Option<String>,
     /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, created on
     /// first start.
     pub operator_key_file: Option<PathBuf>,
-    /// Development chain: least time between two blocks.
+    /// Development chain: minimum time between two blocks.
     pub seal_interval_ms: u64,
     /// Development chain: origins (`http://localhost:3000`) whose browser pages may read the
     /// JSON-RPC port. None by default: programs and wallet extensions need none.
@@ -68,7 +68,8 @@ pub struct ChainConfig {
     pub poll_interval_ms: u64,
     /// Remote node: deadline of one request.
     pub request_timeout_ms: u64,
-    /// Blocks above a block before it is read. Zero on a chain with immediate finality.
+    /// Number of later blocks that a block needs before it is read. Zero on a chain with immediate
+    /// finality.
     pub confirmations: u64,
 }
 
@@ -100,7 +101,7 @@ pub enum StartError {
     DevChain(#[from] StoreError),
     #[error("chain folder: {0}")]
     Io(#[from] std::io::Error),
-    #[error("operator key file {0} does not hold a private key")]
+    #[error("operator key file {0} contains no private key")]
     Key(PathBuf),
     #[error("chain.rpc_url: {0}")]
     Url(String),
@@ -119,7 +120,8 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
-/// Opens the chain, loads the next nonce and starts the watcher. Stops on `shutdown`.
+/// Opens the chain, loads the next nonce, and starts the watcher and the outbox relay. All tasks
+/// stop on `shutdown`.
 pub fn start_chain(
     config: ChainConfig,
     deps: ChainDeps,
@@ -132,7 +134,7 @@ pub fn start_chain(
             .operator_key_file
             .clone()
             .unwrap_or_else(|| config.data_dir.join("operator.key"));
-        let signer = load_or_make_key(&key_file)?;
+        let signer = load_or_create_key(&key_file)?;
         let tasks = TaskTracker::new();
         let health = rpc::Health::new("chain");
         let (client, dev) = match &config.rpc_url {
@@ -190,7 +192,7 @@ impl ChainHandle {
         api::service(self.connector.clone(), self.health.clone())
     }
 
-    /// Serves the development chain's JSON-RPC until shutdown; does nothing with a remote node.
+    /// Serves the development chain's JSON-RPC until shutdown. Does nothing with a remote node.
     pub fn serve_json_rpc(&self, listener: TcpListener) {
         self.serve_json_rpc_within(listener, rpc::Limits::default());
     }
@@ -231,7 +233,7 @@ fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
     ))
 }
 
-/// Browsers compare origins as text, so only the canonical form can match.
+/// Parses origins. Browsers compare origins as text, so only the canonical form is accepted.
 fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
     let origin = |text: &String| {
         let url = text.parse::<reqwest::Url>().ok();
@@ -242,7 +244,7 @@ fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
     texts.iter().map(origin).collect()
 }
 
-fn load_or_make_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
+fn load_or_create_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
     let bytes = files::read_or_create(path, files::PRIVATE, || {
         let key = PrivateKeySigner::random().to_bytes();
         Ok::<_, StartError>(format!("0x{}\n", hex::encode(key)).into_bytes())

@@ -1,5 +1,7 @@
-//! Events of `platform.chain.events.v1`: per transaction of this connector
-//! `TransactionReceiptReady`, then per block `BlockRead` with their hashes.
+//! Builds the events of the topic `platform.chain.events.v1`.
+//!
+//! A block gives one `TransactionReceiptReady` per transaction of this connector, then one
+//! `BlockRead` with the hashes of these transactions.
 
 use prost::Message;
 use proto::chain::v1 as pb;
@@ -51,7 +53,7 @@ fn block_time(block: &BlockInfo) -> prost_types::Timestamp {
     }
 }
 
-/// The id is derived: rereading the chain from its first block produces the same events.
+/// Builds an event. Its id derives from type and key, so a reread block has the same event ids.
 fn event_of(key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
     let id = uuid::Uuid::new_v5(
         &uuid::Uuid::NAMESPACE_OID,

@@ -1,4 +1,4 @@
-//! Bounds of the development chain's JSON-RPC port: each at the bound and one past it.
+//! Limits of the development chain's JSON-RPC port, each tested at the limit and one above it.
 
 use std::time::Duration;
 
@@ -190,7 +190,7 @@ async fn the_gas_of_a_call_is_capped() {
     assert_eq!(left(Some(CALL_GAS - 1)).await, at_the_bound - 1);
     assert_eq!(left(Some(CALL_GAS + 1)).await, at_the_bound);
     assert_eq!(left(None).await, at_the_bound);
-    // An endless loop ends, as a call and as an estimate.
+    // A call and an estimate of an endless loop end.
     for method in ["eth_call", "eth_estimateGas"] {
         let endless = json!([{ "data": "0x5b5f56" }, "latest"]);
         let ended = port.ask(method, endless).await.expect_err("no end");
@@ -207,7 +207,7 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
     let zero_fee = port.send(&stranger, transfer(0, own, 0, 0)).await;
     let refusal = zero_fee.expect_err("refused");
     assert!(refusal.contains("underpriced"), "{refusal}");
-    // After a nonce gap, so that it would never leave the pool.
+    // After a nonce gap the transaction would never leave the pool.
     let zero_fee = port.send(&stranger, transfer(7, own, 0, 0)).await;
     assert!(zero_fee.expect_err("refused").contains("underpriced"));
     let empty = port.send(&stranger, transfer(0, own, 0, 1)).await;
@@ -216,7 +216,7 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
     let coins = port.send(&port.operator, transfer(0, own, TRANSFER_GAS, 0));
     let receipt = port.receipt(&coins.await.expect("accepted")).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
-    // Execution would refuse it, and it would pay nothing.
+    // Execution would refuse such a transaction without a fee.
     let tip_above_fee = TxEip1559 {
         max_priority_fee_per_gas: 2,
         ..transfer(0, own, 0, 1)
@@ -280,11 +280,7 @@ async fn the_answers_of_a_batch_are_bounded() {
     let is_refused = |answer: &&Value| answer["error"]["message"].is_string();
     let refused = answers.iter().filter(is_refused).count();
     assert_eq!(answers.len(), BATCH);
-    assert_eq!(
-        refused,
-        BATCH - 53,
-        "the answers to 53 have more than 2 MiB"
-    );
+    assert_eq!(refused, BATCH - 53, "53 responses have more than 2 MiB");
     port.stop().await;
 }
 

@@ -1,4 +1,4 @@
-//! The connector against the embedded chain and, unchanged, against the same chain over HTTP.
+//! Tests of the connector with the embedded chain, in process and as a remote node over HTTP.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -202,12 +202,12 @@ async fn r064_the_nonce_of_a_refused_transaction_is_reused() {
     assert_eq!(
         receipt.status,
         ReceiptStatus::Success,
-        "the refused one does not block the queue"
+        "a refused transaction does not block the queue"
     );
     chain.stop().await;
 }
 
-/// A connector with the same key on the same node, but with a store of its own.
+/// A second connector to the same node, with the same key and its own store.
 async fn second_connector(folder: &Path, node: &Running) -> (tempfile::TempDir, Running) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
@@ -230,13 +230,13 @@ async fn r064_a_nonce_used_elsewhere_is_replaced_by_the_nodes() {
     let (_other, second) = second_connector(folder.path(), &first).await;
     let connectors = [first.handle.connector(), second.handle.connector()];
     let mut nonces = Vec::new();
-    // Each has the wrong nonce after the other's turn.
+    // After one connector has sent, the next nonce of the other is wrong.
     for (turn, uses) in [3, 2, 1, 2].into_iter().enumerate() {
         for use_ in 0..uses {
             let connector = &connectors[turn % 2];
             let key = format!("deploy-{turn}-{use_}");
             let mut call = Action::DeployRegistry.call();
-            // No two transactions are the same bytes: the node would know the second already.
+            // Identical bytes would be refused as already known.
             call.gas_limit = call.gas_limit.map(|gas| gas + nonces.len() as u64);
             let submitted = connector.submit(&key, &call).await.expect("submitted");
             let receipt = connector.wait_receipt(&submitted.tx_hash, WAIT).await;
@@ -538,7 +538,7 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
     chain.stop().await;
 }
 
-/// A chain with a transaction of each result, served on a port.
+/// A chain with one successful and one reverted transaction, served on a port.
 struct Served {
     chain: Running,
     token: Address,
@@ -586,7 +586,7 @@ impl Served {
         }
     }
 
-    /// Status and body of an auditor's request. An anonymous one is refused.
+    /// Status and body of the response to an auditor. Asserts that an anonymous request is refused.
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let request = || {
             let http = reqwest::Client::builder().timeout(WAIT).build();
@@ -668,7 +668,7 @@ async fn r292_gas_is_estimated_over_http() {
     let gas: u64 = body["gas"].as_str().expect("text").parse().expect("gas");
     let used = run(&connector, "mint-2", &mint).await.gas_used;
     assert!(gas >= used && gas < 2 * used, "{gas} against {used}");
-    // The token has no function without a name.
+    // The token has no fallback function.
     let bare = json!({ "to": token.to_string(), "data": "0x" });
     let (status, _) = served.post(PATH, bare).await;
     assert_eq!(status, 400);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-/// Access control: one owner, who appoints agents (ERC-3643: operators of a permissioned token).
+/// Access control: one owner appoints agents (ERC-3643: operators of a permissioned token).
 abstract contract AgentRole {
     address public owner;
     mapping(address account => bool) private agents;

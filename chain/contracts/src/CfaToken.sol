@@ -11,9 +11,9 @@ import {IdentityRegistry} from "./IdentityRegistry.sol";
 /// are no allowances.
 ///
 /// Rules of a transfer: the sender is not frozen and has enough units that are not frozen; the
-/// receiver is on the allow-list and not frozen; the token is not paused. `forcedTransfer` and
-/// `burn` (court decision, inheritance, maturity) check only the balance and unfreeze what they
-/// take.
+/// receiver is on the allow-list and not frozen; the token is not paused. `burn` and
+/// `forcedTransfer` (court decision, inheritance, maturity) check only the balance, and
+/// `forcedTransfer` that the receiver is on the allow-list. Both unfreeze the units that they take.
 ///
 /// Cost: a holder is one storage slot. A transfer reads and writes two of them and reads one slot
 /// of settings.

@@ -1,13 +1,13 @@
-//! The connector: the same code for the embedded chain and a remote node.
+//! Access to the chain: the same code for the embedded chain and a remote node.
 //!
-//! It uses alloy's `Provider` over the transport passed to `connect`. Submissions are serialized by
-//! one lock, in arrival order. The caller supplies an idempotency key per submission. The signed
-//! transaction and its nonce are stored under the key before they are sent, so a repeat with the
-//! key after a crash sends the same bytes (T13). Nonces are assigned in the same order, without
-//! gaps; the nonce of a refused transaction is reused.
+//! The connector uses alloy's `Provider` over the transport passed to `connect`. One lock
+//! serializes submissions in arrival order. The caller supplies an idempotency key per submission.
+//! The signed transaction and its nonce are stored under the key before they are sent, so a repeat
+//! with the key after a crash sends the same bytes (T13). Nonces are assigned in the order of
+//! submission, without gaps. The nonce of a refused transaction is reused.
 //!
-//! Errors state what the caller must do: `Unavailable` = retry later with the same key, `Refused` =
-//! a retry will fail too.
+//! An error determines what the caller does. After `Unavailable` the caller retries with the same
+//! key. After `Refused` an unchanged retry fails until the cause is removed.
 
 mod repo;
 mod watcher;
@@ -36,11 +36,11 @@ pub use watcher::Watcher;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// No final answer: a transport error, or an error that may hide an accepted transaction. Retry
-    /// with the same key.
+    /// The outcome is unknown: the transport failed, or the node may have accepted the transaction.
+    /// Retry with the same key.
     #[error("chain unavailable: {0}")]
     Unavailable(String),
-    /// The node refused, and would refuse a retry.
+    /// The node refused, and refuses an unchanged retry until the cause is removed.
     #[error("node rejected the transaction or call: {0}")]
     Refused(String),
     #[error("the node is on chain {node}, but chain.chain_id is {configured}")]
@@ -69,11 +69,11 @@ impl From<TransportError> for ChainError {
     }
 }
 
-/// Addresses per log query; nodes refuse long lists.
+/// Limit of addresses per log query: nodes refuse long lists.
 const FILTER_ADDRESSES: usize = 200;
 
-/// Substrings of node errors after which a retry is useless: the node rejected the transaction or
-/// call, or has the transaction already. Any other error may hide an accepted transaction, so its
+/// Substrings of final node errors: the node rejected the transaction or call, or has the
+/// transaction already. After any other error the node may have accepted the transaction, so its
 /// nonce must not be reused.
 const PERMANENT_ERRORS: [&str; 12] = [
     "nonce too low",
@@ -101,6 +101,14 @@ pub enum ReceiptStatus {
     Reverted,
 }
 
+/// A trade that the settlement contract left out of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailedTrade {
+    pub token: Address,
+    /// Number of the trade within its token; 0: a paid transfer without a trade.
+    pub number: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     pub tx_hash: TxHash,
@@ -111,8 +119,7 @@ pub struct Receipt {
     pub from: Address,
     pub to: Option<Address>,
     pub contract_address: Option<Address>,
-    /// Trades that the settlement contract left out of a batch: token and trade number.
-    pub failed_trades: Vec<(Address, u64)>,
+    pub failed_trades: Vec<FailedTrade>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,12 +142,13 @@ pub struct Submission {
     pub contract: Option<Address>,
 }
 
-/// Units transferred from one address to another. `from` is `None` for a mint, `to` is `None` for a
-/// burn.
+/// Units transferred from one address to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenTransfer {
     pub token: Address,
+    /// `None`: a mint.
     pub from: Option<Address>,
+    /// `None`: a burn.
     pub to: Option<Address>,
     pub units: u128,
     pub block_number: u64,
@@ -224,11 +232,11 @@ impl Connector {
         self.inner.last_read_block.subscribe()
     }
 
-    /// Signs and sends. A repeat of a key returns the first transaction and ignores `call`.
+    /// Signs and sends a transaction. A repeat of a key returns the first one and ignores `call`.
     ///
-    /// Cancel safe: a started submission completes after the caller is gone. If it were cancelled
-    /// after the row is stored and before the nonce advances, the next submission would use the
-    /// same nonce.
+    /// Cancel safe: a started submission completes even if the caller drops the future. If it were
+    /// cancelled after the row is stored and before the nonce advances, the next submission would
+    /// use the same nonce.
     #[boxed]
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
@@ -240,9 +248,9 @@ impl Connector {
     /// The transaction submitted under a key, if there is one.
     ///
     /// # Errors
-    /// The store's.
+    /// Errors of the store.
     pub async fn submission(&self, key: &str) -> Result<Option<Submission>, ChainError> {
-        // After a submission that is under way.
+        // Waits for a submission in progress.
         let _next_nonce = self.inner.next_nonce.lock().await;
         let known = self.inner.repo.by_key(key).await?;
         Ok(known.map(|known| known.submission))
@@ -253,8 +261,8 @@ impl Connector {
         if let Some(known) = self.inner.repo.by_key(key).await? {
             if !known.included {
                 self.send(&known).await.map_err(|error| match error {
-                    // Stored and resent later: it can still enter a block, so this refusal is not
-                    // final.
+                    // The stored transaction is resent and can still enter a block: the refusal
+                    // is not final.
                     ChainError::Refused(reason) => ChainError::Unavailable(reason),
                     other => other,
                 })?;
@@ -266,8 +274,8 @@ impl Connector {
             None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
         };
         let fees = self.inner.provider.estimate_eip1559_fees().await?;
-        // The second attempt takes the nonce from the node, in case the signing account sent
-        // transactions elsewhere.
+        // The second attempt takes the nonce from the node, in case another program sent
+        // transactions from the signing account.
         for attempt in 0..2 {
             let stored = self.sign(
                 *next_nonce,
@@ -285,7 +293,7 @@ impl Connector {
                     return Ok(stored.submission);
                 }
                 Err(ChainError::Refused(reason)) => {
-                    // Never in a block: the nonce is reused.
+                    // The refused transaction never enters a block: its nonce is reused.
                     self.inner.repo.delete(key).await?;
                     metrics::counter!("blockchain_transactions_total", "status" => "REFUSED")
                         .increment(1);
@@ -300,7 +308,7 @@ impl Connector {
                     return Err(ChainError::Refused(reason));
                 }
                 Err(other) => {
-                    // Stored and possibly sent: `resend_not_included` sends it again.
+                    // The node may have the stored transaction: `resend_not_included` resends it.
                     *next_nonce += 1;
                     return Err(other);
                 }
@@ -350,7 +358,7 @@ impl Connector {
         })
     }
 
-    /// Sends signed bytes; succeeds if the node has them already.
+    /// Sends signed bytes. Succeeds if the node has them already.
     async fn send(&self, stored: &StoredTransaction) -> Result<(), ChainError> {
         match self.inner.provider.send_raw_transaction(&stored.raw).await {
             Ok(_) => Ok(()),
@@ -385,7 +393,7 @@ impl Connector {
     }
 
     /// The receipt, or `None` until the watcher has read the transaction's block. A read block has
-    /// its confirmations.
+    /// the required confirmations.
     #[boxed]
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         match self.unconfirmed_receipt(tx_hash).await? {
@@ -396,7 +404,7 @@ impl Connector {
 
     async fn is_read(&self, number: u64) -> Result<bool, ChainError> {
         // The store is updated before the watch channel: a consumer may already have the block's
-        // events while the channel shows the block before.
+        // events while the channel has the previous block.
         Ok(number <= *self.inner.last_read_block.borrow()
             || number <= self.stored_last_read_block().await?)
     }
@@ -418,7 +426,7 @@ impl Connector {
         Ok(receipt.as_ref().map(to_receipt))
     }
 
-    /// The receipt once its block was read; `None` after `timeout`.
+    /// Waits until the transaction's block is read. `None` after `timeout`.
     #[boxed]
     pub async fn wait_receipt(
         &self,
@@ -479,7 +487,12 @@ impl Connector {
         Ok(self.inner.provider.estimate_gas(request).await?)
     }
 
-    async fn read<C: SolCall>(&self, contract: &Address, call: C) -> Result<C::Return, ChainError> {
+    /// Calls a view function of a contract.
+    async fn call_view<C: SolCall>(
+        &self,
+        contract: &Address,
+        call: C,
+    ) -> Result<C::Return, ChainError> {
         let request = TransactionRequest::default()
             .with_to(contract.raw())
             .with_input(call.abi_encode());
@@ -501,7 +514,7 @@ impl Connector {
     #[boxed]
     pub async fn balance_of(&self, token: &Address, holder: &Address) -> Result<u128, ChainError> {
         to_units(
-            self.read(
+            self.call_view(
                 token,
                 CfaToken::balanceOfCall {
                     account: holder.raw(),
@@ -511,13 +524,13 @@ impl Connector {
         )
     }
 
-    /// Supply in smallest units, and the chain head before the read: the supply is as of that block
-    /// or a later one.
+    /// Supply in smallest units, and the chain head before the read. The supply is that of this
+    /// block or a later one.
     #[boxed]
     pub async fn total_supply(&self, token: &Address) -> Result<(u128, u64), ChainError> {
         let block = self.block_number().await?;
         Ok((
-            to_units(self.read(token, CfaToken::totalSupplyCall {}).await?)?,
+            to_units(self.call_view(token, CfaToken::totalSupplyCall {}).await?)?,
             block,
         ))
     }
@@ -525,13 +538,13 @@ impl Connector {
     #[boxed]
     pub async fn token_metadata(&self, token: &Address) -> Result<TokenMetadata, ChainError> {
         Ok(TokenMetadata {
-            symbol: self.read(token, CfaToken::symbolCall {}).await?,
-            decimals: self.read(token, CfaToken::decimalsCall {}).await?,
+            symbol: self.call_view(token, CfaToken::symbolCall {}).await?,
+            decimals: self.call_view(token, CfaToken::decimalsCall {}).await?,
         })
     }
 
     /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
-    /// contracts are not queried: they have no meaning here.
+    /// contracts are not queried.
     #[boxed]
     pub async fn transfers(
         &self,
@@ -563,7 +576,7 @@ impl Connector {
                 token: Address::from(event.address),
                 from: party(event.from),
                 to: party(event.to),
-                // Beyond 128 bits it is as impossible as at the bound.
+                // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
                 units: u128::try_from(event.value).unwrap_or(u128::MAX),
                 block_number: log.block_number.unwrap_or_default(),
             });
@@ -577,7 +590,7 @@ impl Connector {
         registry: &Address,
         account: &Address,
     ) -> Result<bool, ChainError> {
-        self.read(
+        self.call_view(
             registry,
             IdentityRegistry::isVerifiedCall {
                 account: account.raw(),
@@ -595,7 +608,7 @@ impl Connector {
         to: &Address,
         units: u128,
     ) -> Result<bool, ChainError> {
-        self.read(
+        self.call_view(
             token,
             CfaToken::canTransferCall {
                 from: from.raw(),
@@ -612,7 +625,7 @@ impl Connector {
         contract: &Address,
         account: &Address,
     ) -> Result<bool, ChainError> {
-        self.read(
+        self.call_view(
             contract,
             CfaToken::isAgentCall {
                 account: account.raw(),
@@ -631,11 +644,9 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         .logs()
         .iter()
         .filter_map(|log| Settlement::TradeFailed::decode_log(&log.inner).ok())
-        .map(|failed| {
-            (
-                Address::from(failed.token),
-                failed.tradeNumber.saturating_to(),
-            )
+        .map(|failed| FailedTrade {
+            token: Address::from(failed.token),
+            number: failed.tradeNumber.saturating_to(),
         })
         .collect();
     Receipt {

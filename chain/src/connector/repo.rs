@@ -1,5 +1,6 @@
-//! The connector's SQLite store: submissions and the read position. A block's events and the
-//! position share one transaction.
+//! The connector's SQLite store: submissions and the cursor of read blocks.
+//!
+//! One transaction stores the events of a block and advances the cursor.
 
 use std::collections::HashSet;
 
@@ -7,13 +8,15 @@ use events::sqlite::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::{ChainError, ReceiptStatus, Submission};
+use super::{ChainError, Receipt, ReceiptStatus, Submission};
 use crate::TxHash;
 
 /// A signed transaction.
 pub(super) struct StoredTransaction {
     pub submission: Submission,
+    /// Encoded as in EIP-2718.
     pub raw: Vec<u8>,
+    /// A read block contains it.
     pub included: bool,
 }
 
@@ -44,7 +47,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// Filters the transactions submitted here, in the same order.
+    /// Returns those of the transactions that this connector submitted, in the given order.
     pub async fn filter_submitted(&self, tx_hashes: &[TxHash]) -> Result<Vec<TxHash>, ChainError> {
         let texts: Vec<String> = tx_hashes.iter().map(TxHash::to_string).collect();
         let texts = serde_json::to_string(&texts)
@@ -63,7 +66,7 @@ impl Repo {
             .collect())
     }
 
-    /// Stored transactions that are in no read block, by nonce.
+    /// Stored transactions that are in no read block, ordered by nonce.
     pub async fn not_included(&self) -> Result<Vec<StoredTransaction>, ChainError> {
         let rows = sqlx::query(
             "SELECT nonce, tx_hash, raw, contract, block_number FROM submission \
@@ -121,21 +124,21 @@ impl Repo {
         }))
     }
 
-    /// Marks the included submissions, moves the position and appends the events, atomically.
+    /// Marks included submissions, advances the cursor and appends events, in one transaction.
     pub async fn record_block(
         &self,
         number: u64,
         hash: &TxHash,
-        receipts: &[(TxHash, ReceiptStatus, u64)],
+        receipts: &[Receipt],
         published: &[events::Event],
     ) -> Result<(), ChainError> {
         let mut tx = self.db.write().await?;
-        for (tx_hash, status, gas_used) in receipts {
+        for receipt in receipts {
             sqlx::query("UPDATE submission SET block_number = $1, success = $2, gas_used = $3 WHERE tx_hash = $4")
                 .bind(number as i64)
-                .bind(*status == ReceiptStatus::Success)
-                .bind(*gas_used as i64)
-                .bind(tx_hash.to_string())
+                .bind(receipt.status == ReceiptStatus::Success)
+                .bind(receipt.gas_used as i64)
+                .bind(receipt.tx_hash.to_string())
                 .execute(&mut *tx)
                 .await?;
         }

@@ -1,8 +1,8 @@
-//! Reads the chain block by block, in order and without gaps, and publishes what it read.
+//! Reads the chain block by block, in order and without gaps, and publishes events (`publish`).
 //!
-//! `publish` has the events. Transactions not submitted here are skipped. It also resends stored
+//! The watcher skips transactions that this connector did not submit, and resends stored
 //! transactions that are in no read block. A block is read when it is `confirmations` below the
-//! head; a permissioned chain with immediate finality needs none.
+//! head. A permissioned chain with immediate finality needs no confirmations.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Watcher {
     pub connector: Connector,
     pub confirmations: u64,
-    /// Polling interval for new blocks without `head`.
+    /// Polling interval for new blocks if `head` is `None`.
     pub poll_interval: Duration,
-    /// Wakes the watcher at each block of the embedded chain.
+    /// Head of the embedded chain: each change wakes the watcher.
     pub head: Option<watch::Receiver<u64>>,
 }
 
@@ -55,6 +55,7 @@ impl Watcher {
         }
     }
 
+    /// Reads all confirmed blocks after the cursor.
     async fn catch_up(&self) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
         let readable = self
@@ -81,13 +82,14 @@ impl Watcher {
                     "block {number} is not a child of the last read block: reorganised or replaced chain"
                 )));
             }
-            self.read(&block).await?;
+            self.read_block(&block).await?;
             cursor = Some((number, block.hash.to_string()));
             inner.last_read_block.send_replace(number);
         }
     }
 
-    async fn read(&self, block: &BlockInfo) -> Result<(), ChainError> {
+    /// Stores and publishes the receipts of the connector's transactions in a block.
+    async fn read_block(&self, block: &BlockInfo) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
         let ours = inner.repo.filter_submitted(&block.tx_hashes).await?;
         let receipts = if ours.is_empty() {
@@ -105,7 +107,7 @@ impl Watcher {
         receipts.retain(|receipt| ours.contains(&receipt.tx_hash));
         if receipts.len() != ours.len() {
             return Err(ChainError::Unavailable(format!(
-                "block {} has {} of our transactions but {} of their receipts",
+                "block {} has {} transactions of this connector but the node returned {} receipts",
                 block.number,
                 ours.len(),
                 receipts.len()
@@ -120,17 +122,14 @@ impl Watcher {
             .map(|receipt| publish::receipt_ready(block, receipt))
             .collect();
         published.push(publish::block_read(block, &ours));
-        let marks: Vec<_> = receipts
-            .iter()
-            .map(|receipt| (receipt.tx_hash, receipt.status, receipt.gas_used))
-            .collect();
         inner
             .repo
-            .record_block(block.number, &block.hash, &marks, &published)
+            .record_block(block.number, &block.hash, &receipts, &published)
             .await
     }
 }
 
+/// Waits for the next block of the embedded chain, or for `pause` with a remote node.
 async fn next_block(head: &mut Option<watch::Receiver<u64>>, pause: Duration) {
     match head {
         Some(head) => {

@@ -1,7 +1,7 @@
 //! JSON-RPC 2.0 over HTTP for tools that read the development chain (wallets, explorers, `cast`).
 //!
-//! The port has the limits of all ports (`rpc::Limits`) and bodies of [`rpc::MESSAGE_BYTES_MAX`].
-//! Browser pages may read it only from the configured origins.
+//! The port has the limits of all ports (`rpc::Limits`) and accepts bodies of up to
+//! [`rpc::MESSAGE_BYTES_MAX`] bytes. Only browser pages of the configured origins may read it.
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::header::CONTENT_TYPE;
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::CorsLayer;
 
-use super::rpc::Origin;
+use super::rpc::Source;
 use super::{DevChain, RpcFailure};
 
-/// Requests in one JSON-RPC batch.
+/// Limit of requests per JSON-RPC batch.
 const BATCH_MAX: usize = 100;
-/// Bytes of the answers of a batch after which its remaining requests fail.
+/// Limit of a batch's responses in bytes. Once they exceed it, the remaining requests fail.
 const BATCH_BYTES_MAX: usize = 2 << 20;
 
 /// Serves until `shutdown`.
@@ -33,20 +33,23 @@ pub async fn serve(
         .allow_headers([CONTENT_TYPE]);
     let index = rpc::serve::http_index("JSON-RPC 2.0", "development chain", &[]);
     let router = Router::new()
-        .route("/", index.post(answer))
+        .route("/", index.post(handle_body))
         .with_state(chain)
         .layer(DefaultBodyLimit::max(rpc::MESSAGE_BYTES_MAX))
         .layer(cors);
     rpc::serve::serve_http_within(listener, router, limits, shutdown).await
 }
 
-async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
+async fn handle_body(State(chain): State<DevChain>, body: String) -> Json<Value> {
     let Ok(request) = serde_json::from_str::<Value>(&body) else {
-        return Json(failure(Value::Null, RpcFailure::new(-32700, "Parse error")));
+        return Json(error_response(
+            Value::Null,
+            RpcFailure::new(-32700, "Parse error"),
+        ));
     };
     match request {
         Value::Array(requests) if requests.is_empty() || requests.len() > BATCH_MAX => {
-            Json(failure(
+            Json(error_response(
                 Value::Null,
                 RpcFailure::new(
                     -32600,
@@ -55,36 +58,36 @@ async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
             ))
         }
         Value::Array(requests) => {
-            let (mut answers, mut bytes) = (Vec::with_capacity(requests.len()), 0);
+            let (mut responses, mut bytes) = (Vec::with_capacity(requests.len()), 0);
             for request in requests {
-                let answer = match bytes > BATCH_BYTES_MAX {
-                    true => failure(id_of(&request), too_much()),
-                    false => one(&chain, request).await,
+                let response = match bytes > BATCH_BYTES_MAX {
+                    true => error_response(id_of(&request), batch_too_large()),
+                    false => handle_request(&chain, request).await,
                 };
-                bytes += answer.to_string().len();
-                answers.push(answer);
+                bytes += response.to_string().len();
+                responses.push(response);
             }
-            Json(Value::Array(answers))
+            Json(Value::Array(responses))
         }
-        request => Json(one(&chain, request).await),
+        request => Json(handle_request(&chain, request).await),
     }
 }
 
-async fn one(chain: &DevChain, request: Value) -> Value {
+async fn handle_request(chain: &DevChain, request: Value) -> Value {
     let id = id_of(&request);
     let Some(method) = request.get("method").and_then(Value::as_str) else {
-        return failure(id, RpcFailure::new(-32600, "Invalid request"));
+        return error_response(id, RpcFailure::new(-32600, "Invalid request"));
     };
     match chain
         .handle(
             method,
             request.get("params").cloned().unwrap_or(Value::Null),
-            Origin::Port,
+            Source::Port,
         )
         .await
     {
         Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-        Err(error) => failure(id, error),
+        Err(error) => error_response(id, error),
     }
 }
 
@@ -92,10 +95,12 @@ fn id_of(request: &Value) -> Value {
     request.get("id").cloned().unwrap_or(Value::Null)
 }
 
-fn too_much() -> RpcFailure {
-    RpcFailure::rejected("answers of the batch too large: send the request again")
+fn batch_too_large() -> RpcFailure {
+    RpcFailure::rejected(format!(
+        "batch responses exceed {BATCH_BYTES_MAX} bytes: send this request in another batch"
+    ))
 }
 
-fn failure(id: Value, error: RpcFailure) -> Value {
+fn error_response(id: Value, error: RpcFailure) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "error": error})
 }

@@ -1,20 +1,23 @@
 //! In-process development chain: real EVM, real bytecode, real blocks, stored on disk.
 //!
-//! `DevChain` accepts signed transactions, seals blocks on demand (immediately after a pause, at
-//! most one per `seal_interval`) and serves JSON-RPC in process (`transport`) and over HTTP
-//! (`http`). So the connector uses the same code as for a remote node.
+//! `DevChain` accepts signed transactions and seals a block when transactions are ready, at most
+//! one block per `seal_interval`. It serves JSON-RPC in process (`transport`) and over HTTP
+//! (`http`), so the connector uses the same code as for a remote node.
 //!
-//! Invariants: a block is durable before it is visible; readers never see a state between two
-//! blocks; a pooled transaction is only in memory, as on any node (the connector stores and resends
-//! its transactions).
+//! Invariants:
 //!
-//! Resources of external users are bounded: gas per transaction and block ([`BLOCK_GAS_LIMIT`]),
-//! gas per call, blocks and logs per query (`rpc`), places in the pool (`pool`), requests, bodies,
-//! answers and connections (`http`).
+//! - A block is durable before it is visible.
+//! - A reader never sees a state between two blocks.
+//! - A pooled transaction is only in memory, as on any node. The connector stores and resends its
+//!   own transactions.
 //!
-//! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`. Not
-//! bounded yet: estimates over gRPC (staff). A contract that executes `SELFDESTRUCT` stops this
-//! chain.
+//! Resources of external users are bounded: gas per transaction and block ([`BLOCK_GAS_LIMIT`]);
+//! gas per call, blocks and logs per query (`rpc`); transactions in the pool (`pool`); requests,
+//! bodies, responses and connections (`http`). Estimates over gRPC are not bounded yet; only staff
+//! may request them.
+//!
+//! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`. A
+//! contract that executes `SELFDESTRUCT` stops this chain.
 
 pub mod http;
 mod pool;
@@ -45,7 +48,7 @@ use repo::{Store, StoredTransaction};
 pub use rpc::RpcFailure;
 use state::{Block, SPEC, State};
 
-/// Gas limit of a block. Far above the need of a settlement batch, low enough to stop a runaway.
+/// Gas limit of a block: far above the need of a settlement batch, and it ends an endless loop.
 const BLOCK_GAS_LIMIT: u64 = 500_000_000;
 
 /// Pauses between attempts to store a block, for example on a full disk.
@@ -58,8 +61,8 @@ pub struct DevChainConfig {
     pub data_dir: PathBuf,
     pub chain_id: u64,
     pub seal_interval: Duration,
-    /// Accounts of the configured keys, funded in block 0. All others are external: they pay for
-    /// gas and have fewer places in the pool.
+    /// Accounts that have coins from block 0. All others are external: they pay for gas and have
+    /// lower limits in the pool.
     pub funded: Vec<Address>,
 }
 
@@ -74,17 +77,18 @@ struct Inner {
     store: Store,
     state: Arc<RwLock<State>>,
     pool: Mutex<Pool>,
-    /// Concurrent calls of the JSON-RPC port.
+    /// Permits for concurrent calls of the JSON-RPC port.
     port_calls: Arc<Semaphore>,
     work: Notify,
     head: watch::Sender<u64>,
-    /// Set while a block cannot be stored, permanently if a retry cannot help. The memory is then
-    /// ahead of the disk and must not be visible.
+    /// Set while a block cannot be stored, permanently if the error is not transient. The state in
+    /// memory is then ahead of the disk and must not be visible.
     halted: AtomicBool,
 }
 
 impl DevChain {
-    /// Opens the chain in the folder, or creates one at block 0, and seals until `shutdown`.
+    /// Opens the chain in the folder, or creates one at block 0. Returns it with its sealer task,
+    /// which runs until `shutdown`.
     pub async fn start(
         config: DevChainConfig,
         shutdown: CancellationToken,
@@ -124,7 +128,7 @@ impl DevChain {
         Ok((chain, sealer))
     }
 
-    /// Number of the last block; changes when a block becomes visible.
+    /// Number of the last visible block.
     pub fn head(&self) -> watch::Receiver<u64> {
         self.inner.head.subscribe()
     }
@@ -157,12 +161,12 @@ impl DevChain {
         self.inner.store.close().await;
     }
 
-    /// Seals one block of the ready transactions that fit; no block without one.
+    /// Seals one block of the ready transactions that fit, or none if no transaction is ready.
     async fn seal(&self, shutdown: &CancellationToken) -> Result<(), StoreError> {
         let mut state = self.inner.state.clone().write_owned().await;
         let Ready {
             transactions: ready,
-            is_more,
+            has_more,
         } = self
             .pool()
             .take_ready(BLOCK_GAS_LIMIT, |sender| state.account(sender).nonce);
@@ -190,7 +194,7 @@ impl DevChain {
             else {
                 break;
             };
-            if !error.is_away() {
+            if !error.is_transient() {
                 return Err(error);
             }
             self.inner.halted.store(true, Ordering::Release);
@@ -203,7 +207,7 @@ impl DevChain {
         self.inner.halted.store(false, Ordering::Release);
         drop(state);
         self.inner.head.send_replace(block.header.number);
-        if is_more {
+        if has_more {
             self.inner.work.notify_one();
         }
         Ok(())
@@ -226,14 +230,19 @@ impl DevChain {
         let tx_hash = *envelope.tx_hash();
         let transaction = Recovered::new_unchecked(envelope, signer);
         let state = self.inner.state.read().await;
-        self.check(&state, &transaction)?;
+        self.validate(&state, &transaction)?;
         self.pool().insert(transaction, Instant::now())?;
         drop(state);
         self.inner.work.notify_one();
         Ok(tx_hash)
     }
 
-    fn check(&self, state: &State, transaction: &Recovered<TxEnvelope>) -> Result<(), RpcFailure> {
+    /// Checks a transaction before it enters the pool.
+    fn validate(
+        &self,
+        state: &State,
+        transaction: &Recovered<TxEnvelope>,
+    ) -> Result<(), RpcFailure> {
         let tx = transaction.inner();
         let account = state.account(transaction.signer());
         if tx.nonce() < account.nonce {
@@ -243,8 +252,8 @@ impl DevChain {
                 tx.nonce()
             )));
         }
-        // Refused here because execution would refuse it: it would pay nothing and could be sent
-        // forever.
+        // Execution would refuse such a transaction without a fee, so a sender could repeat it
+        // forever at no cost.
         if tx
             .max_priority_fee_per_gas()
             .is_some_and(|tip| tip > tx.max_fee_per_gas())
@@ -256,7 +265,7 @@ impl DevChain {
         if tx.is_create() && tx.input().len() > MAX_INITCODE_SIZE {
             return Err(RpcFailure::rejected("max initcode size exceeded"));
         }
-        // With a base fee of zero the fee is the tip.
+        // The base fee is zero, so the fee is the tip.
         let fee = tx.effective_tip_per_gas(0).unwrap_or_default();
         if fee == 0 && !self.pool().is_own(&transaction.signer()) {
             return Err(RpcFailure::rejected(

@@ -1,9 +1,9 @@
 //! Transactions waiting for a block, by sender and nonce. In memory only.
 //!
-//! Bounds: [`POOL_MAX`] in total. The chain's own accounts (funded in block 0, the platform's
-//! operator among them) may use all places. External accounts have [`SENDER_MAX`] each and
-//! [`STRANGERS_MAX`] together, so they always leave room for the platform. An external transaction
-//! that waits [`WAITING_MAX`] is evicted by the next one.
+//! The pool has at most [`POOL_MAX`] transactions. The chain's own accounts (funded in block 0,
+//! among them the platform's operator) have no lower limit. External accounts have at most
+//! [`SENDER_MAX`] each and [`EXTERNAL_MAX`] together, so they always leave room for the platform. A
+//! new external transaction evicts external ones older than [`EXTERNAL_LIFETIME`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use super::rpc::RpcFailure;
 /// Waiting transactions of all senders.
 const POOL_MAX: usize = 4_096;
 /// Waiting transactions of all external accounts.
-const STRANGERS_MAX: usize = 512;
+const EXTERNAL_MAX: usize = 512;
 /// Waiting transactions per external account.
 const SENDER_MAX: usize = 64;
-/// A nonce gap may never be filled: age at which an external transaction can be evicted.
-const WAITING_MAX: Duration = Duration::from_secs(600);
+/// Age at which an external transaction can be evicted: a nonce gap before it may never be filled.
+const EXTERNAL_LIFETIME: Duration = Duration::from_secs(600);
 
-const _: () = assert!(SENDER_MAX < STRANGERS_MAX && STRANGERS_MAX < POOL_MAX);
+const _: () = assert!(SENDER_MAX < EXTERNAL_MAX && EXTERNAL_MAX < POOL_MAX);
 
 #[derive(Debug)]
 struct Waiting {
@@ -43,7 +43,7 @@ pub struct Pool {
 pub struct Ready {
     pub transactions: Vec<Recovered<TxEnvelope>>,
     /// More transactions were ready and did not fit.
-    pub is_more: bool,
+    pub has_more: bool,
 }
 
 impl Pool {
@@ -59,7 +59,11 @@ impl Pool {
         self.own.contains(sender)
     }
 
-    /// The caller has checked that the nonce is not below the sender's.
+    /// Adds a transaction, or replaces one with the same nonce. The caller has checked that the
+    /// nonce is not below the sender's.
+    ///
+    /// # Errors
+    /// A limit is reached, or the replacement's fee is too low.
     pub fn insert(
         &mut self,
         transaction: Recovered<TxEnvelope>,
@@ -75,7 +79,7 @@ impl Pool {
             .and_then(|by_nonce| by_nonce.get(&nonce));
         match same_nonce {
             Some(waiting) => check_replacement(&waiting.transaction, &transaction)?,
-            None => self.check_room(&sender)?,
+            None => self.check_capacity(&sender)?,
         }
         let waiting = Waiting {
             transaction,
@@ -88,7 +92,7 @@ impl Pool {
         Ok(())
     }
 
-    fn check_room(&self, sender: &Address) -> Result<(), RpcFailure> {
+    fn check_capacity(&self, sender: &Address) -> Result<(), RpcFailure> {
         let count = |is_counted: &dyn Fn(&Address) -> bool| -> usize {
             let counted = self.waiting.iter().filter(|(from, _)| is_counted(from));
             counted.map(|(_, by_nonce)| by_nonce.len()).sum()
@@ -104,7 +108,7 @@ impl Pool {
                 "txpool is full for this account: {SENDER_MAX} transactions are waiting"
             )));
         }
-        if count(&|from| !self.is_own(from)) >= STRANGERS_MAX {
+        if count(&|from| !self.is_own(from)) >= EXTERNAL_MAX {
             return Err(RpcFailure::rejected("txpool is full"));
         }
         Ok(())
@@ -114,7 +118,7 @@ impl Pool {
         let own = &self.own;
         self.waiting.retain(|sender, by_nonce| {
             if !own.contains(sender) {
-                by_nonce.retain(|_, waiting| now.duration_since(waiting.since) < WAITING_MAX);
+                by_nonce.retain(|_, waiting| now.duration_since(waiting.since) < EXTERNAL_LIFETIME);
             }
             !by_nonce.is_empty()
         });
@@ -128,7 +132,7 @@ impl Pool {
             .find(|transaction| *transaction.inner().tx_hash() == tx_hash)
     }
 
-    /// The nonce after the last one of a sequence without gaps from `next`.
+    /// The first nonce from `next` on that no waiting transaction of the sender has.
     pub fn next_nonce(&self, sender: Address, next: u64) -> u64 {
         let Some(by_nonce) = self.waiting.get(&sender) else {
             return next;
@@ -138,8 +142,8 @@ impl Pool {
             .unwrap_or(next)
     }
 
-    /// Removes and returns the transactions that one block can execute: per sender, nonces without
-    /// a gap; in total, gas limits up to `gas_max`. Own accounts come first.
+    /// Removes and returns the transactions that one block can execute. The nonces of a sender have
+    /// no gap, and the gas limits sum to at most `gas_max`. Own accounts come first.
     pub fn take_ready(&mut self, gas_max: u64, next_nonce: impl Fn(Address) -> u64) -> Ready {
         let mut senders: Vec<Address> = self.waiting.keys().copied().collect();
         senders.sort_unstable_by_key(|sender| (!self.is_own(sender), *sender));
@@ -151,14 +155,14 @@ impl Pool {
                 .get_mut(&sender)
                 .expect("the key was just listed");
             let mut next = next_nonce(sender);
-            // Below the sender's nonce: another transaction used it.
+            // Other transactions used the nonces below the sender's.
             by_nonce.retain(|nonce, _| *nonce >= next);
             while let Some(first) = by_nonce.first_entry()
                 && *first.key() == next
             {
                 let gas_limit = first.get().transaction.inner().gas_limit();
                 if gas_limit > gas_left {
-                    ready.is_more = true;
+                    ready.has_more = true;
                     break;
                 }
                 gas_left -= gas_limit;
@@ -173,7 +177,7 @@ impl Pool {
     }
 }
 
-/// A transaction with the same nonce replaces another for a tenth more in fees.
+/// Checks that a transaction may replace one with the same nonce: its fee cap is over 10 % higher.
 fn check_replacement(
     waiting: &Recovered<TxEnvelope>,
     transaction: &Recovered<TxEnvelope>,
@@ -197,7 +201,7 @@ mod tests {
 
     const OPERATOR: Address = Address::with_last_byte(1);
 
-    fn stranger(n: u64) -> Address {
+    fn external(n: u64) -> Address {
         Address::left_padding_from(&(0x100 + n).to_be_bytes())
     }
 
@@ -228,12 +232,12 @@ mod tests {
         let (mut pool, now) = pool();
         // Nonces after a gap never leave the pool.
         for nonce in 1..=SENDER_MAX as u64 {
-            pool.insert(transaction(stranger(0), nonce), now)
+            pool.insert(transaction(external(0), nonce), now)
                 .expect("within the bound");
         }
         let next = SENDER_MAX as u64 + 1;
-        assert!(is_full(pool.insert(transaction(stranger(0), next), now)));
-        pool.insert(transaction(stranger(1), next), now)
+        assert!(is_full(pool.insert(transaction(external(0), next), now)));
+        pool.insert(transaction(external(1), next), now)
             .expect("another account");
         pool.insert(transaction(OPERATOR, next), now)
             .expect("the operator");
@@ -242,19 +246,19 @@ mod tests {
     #[test]
     fn external_accounts_together_leave_room_for_the_operator() {
         let (mut pool, now) = pool();
-        for n in 0..STRANGERS_MAX as u64 {
-            pool.insert(transaction(stranger(n), 1), now)
+        for n in 0..EXTERNAL_MAX as u64 {
+            pool.insert(transaction(external(n), 1), now)
                 .expect("within the bound");
         }
-        let one_more = transaction(stranger(STRANGERS_MAX as u64), 1);
+        let one_more = transaction(external(EXTERNAL_MAX as u64), 1);
         assert!(is_full(pool.insert(one_more, now)));
-        for nonce in 0..(POOL_MAX - STRANGERS_MAX) as u64 {
+        for nonce in 0..(POOL_MAX - EXTERNAL_MAX) as u64 {
             pool.insert(transaction(OPERATOR, nonce), now)
                 .expect("within the bound");
         }
         assert!(is_full(pool.insert(transaction(OPERATOR, 9_999), now)));
         let ready = pool.take_ready(u64::MAX, |_| 0);
-        assert_eq!(ready.transactions.len(), POOL_MAX - STRANGERS_MAX);
+        assert_eq!(ready.transactions.len(), POOL_MAX - EXTERNAL_MAX);
         pool.insert(transaction(OPERATOR, 9_999), now)
             .expect("there is room again");
     }
@@ -262,30 +266,30 @@ mod tests {
     #[test]
     fn a_refused_transaction_leaves_no_trace() {
         let (mut pool, now) = pool();
-        for n in 0..STRANGERS_MAX as u64 {
-            pool.insert(transaction(stranger(n), 1), now).expect("room");
+        for n in 0..EXTERNAL_MAX as u64 {
+            pool.insert(transaction(external(n), 1), now).expect("room");
         }
         for n in 0..10 {
-            let late = stranger(STRANGERS_MAX as u64 + n);
+            let late = external(EXTERNAL_MAX as u64 + n);
             assert!(is_full(pool.insert(transaction(late, 1), now)));
         }
-        assert_eq!(pool.waiting.len(), STRANGERS_MAX);
+        assert_eq!(pool.waiting.len(), EXTERNAL_MAX);
     }
 
     #[test]
     fn only_an_external_transaction_expires() {
         let (mut pool, now) = pool();
-        pool.insert(transaction(stranger(0), 1), now).expect("room");
+        pool.insert(transaction(external(0), 1), now).expect("room");
         pool.insert(transaction(OPERATOR, 1), now).expect("room");
         let has = |pool: &Pool, sender| pool.waiting.contains_key(&sender);
-        let just_before = now + WAITING_MAX - Duration::from_millis(1);
-        pool.insert(transaction(stranger(1), 1), just_before)
+        let just_before = now + EXTERNAL_LIFETIME - Duration::from_millis(1);
+        pool.insert(transaction(external(1), 1), just_before)
             .expect("room");
-        assert!(has(&pool, stranger(0)));
-        pool.insert(transaction(stranger(2), 1), now + WAITING_MAX)
+        assert!(has(&pool, external(0)));
+        pool.insert(transaction(external(2), 1), now + EXTERNAL_LIFETIME)
             .expect("room");
-        assert!(!has(&pool, stranger(0)));
-        assert!(has(&pool, stranger(1)) && has(&pool, OPERATOR));
+        assert!(!has(&pool, external(0)));
+        assert!(has(&pool, external(1)) && has(&pool, OPERATOR));
     }
 
     #[test]
@@ -308,10 +312,10 @@ mod tests {
         };
         let first = pool.take_ready(100, |_| 0);
         assert_eq!(nonces(&first), [(OPERATOR, 0), (OPERATOR, 1)]);
-        assert!(first.is_more);
+        assert!(first.has_more);
         let next = |sender| if sender == OPERATOR { 2 } else { 0 };
         let second = pool.take_ready(100, next);
         assert_eq!(nonces(&second), [(OPERATOR, 2), (lowest, 0)]);
-        assert!(!second.is_more);
+        assert!(!second.has_more);
     }
 }

@@ -1,6 +1,7 @@
-//! The development chain's SQLite store. `append` writes a block and its changes in one transaction
-//! with `synchronous = FULL`: after a kill the chain is at the last block whose receipt was
-//! visible.
+//! The development chain's SQLite store.
+//!
+//! `append` writes a block and its state changes in one transaction with `synchronous = FULL`,
+//! before the block is visible. So a restart after a kill loses no visible block.
 
 use std::path::Path;
 
@@ -36,8 +37,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the store is temporarily not writable, so that a retry may succeed.
-    pub fn is_away(&self) -> bool {
+    /// Whether a retry may succeed: the store is temporarily not writable.
+    pub fn is_transient(&self) -> bool {
         matches!(self, StoreError::Sql(error) if events::is_away(error))
     }
 }
@@ -136,6 +137,7 @@ impl Store {
         Ok(Some((header, db)))
     }
 
+    /// Stores a block with its transactions and state changes.
     pub async fn append(
         &self,
         chain_id: u64,

@@ -1,12 +1,11 @@
 //! The development chain's JSON-RPC methods, named as in Ethereum's execution API.
 //!
-//! Only the head's state is available: a block parameter other than the head's number or one of its
-//! tags is refused.
+//! Only the head's state is available: a block parameter that selects another block is refused.
 //!
-//! A message (`eth_call`, `eth_estimateGas`) executes on its own thread; the state is locked for
-//! one execution. Messages of the JSON-RPC port have [`PORT_CALL_GAS_MAX`] each, and
-//! [`PORT_CALLS_MAX`] execute concurrently. As on other nodes, a larger gas limit is lowered, not
-//! refused. Messages of the connector have the gas of a block.
+//! A message (`eth_call`, `eth_estimateGas`) executes on a blocking thread and read-locks the state
+//! for one execution. A message of the JSON-RPC port may use [`PORT_CALL_GAS_MAX`] gas, and
+//! [`PORT_CALLS_MAX`] of them execute concurrently. As on other nodes, a larger gas limit is
+//! lowered, not refused. A message of the connector may use the gas of a block.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -31,30 +30,30 @@ use super::repo::StoredTransaction;
 use super::state::{ExecutionError, State};
 use super::{BLOCK_GAS_LIMIT, DevChain, StoreError};
 
-/// Logs per query.
+/// Limit of logs per query.
 const LOG_LIMIT: usize = 20_000;
-/// Bytes of data in the logs of one query.
+/// Limit of data in the logs of a query, in bytes.
 const LOG_BYTES_MAX: usize = 16 << 20;
-/// Blocks per query of logs over the port.
+/// Limit of blocks per log query over the port.
 const PORT_LOG_BLOCKS_MAX: u64 = 10_000;
 
-/// Gas per message of the JSON-RPC port: the default of other nodes, 0.1 s of one core.
+/// Gas limit of a message of the JSON-RPC port: the default of geth, about 0.1 s of one core.
 const PORT_CALL_GAS_MAX: u64 = 50_000_000;
-/// Concurrent messages of the port. Two would occupy a machine of two cores.
+/// Limit of concurrent messages of the port. Two would occupy both cores of a small machine.
 pub const PORT_CALLS_MAX: usize = 1;
 
 const _: () = assert!(PORT_CALL_GAS_MAX <= BLOCK_GAS_LIMIT);
 
 /// Source of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum Source {
     /// The connector of this process.
     Connector,
     /// The JSON-RPC port.
     Port,
 }
 
-impl Origin {
+impl Source {
     fn call_gas_max(self) -> u64 {
         match self {
             Self::Connector => BLOCK_GAS_LIMIT,
@@ -85,7 +84,7 @@ impl RpcFailure {
         Self::new(-32602, message)
     }
 
-    /// A refusal by the transaction pool.
+    /// The server refuses the request (-32000): the pool, an execution, or a limit of a query.
     pub fn rejected(message: impl Into<String>) -> Self {
         Self::new(-32000, message)
     }
@@ -146,12 +145,12 @@ impl Params {
 }
 
 impl DevChain {
-    /// Answers one request.
+    /// Executes one JSON-RPC method.
     pub(super) async fn handle(
         &self,
         method: &str,
         params: Value,
-        origin: Origin,
+        source: Source,
     ) -> Result<Value, RpcFailure> {
         if !self.is_healthy() {
             return Err(RpcFailure::new(
@@ -206,13 +205,13 @@ impl DevChain {
             }
             "eth_call" => {
                 let block = params.block(1)?;
-                let message = message(params.take(0, "transaction")?, origin.call_gas_max());
-                json!(returned(self.call(origin, block, message).await??)?)
+                let message = message_env(params.take(0, "transaction")?, source.call_gas_max());
+                json!(output_of(self.call(source, block, message).await??)?)
             }
             "eth_estimateGas" => {
                 let block = params.block(1)?;
-                let message = message(params.take(0, "transaction")?, origin.call_gas_max());
-                json!(U64::from(self.estimate_gas(origin, block, message).await?))
+                let message = message_env(params.take(0, "transaction")?, source.call_gas_max());
+                json!(U64::from(self.estimate_gas(source, block, message).await?))
             }
             "eth_getTransactionReceipt" => json!(
                 self.inner
@@ -249,7 +248,7 @@ impl DevChain {
                 }
                 None => Value::Null,
             },
-            "eth_getLogs" => json!(self.logs(params.take(0, "filter")?, origin).await?),
+            "eth_getLogs" => json!(self.logs(params.take(0, "filter")?, source).await?),
             other => {
                 return Err(RpcFailure::new(
                     -32601,
@@ -269,25 +268,25 @@ impl DevChain {
         Ok(state)
     }
 
-    /// One execution on the head, on a blocking thread so that it delays no other request. A
-    /// started execution completes and keeps its permit even if the caller is gone.
+    /// Executes a message on the head, on a blocking thread so that it delays no other request. A
+    /// started execution completes and keeps its permit even if the caller drops the future.
     async fn call(
         &self,
-        origin: Origin,
+        source: Source,
         block: BlockId,
         message: TxEnv,
     ) -> Result<Result<ExecutionResult, ExecutionError>, RpcFailure> {
-        let place = match origin {
-            Origin::Connector => None,
-            Origin::Port => {
-                let places = self.inner.port_calls.clone();
-                Some(places.acquire_owned().await.expect("never closed"))
+        let permit = match source {
+            Source::Connector => None,
+            Source::Port => {
+                let permits = self.inner.port_calls.clone();
+                Some(permits.acquire_owned().await.expect("never closed"))
             }
         };
         let state = self.inner.state.clone().read_owned().await;
         check_is_head(&state, block)?;
         let executed = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             state.call(message)
         });
         executed
@@ -295,11 +294,11 @@ impl DevChain {
             .map_err(|error| RpcFailure::new(-32603, format!("execution stopped: {error}")))
     }
 
-    /// The smallest sufficient gas limit, to 1 in 64: tries the gas used plus the reserve of nested
-    /// calls, then bisects. Blocks may be sealed between attempts.
+    /// Estimates the smallest sufficient gas limit, to within 1/64. Tries the gas used plus the
+    /// reserve of nested calls (EIP-150), then bisects. Blocks may be sealed between attempts.
     async fn estimate_gas(
         &self,
-        origin: Origin,
+        source: Source,
         block: BlockId,
         message: TxEnv,
     ) -> Result<u64, RpcFailure> {
@@ -308,17 +307,17 @@ impl DevChain {
                 gas_limit,
                 ..message.clone()
             };
-            self.call(origin, block, message)
+            self.call(source, block, message)
         };
         let result = with_limit(message.gas_limit).await??;
         let gas = *result.gas();
-        returned(result)?;
+        output_of(result)?;
         let mut enough = message.gas_limit;
         let mut too_little = gas.tx_gas_used().saturating_sub(1);
         let mut attempt = (gas.total_gas_spent() + gas.total_gas_spent() / 63 + 2300).min(enough);
         while too_little + 1 < enough && (enough - too_little) > enough / 64 {
-            // A limit below the intrinsic gas is an error, not a failed execution; both mean
-            // "more".
+            // A limit below the intrinsic gas is an error, not a failed execution. In both cases
+            // the limit is too low.
             let result = with_limit(attempt).await?;
             if result.is_ok_and(|result| result.is_success()) {
                 enough = attempt
@@ -404,7 +403,7 @@ impl DevChain {
         })
     }
 
-    async fn logs(&self, filter: Filter, origin: Origin) -> Result<Vec<Log>, RpcFailure> {
+    async fn logs(&self, filter: Filter, source: Source) -> Result<Vec<Log>, RpcFailure> {
         let head = self.inner.state.read().await.head.number;
         let (from, to) = match filter.get_block_hash() {
             Some(hash) => match self.inner.store.header_by_hash(hash).await? {
@@ -416,7 +415,7 @@ impl DevChain {
                 filter.get_to_block().unwrap_or(head),
             ),
         };
-        if origin == Origin::Port && to.saturating_sub(from) >= PORT_LOG_BLOCKS_MAX {
+        if source == Source::Port && to.saturating_sub(from) >= PORT_LOG_BLOCKS_MAX {
             return Err(RpcFailure::rejected(format!(
                 "query of more than {PORT_LOG_BLOCKS_MAX} blocks"
             )));
@@ -484,11 +483,12 @@ fn check_is_head(state: &State, block: BlockId) -> Result<(), RpcFailure> {
     ))
 }
 
-fn message(request: TransactionRequest, gas_max: u64) -> TxEnv {
+/// Builds the environment of a message; its gas limit is at most `gas_max`.
+fn message_env(request: TransactionRequest, gas_max: u64) -> TxEnv {
     TxEnv {
         caller: request.from.unwrap_or_default(),
         gas_limit: request.gas.unwrap_or(gas_max).min(gas_max),
-        // Zero gas price, so that a reader needs no coins.
+        // The gas price is zero, so a reader needs no coins.
         gas_price: 0,
         kind: request.to.unwrap_or(TxKind::Create),
         value: request.value.unwrap_or(U256::ZERO),
@@ -498,7 +498,8 @@ fn message(request: TransactionRequest, gas_max: u64) -> TxEnv {
     }
 }
 
-fn returned(result: ExecutionResult) -> Result<Bytes, RpcFailure> {
+/// The output of a successful execution.
+fn output_of(result: ExecutionResult) -> Result<Bytes, RpcFailure> {
     match result {
         ExecutionResult::Success { output, .. } => Ok(output.into_data()),
         ExecutionResult::Revert { output, .. } => Err(RpcFailure::reverted(&output)),

@@ -1,12 +1,12 @@
 //! State and transaction execution of the development chain: revm on an in-memory database.
 //!
-//! Pure: `execute_block` turns ready transactions and a time into a block and its state
-//! differences; the caller stores them. Rules are those of Shanghai with a base fee of zero: the
-//! chain is permissioned and free of gas price, but gas is counted as on any chain.
+//! `execute_block` turns ready transactions and a time into a block and its state changes. It does
+//! no I/O: the caller stores the result. The rules are those of Shanghai with a base fee of zero.
+//! Gas is counted as on any chain.
 //!
 //! `state_root` is not a Merkle root: it is keccak256 over the parent's value and the block's
-//! sorted differences. It commits to the whole history of the state, at a cost proportional to the
-//! block. The other roots, the bloom and the header hash are the real ones.
+//! sorted state changes. It commits to the whole history of the state, at a cost proportional to
+//! the block. The other roots, the bloom and the header hash follow Ethereum's rules.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl<E: std::fmt::Debug> From<EVMError<E>> for ExecutionError {
     }
 }
 
-/// State changes of one block, keyed so that the encoding is unique.
+/// State changes of one block, ordered by key so that the encoding is unique.
 #[derive(Debug, Default)]
 pub struct StateDiff {
     pub accounts: BTreeMap<Address, AccountInfo>,
@@ -54,14 +54,15 @@ pub struct StateDiff {
 }
 
 impl StateDiff {
-    fn absorb(&mut self, state: &EvmState) {
+    /// Adds the state changes of one transaction.
+    fn record(&mut self, state: &EvmState) {
         for (address, account) in state {
             if !account.is_touched() {
                 continue;
             }
             assert!(
                 !account.is_selfdestructed(),
-                "no contract of this chain destroys itself"
+                "the development chain does not support SELFDESTRUCT"
             );
             for (key, slot) in account.changed_storage_slots() {
                 self.slots.insert((*address, *key), slot.present_value);
@@ -77,6 +78,7 @@ impl StateDiff {
         }
     }
 
+    /// The `state_root` of the block after `parent`.
     fn commitment(&self, parent: B256) -> B256 {
         let mut bytes = parent.to_vec();
         for (address, info) in &self.accounts {
@@ -107,6 +109,7 @@ pub struct Included {
 }
 
 impl Included {
+    /// The consensus receipt with these logs.
     pub fn envelope<T>(&self, logs: Vec<T>) -> ReceiptEnvelope<T> {
         let receipt = Receipt {
             status: Eip658Value::Eip658(self.success),
@@ -155,7 +158,7 @@ impl State {
         }
     }
 
-    /// Block 0, with native coins for some accounts.
+    /// Block 0, in which the `funded` accounts have coins.
     pub fn genesis(
         chain_id: u64,
         block_gas_limit: u64,
@@ -207,7 +210,7 @@ impl State {
             .unwrap_or_default()
     }
 
-    /// Executes a message and discards its changes. Nonce, balance and fee are not checked.
+    /// Executes a message and discards its changes. The nonce is not checked.
     pub fn call(&self, message: TxEnv) -> Result<ExecutionResult, ExecutionError> {
         let block = self.next_block_env(self.head.timestamp);
         let chain_id = self.chain_id;
@@ -224,7 +227,7 @@ impl State {
         Ok(evm.transact(message)?.result)
     }
 
-    /// Executes the transactions in order and moves the head. The caller makes the result durable
+    /// Executes the transactions in order and advances the head. The caller makes the block durable
     /// before it is visible.
     pub fn execute_block(&mut self, ready: Vec<Recovered<TxEnvelope>>, time_s: u64) -> Block {
         let time_s = time_s.max(self.head.timestamp);
@@ -254,7 +257,7 @@ impl State {
                     continue;
                 }
             };
-            diff.absorb(&outcome.state);
+            diff.record(&outcome.state);
             self.db.commit(outcome.state);
             self.db.cache.logs.clear();
             let gas_used = outcome.result.tx_gas_used();

@@ -9,7 +9,7 @@ use alloy::transports::{TransportError, TransportFut};
 use serde_json::Value;
 
 use super::DevChain;
-use super::rpc::Origin;
+use super::rpc::Source;
 
 impl DevChain {
     async fn respond(&self, request: SerializedRequest) -> Result<Response, TransportError> {
@@ -19,7 +19,7 @@ impl DevChain {
             None => Value::Null,
         };
         let payload = match self
-            .handle(request.method(), params, Origin::Connector)
+            .handle(request.method(), params, Source::Connector)
             .await
         {
             Ok(value) => ResponsePayload::Success(
